@@ -42,8 +42,8 @@ def cases() -> list[Case]:
 
 def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
     """Version -> capability -> key of a case -> a part of the answer of kv_questions."""
-    found: dict[str, dict[str, dict[str, Any]]] = json.loads(FILE.read_text())
-    return found
+    document: dict[str, dict[str, dict[str, Any]]] = json.loads(FILE.read_text())
+    return document
 
 
 def keep_answers(version: str, answers: Mapping[str, Mapping[str, Any]]) -> None:

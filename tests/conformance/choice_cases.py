@@ -184,15 +184,17 @@ def _answer(folder: Path, case: Case) -> Any:
     if case.of == "memory":
         return _memory_answer(folder, case)
     if case.of == "linear":
-        scheme = next(one for one in linear_schemes() if case_of(one) == case)
-        said: Any = sglang_linear_questions.answer(scheme)
-        return REFUSED if said in ("method", "none") else said
+        scheme = next(
+            linear_scheme for linear_scheme in linear_schemes() if case_of(linear_scheme) == case
+        )
+        answer: Any = sglang_linear_questions.answer(scheme)
+        return REFUSED if answer in ("method", "none") else answer
     if case.of == "moe":
-        said = sglang_moe_questions.answer(question_of(case))
-        return REFUSED if isinstance(said, str) else said
+        answer = sglang_moe_questions.answer(question_of(case))
+        return REFUSED if isinstance(answer, str) else answer
     _write_config(folder, case.model)
-    said = sglang_attention_questions.answer(folder, attention_question(case))
-    return REFUSED if isinstance(said, str) else said[:3]
+    answer = sglang_attention_questions.answer(folder, attention_question(case))
+    return REFUSED if isinstance(answer, str) else answer[:3]
 
 
 def case_of(scheme: sglang_linear_questions.Question) -> Case:

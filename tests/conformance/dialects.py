@@ -94,11 +94,11 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
     def as_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
-    made = jinja2.SandboxedEnvironment(
+    sandboxed_environment = jinja2.SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    made.filters["tojson"] = as_json
-    made.globals |= {
+    sandboxed_environment.filters["tojson"] = as_json
+    sandboxed_environment.globals |= {
         "raise_exception": refuse,
         "strftime_now": lambda how: datetime(2026, 1, 1, tzinfo=UTC).strftime(how),
     }
@@ -113,7 +113,7 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
         "bos_token": "<s>",
         "eos_token": "</s>",
     }
-    return str(made.from_string(plain).render(given))
+    return str(sandboxed_environment.from_string(plain).render(given))
 
 
 def alike(one: str, other: str) -> int:

@@ -86,15 +86,15 @@ def read(text: str) -> dict[str, list[Any]]:
 def golden(module: ModuleType, version: str) -> dict[str, list[Any]]:
     """For every machine the answers kept, in the order of the questions: of these questions, or the
     test fails."""
-    path, again = path_of(module, version), command(module, version)
-    assert path.is_file(), f"{path.name} is missing: {again}"
+    path, repeat_command = path_of(module, version), command(module, version)
+    assert path.is_file(), f"{path.name} is missing: {repeat_command}"
     text = path.read_text()
     assert json.loads(text)["questions"] == digest(module.questions(version)), (
-        f"the questions changed: {again}"
+        f"the questions changed: {repeat_command}"
     )
     answers = read(text)
     assert tuple(answers) == machines_of(module, version), (
-        f"{path.name} is of other machines: {again}"
+        f"{path.name} is of other machines: {repeat_command}"
     )
     return answers
 

@@ -114,6 +114,6 @@ def download(folder: str, *arguments: str) -> None:
 
 def pip(python: str, *arguments: str) -> None:
     command = [python, "-m", "pip", *arguments[:1], "--quiet", "--no-deps", *arguments[1:]]
-    done = subprocess.run(command, check=False)
-    if done.returncode:
+    result = subprocess.run(command, check=False)
+    if result.returncode:
         sys.exit(f"pip failed: {' '.join(command)}")

@@ -67,15 +67,15 @@ def kernels_as(ref: str, near: str, profiles: Profiles) -> dict[str, tuple[str, 
     """
     kept_texts = read_texts()
     texts, base = (kept_texts.get(_version(name), {}) for name in (ref, near))
-    others = sorted(
+    other_names = sorted(
         (name for name in profiles.engine_files if _version(name) in kept_texts), key=_order
     )
-    before = [name for name in others if _order(name) < _order(ref)]
+    former_names = [name for name in other_names if _order(name) < _order(ref)]
     result: dict[str, list[str]] = {}
     for kernel, digest in texts.items():
         if base.get(kernel, digest) == digest or kernel not in _described_kernels(profiles, near):
             continue
-        for other in (*reversed(before), *others[len(before) :]):
+        for other in (*reversed(former_names), *other_names[len(former_names) :]):
             if kept_texts[_version(other)].get(kernel) == digest and kernel in _described_kernels(
                 profiles, other
             ):

@@ -310,7 +310,7 @@ def _quant_config(q: Question, current: Any) -> Any:
         model_config._verify_quantization(model)
     cls: Any = importlib.import_module("vllm.config").VllmConfig
     weights: Any = importlib.import_module("vllm.config.load").LoadConfig
-    made = cls._get_quantization_config(model, weights())
-    made.packed_modules_mapping = {}
+    quantization_config = cls._get_quantization_config(model, weights())
+    quantization_config.packed_modules_mapping = {}
     model.dtype = getattr(torch, q.dtype)
-    return made
+    return quantization_config

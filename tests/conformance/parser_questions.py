@@ -77,11 +77,11 @@ def answers(version: str) -> list[list[str]]:
 def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
     """Whether the parser finds each call, with its arguments in their types."""
     try:
-        made = manager.get_tool_parser(name)
+        tool_parser = manager.get_tool_parser(name)
         try:
-            parser = made(Tokenizer(), request.tools)
+            parser = tool_parser(Tokenizer(), request.tools)
         except TypeError:  # before parsers were told of the tools
-            parser = made(Tokenizer())
+            parser = tool_parser(Tokenizer())
         this_tool_calls = parser.extract_tool_calls(said, request=request)
         read = [
             (call.function.name, json.loads(call.function.arguments))

@@ -11,8 +11,8 @@ from tests.conformance.cache_traits import CACHE_TRAITS, wrong_cases
 
 @pytest.mark.parametrize("version", list(read_answers()))
 def test_a_version_without_rules_has_the_traits_of_its_own_cache(version: str) -> None:
-    asked = {case.key for case in cases()}
-    assert all(asked == answers.keys() for answers in read_answers()[version].values())
+    keys = {case.key for case in cases()}
+    assert all(keys == answers.keys() for answers in read_answers()[version].values())
     assert wrong_cases(version, Profiles().engine(f"vllm=={version}").traits) == []
 
 

@@ -69,7 +69,7 @@ def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
     }
 
 
-def test_of_every_engine_that_is_asked_the_wheel_and_what_is_beside_it_are_written_down() -> None:
+def test_every_asked_engine_has_its_wheel_and_packages_recorded() -> None:
     document = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
     asked = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
     wrong = sorted((asked | NO_RULES) ^ set(document))

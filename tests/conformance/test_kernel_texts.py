@@ -33,9 +33,9 @@ def digest(folder: Path, answer: int, product: int) -> str:
 
 
 def test_a_digest_follows_the_choice_of_a_kernel_and_not_its_product(tmp_path: Path) -> None:
-    first = digest(tmp_path, 1, 1)
-    assert digest(tmp_path, 1, 2) == first
-    assert digest(tmp_path, 2, 1) != first
+    first_digest = digest(tmp_path, 1, 1)
+    assert digest(tmp_path, 1, 2) == first_digest
+    assert digest(tmp_path, 2, 1) != first_digest
 
 
 @pytest.mark.parametrize("ref", GUESSED)

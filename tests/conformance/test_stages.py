@@ -171,7 +171,7 @@ def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, vers
     assert without <= set(engine.no_stages) <= without | refused
 
 
-def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_about() -> None:
+def test_stages_of_unlike_gpus_are_among_the_asked_ones() -> None:
     """The variable is spelled as the engine was given it, and its layers are all that the model
     has."""
     spec = read_model("m", None, case("seed-oss-36b", "awq"), None, None, (), None)

@@ -164,7 +164,7 @@ def test_a_refusal_that_needs_an_option_of_no_plan_is_none_of_a_configuration(
     ]
 
 
-def test_errors_that_the_engine_takes_up_count_once_and_choices_of_the_parser_are_kept(
+def test_handled_errors_count_once_and_choices_of_the_parser_stay(
     tmp_path: Path,
 ) -> None:
     entered = {("checks.py", _CHECKS[: _CHECKS.index("def parse")].count("\n") + 1)}
@@ -181,7 +181,7 @@ def test_what_the_engine_makes_of_an_option_is_one_of_its_values(tmp_path: Path)
     assert known_defaults == {"watermark": None, "backend": OneOf(("none", "deep")), "steps": 1}
 
 
-def test_a_start_is_planned_with_options_and_inner_fields_that_the_planner_has_words_for() -> None:
+def test_a_start_has_only_options_and_fields_that_the_planner_knows() -> None:
     planned = {"max_model_len", "speculative_config", "method", "VLLM_X"}
     ngram = '--speculative-config={"method":"ngram"}'
     assert is_planned(["--max-model-len=5", ngram], ["VLLM_X"], planned)

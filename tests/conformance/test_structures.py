@@ -156,9 +156,9 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
     monkeypatch.setattr(registry, "_exact_blueprint", lambda *_: None)
     structure = structure_text(config)
     spec = read_model(model, None, config, None, None, (), task, structure)
-    found = build(spec.evolve(source=f"{model} by structure"), TRAITS[VERSION])
+    built_model = build(spec.evolve(source=f"{model} by structure"), TRAITS[VERSION])
     for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
-        held_rank_bytes = rank_bytes(found, tp)
+        held_rank_bytes = rank_bytes(built_model, tp)
         assert (held_rank_bytes is None) == (expected is None), tp
         assert held_rank_bytes is None or abs(held_rank_bytes / expected - 1) < TOLERANCE, tp
 
@@ -197,14 +197,14 @@ def test_every_zeroth_layer_is_none() -> None:
     fields = {"step", "architectures"}
     sparse = layers_term(fields, rows(lambda i, step: step and (i + 1) % step == 0))
     dense = layers_term(fields, rows(lambda i, step: not step or (i + 1) % step != 0))
-    other = layers_term(fields, rows(lambda i, step: step and (i + 1) % step != 0))
+    other_layers_term = layers_term(fields, rows(lambda i, step: step and (i + 1) % step != 0))
     assert (sparse, dense) == ("(i + 1) % step == 0", "(i + 1) % step != 0")
-    assert other == "step and (i + 1) % step != 0"
+    assert other_layers_term == "step and (i + 1) % step != 0"
     row: dict[str, Any] = {"is": "linear", "when": "always", "of": "n", "shard": "column"}
     row |= {"k": "8", "bias": "0"}
     structure: dict[str, Any] = {"architecture": "A", "unknown": [], "fixed": {}}
     structure |= {"aliases": {}, "absent": {}}
-    terms = {"sparse": sparse, "dense": dense, "other": other}
+    terms = {"sparse": sparse, "dense": dense, "other": other_layers_term}
     listed = [row | {"name": n, "layers": term, "parts": ["8"]} for n, term in terms.items()]
     for step, counts in ((0, {"dense": 6}), (2, {"sparse": 3, "dense": 3, "other": 3})):
         config = Fields({"n": 6, "step": step}, "m")

@@ -60,18 +60,18 @@ def test_bytes_are_those_of_the_engine(
     version: str, capability: str, model: str, quant: str, answer: dict[str, list[int | None]]
 ) -> None:
     traits = TRAITS[version]
-    made = body_of(model, quant, traits)
-    others = {tensor.name.removesuffix(".weight") for tensor in made.other_tensors}
+    body = body_of(model, quant, traits)
+    others = {tensor.name.removesuffix(".weight") for tensor in body.other_tensors}
     # One scale a channel is counted for 8-bit integers, also where a checkpoint has one for all.
     loose = 0.01 if quant in ("int8-static", "bitsandbytes-8bit") else 0
     for position, tp in enumerate(TENSOR_PARALLEL):
         total = answer[""][position]
         if total is None:
             continue
-        padded = padded_experts(made.linears, capability, version, model, tp)
+        padded = padded_experts(body.linears, capability, version, model, tp)
         ours: dict[str, int] = {}
         slack: dict[str, float] = {}
-        for layer in made.linears:
+        for layer in body.linears:
             size = linear_bytes(
                 layer, Rank(tp=tp, capability=capability), traits, padded.get(layer)
             )
@@ -98,7 +98,7 @@ def test_bytes_are_those_of_the_engine(
         assert not off, (tp, off)
         if not quant.startswith("bitsandbytes"):
             assert weights_bytes(
-                made, Rank(tp=tp, capability=capability), traits, padded
+                body, Rank(tp=tp, capability=capability), traits, padded
             ) == pytest.approx(total, rel=0.0002 + loose / 2)
 
 

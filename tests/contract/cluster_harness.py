@@ -150,15 +150,15 @@ class ClusterHarness:
 @asynccontextmanager
 async def cluster_for_test(nodes: LinkedNodes) -> AsyncIterator[ClusterHarness]:
     """The machines for one test in their network, once all answer; then without engines."""
-    made = ClusterHarness(nodes)
+    cluster_harness = ClusterHarness(nodes)
     nodes.begin()
     with nodes.network():
         try:
-            await made.join()
-            yield made
+            await cluster_harness.join()
+            yield cluster_harness
         finally:
-            await made.join()
-            await made.cleanup()
+            await cluster_harness.join()
+            await cluster_harness.cleanup()
 
 
 def linked_nodes() -> LinkedNodes:

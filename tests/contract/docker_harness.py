@@ -81,14 +81,14 @@ class DockerHarness:
         return self.host
 
     def foreign(self, name: str) -> Callable[[], bool]:
-        made = self.docker.create_container(
+        container = self.docker.create_container(
             BASE_IMAGE,
             ["sleep", "600"],
             name=container_name(name, self.instance),
             labels={TEST_LABEL: self.instance},
         )
-        self.strangers.append(made["Id"])
-        self.docker.start(made["Id"])
+        self.strangers.append(container["Id"])
+        self.docker.start(container["Id"])
         before = self.inspect(name)
 
         def is_untouched() -> bool:

@@ -37,11 +37,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
 @pytest.fixture
 async def harness(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AgentHarness]:
-    made = agent_harness(tmp_path)
+    new_agent_harness = agent_harness(tmp_path)
     try:
-        yield made
+        yield new_agent_harness
     finally:
-        await made.cleanup()
+        await new_agent_harness.cleanup()
 
 
 async def say(harness: AgentHarness, raw: bytes) -> list[dict[str, Any]]:
@@ -425,12 +425,12 @@ async def test_the_socket_is_for_its_user_alone(harness: AgentHarness) -> None:
     child = os.fork()
     if not child:
         os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as one:
-            one.connect(str(harness.socket))
+        with socket.socket(socket.AF_UNIX) as unix_socket:
+            unix_socket.connect(str(harness.socket))
             with contextlib.suppress(OSError):
-                one.send(b'{"call": "list"}\n')
+                unix_socket.send(b'{"call": "list"}\n')
             try:
-                answer = one.recv(100)
+                answer = unix_socket.recv(100)
             except OSError:
                 answer = b""
         os._exit(7 if answer else 0)
@@ -460,8 +460,8 @@ async def test_engines_and_logs_outlive_an_agent(harness: AgentHarness) -> None:
         assert await harness.host.list() == [instance]
         harness.kill_engine("a1")
         async with asyncio.timeout(hang_s()):
-            rest = [line async for line in lines]
-    assert b"one" not in rest
+            remaining_lines = [line async for line in lines]
+    assert b"one" not in remaining_lines
     assert (await find(harness.host, "a1") or instance).state == "exited"
 
 

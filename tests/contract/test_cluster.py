@@ -157,8 +157,8 @@ async def test_a_drained_machine_starts_nothing_until_it_is_undone(
         return done.stdout
 
     by_node = await one_engine_each(cluster)
-    said = await asyncio.to_thread(fitserve, "drain", "two")
-    assert "two starts no engines. Running engines: 1." in said
+    result = await asyncio.to_thread(fitserve, "drain", "two")
+    assert "two starts no engines. Running engines: 1." in result
     status = await asyncio.to_thread(fitserve, "status")
     rows = {line.split()[0]: line.split()[1:3] for line in status.splitlines()}
     assert rows["one"] == ["ready", cluster.nodes.head.address]

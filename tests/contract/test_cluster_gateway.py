@@ -129,12 +129,14 @@ async def machine_states(gateway: Running) -> dict[str, str]:
 def machines_with_gpus(cluster: ClusterHarness, folder: Path, program: Path) -> MachinesWithGpus:
     """The host of a gateway on `folder`; an engine of GPUs, `program`, is on every machine."""
     node_flags = ("nnodes", "node-rank", "master-port", "pipeline-parallel-size")
-    made = engine("cuda", "99.0.0", process_command=("{env}/bin/python", "-S", str(program), "api"))
-    flags = {**made.flags, **{name: Flag(type="int") for name in node_flags}}
+    new_engine = engine(
+        "cuda", "99.0.0", process_command=("{env}/bin/python", "-S", str(program), "api")
+    )
+    flags = {**new_engine.flags, **{name: Flag(type="int") for name in node_flags}}
     flags |= {"master-addr": Flag(type="str"), "headless": Flag(type="bool")}
     profile = folder / "own/engines/vllm/99.0.0.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(made.evolve(flags=flags).model_dump_json())
+    profile.write_text(new_engine.evolve(flags=flags).model_dump_json())
     for data in (folder / "data", *(node.data for node in cluster.nodes.nodes)):
         install(data, "vllm-99.0.0")
     return MachinesWithGpus(cluster.nodes.link, OWNER, data=folder / "data")
@@ -156,14 +158,14 @@ async def test_an_engine_that_no_machine_holds_runs_on_two_and_fails_as_one(
         await gateway.add("m1", source, engines=["vllm==99.0.0"])
         view = await gateway.until("m1", "ready")
         assert await ask(gateway, "m1") == 200
-        first = await parts(machines)
-        assert set(first.values()) == {"one", "two"}
+        first_parts = await parts(machines)
+        assert set(first_parts.values()) == {"one", "two"}
         # The rank that knows fails; the other one would wait for ever.
         order.touch()
 
         async def have_other_ranks() -> bool:
             now = await parts(machines)
-            return len(now) == 2 and not now.keys() & first.keys()
+            return len(now) == 2 and not now.keys() & first_parts.keys()
 
         await until("all ranks are new", have_other_ranks)
         view = await gateway.until("m1", "ready")

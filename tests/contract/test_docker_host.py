@@ -39,11 +39,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
 @pytest.fixture
 async def harness(anyio_backend: str) -> AsyncIterator[DockerHarness]:
-    made = docker_harness()
+    new_docker_harness = docker_harness()
     try:
-        yield made
+        yield new_docker_harness
     finally:
-        await made.cleanup()
+        await new_docker_harness.cleanup()
 
 
 @pytest.fixture
@@ -205,8 +205,8 @@ async def test_each_start_gets_a_key_of_its_own(harness: DockerHarness) -> None:
     assert started.key
     assert started.key.reveal() not in repr(started)
     await harness.host.stop(spec.name, 0)
-    again = await harness.host.start(spec)
-    assert again.key not in (None, started.key)
+    second_instance = await harness.host.start(spec)
+    assert second_instance.key not in (None, started.key)
 
 
 async def test_a_named_volume_is_mounted_read_only(harness: DockerHarness) -> None:
@@ -271,15 +271,15 @@ async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHa
         " print('reached')"
     )
     for network, reached in ((harness.network, b"reached"), ("bridge", b"")):
-        made = harness.docker.create_container(
+        container = harness.docker.create_container(
             BASE_IMAGE,
             ["python3", "-c", script],
             host_config=harness.docker.create_host_config(network_mode=network),
         )
-        harness.strangers.append(made["Id"])
-        harness.docker.start(made["Id"])
-        assert (harness.docker.wait(made["Id"])["StatusCode"] == 0) == bool(reached)
-        assert harness.docker.logs(made["Id"], stderr=False).strip() == reached
+        harness.strangers.append(container["Id"])
+        harness.docker.start(container["Id"])
+        assert (harness.docker.wait(container["Id"])["StatusCode"] == 0) == bool(reached)
+        assert harness.docker.logs(container["Id"], stderr=False).strip() == reached
 
 
 async def test_an_internal_network_of_somebody_else_is_used(harness: DockerHarness) -> None:
@@ -398,20 +398,20 @@ async def test_gpus_without_the_nvidia_toolkit_are_explained(harness: DockerHarn
 async def test_two_installations_on_one_docker_do_not_see_each_other(
     harness: DockerHarness,
 ) -> None:
-    other = DockerHost(harness.network, f"{harness.instance}-other")
-    harness.hosts.append(other)
+    other_docker_host = DockerHost(harness.network, f"{harness.instance}-other")
+    harness.hosts.append(other_docker_host)
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
-    assert await other.list() == []
+    assert await other_docker_host.list() == []
     # The same name is another container there: nothing of ours is found, stopped or in the way.
-    await other.stop(spec.name, 0)
-    assert [line async for line in other.follow(spec.name)] == []
-    theirs = await other.start(spec)
+    await other_docker_host.stop(spec.name, 0)
+    assert [line async for line in other_docker_host.follow(spec.name)] == []
+    theirs = await other_docker_host.start(spec)
     try:
         assert theirs.url != instance.url
         assert await harness.host.list() == [instance]
     finally:
-        await other.stop(spec.name, 0)
+        await other_docker_host.stop(spec.name, 0)
     assert await harness.host.list() == [instance]
 
 
@@ -580,8 +580,8 @@ async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(
         await until("nothing more is taken", stands_still)
         assert taken < 2 * 1024**2, "of 4 MB"
         async with asyncio.timeout(hang_s()):
-            rest = [line async for line in lines]
-    assert len(rest) == count - 1
+            remaining_lines = [line async for line in lines]
+    assert len(remaining_lines) == count - 1
     assert wire.answered_bytes > 4 * 1024**2
 
 
@@ -811,10 +811,10 @@ def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
         "import sys; from gateway.hosts.docker.host import available; assert any(available() for _"
         " in range(20));assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     path = tmp_path / "docker.sock"
     with silent_socket(path, listening=True):
         assert not available(f"unix://{path}")
@@ -825,15 +825,15 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
 ) -> None:
     container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance)
     try:
-        made = harness.docker.inspect_container(container)
+        container_details = harness.docker.inspect_container(container)
     finally:
         harness.docker.remove_container(container, force=True)
-    limits = made["HostConfig"]
+    limits = container_details["HostConfig"]
     assert (limits["NetworkMode"], limits["CapDrop"], limits["CapAdd"]) == ("none", ["ALL"], None)
     assert limits["SecurityOpt"] == ["no-new-privileges"]
     assert not limits["Privileged"]
     assert limits["ReadonlyRootfs"]
-    assert [(mount["Type"], mount["Destination"]) for mount in made["Mounts"]] == [
+    assert [(mount["Type"], mount["Destination"]) for mount in container_details["Mounts"]] == [
         ("tmpfs", "/tmp")
     ]
     assert not limits["DeviceRequests"]
@@ -848,17 +848,17 @@ async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(
 ) -> None:
     container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance, ("GPU-1", "GPU-2"))
     try:
-        made = harness.docker.inspect_container(container)
+        container_details = harness.docker.inspect_container(container)
     finally:
         harness.docker.remove_container(container, force=True)
-    limits = made["HostConfig"]
+    limits = container_details["HostConfig"]
     assert [request["DeviceIDs"] for request in limits["DeviceRequests"]] == [["GPU-1", "GPU-2"]]
     assert (limits["NetworkMode"], limits["CapDrop"], limits["ReadonlyRootfs"]) == (
         "none",
         ["ALL"],
         True,
     )
-    assert "NVIDIA_VISIBLE_DEVICES=void" not in made["Config"]["Env"]
+    assert "NVIDIA_VISIBLE_DEVICES=void" not in container_details["Config"]["Env"]
     if "nvidia" not in harness.docker.info()["Runtimes"]:
         engine = EngineRef(kind="vllm", version="1", image=BASE_IMAGE)
         with pytest.raises(HostError, match="could not select device driver"):
@@ -884,7 +884,7 @@ async def test_an_image_that_is_not_here_cannot_be_asked(harness: DockerHarness)
         await harness.host.identity(EngineRef(kind="vllm", version="1", image="fitserve/none:1"))
 
 
-async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_stopped_all_the_same(
+async def test_a_paused_container_has_only_stopped_processes_and_can_be_stopped(
     harness: DockerHarness,
 ) -> None:
     await answering(await harness.host.start(harness.make_spec("a1")))

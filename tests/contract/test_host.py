@@ -54,11 +54,11 @@ async def test_start_returns_when_the_process_exists_not_when_it_answers(harness
 
 async def test_start_of_a_running_instance_finds_it_and_starts_nothing(harness: Harness) -> None:
     spec = harness.make_spec("a1", script=["--print", "hello"])
-    first = await harness.host.start(spec)
-    await answering(first)
+    first_instance = await harness.host.start(spec)
+    await answering(first_instance)
     second = await harness.host.start(spec)
-    assert second == first
-    assert await harness.host.list() == [first]
+    assert second == first_instance
+    assert await harness.host.list() == [first_instance]
     assert harness.members("a1") == 1
     harness.kill_engine("a1")
     assert (await log_of(harness, "a1")).count(b"hello") == 1
@@ -98,11 +98,11 @@ async def test_starting_anew_ends_workers_that_outlived_the_engine(harness: Harn
 async def test_start_over_a_running_instance_of_another_fingerprint_is_a_conflict(
     harness: Harness,
 ) -> None:
-    first = await harness.host.start(harness.make_spec("a1", fingerprint="f1"))
+    first_instance = await harness.host.start(harness.make_spec("a1", fingerprint="f1"))
     with pytest.raises(Conflict):
         await harness.host.start(harness.make_spec("a1", fingerprint="f2"))
-    await answering(first)
-    assert await harness.host.list() == [first]
+    await answering(first_instance)
+    assert await harness.host.list() == [first_instance]
 
 
 async def test_a_cancelled_start_leaves_nothing_or_an_instance_that_the_next_list_shows(
@@ -241,13 +241,13 @@ async def test_a_name_held_by_somebody_else_is_never_touched(harness: Harness) -
 
 async def test_a_new_gateway_adopts_what_runs(harness: Harness) -> None:
     spec = harness.make_spec("a1", script=["--print", "first words"])
-    before = await harness.host.start(spec)
-    await answering(before)
+    former_instance = await harness.host.start(spec)
+    await answering(former_instance)
     host = harness.restart()
-    assert await host.list() == [before]
-    assert await host.start(spec) == before
+    assert await host.list() == [former_instance]
+    assert await host.start(spec) == former_instance
     assert harness.members("a1") == 1
-    await answering(before)
+    await answering(former_instance)
     async with aclosing(host.follow("a1")) as lines:
         assert await anext(lines) == b"first words"
     await host.stop("a1", grace_s=5)

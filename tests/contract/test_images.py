@@ -77,10 +77,10 @@ async def harness(
 
 @pytest.fixture
 def name(harness: DockerHarness) -> Any:
-    made = Name(harness)
-    made.give(made.base)
-    yield made
-    made.forget()
+    new_name = Name(harness)
+    new_name.give(new_name.base)
+    yield new_name
+    new_name.forget()
 
 
 async def test_what_was_resolved_is_started_wherever_its_name_has_moved(
@@ -208,15 +208,15 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
                     call,
                 )
                 assert "is not an image that it found under the name" in answer["message"]
-        made = harness.docker.containers(all=True, filters={"ancestor": secret})
-        assert made == []
+        containers = harness.docker.containers(all=True, filters={"ancestor": secret})
+        assert containers == []
         assert "images.json" not in {path.name for path in harness.socket.parent.iterdir()}
     finally:
         name.forget()
         await harness.cleanup()
 
 
-async def test_a_pulled_image_is_known_by_the_digest_of_its_repository_and_comes_again_by_it(
+async def test_a_pulled_image_is_known_and_pulled_again_by_its_digest(
     anyio_backend: str,
 ) -> None:
     harness = docker_harness()

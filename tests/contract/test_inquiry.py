@@ -318,11 +318,11 @@ async def test_an_asker_that_is_killed_leaves_no_inquiry(engine_question: Asked)
 
 @pytest.fixture
 async def docker(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AskedContainer]:
-    made = AskedContainer(tmp_path)
+    asked_container = AskedContainer(tmp_path)
     try:
-        yield made
+        yield asked_container
     finally:
-        await made.cleanup()
+        await asked_container.cleanup()
 
 
 @pytest.mark.docker

@@ -111,9 +111,9 @@ async def nodes(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Nodes]:
         part("one", LEADER, meeting, spec.port, LOST),
         part("two", WORKER, meeting, order, CAUSE),
     )
-    made = Nodes(harnesses, spec.evolve(nodes=rows), order)
-    yield made
-    await made.host().stop(NAME, 0)
+    new_nodes = Nodes(harnesses, spec.evolve(nodes=rows), order)
+    yield new_nodes
+    await new_nodes.host().stop(NAME, 0)
     for harness in harnesses.values():
         await harness.cleanup()
 

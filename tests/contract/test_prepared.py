@@ -40,11 +40,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def harness(tmp_path: Path, anyio_backend: str) -> AsyncIterator[PreparedHarness]:
-    made = PreparedHarness(tmp_path)
+    prepared_harness = PreparedHarness(tmp_path)
     try:
-        yield made
+        yield prepared_harness
     finally:
-        await made.cleanup()
+        await prepared_harness.cleanup()
 
 
 async def start_engine(harness: PreparedHarness, spec: LaunchSpec) -> bool:
@@ -263,8 +263,8 @@ async def test_another_cache_is_another_prepared_process(harness: PreparedHarnes
     spec = harness.make_spec("other").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
     assert not await start_engine(harness, spec)
     await harness.prepared_pids(unlike=[pid])
-    again = harness.make_spec("again").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
-    assert await start_engine(harness, again)
+    second_spec = harness.make_spec("again").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
+    assert await start_engine(harness, second_spec)
 
 
 async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> N
         await prepare(harness)
 
         def spec(name: str, version: str) -> LaunchSpec:
-            made = harness.make_spec(name)
-            return made.evolve(engine=made.engine.evolve(version=version))
+            new_spec = harness.make_spec(name)
+            return new_spec.evolve(engine=new_spec.engine.evolve(version=version))
 
         assert not await start_engine(harness, spec("first", "2"))
         both = await harness.prepared_pids(2)
@@ -442,13 +442,13 @@ async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
 ) -> None:
     await prepare(harness)
     (first,) = await harness.prepared_pids()
-    others = set(harness.processes())
+    other_processes = set(harness.processes())
     os.kill(first, signal.SIGKILL)
     killed: list[int] = []
 
     async def is_killed() -> bool:
         await harness.host.list()
-        killed[:] = set(harness.processes()) - others
+        killed[:] = set(harness.processes()) - other_processes
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         return bool(killed)

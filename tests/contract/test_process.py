@@ -35,9 +35,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def harness(tmp_path: Path, anyio_backend: str) -> Any:
-    made = ProcessHarness(tmp_path)
-    yield made
-    await made.cleanup()
+    process_harness = ProcessHarness(tmp_path)
+    yield process_harness
+    await process_harness.cleanup()
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHa
     spec = program(
         harness, "import os, time\nif os.environ: os.execve('/bin/sleep', ['engine', '600'], {})"
     )
-    before = await harness.host.start(spec)
+    former_instance = await harness.host.start(spec)
     pid = harness.pid("a1")
 
     async def is_renamed() -> bool:
         return command_line(pid).startswith(b"engine")
 
     await until("the engine has another name", is_renamed)
-    assert await harness.restart().list() == [before]
+    assert await harness.restart().list() == [former_instance]
 
 
 async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_its_log(
@@ -216,11 +216,11 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     harness: ProcessHarness, way: str
 ) -> None:
     keys = {"key_env": "THE_KEY", "key_option": "api-key"}
-    before = os.umask(0o022)
+    former_umask = os.umask(0o022)
     try:
         started = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
     finally:
-        os.umask(before)
+        os.umask(former_umask)
     assert started.key is not None
     assert len(started.key.reveal()) >= 32
     line = await anext(aiter(harness.host.follow("a1")))
@@ -240,8 +240,8 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     await harness.host.stop("a1", grace_s=0)
     assert not harness.record("a1").exists()
     assert not list((harness.data_dir / "run").iterdir())
-    again = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
-    assert again.key not in (None, started.key)
+    second_instance = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
+    assert second_instance.key not in (None, started.key)
 
 
 async def test_engines_with_one_cache_have_one_key(harness: ProcessHarness) -> None:
@@ -312,9 +312,9 @@ async def test_hosts_of_two_data_folders_do_not_see_each_other(
     harness: ProcessHarness, tmp_path: Path
 ) -> None:
     instance = await harness.host.start(harness.make_spec("a1"))
-    other = ProcessHost(tmp_path / "other")
-    assert await other.list() == []
-    await other.stop("a1", grace_s=0)
+    other_process_host = ProcessHost(tmp_path / "other")
+    assert await other_process_host.list() == []
+    await other_process_host.stop("a1", grace_s=0)
     await answering(instance)
 
 

@@ -109,7 +109,7 @@ def _write_scripted_engine(folder: Path) -> None:
     for file in PROGRAM:
         shutil.copy(file, source)
     program = ("python3", "-S", str(source / PROGRAM[0].name))
-    made = engine("cpu", "99.0.0", image=BASE_IMAGE, container_command=program)
-    profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+    new_engine = engine("cpu", "99.0.0", image=BASE_IMAGE, container_command=program)
+    profile = folder / "profiles" / "engines" / new_engine.kind / f"{new_engine.version}.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(made.model_dump_json())
+    profile.write_text(new_engine.model_dump_json())

@@ -116,7 +116,9 @@ class ClusterDemo:
         """The machine on which processes of the model's ready engine run; empty: none does."""
         if not (instance := self._ready_instance(model)):
             return ""
-        places = [one.name for one in self._nodes.nodes if living_in(one.data / "run" / instance)]
+        places = [
+            node.name for node in self._nodes.nodes if living_in(node.data / "run" / instance)
+        ]
         return places[0] if len(places) == 1 else ""
 
     def _ready_instance(self, model: str) -> str:

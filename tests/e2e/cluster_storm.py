@@ -140,7 +140,7 @@ class ClusterStorm:
         if waiting := [one["name"] for one in models["data"] if one["state"] != "ready"]:
             return f"not ready: {waiting}"
         running = self.engines()
-        expected = {self._instance(one["name"]) for one in models["data"]}
+        expected = {self._instance(model["name"]) for model in models["data"]}
         if set(running) != expected:
             return f"orphans or missing engines: {sorted(set(running) ^ expected)}"
         if twins := {name: places for name, places in running.items() if len(places) > 1}:
@@ -165,11 +165,11 @@ class ClusterStorm:
         assert models is not None, "the gateway does not answer"
         assert keys is not None, "the gateway does not answer"
         shown: dict[Entry, Sequence[Order]] = {
-            ("models", one["name"]): agreeing
-            for one in models["data"]
-            if (agreeing := orders(one, at_once=False))
+            ("models", model["name"]): agreeing
+            for model in models["data"]
+            if (agreeing := orders(model, at_once=False))
         }
-        names = {one["name"] for one in keys["data"]} - {"admin"}
+        names = {key["name"] for key in keys["data"]} - {"admin"}
         shown |= {("keys", name): [KeyOrder()] for name in names}
         ledger = self.target.ledger
         assert not (lost := ledger.losses(shown)), f"acknowledged and lost: {lost}"
@@ -198,10 +198,12 @@ class ClusterStorm:
 
 def profiles(folder: Path) -> Path:
     """Profiles with the scripted engine, which each machine has in an environment."""
-    made = engine("cpu", "99.0.0", process_command=("{env}/bin/python", "-S", str(FAKE_ENGINE)))
-    file = folder / "engines" / made.kind / f"{made.version}.yaml"
+    new_engine = engine(
+        "cpu", "99.0.0", process_command=("{env}/bin/python", "-S", str(FAKE_ENGINE))
+    )
+    file = folder / "engines" / new_engine.kind / f"{new_engine.version}.yaml"
     file.parent.mkdir(parents=True)
-    file.write_text(made.model_dump_json())
+    file.write_text(new_engine.model_dump_json())
     return folder
 
 
@@ -210,15 +212,15 @@ def storm(chance: random.Random) -> Iterator[ClusterStorm]:
     with tempfile.TemporaryDirectory() as folder, cluster_nodes() as nodes:
         for node in nodes.nodes:
             install(node.data, ENGINE.replace("==", "-"))
-        made = ClusterStorm(nodes, Path(folder), chance)
+        cluster_storm = ClusterStorm(nodes, Path(folder), chance)
         try:
             with nodes.network():
-                yield made
+                yield cluster_storm
         except BaseException:
-            show(made)
+            show(cluster_storm)
             raise
         finally:
-            made.end()
+            cluster_storm.end()
 
 
 def show(made: ClusterStorm) -> None:
@@ -243,13 +245,13 @@ def main() -> int:
         sys.stderr.write(f"The storm cannot run here: {reason}.\n")
         return 2
     signal.signal(signal.SIGTERM, end_in_order)
-    with storm(random.Random(args.seed)) as made:
-        made.begin(args.writers)
+    with storm(random.Random(args.seed)) as new_storm:
+        new_storm.begin(args.writers)
         for number in range(1, args.rounds + 1):
-            made.round()
+            new_storm.round()
             if number % 10 == 0:
-                sys.stderr.write(json.dumps(made.figures()) + "\n")
-        sys.stdout.write(json.dumps(made.figures()) + "\n")
+                sys.stderr.write(json.dumps(new_storm.figures()) + "\n")
+        sys.stdout.write(json.dumps(new_storm.figures()) + "\n")
     return 0
 
 

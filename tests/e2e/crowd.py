@@ -169,11 +169,11 @@ class Client:
 
 def clients(target: Target, count: int, pipe: Connection) -> None:
     """A process of so many clients. It ends when it is told to, and then tells what they saw."""
-    seen = Seen()
+    observations = Seen()
 
     async def run() -> None:
         made = [
-            Client(target, seen, random.Random(number), leaves=number % 2 == 1)
+            Client(target, observations, random.Random(number), leaves=number % 2 == 1)
             for number in range(count)
         ]
         tasks = [asyncio.create_task(client.run()) for client in made]
@@ -187,7 +187,7 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
         ]
 
     asyncio.run(run())
-    pipe.send(seen)
+    pipe.send(observations)
 
 
 @contextlib.asynccontextmanager
@@ -225,7 +225,7 @@ async def crowd(
     """`count` clients for so long; every `kill_s` an engine is killed. `each`: attackers of each
     kind beside them. processes: workers; 1: the gateway serves by itself."""
     script = ["--tokens-per-second", str(TOKENS_PER_S)]
-    made = scripted_gateway(
+    new_scripted_gateway = scripted_gateway(
         folder,
         script,
         FITSERVE_ADMIN_KEY=ADMIN,
@@ -233,8 +233,8 @@ async def crowd(
         FITSERVE_BACKOFF_MAX_S="0.2",
         FITSERVE_WORKERS=str(processes),
     )
-    made.client.headers["authorization"] = f"Bearer {ADMIN}"
-    with contextlib.closing(made) as gateway:
+    new_scripted_gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
+    with contextlib.closing(new_scripted_gateway) as gateway:
         await asyncio.to_thread(gateway.start)
         assert gateway.process is not None
         pid = gateway.process.pid

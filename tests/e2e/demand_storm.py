@@ -255,7 +255,7 @@ class DemandStorm(BootStorm):
             "left for another": self.left,
             "bound of that": round(self.most(seconds)),
             "of them before their residence": len(self.hurried_requests()),
-            "plans of each model": [len(each) for each in self.plans.values()],
+            "plans of each model": [len(plan) for plan in self.plans.values()],
             "of them new after the kill": [
                 len(each - self.plans_before[name]) for name, each in self.plans.items()
             ],

@@ -86,13 +86,13 @@ def _first_death(gateway: Gateway) -> None:
 async def deaths(folder: Path, rounds: int) -> list[dict[str, float]]:
     figures = []
     # The next engine is started when it is asked for.
-    made = scripted_gateway(
+    new_scripted_gateway = scripted_gateway(
         folder,
         ["--tokens-per-second", str(TOKENS_PER_S)],
         FITSERVE_BACKOFF_S="3600",
         FITSERVE_BACKOFF_MAX_S="3600",
     )
-    with contextlib.closing(made) as gateway:
+    with contextlib.closing(new_scripted_gateway) as gateway:
         gateway.start()
         body = {"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]}
         gateway.client.post("/admin/models", json=body | {"policy": {"max_attempts": 20}})

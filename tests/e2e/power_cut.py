@@ -48,7 +48,7 @@ _TEXT = re.compile(r"(?:\\x[0-9a-f]{2})+")
 def write(data: Path, changes: int) -> None:
     store = open_store(data / "fitserve.db")
     installation_id(data / "fitserve.db", store)
-    live, made = RunningEngines(data), plan()
+    live, new_plan = RunningEngines(data), plan()
     acknowledge(store)
     for number in range(changes):
         kind, name = number % 6, f"m{number // 6}"
@@ -56,7 +56,7 @@ def write(data: Path, changes: int) -> None:
             case 0:
                 store.add_model(wish(name=name), float(number))
             case 1:
-                attempt = store.add_attempt(name, 0, made, 8000, float(number))
+                attempt = store.add_attempt(name, 0, new_plan, 8000, float(number))
             case 2:
                 live.write(
                     attempt.instance_name,
@@ -273,11 +273,11 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
         )
         remaining_path = folder / f"cut-{number}"
         disk.leave(remaining_path, chance)
-        before = [state for said, state in told if said < point]
+        former_states = [state for said, state in told if said < point]
         # What was being changed may be there or not.
-        allowed = before[-1:] + [state for said, state in told if said >= point][:1]
+        allowed = former_states[-1:] + [state for said, state in told if said >= point][:1]
         remaining_path.mkdir(parents=True, exist_ok=True)
-        check(remaining_path, allowed, begun=bool(before))
+        check(remaining_path, allowed, begun=bool(former_states))
         shutil.rmtree(remaining_path)
     syncs = sum(call.name == "sync" for call in recorded)
     figures = {"changes": len(told) - 1, "calls": len(recorded), "syncs": syncs, "cuts": points}

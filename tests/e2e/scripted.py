@@ -62,10 +62,10 @@ def _start_gateway(
     program.write_text(
         _CHOOSES.format(starts=str(folder / "starts"), scripts=played, engine=str(FAKE_ENGINE))
     )
-    made = engine(kind, "99.0.0", process_command=(sys.executable, "-S", str(program)))
-    profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+    new_engine = engine(kind, "99.0.0", process_command=(sys.executable, "-S", str(program)))
+    profile = folder / "profiles" / "engines" / new_engine.kind / f"{new_engine.version}.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(made.model_dump_json())
+    profile.write_text(new_engine.model_dump_json())
     own = {
         "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
         "FITSERVE_TICK_S": "0.1",

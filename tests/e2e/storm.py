@@ -498,7 +498,7 @@ class Storm:
                 break
             if time.monotonic() - began > _SLOW_S and not is_told:
                 is_told = True
-                states = [(one["name"], one["state"], one["detail"]) for one in views]
+                states = [(view["name"], view["state"], view["detail"]) for view in views]
                 told = f"{late} {missing} {found} {states}"
                 sys.stderr.write(f"after {_SLOW_S:.0f} s: {told}\n")
             time.sleep(patience.pause_s(_LOOK_S))
@@ -531,11 +531,11 @@ class Storm:
         """Engines, and programs of gateways that are gone, which run and should not."""
         before = self._live()
         running = self.engines()
-        found = strays(running, [*before, *self._live()])
+        stray_engines = strays(running, [*before, *self._live()])
         idle = self._idle_forkers()
         return Strays(
-            found.orphans.union(self.left_programs()),
-            found.twins | ({f"prepared {idle}"} if len(idle) > 1 else frozenset()),
+            stray_engines.orphans.union(self.left_programs()),
+            stray_engines.twins | ({f"prepared {idle}"} if len(idle) > 1 else frozenset()),
         )
 
     def _family(self) -> set[tuple[int, int]]:
@@ -635,8 +635,8 @@ class Storm:
 
     def _is_settled(self) -> bool:
         """Nothing moves; there may be nothing left to move."""
-        seen = Counter(phase(view) for view in self._models())
-        return set(seen) <= {"serving", "stopped"} and len(self.engines()) == seen["serving"]
+        counter = Counter(phase(view) for view in self._models())
+        return set(counter) <= {"serving", "stopped"} and len(self.engines()) == counter["serving"]
 
     def figures(self) -> dict[str, object]:
         return {

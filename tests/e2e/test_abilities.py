@@ -64,8 +64,8 @@ def test_the_model_says_what_it_does(ready: Gateway) -> None:
         "reasoning": f"proven: {len(THOUGHT)} characters of thoughts came apart from the answer",
         "json_schema": "proven: its answer fits the schema",
     }
-    told = ready.client.get("/v1/models/thinking").json()
-    assert {told[name] for name in shown} == {"proven"}
+    document = ready.client.get("/v1/models/thinking").json()
+    assert {document[name] for name in shown} == {"proven"}
 
 
 @pytest.mark.parametrize("choice", ["required", "auto"])
@@ -117,15 +117,16 @@ def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(
 ) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{{ 'MARKED ' }}" + CHAT_TEMPLATE)  # without a switch for thoughts
-    done = ready.cli("set", "thinking", "--chat-template", str(file), "--wait")
-    assert done.returncode == 0, done.stderr
+    result = ready.cli("set", "thinking", "--chat-template", str(file), "--wait")
+    assert result.returncode == 0, result.stderr
     file.unlink()
-    shown = with_abilities(ready, "thinking")
-    assert shown["plan"]["chat_template"]["value"].startswith("mine.jinja (")
-    reasoning = shown["abilities"]["reasoning"]
-    assert (reasoning["state"], shown["abilities"]["tools"]["state"]) == ("not proven", "proven"), (
-        shown["abilities"]
-    )
+    abilities = with_abilities(ready, "thinking")
+    assert abilities["plan"]["chat_template"]["value"].startswith("mine.jinja (")
+    reasoning = abilities["abilities"]["reasoning"]
+    assert (reasoning["state"], abilities["abilities"]["tools"]["state"]) == (
+        "not proven",
+        "proven",
+    ), abilities["abilities"]
     assert "no form of thoughts" in reasoning["evidence"]
     tokens = ready.client.post("/tokenize", json={"model": "thinking", "messages": ASKED}).json()[
         "tokens"

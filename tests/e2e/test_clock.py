@@ -56,12 +56,12 @@ def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
     }
     # The kernel's monotonic clock does not jump.
     clock |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    made = scripted_gateway(
+    new_scripted_gateway = scripted_gateway(
         tmp_path, ["--hold", str(tmp_path / "hold")], FITSERVE_ADMIN_KEY=ADMIN, **clock
     )
-    made.forks = False  # a library is loaded before it at its start alone
-    made.client.headers["authorization"] = f"Bearer {ADMIN}"
-    with contextlib.closing(made) as gateway:
+    new_scripted_gateway.forks = False  # a library is loaded before it at its start alone
+    new_scripted_gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
+    with contextlib.closing(new_scripted_gateway) as gateway:
         gateway.start()
         source = str(model_folder(tmp_path / "model"))
         added = gateway.client.post(
@@ -101,7 +101,7 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
     jumping: tuple[Gateway, Jump], tmp_path: Path
 ) -> None:
     gateway, jump = jumping
-    before = engines(gateway)
+    former_engines = engines(gateway)
     made, unlimited = (
         gateway.client.post("/admin/keys", json=wish).json()["key"]
         for wish in ({"name": "k", "requests_per_minute": 1}, {"name": "unlimited"})
@@ -128,7 +128,7 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
                 lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2,  # type: ignore[misc]
             )
             looks(gateway)
-            assert (engines(gateway), starts(gateway)) == (before, 1)
+            assert (engines(gateway), starts(gateway)) == (former_engines, 1)
             # Neither a used-up limit comes back, nor does one last longer than its minute; the same
             # for wrong keys.
             for key in (made, "a-wrong-key"):

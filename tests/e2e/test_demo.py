@@ -132,7 +132,7 @@ def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_pa
         assert all(Path(f"/proc/{pid}").exists() for pid in command[1].split())
 
 
-def test_engines_end_with_the_gateway_where_that_is_asked_for_and_start_with_the_next(
+def test_engines_end_with_the_gateway_on_request_and_start_with_the_next(
     tmp_path: Path,
 ) -> None:
     with run_to_end(tmp_path, FITSERVE_STOP_ENGINES="1") as (_, left):

@@ -128,7 +128,7 @@ def ready(gateway: Gateway) -> bool:
 
 def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Path]) -> None:
     gateway, disk = small
-    before = engines(gateway)
+    former_engines = engines(gateway)
     filler = fill(disk)
     assert is_refused(gateway)
     serves(gateway)
@@ -138,7 +138,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     gateway.start()
     gateway.until("m", "ready")
     serves(gateway)
-    assert engines(gateway) == before
+    assert engines(gateway) == former_engines
     # The start may have had room for its own change: then the gateway is ready already.
     filler.unlink()
     wait_for("ready again", lambda: ready(gateway))
@@ -148,7 +148,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
         ).status_code
         == 202
     )
-    assert engines(gateway) == before
+    assert engines(gateway) == former_engines
 
 
 def test_room_that_is_made_heals_a_running_gateway(small: tuple[Gateway, Path]) -> None:
@@ -173,7 +173,7 @@ def bind_read_only(disk: Path) -> None:
 
 def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Path]) -> None:
     gateway, disk = small
-    before = engines(gateway)
+    former_engines = engines(gateway)
     gateway.kill()
     bind_read_only(disk)
     try:
@@ -182,7 +182,7 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
         serves(gateway)
         assert is_refused(gateway)
         wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
-        assert engines(gateway) == before
+        assert engines(gateway) == former_engines
         # A disk that can be written again needs no other start.
         subprocess.run(["mount", "-o", "remount,rw,bind", str(disk)], check=True)
         wait_for("ready again", lambda: ready(gateway))
@@ -195,7 +195,7 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
     gateway.until("m", "ready")
     assert known_wishes(gateway).keys() == {"late", "m"}
     assert ready(gateway)
-    assert engines(gateway) == before
+    assert engines(gateway) == former_engines
 
 
 def good(gateway: Gateway, key: str) -> set[bool]:
@@ -235,8 +235,8 @@ def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(
     wait_for("the key is known to both workers", lambda: good(gateway, key) == {True})
     filler = fill(disk)
     assert is_refused(gateway, length=20)
-    done = gateway.cli("keys", "rm", "app")
-    assert (done.returncode, done.stdout) == (0, "key app: removed\n"), done.stderr
+    result = gateway.cli("keys", "rm", "app")
+    assert (result.returncode, result.stdout) == (0, "key app: removed\n"), result.stderr
     wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
     assert "app" in in_database(gateway)
     # Neither a crash nor a start on the full disk brings the key back.
@@ -281,10 +281,10 @@ def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(
     (gateway.data / "keys.json").unlink()
     filler = fill(disk)
     assert is_refused(gateway, length=20)
-    done = gateway.cli("keys", "rm", "app")
-    assert done.returncode == 1
-    assert done.stdout == "key app: removed\n"
-    assert "a restart would restore the key app" in done.stderr
+    result = gateway.cli("keys", "rm", "app")
+    assert result.returncode == 1
+    assert result.stdout == "key app: removed\n"
+    assert "a restart would restore the key app" in result.stderr
     wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
     assert gateway.client.delete("/admin/keys/app").status_code == 404
     filler.unlink()
@@ -355,7 +355,7 @@ def test_each_kind_of_change_is_kept_or_refused_in_words(
     far = {"name": "far", "endpoint": "http://127.0.0.1:9/v1"}
     assert gateway.client.post("/admin/models", json=far).status_code == 202
     with fault(gateway, disk) as cause:
-        before, refusals = known_wishes(gateway), 0
+        former_known_wishes, refusals = known_wishes(gateway), 0
         for method, path, body in CHANGES:
             answer = gateway.client.request(method, path, json=body)
             if answer.status_code == 507:
@@ -364,19 +364,19 @@ def test_each_kind_of_change_is_kept_or_refused_in_words(
                 assert cause in message, (path, message)
                 assert str(disk) in message, (path, message)
                 assert "log" not in message.split(), (path, message)
-                assert known_wishes(gateway) == before, path
+                assert known_wishes(gateway) == former_known_wishes, path
             elif (method, path) == ("DELETE", "/admin/facts/1"):
                 assert answer.status_code == 404
             elif method != "GET":
                 # A change of some bytes may have room.
                 assert answer.status_code < 300, (path, answer.text)
-                before = known_wishes(gateway)
+                former_known_wishes = known_wishes(gateway)
         assert refusals >= 5
         serves(gateway)
     gateway.kill()
     gateway.start()
     gateway.until("m", "ready")
-    assert known_wishes(gateway) == before
+    assert known_wishes(gateway) == former_known_wishes
 
 
 @pytest.fixture
@@ -410,10 +410,10 @@ def test_commands_name_the_disk_that_refuses_their_files(
         (data, "cluster", "init", "--address", "127.0.0.1"),
         (source, "backup", str(disk / "backup.tar.gz")),
     ):
-        done = fitserve(folder, *arguments)
-        assert done.returncode in (1, 2), arguments
+        result = fitserve(folder, *arguments)
+        assert result.returncode in (1, 2), arguments
         # What happened, why, and what to do.
-        words = " ".join(done.stderr.split())
+        words = " ".join(result.stderr.split())
         assert "Traceback" not in words, words
         assert words.count(". ") >= 1, words
         causes = ("No space left", "no space is left", "GiB are free", "ead-only file", "read-only")

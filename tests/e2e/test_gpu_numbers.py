@@ -14,10 +14,10 @@ from tests.support.makers import machine
 
 
 def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
-    here, snapshot = machine("2x3090"), tmp_path / "machine.json"
-    first, second = here.gpus
+    this_machine, snapshot = machine("2x3090"), tmp_path / "machine.json"
+    first, second = this_machine.gpus
     make_model(tmp_path / "demo")
-    with contextlib.closing(gpu_gateway(tmp_path, here)) as gateway:
+    with contextlib.closing(gpu_gateway(tmp_path, this_machine)) as gateway:
         gateway.start()
         added = gateway.cli(
             "add", "m", str(tmp_path / "demo"), "--engine", GPU_ENGINE, "--gpu", "1", "--wait"
@@ -25,14 +25,14 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
         view = gateway.show("m")
         assert (view["wish"]["gpus"], view["plan"]["gpus"]) == ([second.uuid], [second.uuid])
-        shown = gateway.cli("show", "m").stdout
-        assert f"may use GPU 1 ({second.uuid})" in shown
-        assert f"planned on GPU 1 ({second.uuid})" in shown
+        result = gateway.cli("show", "m").stdout
+        assert f"may use GPU 1 ({second.uuid})" in result
+        assert f"planned on GPU 1 ({second.uuid})" in result
 
         gateway.kill()
         for pid in (pid for pids in engines(gateway).values() for pid in pids):
             os.kill(pid, signal.SIGKILL)
-        other = here.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
+        other = this_machine.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
         snapshot.write_text(other.model_dump_json())
         gateway.start()
         assert gateway.until("m", "ready")["plan"]["gpus"] == [second.uuid]

@@ -113,13 +113,15 @@ async def test_nothing_is_refused_and_no_stream_breaks_while_the_gateway_is_repl
     tmp_path: Path, before: int, after: int
 ) -> None:
     with start_gateway(tmp_path, before) as gateway:
-        ran, old, old_workers = engines(gateway), gateway.process, workers(gateway)
-        assert old is not None
+        ran, old_process, old_workers = engines(gateway), gateway.process, workers(gateway)
+        assert old_process is not None
         async with under_load(gateway) as load:
             gateway.command = ["-m", "gateway.__main__", "serve", "--take-over"]
             gateway.environment["FITSERVE_WORKERS"] = str(after)
             gateway.launch()
-            assert await asyncio.to_thread(old.wait, hang_s()) == 0, gateway.log.read_text()[-3000:]
+            assert await asyncio.to_thread(old_process.wait, hang_s()) == 0, (
+                gateway.log.read_text()[-3000:]
+            )
             await load.more(20)
         assert load.failed == [], gateway.log.read_text()[-2000:]
         assert {*load.streamed} == {(TOKENS + 1, True)}
@@ -134,11 +136,13 @@ async def test_nothing_is_refused_and_no_stream_breaks_while_the_gateway_is_repl
 
 async def test_a_running_gateway_starts_the_one_that_replaces_it(tmp_path: Path) -> None:
     with start_gateway(tmp_path, 1) as gateway:
-        ran, old = engines(gateway), gateway.process
-        assert old is not None
+        ran, old_process = engines(gateway), gateway.process
+        assert old_process is not None
         async with under_load(gateway) as load:
-            old.send_signal(signal.SIGUSR2)
-            assert await asyncio.to_thread(old.wait, hang_s()) == 0, gateway.log.read_text()[-3000:]
+            old_process.send_signal(signal.SIGUSR2)
+            assert await asyncio.to_thread(old_process.wait, hang_s()) == 0, (
+                gateway.log.read_text()[-3000:]
+            )
             await load.more(20)
         assert load.failed == []
         assert engines(gateway) == ran
@@ -148,12 +152,12 @@ async def test_a_running_gateway_starts_the_one_that_replaces_it(tmp_path: Path)
         gateway.process = None
 
 
-def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_error(
+def test_a_gateway_that_dies_before_serving_leaves_its_engines(
     tmp_path: Path,
 ) -> None:
     with start_gateway(tmp_path, 1) as gateway:
-        ran, old = engines(gateway), gateway.process
-        assert old is not None
+        ran, old_process = engines(gateway), gateway.process
+        assert old_process is not None
         taken = request_takeover(gateway.data)
         # It has not said that it goes on: nothing has changed.
         assert gateway.show("m")["state"] == "ready"
@@ -164,7 +168,7 @@ def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_
         assert gateway.client.post("/v1/completions", json=ASK).status_code == 200
         assert gateway.client.get("/admin/models").status_code == 503
         taken._end.close()
-        assert old.wait(hang_s()) == 1
+        assert old_process.wait(hang_s()) == 1
         assert "no process has the control loop" in gateway.log.read_text()
         for listener in taken.listeners:
             listener.close()
@@ -176,7 +180,7 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
     with start_gateway(tmp_path, 1) as gateway:
         other = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
         command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=ROOT,
             env=other,
@@ -185,11 +189,12 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
             timeout=hang_s(),
             check=False,
         )
-        assert (done.returncode, "another address needs a restart" in done.stderr) == (2, True), (
-            done.stderr
-        )
+        assert (result.returncode, "another address needs a restart" in result.stderr) == (
+            2,
+            True,
+        ), result.stderr
         nobody = {**gateway.environment, "FITSERVE_DATA_DIR": str(tmp_path / "nobody")}
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=ROOT,
             env=nobody,
@@ -198,5 +203,5 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
             timeout=hang_s(),
             check=False,
         )
-        assert (done.returncode, "omit --take-over" in done.stderr) == (2, True), done.stderr
+        assert (result.returncode, "omit --take-over" in result.stderr) == (2, True), result.stderr
         assert gateway.show("m")["state"] == "ready"

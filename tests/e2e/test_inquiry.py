@@ -35,8 +35,8 @@ def run_command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     engine for longer than a minute."""
 
     def in_time() -> Any:
-        done = fitserve(data, *arguments)
-        return " within 60 s" not in done.stderr and done
+        result = fitserve(data, *arguments)
+        return " within 60 s" not in result.stderr and result
 
     found: subprocess.CompletedProcess[str] = wait_for(
         "the engine answers in time", in_time, START_S, every_s=0
@@ -48,12 +48,12 @@ def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model
     forecast = json.loads(
         fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--json").stdout
     )
-    done = run_command(
+    result = run_command(
         engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    best: dict[str, Any] = json.loads(done.stdout)["plans"][0]
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    best: dict[str, Any] = json.loads(result.stdout)["plans"][0]
     assert (forecast["plans"][0]["grade"], best["grade"]) == ("predicted", "checked")
     assert best["argv"] == forecast["plans"][0]["argv"]
     assert {row["backend"] for row in best["attention"]} == {"CPU_ATTN"}
@@ -69,9 +69,9 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
     (model / "config.json").write_text(
         json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}})
     )
-    done = run_command(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
-    rejected = json.loads(done.stdout)["rejected"]
-    assert done.returncode == 3
+    result = run_command(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
+    rejected = json.loads(result.stdout)["rejected"]
+    assert result.returncode == 3
     assert [rejection["verdict"] for rejection in rejected] == ["engine_refuses"]
     assert "no-such-rope" in rejected[0]["reasons"][0]
     # The rules took it for loadable: that is text for a report, without a name or a place of the
@@ -88,17 +88,23 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
 def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     """Asked in an environment that is named, as one that nobody installed here would be."""
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
-    done = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))
-    assert done.returncode == 0, done.stderr
+    result = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))
+    assert result.returncode == 0, result.stderr
     learned = Profiles(learned=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
-    said, known = Engine.model_validate(yaml.safe_load(path.read_text())), learned.engine(ENGINE)
-    assert (said.flags, set(said.architectures), said.user_env) == (
-        known.flags,
-        set(known.architectures),
-        known.user_env,
+    said, known_engine = (
+        Engine.model_validate(yaml.safe_load(path.read_text())),
+        learned.engine(ENGINE),
     )
-    assert (said.quantizations, said.default_seqs) == (known.quantizations, known.default_seqs)
+    assert (said.flags, set(said.architectures), said.user_env) == (
+        known_engine.flags,
+        set(known_engine.architectures),
+        known_engine.user_env,
+    )
+    assert (said.quantizations, said.default_seqs) == (
+        known_engine.quantizations,
+        known_engine.default_seqs,
+    )
     assert said.guessed_from == ENGINE
     assert said.sources["flags"] == f"asked of {python}"
 

@@ -229,7 +229,7 @@ def test_an_engine_killed_under_a_gateway_that_is_away_is_started_again(ready: G
 
 def test_a_gateway_that_was_killed_adopts_its_engine(ready: Gateway) -> None:
     """How soon, `python -m tests.e2e.storm` prints."""
-    before, attempts = engines(ready), ready.show("m")["attempts"]
+    former_engines, attempts = engines(ready), ready.show("m")["attempts"]
     ready.kill()
     ready.start()
     ready.until("m", "ready")
@@ -237,6 +237,6 @@ def test_a_gateway_that_was_killed_adopts_its_engine(ready: Gateway) -> None:
         "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
     )
     assert answer.status_code == 200, answer.text
-    assert engines(ready) == before
+    assert engines(ready) == former_engines
     assert starts(ready) == 1
     assert ready.show("m")["attempts"] == attempts

@@ -41,18 +41,18 @@ else:
 def gateway(tmp_path: Path) -> Gateway:
     """A gateway with two workers, and what may be in the data folder of an older one: open to
     all."""
-    made = scripted_gateway(
+    new_scripted_gateway = scripted_gateway(
         tmp_path,
         FITSERVE_WORKERS="2",
         FITSERVE_ADMIN_KEY="an-admin-key-of-this-test",
         FITSERVE_ACCESS_LOG="1",
     )
-    (made.data / "logs").mkdir()
-    (made.data / "logs" / "old.log").write_text("words of a client")
-    made.data.chmod(0o755)
-    made.environment["FITSERVE_KEY"] = "an-admin-key-of-this-test"
-    made.client.headers["authorization"] = "Bearer an-admin-key-of-this-test"
-    return made
+    (new_scripted_gateway.data / "logs").mkdir()
+    (new_scripted_gateway.data / "logs" / "old.log").write_text("words of a client")
+    new_scripted_gateway.data.chmod(0o755)
+    new_scripted_gateway.environment["FITSERVE_KEY"] = "an-admin-key-of-this-test"
+    new_scripted_gateway.client.headers["authorization"] = "Bearer an-admin-key-of-this-test"
+    return new_scripted_gateway
 
 
 def entries(data: Path) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
     files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()} | {
         "nested/config.json": b"{}"
     }
-    before = os.umask(0o022)
+    former_umask = os.umask(0o022)
     try:
         with FakeHub({"org/name": FakeRepo(files)}) as hub, contextlib.closing(gateway):
             gateway.environment |= {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1"}
@@ -104,7 +104,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
             assert entries(gateway.data).keys() >= {"fitserve.db", "keys.json"}
             gateway.until("m", "ready")
     finally:
-        os.umask(before)
+        os.umask(former_umask)
     assert stat.S_IMODE(gateway.data.stat().st_mode) == 0o700
     weights = f"models/models--org--name/snapshots/{COMMIT}"
     found_entries[f"{weights}/config.json"] = oct(

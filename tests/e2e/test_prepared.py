@@ -70,11 +70,11 @@ def test_the_engine_has_the_choices_that_begin_a_build(engines: Path) -> None:
 @pytest.fixture
 def preparing(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
     """A gateway that prepares one process."""
-    made = with_real_engines(tmp_path, engines, FITSERVE_PREPARED_ENGINES="1")
-    with contextlib.closing(made):
-        made.start()
-        yield made
-    for view in views(made):
+    real_engines = with_real_engines(tmp_path, engines, FITSERVE_PREPARED_ENGINES="1")
+    with contextlib.closing(real_engines):
+        real_engines.start()
+        yield real_engines
+    for view in views(real_engines):
         os.kill(view.pid, signal.SIGKILL)
 
 

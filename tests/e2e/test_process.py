@@ -121,12 +121,12 @@ def test_a_real_engine_keeps_responses(ready: Gateway) -> None:
 def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     assert "demo" in ready.cli("ps").stdout
     with_abilities(ready, "demo")
-    shown = ready.cli("show", "demo")
-    assert shown.returncode == 0
-    assert "choices are defaults" in shown.stdout
+    result = ready.cli("show", "demo")
+    assert result.returncode == 0
+    assert "choices are defaults" in result.stdout
     assert "tensor parallel" in ready.cli("show", "demo", "--all").stdout
-    assert "answers by a schema  proven" in shown.stdout
-    assert "Attempts" in shown.stdout
+    assert "answers by a schema  proven" in result.stdout
+    assert "Attempts" in result.stdout
     log = ready.cli("logs", "demo", "--tail", "2000").stdout
     assert "vLLM" in log
     assert ready.cli("show", "nothing").returncode == 1
@@ -154,11 +154,11 @@ def test_the_page_shows_a_real_engine_and_talks_with_the_model(ready: Gateway) -
 
 
 def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:
-    done = ready.cli(
+    result = ready.cli(
         "bench", "demo", "--seconds", "0.2", "--concurrency", "1", "--concurrency", "2", "--json"
     )
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert document["not_learned"] == ""
     assert [level["concurrency"] for level in document["bench"]["levels"]] == [1, 2]
     assert document["bench"]["stream"] > 1
@@ -197,20 +197,20 @@ def test_no_other_user_of_the_machine_gets_an_answer_of_an_engine(ready: Gateway
 
 
 def test_a_killed_gateway_adopts_its_engine(ready: Gateway) -> None:
-    before, attempts = engine_pids(ready), ready.show("demo")["attempts"]
-    assert before
+    former_pids, attempts = engine_pids(ready), ready.show("demo")["attempts"]
+    assert former_pids
     ready.kill()
     ready.start()
     ready.until("demo", "ready")
     with sdk(ready) as client:
         assert client.completions.create(model="demo", prompt="Hello", max_tokens=3).choices[0].text
-    assert engine_pids(ready) == before
+    assert engine_pids(ready) == former_pids
     assert ready.show("demo")["attempts"] == attempts
 
 
 def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
-    before, instance = engine_pids(ready), serving(ready)
-    for pid in before:
+    former_pids, instance = engine_pids(ready), serving(ready)
+    for pid in former_pids:
         os.kill(pid, signal.SIGKILL)
 
     def refusal() -> openai.APIStatusError | None:
@@ -228,7 +228,7 @@ def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
     ready.wait_for_failure("demo", instance)
     ready.until("demo", "ready", START_S)
     assert serving(ready) != instance
-    assert not before & engine_pids(ready)
+    assert not former_pids & engine_pids(ready)
 
 
 def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with_0(

@@ -145,7 +145,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     command = [str(python), "-m", "tests.conformance.engine", "--engine", kind]
     command += ["--memory-gib", str(GPUS.memory_bytes // GIB)]
     command += ["--version", version, "--capability", GPUS.capability, "--sources", str(sources)]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "tests.conformance.engine.rehearsed_starts"],
         input=json.dumps(starts),
         cwd=ROOT,
@@ -155,8 +155,8 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    document = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr[-3000:]
+    document = json.loads(result.stdout)
     answers = document["starts"]
     first, last = len(rows), len(rows) + len(models)
     entered = {(file, line) for file, line in document["entered"]}
@@ -239,10 +239,12 @@ def test_an_inquiry_finds_refusals(engines: Path, tmp_path: Path, ref: str) -> N
         for number, row in enumerate(rows[:count])
     }
     files = model_files(config(model), None)
-    found = asyncio.run(inquirer.answers(engine, GPUS, files, [*starts], ENOUGH_S, starts))
+    stored_measurement = asyncio.run(
+        inquirer.answers(engine, GPUS, files, [*starts], ENOUGH_S, starts)
+    )
     unseen = []
     for question, row in zip(starts, rows, strict=False):
-        start = found[question].start if question in found else None
+        start = stored_measurement[question].start if question in stored_measurement else None
         if start is None or row.words.lower() not in start.refused.lower():
             unseen.append((row, start))
     assert not unseen

@@ -169,7 +169,7 @@ def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
 
 async def leaves(pair: Pair, url: str, stream: bool) -> None:
     """A client goes away while the engine generates; returns when the engine rests."""
-    before = pair.tokens
+    former_tokens = pair.tokens
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=hang_s()
     ) as client:
@@ -179,7 +179,7 @@ async def leaves(pair: Pair, url: str, stream: bool) -> None:
         if stream:
             await anext(aiter(await asking))
         await asyncio.to_thread(
-            wait_for, "it generates", lambda: pair.tokens > before, every_s=0.01
+            wait_for, "it generates", lambda: pair.tokens > former_tokens, every_s=0.01
         )
         asking.cancel()
         await asyncio.wait({asking})

@@ -101,7 +101,7 @@ def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[
         "--capability",
         capability,
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *command,
             "--sources",
@@ -117,8 +117,8 @@ def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return list(zip(starts, json.loads(done.stdout), strict=True))
+    assert result.returncode == 0, result.stderr[-3000:]
+    return list(zip(starts, json.loads(result.stdout), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -142,17 +142,17 @@ def answers(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
 def test_the_engine_takes_the_flags_of_every_plan(
     answers: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
 ) -> None:
-    found = answers[engine]
+    answer = answers[engine]
     assert (
-        len({start.name for start, _ in found}) > 75
+        len({start.name for start, _ in answer}) > 75
     )  # of about 150 checkpoints; others do not fit, or have no kernel
     wrong = [
         f"{' '.join(start.name)} {' '.join(start.argv)}: {said['refused']}"
-        for start, said in found
+        for start, said in answer
         if "refused" in said
     ]
     assert wrong == []
-    assert [start for start, said in found if said["tp"] != start.tp] == []
+    assert [start for start, said in answer if said["tp"] != start.tp] == []
 
 
 @pytest.mark.parametrize("engine", MACHINES)

@@ -79,7 +79,7 @@ def one_that_sleeps(storm: DemandStorm) -> dict[str, Any]:
     return attempt
 
 
-def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when_there_is_room(
+def test_one_copy_sleeps_for_another_model_and_wakes_when_there_is_room(
     tmp_path: Path,
 ) -> None:
     storm = DemandStorm(tmp_path, random.Random(3), gpus=2)
@@ -122,7 +122,7 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
         storm.end()
 
 
-def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_is_asked_again(
+def test_an_evicted_model_sleeps_and_wakes_as_the_same_engine(
     storm: DemandStorm,
 ) -> None:
     storm.gateway.start()
@@ -135,10 +135,10 @@ def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_i
         ask(storm, name)
     assert sorted(state(storm, name) for name in names) == ["asleep", "ready", "ready"]
     (left,) = (name for name in names if state(storm, name) == "asleep")
-    before, memory = attempts(storm, left)[-1], storm.gateway.show(left)["plan"]["memory"]
-    assert min(before["asleep"]["gave"].values()) > 0.9 * (
+    former_attempt, memory = attempts(storm, left)[-1], storm.gateway.show(left)["plan"]["memory"]
+    assert min(former_attempt["asleep"]["gave"].values()) > 0.9 * (
         memory["weights_bytes"] + memory["kv_bytes"]
-    ), before["asleep"]
+    ), former_attempt["asleep"]
     listed = {
         one["id"]: one["state"] for one in storm.gateway.client.get("/v1/models").json()["data"]
     }
@@ -146,17 +146,19 @@ def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_i
     assert 'fitserve_models{state="asleep"} 1' in storm.gateway.client.get("/metrics").text
     assert facts(storm).count("sleep_works") == 1
     ask(storm, left)
-    now = attempts(storm, left)[-1]
-    assert (now["id"], now["asleep"]) == (before["id"], None), "it woke up, and was not started"
+    attempt = attempts(storm, left)[-1]
+    assert (attempt["id"], attempt["asleep"]) == (former_attempt["id"], None), (
+        "it woke up, and was not started"
+    )
     assert state(storm, left) == "ready"
 
 
-def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_the_key(
+def test_an_idle_model_sleeps_and_its_engine_needs_the_key(
     storm: DemandStorm,
 ) -> None:
-    first = one_that_sleeps(storm)
+    first_sleeper = one_that_sleeps(storm)
     record = json.loads(
-        (storm.gateway.data / "instances" / f"{first['instance']}.json").read_text()
+        (storm.gateway.data / "instances" / f"{first_sleeper['instance']}.json").read_text()
     )
     with httpx.Client(
         base_url=f"http://127.0.0.1:{record['port']}", trust_env=False, timeout=hang_s()
@@ -173,7 +175,7 @@ def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_t
     ask(storm, "m0")
     until(storm, "asleep")
     ask(storm, "m0")
-    assert [attempt["id"] for attempt in attempts(storm, "m0")] == [first["id"]]
+    assert [attempt["id"] for attempt in attempts(storm, "m0")] == [first_sleeper["id"]]
     # Its owner's stop is more than sleep.
     until(storm, "asleep")
     storm.gateway.client.post("/admin/models/m0/stop").raise_for_status()
@@ -182,17 +184,17 @@ def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_t
 
 
 def test_an_engine_that_dies_asleep_has_not_failed(storm: DemandStorm) -> None:
-    first = one_that_sleeps(storm)
-    for pid in engines(storm.gateway)[first["instance"]]:
+    first_sleeper = one_that_sleeps(storm)
+    for pid in engines(storm.gateway)[first_sleeper["instance"]]:
         os.kill(pid, signal.SIGKILL)
     until(storm, "stopped")
     ask(storm, "m0")
     ended, new = attempts(storm, "m0")
     assert (ended["state"], ended["failure"]) == ("stopped", None)
-    assert new["id"] != first["id"]
+    assert new["id"] != first_sleeper["id"]
 
 
-def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep_here(
+def test_an_engine_that_keeps_its_memory_ends_sleep_on_this_machine(
     storm: DemandStorm,
 ) -> None:
     (storm.gpus / "keeps").touch()

@@ -174,10 +174,12 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     (model / "config.json").write_text(json.dumps(SEED))
     planner = OfflinePlanner.from_environment()
     planner.profiles = Profiles(learned=tmp_path / "learned")
-    wanted = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
-    forecast = planner.decide(wanted, "2x3090")
+    wanted_wish = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
+    forecast = planner.decide(wanted_wish, "2x3090")
     name, machine = planner.machine("2x3090")
-    decision, asked = asyncio.run(planner.check_on(wanted, name, machine, parsed_answers.inquirer))
+    decision, asked = asyncio.run(
+        planner.check_on(wanted_wish, name, machine, parsed_answers.inquirer)
+    )
     assert asked.problems == {}
     assert (forecast.plans[0].grade, decision.plans[0].grade) == ("guess", "checked")
     assert decision.plans[0].tensor_parallel.value == 2

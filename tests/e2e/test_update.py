@@ -86,7 +86,7 @@ def now(gateway: Gateway) -> tuple[Any, Any]:
 
 
 @pytest.mark.anyio
-async def test_no_answer_fails_and_no_stream_breaks_while_workers_serve_and_the_commit_moves(
+async def test_an_update_of_the_commit_breaks_no_answer_of_any_worker(
     tmp_path: Path, hub: FakeHub
 ) -> None:
     with serving(tmp_path, hub, ["--tokens-per-second", "50"], FITSERVE_WORKERS="2") as gateway:
@@ -95,12 +95,15 @@ async def test_no_answer_fails_and_no_stream_breaks_while_workers_serve_and_the_
             await asyncio.to_thread(
                 wait_for, "answers of the first commit", lambda: len(counted) == 2
             )
-            before = next(iter(engines(gateway)))
+            former_engine = next(iter(engines(gateway)))
             hub.repos["org/name"].commit = MOVED
-            done = await asyncio.to_thread(gateway.cli, "update", "m", "--yes", "--wait")
-            assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
+            result = await asyncio.to_thread(gateway.cli, "update", "m", "--yes", "--wait")
+            assert result.returncode == 0, result.stderr + gateway.log.read_text()[-3000:]
             await asyncio.to_thread(
-                wait_for, "the old engine's end", lambda: before not in engines(gateway), 4 * HANG_S
+                wait_for,
+                "the old engine's end",
+                lambda: former_engine not in engines(gateway),
+                4 * HANG_S,
             )
             served = Counter(counted)
             await asyncio.to_thread(
@@ -116,15 +119,15 @@ def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(
     with serving(tmp_path, hub) as gateway:
         assert "up to date" in gateway.cli("update", "m").stdout
         hub.repos["org/name"].commit = MOVED
-        shown = gateway.cli("update", "m", "--dry-run")
-        assert shown.returncode == 0, shown.stderr
-        assert COMMIT in shown.stdout
-        assert MOVED in shown.stdout
+        result = gateway.cli("update", "m", "--dry-run")
+        assert result.returncode == 0, result.stderr
+        assert COMMIT in result.stdout
+        assert MOVED in result.stdout
         # Who does not say yes changes nothing.
         assert gateway.cli("update", "m").returncode != 0
         assert now(gateway)[0] == COMMIT
-        done = gateway.cli("update", "m", "--yes", "--wait")
-        assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
+        completed = gateway.cli("update", "m", "--yes", "--wait")
+        assert completed.returncode == 0, completed.stderr + gateway.log.read_text()[-3000:]
         assert now(gateway)[0] == MOVED
         assert gateway.show("m")["wish"]["commits"] == {"org/name": MOVED}
         assert answers(gateway)
@@ -137,9 +140,9 @@ def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(
     with serving(tmp_path, hub, [], FAILS) as gateway:
         first = gateway.show("m")["attempts"][0]["instance"]
         hub.repos["org/name"].commit = BROKEN
-        done = gateway.cli("update", "m", "--yes", "--wait")
-        assert done.returncode == 1, done.stdout
-        assert "the change of m failed" in done.stderr
+        result = gateway.cli("update", "m", "--yes", "--wait")
+        assert result.returncode == 1, result.stdout
+        assert "the change of m failed" in result.stderr
         view = gateway.until("m", "ready")
         assert view["wish"]["commits"] == {"org/name": COMMIT}
         assert (view["change"]["state"], view["plan"]["model"]["revision"]) == ("refused", COMMIT)
@@ -156,15 +159,17 @@ def test_another_engine_version_takes_over_and_one_that_fails_does_not(
     with serving(tmp_path, hub) as gateway:
         kind = ENGINE.partition("==")[0]
         hub.repos["org/name"].commit = MOVED
-        shown = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--dry-run")
-        assert f"{kind}=={NEW}" in shown.stdout, shown.stderr
+        result = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--dry-run")
+        assert f"{kind}=={NEW}" in result.stdout, result.stderr
         assert (
             gateway.cli("update", "m", "--engine", f"{kind}=={NEW}").returncode != 0
         )  # nobody said yes
         assert now(gateway) == (COMMIT, "99.0.0")
-        done = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--yes", "--wait", "--json")
-        assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
-        assert json.loads(done.stdout)["wish"]["engines"] == [f"{kind}=={NEW}"]
+        completed = gateway.cli(
+            "update", "m", "--engine", f"{kind}=={NEW}", "--yes", "--wait", "--json"
+        )
+        assert completed.returncode == 0, completed.stderr + gateway.log.read_text()[-3000:]
+        assert json.loads(completed.stdout)["wish"]["engines"] == [f"{kind}=={NEW}"]
         # The weights stay, wherever the branch has moved.
         assert now(gateway) == (COMMIT, NEW)
         failed = gateway.cli("update", "m", "--engine", f"{kind}=={BAD}", "--yes", "--wait")

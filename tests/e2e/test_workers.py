@@ -340,9 +340,9 @@ def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path)
     with start_gateway(tmp_path / "one") as gateway:
         again = gateway.cli("serve", "--workers", "3")
         assert (again.returncode, "Another gateway" in again.stderr) == (3, True)
-        other = scripted_gateway(tmp_path / "two", FITSERVE_WORKERS="2")
-        other.environment["FITSERVE_PORT"] = str(gateway.port)
-        taken = other.cli("serve")
+        other_scripted_gateway = scripted_gateway(tmp_path / "two", FITSERVE_WORKERS="2")
+        other_scripted_gateway.environment["FITSERVE_PORT"] = str(gateway.port)
+        taken = other_scripted_gateway.cli("serve")
         assert (taken.returncode, "Address already in use" in taken.stderr) == (2, True)
 
 
@@ -351,19 +351,19 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
     while workers die and come back."""
     kept: list[str] = []
     refusals = Counter[tuple[int, ...]]()
-    async with Upstream(Engine()) as first, Upstream(Engine()) as second:
+    async with Upstream(Engine()) as first_upstream, Upstream(Engine()) as second:
         running = serve_models(
-            tmp_path, {"m": [f"{one.url}/v1" for one in (first, second)]}, ADMIN, **TWO
+            tmp_path, {"m": [f"{one.url}/v1" for one in (first_upstream, second)]}, ADMIN, **TWO
         )
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             async with httpx.AsyncClient(
                 base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as async_client:
-                made = await async_client.post(
+                new_answer = await async_client.post(
                     "/admin/keys", json={"name": "other"}, headers=bearer(ADMIN)
                 )
-                other = made.json()["key"]
+                other = new_answer.json()["key"]
                 for number in range(60):
                     pids = worker_pids(tmp_path / "data")
                     if number % 10 == 5 and pids:

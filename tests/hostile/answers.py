@@ -509,16 +509,18 @@ class Conversation:
         honest engine is asked."""
         reader, writer = await self._connection()
         writer.write(b"".join(question.data for question in questions))
-        last = questions[-1]
+        last_question = questions[-1]
         for question in questions:
             received = await receive(reader)
             if received is not None:
                 found += self._judge(question, await self._when_ready(question, received))
             if received is None or received.closes:
                 self.close()
-                if received is None or question is not last:
-                    received = await self._ask(last)
-                    found += self._judge(last, await self._when_ready(last, received))
+                if received is None or question is not last_question:
+                    received = await self._ask(last_question)
+                    found += self._judge(
+                        last_question, await self._when_ready(last_question, received)
+                    )
                 break
 
     async def _when_ready(self, question: Question, received: Received | None) -> Received | None:

@@ -223,7 +223,7 @@ def plain(model: str) -> list[Seed]:
     """The good requests to engines and of Ollama's API, for changes to bytes."""
     random_ = random.Random(1)
     return [
-        Seed(one.target, _frame(random_, one, json.dumps(one.fields).encode()), None)
-        for one in documents(model)
-        if not one.target.startswith(("/admin", "/version", "/readyz"))
+        Seed(document.target, _frame(random_, document, json.dumps(document.fields).encode()), None)
+        for document in documents(model)
+        if not document.target.startswith(("/admin", "/version", "/readyz"))
     ]

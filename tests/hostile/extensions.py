@@ -104,11 +104,13 @@ def trailers(model: str) -> list[Seed]:
     """Trailers are read past: they set nothing, and a few bytes of them are all that a body may
     have."""
     body = body_for(model)
-    before = chunks(body)[:-2]
+    former_chunk = chunks(body)[:-2]
 
     def after(name: str, fields: bytes, asks: int | None) -> Seed:
         return Seed(
-            f"trailers: {name}", request(before + fields + b"\r\n", CHUNKED, length=None), asks
+            f"trailers: {name}",
+            request(former_chunk + fields + b"\r\n", CHUNKED, length=None),
+            asks,
         )
 
     return [
@@ -130,17 +132,17 @@ def trailers(model: str) -> list[Seed]:
         after("NUL", b"a: \x00\r\n", 0),
         Seed(
             "trailers at the admin side",
-            request(before, CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None),
+            request(former_chunk, CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None),
             0,
         ),
         Seed(
             "trailers, then one in a pipeline",
-            request(before + b"a: b\r\n\r\n", CHUNKED, length=None) + request(body),
+            request(former_chunk + b"a: b\r\n\r\n", CHUNKED, length=None) + request(body),
             2,
         ),
         Seed(
             "trailers of a refused one",
-            request(before + b"a: b\r\n" * 60_000, CHUNKED, line=b"POST /v1/x HTTP/1.1"),
+            request(former_chunk + b"a: b\r\n" * 60_000, CHUNKED, line=b"POST /v1/x HTTP/1.1"),
             0,
         ),
     ]
@@ -150,14 +152,14 @@ def pipelines(model: str) -> list[Seed]:
     """Requests that come before their turn."""
     good, large = request(body_for(model)), request(body_for(model, padding="a" * 17_000))
     chunked = request(chunks(body_for(model)), CHUNKED, length=None)
-    other = request(b"", line=b"GET /v1/models HTTP/1.1", length=None)
+    other_request = request(b"", line=b"GET /v1/models HTTP/1.1", length=None)
     health = request(b"", line=b"GET /healthz HTTP/1.1", length=None)
     unfinished = request(b"{", length=b"100000")
     return [
         Seed("eight ahead", good * 8, 8),
         Seed("forty ahead", good * 40, None),
         Seed("four large ones ahead", large * 4, 4),
-        Seed("both kinds in turn", (good + other + health + chunked) * 2, 4),
+        Seed("both kinds in turn", (good + other_request + health + chunked) * 2, 4),
         Seed("unfinished behind good ones", good * 3 + unfinished, 3),
         Seed("a refused one between good ones", good + request(b"not json") + good, 2),
         Seed("a bad head behind good ones", good * 2 + request(b"", b"x y: a"), 2),

@@ -335,11 +335,11 @@ def write_template(random_: random.Random, folder: Path, _: Path) -> None:
     """A chat template that takes long to read, in each place of one."""
     text = random_.choice(TEMPLATES)
     named = [{"name": "default", "template": text}, {"name": "tool_use", "template": 1}]
-    kept = random_.choice((text, named, {"default": text}))
+    kept_choice = random_.choice((text, named, {"default": text}))
     texts = {
         "chat_template.jinja": text,
-        "chat_template.json": json.dumps({"chat_template": kept}),
-        "tokenizer_config.json": json.dumps({"chat_template": kept}),
+        "chat_template.json": json.dumps({"chat_template": kept_choice}),
+        "tokenizer_config.json": json.dumps({"chat_template": kept_choice}),
     }
     name = random_.choice([*texts])
     _write_new(folder / name, texts[name].encode("utf-8", "surrogatepass"))

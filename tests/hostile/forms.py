@@ -167,7 +167,7 @@ class Form:
 
 
 def forms(model: str) -> list[Form]:
-    good, other = part(NAMED, model.encode()), part(NAMED, OTHER.encode())
+    good, other_part = part(NAMED, model.encode()), part(NAMED, OTHER.encode())
     audio = part(AUDIO, b"RIFF" * 20, b"Content-Type: audio/wav")
     large = part(AUDIO, b"a" * 70_000)
     both = ((name, model.encode(), OTHER.encode()) for name in NAMES)
@@ -175,7 +175,7 @@ def forms(model: str) -> list[Form]:
         Form("plain", good + audio + END, 1),
         Form("the file first", audio + good + END, 1),
         Form("large, the model first", good + large + END, 1),
-        Form("another model alone", other + audio + END, 0),
+        Form("another model alone", other_part + audio + END, 0),
         *(
             Form(f"{name!r} {order}", body + END)
             for name, mine, theirs in both
@@ -193,24 +193,28 @@ def forms(model: str) -> list[Form]:
             0,
             b"multipart/form-data; charset=utf-16; boundary=B",
         ),
-        Form("two models", good + other + END),
-        Form("two models, the good one last", other + good + END),
-        Form("another model behind a large file", good + large + other + END),
-        Form("behind the end", good + END + other + END),
-        Form("before the start", other.replace(b"--B", b"--C") + good + END),
+        Form("two models", good + other_part + END),
+        Form("two models, the good one last", other_part + good + END),
+        Form("another model behind a large file", good + large + other_part + END),
+        Form("behind the end", good + END + other_part + END),
+        Form("before the start", other_part.replace(b"--B", b"--C") + good + END),
         Form("a line before the start", b"\r\n" + good + END),
         Form("words before the start", b"words\r\n" + good + END),
         Form(
             "blanks behind the boundary",
-            good.replace(b"--B\r\n", b"--B  \r\n") + other.replace(b"--B\r\n", b"--B\t\r\n") + END,
+            good.replace(b"--B\r\n", b"--B  \r\n")
+            + other_part.replace(b"--B\r\n", b"--B\t\r\n")
+            + END,
         ),
-        Form("bare LF", (good + other + END).replace(b"\r\n", b"\n")),
-        Form("bare LF in a head", good + other.replace(b"\r\n", b"\n", 2) + END),
+        Form("bare LF", (good + other_part + END).replace(b"\r\n", b"\n")),
+        Form("bare LF in a head", good + other_part.replace(b"\r\n", b"\n", 2) + END),
         Form(
             "a boundary that goes on",
-            good.replace(b"\r\n--B", b"\r\n--Bx") + part(NAMED, b"x\r\n--Bx\r\n" + other) + END,
+            good.replace(b"\r\n--B", b"\r\n--Bx")
+            + part(NAMED, b"x\r\n--Bx\r\n" + other_part)
+            + END,
         ),
-        Form("a boundary in a value", part(NAMED, model.encode() + b"\r\n--B") + other + END),
+        Form("a boundary in a value", part(NAMED, model.encode() + b"\r\n--B") + other_part + END),
         Form("no end", good),
         Form(
             "no end of the value",
@@ -228,7 +232,7 @@ def forms(model: str) -> list[Form]:
         ),
         Form(
             "a blank before the colon",
-            good + other.replace(b"Disposition:", b"Disposition :") + END,
+            good + other_part.replace(b"Disposition:", b"Disposition :") + END,
         ),
         Form(
             "base64",

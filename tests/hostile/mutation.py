@@ -117,9 +117,9 @@ def mutate_bytes(
             case 4:
                 data[at:at] = data[at : at + random_.randint(1, 60)]
             case 5:
-                other = random_.choice(others)
-                start = random_.randrange(len(other) + 1)
-                data[at:at] = other[start : start + random_.randint(1, 200)]
+                other_choice = random_.choice(others)
+                start = random_.randrange(len(other_choice) + 1)
+                data[at:at] = other_choice[start : start + random_.randint(1, 200)]
             case 6:
                 data[at : at + 10] = data[at : at + 10].swapcase()
             case 7:

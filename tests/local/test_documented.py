@@ -229,9 +229,9 @@ async def _close_access(bench: Bench, key: str) -> None:
     """The gateway has an admin's key, and none of that name."""
     client = bench.gateway.client
     if "FITSERVE_KEY" not in bench.environment:
-        made = await client.post("/admin/keys", json={"name": "of-the-test", "scopes": ["admin"]})
-        bench.environment["FITSERVE_KEY"] = made.json()["key"]
-        client.headers["authorization"] = f"Bearer {made.json()['key']}"
+        answer = await client.post("/admin/keys", json={"name": "of-the-test", "scopes": ["admin"]})
+        bench.environment["FITSERVE_KEY"] = answer.json()["key"]
+        client.headers["authorization"] = f"Bearer {answer.json()['key']}"
     await client.delete(f"/admin/keys/{key}")
 
 

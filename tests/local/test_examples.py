@@ -88,9 +88,9 @@ async def test_a_client_gets_an_answer(
 
 def test_plans_are_printed_for_each_machine(tmp_path: Path) -> None:
     shutil.copy(MODELS / "qwen3-8b.json", tmp_path / "config.json")
-    done = run("offline_plan.py", str(tmp_path), "2x3090", "2xh100")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    result = run("offline_plan.py", str(tmp_path), "2x3090", "2xh100")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
     assert [line.partition(": vllm==")[0] for line in lines] == ["2x3090", "2xh100"]
 
 
@@ -101,7 +101,7 @@ def test_the_file_of_models_is_valid() -> None:
 @pytest.mark.skipif(COMPOSE is None, reason="Docker Compose is not installed")
 def test_compose_accepts_the_example() -> None:
     assert COMPOSE is not None
-    done = subprocess.run(
+    result = subprocess.run(
         [*COMPOSE, "-f", "compose.yaml", "-f", "examples/compose/compose.yaml", "config"],
         cwd=ROOT,
         capture_output=True,
@@ -109,8 +109,8 @@ def test_compose_accepts_the_example() -> None:
         timeout=hang_s(),
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    gateway = yaml.safe_load(done.stdout)["services"]["gateway"]
+    assert result.returncode == 0, result.stderr
+    gateway = yaml.safe_load(result.stdout)["services"]["gateway"]
     assert "examples/compose/models.yaml" in str(gateway["volumes"])
     settings = gateway["environment"]
     assert settings["FITSERVE_MODELS_FILE"] == "/etc/fitserve/models.yaml"
@@ -161,14 +161,14 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     text = (EXAMPLES / "systemd/fitserve.service").read_text()
     text = text.replace("/opt/fitserve/bin/fitserve", sys.executable)
     (tmp_path / "fitserve.service").write_text(text.replace("User=fitserve", "User=root"))
-    done = subprocess.run(
+    result = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / "fitserve.service")],
         capture_output=True,
         text=True,
         timeout=hang_s(),
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_the_kubernetes_objects_are_those_of_an_export() -> None:
@@ -189,9 +189,9 @@ def test_the_example_of_env_has_every_variable_of_compose_with_its_default() -> 
     defaults: dict[str, set[str]] = {}
     for name, default in re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", text):
         defaults.setdefault(name, set()).add(default)
-    shown = env_variables()
-    assert set(shown) == set(defaults)
-    assert all(shown[name] in values for name, values in defaults.items())
+    example_variables = env_variables()
+    assert set(example_variables) == set(defaults)
+    assert all(example_variables[name] in values for name, values in defaults.items())
     assert subprocess.run(
         ["git", "check-ignore", "-q", ".env"], cwd=ROOT, check=False
     ).returncode in (0, 128)
@@ -236,7 +236,7 @@ def test_engines_get_the_models_of_their_gateway(
     variables: dict[str, str], source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert COMPOSE is not None
-    shown = subprocess.run(
+    result = subprocess.run(
         [*COMPOSE, "-f", "compose.yaml", "config"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], **variables},
@@ -245,8 +245,8 @@ def test_engines_get_the_models_of_their_gateway(
         timeout=hang_s(),
         check=False,
     )
-    assert shown.returncode == 0, shown.stderr
-    composition = yaml.safe_load(shown.stdout)
+    assert result.returncode == 0, result.stderr
+    composition = yaml.safe_load(result.stdout)
     assert composition["volumes"]["fitserve-models"]["name"] == variables.get(
         "FITSERVE_MODELS_VOLUME", "fitserve-models"
     )
@@ -265,7 +265,7 @@ def test_a_key_in_env_is_there_at_every_start(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_bytes((ROOT / "compose.yaml").read_bytes())
     (tmp_path / ".env").write_text("FITSERVE_HOST=0.0.0.0\nFITSERVE_ADMIN_KEY=kept-key\n")
     variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    shown = subprocess.run(
+    result = subprocess.run(
         [*COMPOSE, "config"],
         cwd=tmp_path,
         env=variables,
@@ -274,8 +274,8 @@ def test_a_key_in_env_is_there_at_every_start(tmp_path: Path) -> None:
         timeout=hang_s(),
         check=False,
     )
-    assert shown.returncode == 0, shown.stderr
-    environment = yaml.safe_load(shown.stdout)["services"]["gateway"]["environment"]
+    assert result.returncode == 0, result.stderr
+    environment = yaml.safe_load(result.stdout)["services"]["gateway"]["environment"]
     assert (environment["FITSERVE_HOST"], environment["FITSERVE_ADMIN_KEY"]) == (
         "0.0.0.0",
         "kept-key",

@@ -35,7 +35,7 @@ def test_the_gateways_limit_is_raised_and_a_child_has_the_first(
     soft: int, wanted: int, allowed: int
 ) -> None:
     code = CODE.format(soft=soft, hard=500, wanted=wanted)
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split("\n")
-    assert told[:3] == [f"{allowed} {allowed}", f"{soft} 500", f"{allowed}"]
+    assert result[:3] == [f"{allowed} {allowed}", f"{soft} 500", f"{allowed}"]

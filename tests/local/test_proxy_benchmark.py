@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_small_run_measures_the_gateway_without_errors(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    done = run(
+    result = run(
         "--quick",
         "--rounds",
         "1",
@@ -37,8 +37,8 @@ def test_a_small_run_measures_the_gateway_without_errors(tmp_path: Path) -> None
         "--json",
         str(file),
     )
-    assert done.returncode == 0, done.stderr
-    assert "| | fitserve | direct |" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "| | fitserve | direct |" in result.stdout
     figures = json.loads(file.read_text())
     assert figures["missing"] == {}
     assert "keys on" in figures["about"]["fitserve"]

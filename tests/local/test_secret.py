@@ -114,8 +114,8 @@ def use(folder: Path, url: str, seed: int) -> tuple[list[str], dict[str, bytes]]
     admin = variables.pop("admin")
     written: dict[str, bytes] = {}
     with (
-        serve_models(folder, {"m": [f"{url}/v1"]}, admin, **variables) as one,
-        httpx.Client(base_url=one.url, trust_env=False, timeout=hang_s()) as client,
+        serve_models(folder, {"m": [f"{url}/v1"]}, admin, **variables) as gateway,
+        httpx.Client(base_url=gateway.url, trust_env=False, timeout=hang_s()) as client,
     ):
         for number, ((method, path, headers, body), given) in enumerate(calls(chance, admin, url)):
             answer = client.request(method, path, headers=headers, json=body)

@@ -42,15 +42,15 @@ async def knock(one: Running, key: str | None, method: str, path: str) -> int:
 @pytest.mark.anyio
 async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> None:
     """Every cell of the table in docs/api.md is asked of the gateway that runs."""
-    async with running(tmp_path, unused_script, admin_key=ADMIN, api_key=API) as one:
-        one.client.headers["authorization"] = f"Bearer {ADMIN}"
+    async with running(tmp_path, unused_script, admin_key=ADMIN, api_key=API) as gateway:
+        gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         scopes: tuple[Any, ...] = ("inference", "read", "admin")
         keys: dict[str, list[str | None]] = {
-            scope: [await make(one, f"key-{scope}", scopes=[scope])] for scope in scopes
+            scope: [await make(gateway, f"key-{scope}", scopes=[scope])] for scope in scopes
         }
         keys["inference"].append(API)
         keys["admin"].append(ADMIN)
-        del one.client.headers["authorization"]
+        del gateway.client.headers["authorization"]
         table = told_in_documents()
         assert len(table) > len(SCOPES)
         for call, *cells in table:
@@ -63,14 +63,16 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
             )
             for column, told in zip(COLUMNS, cells, strict=True):
                 for key in keys.get(column, [None]):
-                    got = await knock(one, key, method, target)
+                    got = await knock(gateway, key, method, target)
                     assert ("yes" if got not in (401, 403) else str(got)) == told, (
                         call,
                         column,
                         got,
                     )
         # What a route does not take is no route.
-        assert [await knock(one, keys[scope][0], "PATCH", "/admin/models") for scope in scopes] == [
+        assert [
+            await knock(gateway, keys[scope][0], "PATCH", "/admin/models") for scope in scopes
+        ] == [
             403,
             403,
             405,
@@ -79,10 +81,10 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
 
 @pytest.mark.anyio
 async def test_s11_without_a_key_only_health_answers_and_tells_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as gateway:
         answers = {}
         for method, path in routes():
-            answer = await one.client.request(method, path)
+            answer = await gateway.client.request(method, path)
             answers[path] = answer
             assert (answer.status_code == 401) == (SCOPES.get((method, path)) != "open"), (
                 method,
@@ -150,10 +152,10 @@ TARGETS = [
 @pytest.mark.anyio
 async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) -> None:
     assert tuple(map(int, version("starlette").split(".")[:3])) >= (1, 0, 1)
-    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
-        one.client.headers["authorization"] = f"Bearer {ADMIN}"
-        api = await make(one, "api-1")
-        port = int(one.url.rpartition(":")[2])
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as gateway:
+        gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
+        api = await make(gateway, "api-1")
+        port = int(gateway.url.rpartition(":")[2])
         for key in (b"", b"authorization: Bearer " + api.encode() + b"\r\n"):
             for target in TARGETS:
                 got = await raw(port, b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (target, key))
@@ -190,25 +192,25 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
 async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as gateway:
         ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         good = {"authorization": f"Bearer {ADMIN}", "origin": "https://evil.example"}
         for path in ("/admin/models", "/v1/chat/completions", "/metrics", "/healthz", "/v1/models"):
             for answer in (
-                await one.client.options(path, headers=ask),
-                await one.client.options(path, headers=ask | good),
-                await one.client.get(path, headers=good),
+                await gateway.client.options(path, headers=ask),
+                await gateway.client.options(path, headers=ask | good),
+                await gateway.client.get(path, headers=good),
             ):
                 assert not [name for name in answer.headers if name.startswith("access-control")]
                 assert "set-cookie" not in answer.headers
         for cookie in (f"authorization=Bearer {ADMIN}", f"key={ADMIN}", f"token={ADMIN}"):
             assert (
-                await one.client.get("/admin/models", headers={"cookie": cookie})
+                await gateway.client.get("/admin/models", headers={"cookie": cookie})
             ).status_code == 401
         for query in (f"key={ADMIN}", f"access_token={ADMIN}", f"token={ADMIN}"):
-            assert (await one.client.get(f"/admin/models?{query}")).status_code == 401
+            assert (await gateway.client.get(f"/admin/models?{query}")).status_code == 401
         # A page cannot send a form: it needs a body in JSON.
-        sent = await one.client.post("/admin/models", data={"name": "a"}, headers=good)
+        sent = await gateway.client.post("/admin/models", data={"name": "a"}, headers=good)
         assert sent.status_code == 400
 
 
@@ -224,13 +226,13 @@ async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
                     for table in ("models", "attempts", "facts", "keys")
                 ]
 
-        before = stored_rows()
-        assert before[0]
-        assert before[3]
+        former_stored_rows = stored_rows()
+        assert former_stored_rows[0]
+        assert former_stored_rows[3]
         for method, path in routes():
             if method in ("GET", "HEAD"):
                 await knock(one, None, method, path.replace("{name:path}", "a"))
-        assert stored_rows() == before
+        assert stored_rows() == former_stored_rows
 
 
 # --- S14: guesses ---
@@ -316,8 +318,8 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
     admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
     told: list[bytes] = []
     with (
-        serve_models(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as one,
-        httpx.Client(base_url=one.url, trust_env=False, timeout=hang_s()) as client,
+        serve_models(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as gateway,
+        httpx.Client(base_url=gateway.url, trust_env=False, timeout=hang_s()) as client,
     ):
         made = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
         chat = "/v1/chat/completions"

@@ -90,7 +90,7 @@ class Seed(Gateway):
 
     def add(self, fields: dict[str, Any], *options: str, code: int = 0) -> Any:
         """`fitserve add m FOLDER OPTIONS --wait`, of a model without weights: the model's view."""
-        done = self.cli(
+        result = self.cli(
             "add",
             "m",
             str(self.model("model", fields)),
@@ -99,8 +99,8 @@ class Seed(Gateway):
             *options,
             "--wait",
         )
-        assert done.returncode == code, (
-            f"{done.stdout}{done.stderr}\n{self.log.read_text()[-3000:]}"
+        assert result.returncode == code, (
+            f"{result.stdout}{result.stderr}\n{self.log.read_text()[-3000:]}"
         )
         return self.show("m")
 
@@ -194,14 +194,14 @@ class Seed(Gateway):
     def requests_by_engine(self, times: int) -> list[int]:
         """How often each engine that lives was asked, of so many requests; every one of them is
         answered."""
-        before = self._requests()
+        former_requests = self._requests()
         for _ in range(times):
             answer = self.client.post(
                 "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
             )
             assert answer.status_code == 200, answer.text
         return [
-            count - before.get(name, 0)
+            count - former_requests.get(name, 0)
             for name, count in self._requests().items()
             if name in engines(self)
         ]

@@ -43,7 +43,7 @@ def promised_bytes(view: dict[str, Any]) -> int:
     return int(memory["budget_bytes"] + memory["beside_bytes"])
 
 
-def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_what_it_does_not_need(
+def test_the_first_small_model_gives_surplus_cache_until_all_serve(
     tmp_path: Path,
 ) -> None:
     storm = BootStorm(tmp_path, models=5, gpus=1, snapshot="3090")
@@ -52,11 +52,11 @@ def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_wh
         storm.gateway.start()
         storm.add("m0")
         ready(storm, "m0")
-        alone = model_view(storm, "m0")
-        assert promised_bytes(alone) > 0.85 * total, "who is alone takes what is free"
+        lone_model_view = model_view(storm, "m0")
+        assert promised_bytes(lone_model_view) > 0.85 * total, "who is alone takes what is free"
         for name in storm.names[1:]:
             storm.add(name)
-            ready(storm, *[other for other in storm.names if other <= name])
+            ready(storm, *[other_name for other_name in storm.names if other_name <= name])
         views = {name: model_view(storm, name) for name in storm.names}
         assert sum(map(promised_bytes, views.values())) <= total
         assert views["m0"]["plan"]["cap"]["models"][0] == "m1"
@@ -72,7 +72,7 @@ def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_wh
         storm.close()
 
 
-def test_a_share_that_the_user_set_and_that_is_not_free_is_asked_of_others_or_refused(
+def test_a_share_of_the_user_is_asked_of_others_or_refused(
     tmp_path: Path,
 ) -> None:
     storm = BootStorm(tmp_path, models=2, gpus=1, snapshot="3090")
@@ -144,9 +144,9 @@ async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_o
             ]
         return found
 
-    world, here, models = World(), machine("4xh100"), {"first": 1, "last": 2}
+    world, this_machine, models = World(), machine("4xh100"), {"first": 1, "last": 2}
     source = model_folder(tmp_path / "model", **SMALL)
-    async with running(tmp_path, script, world, hardware=here) as gateway:
+    async with running(tmp_path, script, world, hardware=this_machine) as gateway:
         for name, copies in (("first", 1), ("gone", 2), ("last", 2)):
             await gateway.add(
                 name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=copies
@@ -158,7 +158,7 @@ async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_o
         await gateway.wait_until_gone("gone")
     for engine in world.engines.values():
         engine.kill()
-    async with running(tmp_path, script, world, hardware=here) as gateway:
+    async with running(tmp_path, script, world, hardware=this_machine) as gateway:
         assert await wait_for_places(gateway) == before
         # The same where one engine alone is lost.
         next(engine for engine in world.engines.values() if engine.spec.model == "last").kill()
@@ -188,7 +188,7 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
     async with running(tmp_path, script, hardware=machine("3090")) as gateway:
         source = model_folder(tmp_path / "model", **SMALL)
         await gateway.add("first", source, engines=["vllm==0.26.0"])
-        before = await gateway.until("first", "ready")
+        former_view = await gateway.until("first", "ready")
         asked = await gateway.client.post(
             "/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]}
         )
@@ -211,10 +211,10 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         await gateway.until("second", "ready")
         after = await gateway.until("first", "ready")
-        assert promised_bytes(after) < promised_bytes(before)
+        assert promised_bytes(after) < promised_bytes(former_view)
         assert after["plan"]["cap"]["models"] == ["second"]
         second = await gateway.show("second")
-        assert promised_bytes(before) - promised_bytes(after) < 1.2 * promised_bytes(second), (
+        assert promised_bytes(former_view) - promised_bytes(after) < 1.2 * promised_bytes(second), (
             "no more than is needed"
         )
         assert after["plan"]["max_model_len"]["value"] >= 32768
@@ -238,11 +238,11 @@ async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhi
         async with asyncio.timeout(hang_s()):
             while not world.engines:
                 await asyncio.sleep(0.02)
-        before = await gateway.until("first", "starting")
+        former_view = await gateway.until("first", "starting")
         await gateway.add("second", source, engines=["vllm==0.26.0"])
         given, taken = await gateway.until("first", "ready"), await gateway.until("second", "ready")
         assert given["plan"]["cap"]["models"] == ["second"]
-        assert promised_bytes(given) < promised_bytes(before)
+        assert promised_bytes(given) < promised_bytes(former_view)
         assert [(attempt["state"], attempt["failure"]) for attempt in given["attempts"]] == [
             ("stopped", None),
             ("ready", None),
@@ -257,9 +257,9 @@ async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanw
     def script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)
 
-    here = machine("2x3090")
-    total = {gpu.uuid: gpu.total_bytes or 0 for gpu in here.gpus}
-    async with running(tmp_path, script, hardware=here) as gateway:
+    this_machine = machine("2x3090")
+    total = {gpu.uuid: gpu.total_bytes or 0 for gpu in this_machine.gpus}
+    async with running(tmp_path, script, hardware=this_machine) as gateway:
         source = model_folder(tmp_path / "model", **SMALL)
         await gateway.add("pair", source, engines=["vllm==0.26.0"], gpus=1, replicas=2)
         await gateway.until("pair", "ready")

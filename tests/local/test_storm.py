@@ -47,9 +47,9 @@ def family(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def storm(tmp_path: Path) -> Iterator[Storm]:
-    made = Storm(tmp_path, random.Random(1))
-    with contextlib.closing(made.gateway.client):
-        yield made
+    new_storm = Storm(tmp_path, random.Random(1))
+    with contextlib.closing(new_storm.gateway.client):
+        yield new_storm
 
 
 def test_a_program_that_outlives_its_gateway_is_an_orphan(storm: Storm, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_to
         wait_for("health", lambda: gateway.dead() or healthy())
         assert gateway.cli("ps").returncode == 0, gateway.log.read_text()
         foreign = gateway.environment | {"FITSERVE_URL": f"https://127.0.0.1:{gateway.port}"}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "gateway.__main__", "ps"],
             cwd=ROOT,
             env=foreign,
@@ -208,7 +208,7 @@ def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_to
             timeout=hang_s(),
             check=False,
         )
-        assert done.returncode == 3  # nobody vouches for it under that name
+        assert result.returncode == 3  # nobody vouches for it under that name
         assert asyncio.run(shown_at(gateway.port, trusting_all())) == cert.read_text()
     finally:
         gateway.kill(signal.SIGTERM)

@@ -295,10 +295,10 @@ _REFUSING: list[socket.socket] = []
 def refused_url() -> str:
     """An address that refuses connections. This process keeps it bound, so no other program listens
     there."""
-    one = socket.socket()
-    one.bind(("127.0.0.1", 0))
-    _REFUSING.append(one)
-    return address(one)
+    unix_socket = socket.socket()
+    unix_socket.bind(("127.0.0.1", 0))
+    _REFUSING.append(unix_socket)
+    return address(unix_socket)
 
 
 async def answers(call: Call) -> None:

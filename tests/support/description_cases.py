@@ -236,14 +236,14 @@ def errors_of_its_own(ctx: CheckContext, answer: Response, case: Case[Any]) -> N
     if answer.status_code >= 400 and not ours and not is_inference(case.path):
         raise AssertionError("an error that is not the gateway's own")
     if answer.status_code >= 400 and ours:
-        told = answer.json()
+        document = answer.json()
         if shape_of(case.path) == "openai":
-            assert told.keys() == {"error"}
-            assert told["error"].keys() == {"message", "type", "param", "code"}
+            assert document.keys() == {"error"}
+            assert document["error"].keys() == {"message", "type", "param", "code"}
         else:
-            assert told.keys() == {"type", "error"}
-            assert told["error"].keys() == {"type", "message"}
-        assert told["error"]["message"]
+            assert document.keys() == {"type", "error"}
+            assert document["error"].keys() == {"type", "message"}
+        assert document["error"]["message"]
 
 
 def no_server_error(ctx: CheckContext, answer: Response, case: Case[Any]) -> None:

@@ -95,7 +95,7 @@ def run(
     standard input."""
     with (
         tempfile.TemporaryFile() as file,
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as temporary_file,
         tempfile.TemporaryFile() as told,
     ):
         file.write(text.encode())
@@ -104,7 +104,7 @@ def run(
             "gateway.__main__",
             arguments,
             environment,
-            (file.fileno(), said.fileno(), told.fileno()),
+            (file.fileno(), temporary_file.fileno(), told.fileno()),
         )
         try:
             code = command.wait(timeout_s)
@@ -112,7 +112,7 @@ def run(
             command.kill()
             raise
         return subprocess.CompletedProcess(
-            ["fitserve", *arguments], code, _whole(said), _whole(told)
+            ["fitserve", *arguments], code, _whole(temporary_file), _whole(told)
         )
 
 

@@ -92,9 +92,13 @@ def make_decision(
     **fields: Any,
 ) -> Decision:
     """The decision for Llama 8B on a snapshot with one engine of the right device."""
-    here = machine(hardware)
+    this_machine = machine(hardware)
     return decide(
-        model or spec(), here, [engine("cuda" if here.gpus else "cpu")], wish(**fields), facts
+        model or spec(),
+        this_machine,
+        [engine("cuda" if this_machine.gpus else "cpu")],
+        wish(**fields),
+        facts,
     )
 
 

@@ -52,9 +52,9 @@ class PretendedGpu:
         if count > (free := self.free):
             raise OutOfMemory(free, count)
         now = int(self._own.read_text()) if self._own.exists() else 0
-        written = self._own.with_name(f"{self._own.name}.new")
-        written.write_text(str(now + count))
-        written.replace(self._own)
+        name = self._own.with_name(f"{self._own.name}.new")
+        name.write_text(str(now + count))
+        name.replace(self._own)
 
 
 def alive(pid: int) -> bool:

@@ -30,10 +30,10 @@ async def running_processes(
     # Nobody can ask it.
     (environment / "bin/python").symlink_to("/bin/false")
     (environment / ".complete").touch()
-    made = engine("cpu", "99.0.0", process_command=tuple(program))
+    new_engine = engine("cpu", "99.0.0", process_command=tuple(program))
     profile = folder / "own/engines/vllm-cpu/99.0.0.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(made.model_dump_json())
+    profile.write_text(new_engine.model_dump_json())
     host = ProcessHost(folder / "data")
     try:
         async with running(

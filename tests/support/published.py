@@ -21,8 +21,10 @@ TRAITS = {version: Profiles().engine(f"vllm=={version}").traits for version in V
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
     """The config, with changes; a change to None removes the field."""
-    found = json.loads((MODELS / f"{name}.json").read_text()) | changes
-    return {key: value for key, value in found.items() if value is not None or key not in changes}
+    document = json.loads((MODELS / f"{name}.json").read_text()) | changes
+    return {
+        key: value for key, value in document.items() if value is not None or key not in changes
+    }
 
 
 def published_model(

@@ -47,10 +47,10 @@ def model_folder(path: Path, **changes: Any) -> Path:
 
 def profiles_folder(path: Path) -> Path:
     """Profiles with one more CPU engine, which needs nothing but the flags that planning knows."""
-    made = engine("cpu", "99.0.0")
-    target = path / "engines" / made.kind
+    new_engine = engine("cpu", "99.0.0")
+    target = path / "engines" / new_engine.kind
     target.mkdir(parents=True, exist_ok=True)
-    (target / f"{made.version}.yaml").write_text(made.model_dump_json())
+    (target / f"{new_engine.version}.yaml").write_text(new_engine.model_dump_json())
     return path
 
 
@@ -114,12 +114,12 @@ async def running(
         "tick_s": 0.05,
     }
     fields |= {"backoff_s": 0.1, "backoff_max_s": 0.4, "health_interval_s": 0.05, "stop_grace_s": 1}
-    made = Settings(**{**fields, **settings})
+    new_settings = Settings(**{**fields, **settings})
     world = world or World()
-    listener = listen(made)
+    listener = listen(new_settings)
     watch = GpuWatch(nvml or FakeNvml([]), None if hardware is None else lambda _: hardware)
-    app = create_app(made, host or MemoryHost(script, world), watch)
-    server = GatewayServer(server_config(made, app), app)
+    app = create_app(new_settings, host or MemoryHost(script, world), watch)
+    server = GatewayServer(server_config(new_settings, app), app)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

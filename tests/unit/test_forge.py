@@ -90,8 +90,8 @@ def suite() -> list[list[str]]:
     command = ["bash", "-c", script.replace(place, COMMANDS), str(path)]
     # This test itself may run in a shard.
     environment = {name: value for name, value in os.environ.items() if name != "SHARD"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    lines = (line.split("\037")[:-1] for line in done.stdout.splitlines())
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    lines = (line.split("\037")[:-1] for line in result.stdout.splitlines())
     return [[line[0], *line[3:]] for line in lines if line[1:3] == ["-m", "pytest"]]
 
 

@@ -54,10 +54,10 @@ UNUSED = {
 @pytest.mark.parametrize("module", UNUSED)
 def test_a_server_loads_nothing_that_it_may_never_need(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    loaded = set(done.stdout.split())
+    loaded = set(result.stdout.split())
     assert module in loaded
     assert loaded & UNUSED[module] == set()
 
@@ -81,7 +81,7 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
     loaded: list[set[str]] = []
     snapshot = ("--hardware", "2x3090")
     for elsewhere in ((), (), snapshot, snapshot):
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, *elsewhere],
             cwd=ROOT,
             env=environment,
@@ -89,8 +89,8 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
             text=True,
             check=False,
         )
-        assert done.returncode in (0, 3), done.stderr[-2000:]  # 3: this machine is too small
-        loaded.append(set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE)))
+        assert result.returncode in (0, 3), result.stderr[-2000:]  # 3: this machine is too small
+        loaded.append(set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE)))
     assert "yaml" in loaded[0]
     assert "gateway.planner.decide" in loaded[1]
     assert (

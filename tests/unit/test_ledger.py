@@ -69,8 +69,8 @@ def test_a_refusal_changes_nothing_and_one_that_contradicts_is_kept() -> None:
 
 
 def test_engines_of_live_attempts_are_no_strays() -> None:
-    found = strays({"m-1": [10]}, [LiveModel(frozenset({"m-1"}), 1)])
-    assert found == (frozenset(), frozenset())
+    stray_engines = strays({"m-1": [10]}, [LiveModel(frozenset({"m-1"}), 1)])
+    assert stray_engines == (frozenset(), frozenset())
     changing = LiveModel(frozenset({"m-1", "m-2"}), 2)
     assert strays({"m-1": [10], "m-2": [11]}, [changing]) == (frozenset(), frozenset())
 

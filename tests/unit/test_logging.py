@@ -116,7 +116,7 @@ def test_a_command_tells_a_warning_with_its_fields_on_standard_error() -> None:
         "from gateway.logging import Logger; Logger('fitserve.test').warning('the folder was open',"
         " mode='0o755')"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert (done.stdout, done.stderr[9:]) == ("", "warning: the folder was open  mode=0o755\n")
+    assert (result.stdout, result.stderr[9:]) == ("", "warning: the folder was open  mode=0o755\n")

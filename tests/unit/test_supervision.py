@@ -27,9 +27,9 @@ def log_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]
 
 async def cancelled_inside() -> None:
     """What is waited for was cancelled by somebody else."""
-    other = asyncio.create_task(asyncio.sleep(HANG_S))
-    other.cancel()
-    await other
+    other_task = asyncio.create_task(asyncio.sleep(HANG_S))
+    other_task.cancel()
+    await other_task
 
 
 async def raises(error: BaseException) -> None:

@@ -201,7 +201,7 @@ def test_an_engine_asks_itself_past_the_proxy() -> None:
     assert engine_env(SGLANG, {"NO_PROXY": ".corp"}, {}) == {"NO_PROXY": ".corp"}
 
 
-def test_a_models_variables_win_over_those_of_all_engines_and_engines_get_what_they_take() -> None:
+def test_variables_of_a_model_win_over_those_of_all_engines() -> None:
     everywhere = {
         "NCCL_DEBUG": "WARN",
         "VLLM_USE_DEEP_GEMM": "0",

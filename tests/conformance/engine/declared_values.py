@@ -104,5 +104,5 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _all(nodes: list[ast.expr | None]) -> Any:
-    found = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    return tuple(found) if len(found) == len(nodes) else UNKNOWN
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return tuple(values) if len(values) == len(nodes) else UNKNOWN

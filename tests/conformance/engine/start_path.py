@@ -252,8 +252,8 @@ def _functions(package: Path, file: str) -> list[Function]:
     def visit(node: ast.AST, owner: str, function: Function | None) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                result.append(own := Function(file, owner, child, []))
-                visit(child, owner, own)
+                result.append(own_function := Function(file, owner, child, []))
+                visit(child, owner, own_function)
             elif isinstance(child, ast.ClassDef):
                 visit(child, child.name, None)
             else:

@@ -39,9 +39,9 @@ def document(
     read: set[str] = set()
     learned = _with_whole_parts([*learned], facts)
     for row in learned:
-        made = _row(row, facts, unknown)
-        if made is not None:
-            rows.append(made)
+        new_row = _row(row, facts, unknown)
+        if new_row is not None:
+            rows.append(new_row)
             read |= fields_of(row)
     if not any(row["is"] in ("attention", "state") for row in rows):
         unknown.add(ATTENTION)
@@ -72,8 +72,8 @@ def _with_whole_parts(learned: list[LearnedRow], facts: Facts) -> list[LearnedRo
         state = states.get(row.name.rpartition(".")[0])
         if len(whole) == 2 and state is not None:
             parts = [row.sizes[f"parts.{place}"] or "" for place in range(row.kind["parts"])]
-            rest = [part for place, part in enumerate(parts) if place not in whole]
-            cut = [" + ".join(rest), *(parts[place] for place in whole)]
+            remaining_parts = [part for place, part in enumerate(parts) if place not in whole]
+            cut = [" + ".join(remaining_parts), *(parts[place] for place in whole)]
             sizes = {name: term for name, term in row.sizes.items() if "parts." not in name}
             sizes |= {f"parts.{place}": part for place, part in enumerate(cut)}
             sizes |= {"heads": state.sizes["heads"], "kv_heads": state.sizes["groups"]}

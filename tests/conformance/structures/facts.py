@@ -215,15 +215,15 @@ def _each_rule(name: str, told: list[tuple[int, list[Any]]]) -> dict[str, Any] |
 
 
 def _rule(field: str, values: list[Any], configs: list[Any]) -> dict[str, Any] | None:
-    first = values[0]
-    if any(value != first for value in values):
+    first_value = values[0]
+    if any(value != first_value for value in values):
         prefix = field.rpartition(".")[0]
         parts = [_part(config, prefix) for config in configs]
         for term, compute in _DERIVED.items():
             if [compute(part) for part in parts] == values:
                 return {"text": _NAME.sub(rf"{prefix}.\g<0>" if prefix else r"\g<0>", term)}
         return None
-    return {"is": first} if isinstance(first, bool | int | str | None | list) else None
+    return {"is": first_value} if isinstance(first_value, bool | int | str | None | list) else None
 
 
 def _part(config: Mapping[str, Any], prefix: str) -> Any:

@@ -212,9 +212,9 @@ class _Learner:
             for changed, here in zip(self._changed, present, strict=True)
             if here != present[0]
         ]
-        alone = {name for changed in differing if len(changed) == 1 for name in changed}
+        lone_names = {name for changed in differing if len(changed) == 1 for name in changed}
         rows = [*zip(self._envs, present, strict=True)]
-        return condition_term(alone, rows) or condition_term(set().union(*differing), rows)
+        return condition_term(lone_names, rows) or condition_term(set().union(*differing), rows)
 
     def _layers(self, pattern: str, matches: Mapping[int, Cluster | None]) -> str | None:
         kinds = len(self._clusters[0].get(pattern, ()))
@@ -224,16 +224,21 @@ class _Learner:
             # Kinds of layers that got equal sizes tell nothing.
             if match is None or len(self._clusters[place][pattern]) >= kinds
         }
-        first = min(layers)
+        first_layer = min(layers)
         fields = {
             name
-            for name, value in self._envs[first].items()
+            for name, value in self._envs[first_layer].items()
             if isinstance(value, list) or (type(value) is int and LAYER_RULE.search(name))
         }
         for place, numbers in layers.items():
-            away = self._difference(first, place)
+            away = self._difference(first_layer, place)
             # A field that takes the row away from all layers is a condition.
-            if len(away) == 1 and numbers != layers[first] and numbers and layers[first]:
+            if (
+                len(away) == 1
+                and numbers != layers[first_layer]
+                and numbers
+                and layers[first_layer]
+            ):
                 fields |= away
         rows = [
             (self._envs[place], self._layer_count(pattern, place), numbers)

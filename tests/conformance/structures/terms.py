@@ -91,13 +91,13 @@ def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
         return equal[0] if equal else str(rows[0][1])
     different = {(*(env[name] for name in names), value): (env, value) for env, value in rows}
     rows = [*different.values()]
-    needed = _needed_fields(names, rows)
+    needed_fields = _needed_fields(names, rows)
     products = _products(names)
     order = sorted(products, key=lambda text: (text.count("*") + text.count("/"), len(text)))
     # Factors of any size only where no small one fits.
     for any_factor, count in ((False, 1), (False, 2), (False, 3), (True, 1), (True, 2)):
         for chosen in itertools.combinations(order, count):
-            if not needed <= {*re.split(r"\*|//", "*".join(chosen))}:
+            if not needed_fields <= {*re.split(r"\*|//", "*".join(chosen))}:
                 continue
             table = [
                 [*(products[text](env) for text in chosen), Fraction(value)] for env, value in rows

@@ -104,12 +104,12 @@ class Variations:
 
     def _vary_pairs(self, refused: set[Path]) -> None:
         """Double two fields that the engine accepts together only."""
-        alone = sorted(
+        lone_paths = sorted(
             path
             for path in refused
             if type(_at(self.base, path)) is int and ".".join(path) not in self._accepted
         )
-        pairs = [(a, b) for a in alone for b in alone if a < b and a[:-1] == b[:-1]]
+        pairs = [(a, b) for a in lone_paths for b in lone_paths if a < b and a[:-1] == b[:-1]]
         for first, second in pairs[:_MAX_PAIRS]:
             config = _put_value(self.base, first, 2 * _at(self.base, first))
             with suppress(Exception):
@@ -263,8 +263,8 @@ def _changes(config: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
             values = [value[1:] + value[:1], value[::-1]]
         elif value == [] and "layers" in path[-1]:
             values = [[1]]
-        for other in values:
-            yield path, other
+        for other_value in values:
+            yield path, other_value
     # Model classes read this one also where the configuration class has no such field.
     for path, part in [
         ((), config),

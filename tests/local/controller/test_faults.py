@@ -93,7 +93,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
 
 
 @pytest.mark.anyio
-async def test_gpus_that_cannot_talk_to_each_other_get_another_way_to_and_at_last_share_nothing(
+async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans(
     tmp_path: Path,
 ) -> None:
     made: list[LaunchSpec] = []

@@ -31,8 +31,8 @@ async def lost_gpus(gateway: Running, count: int) -> list[str]:
     """What the gateway says of lost GPUs, once there are so many of them."""
     async with asyncio.timeout(hang_s()):
         while True:
-            here = (await gateway.client.get("/admin/hardware")).json()
-            losses = [gpu["lost"] for gpu in here["gpus"] if gpu["lost"]]
+            document = (await gateway.client.get("/admin/hardware")).json()
+            losses = [gpu["lost"] for gpu in document["gpus"] if gpu["lost"]]
             if len(losses) == count:
                 return losses
             await asyncio.sleep(0.02)
@@ -125,8 +125,8 @@ async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> 
 
 
 async def hardware(gateway: Running) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = (await gateway.client.get("/admin/hardware")).json()
-    return found
+    document: dict[str, list[str]] = (await gateway.client.get("/admin/hardware")).json()
+    return document
 
 
 async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: Path) -> None:

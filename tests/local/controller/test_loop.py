@@ -456,13 +456,13 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
             return sum(b'"POST ' in line for line in engine.log)
 
         hold.touch()
-        before = count_questions()
+        former_count = count_questions()
         body = {"model": "m", "prompt": "hi", "max_tokens": 3}
         asking = asyncio.create_task(gateway.client.post("/v1/completions", json=body))
-        await until(lambda: count_questions() == before + 1)
+        await until(lambda: count_questions() == former_count + 1)
         for canaries in range(1, 6):
             clock.now += 61
-            await until(lambda canaries=canaries: count_questions() == before + 1 + canaries)  # type: ignore[misc]
+            await until(lambda canaries=canaries: count_questions() == former_count + 1 + canaries)  # type: ignore[misc]
             looks = clock.looks
             await until(lambda looks=looks: clock.looks > looks + 5)  # type: ignore[misc]
         hold.unlink()
@@ -584,7 +584,7 @@ async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: P
         assert answer.status_code == 503
 
 
-async def test_a_gateway_that_has_not_looked_yet_knows_its_models_and_has_their_requests_wait(
+async def test_requests_wait_for_the_first_pass_of_a_new_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, may_look = World(), asyncio.Event()

@@ -84,7 +84,7 @@ async def test_without_the_setting_no_page_is_told_anything(tmp_path: Path) -> N
         assert (app_preflight.status_code, ALLOWED in app_preflight.headers) == (401, False)
 
 
-async def test_all_pages_may_ask_the_models_of_a_gateway_without_keys_and_not_its_admin_api(
+async def test_pages_may_ask_models_without_keys_but_not_the_admin_api(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, healthy, origins="*") as gateway:
@@ -126,12 +126,12 @@ async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, admin_key=KEY) as gateway:
         gateway.client.headers.update({"x-api-key": KEY})
         headers = {"authorization": f"Bearer {KEY}"}
-        made = await gateway.client.post(
+        answer = await gateway.client.post(
             "/admin/models",
             headers=headers,
             json={"name": "m", "endpoint": "http://127.0.0.1:9/v1"},
         )
-        assert made.status_code == 202
+        assert answer.status_code == 202
         async with anthropic.AsyncAnthropic(
             base_url=gateway.url, api_key=KEY, max_retries=0
         ) as client:

@@ -91,10 +91,10 @@ async def test_a_killed_engine_ends_a_hundred_streams_with_an_error_each(gateway
             call.close()
             call.closed.set()
         for reader, writer in clients:
-            rest = await asyncio.wait_for(reader.read(), HANG_S)
-            assert b"engine_error" in rest
-            assert b"[DONE]" not in rest
-            assert rest.endswith(b"0\r\n\r\n")
+            remaining_bytes = await asyncio.wait_for(reader.read(), HANG_S)
+            assert b"engine_error" in remaining_bytes
+            assert b"[DONE]" not in remaining_bytes
+            assert remaining_bytes.endswith(b"0\r\n\r\n")
             writer.close()
 
 
@@ -467,11 +467,11 @@ async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> 
                 if response.status_code != 200:
                     failed.append(response.status_code)
 
-    async with Upstream(answers) as first:
-        gateway.route(model(first.url, name="m"))
+    async with Upstream(answers) as first_upstream:
+        gateway.route(model(first_upstream.url, name="m"))
         clients = [asyncio.create_task(client_of(gateway)) for _ in range(10)]
         try:
-            current, old = first, "m-0"
+            current, old = first_upstream, "m-0"
             for turn in range(5):
                 follower = await Upstream(answers).__aenter__()
                 route = model(follower.url)
@@ -479,7 +479,7 @@ async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> 
                 gateway.route(replace(route, replicas=(new,)))
                 await until(lambda follower=follower: len(follower.requests) > 20)  # type: ignore[misc]
                 await until(lambda old=old: gateway.routes.in_flight(old) == 0)  # type: ignore[misc]
-                if current is not first:
+                if current is not first_upstream:
                     await current.__aexit__()
                 current, old = follower, new.id
         finally:
@@ -520,9 +520,9 @@ async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_the
             turn.set()
             assert b"error" not in await asyncio.wait_for(short.read(), HANG_S)
             gateway._server.force_exit = True  # the time is over
-            rest = await asyncio.wait_for(long.read(), HANG_S)
-            assert b"The gateway is stopping" in rest
-            assert b"[DONE]" not in rest
+            remaining_bytes = await asyncio.wait_for(long.read(), HANG_S)
+            assert b"The gateway is stopping" in remaining_bytes
+            assert b"[DONE]" not in remaining_bytes
             await until(lambda: all(call.closed.is_set() for call in upstream.calls))
             for _, writer in clients:
                 writer.close()
@@ -637,13 +637,13 @@ def frozen_first(gateway: Gateway, *urls: str) -> None:
 @pytest.mark.parametrize(
     ("script", "stream"), [(never_answers, False), (never_answers, True), (begins_a_stream, True)]
 )
-async def test_a_request_whose_replica_froze_before_its_first_byte_is_answered_by_another_one(
+async def test_a_request_to_a_frozen_replica_is_answered_by_another(
     script: Callable[[Call], Awaitable[None]], stream: bool
 ) -> None:
     with Gateway(still=True) as gateway:
         async with (
             Upstream(script) as frozen,
-            Upstream(streams_one if stream else answers) as other,
+            Upstream(streams_one if stream else answers) as other_upstream,
             http_client(gateway) as client,
         ):
             gateway.route(model(frozen.url))
@@ -651,10 +651,10 @@ async def test_a_request_whose_replica_froze_before_its_first_byte_is_answered_b
             await until(lambda: bool(frozen.calls))
             if script is begins_a_stream:
                 gateway.catch_up()
-            frozen_first(gateway, frozen.url, other.url)
+            frozen_first(gateway, frozen.url, other_upstream.url)
             answer = await asking
             assert answer.status_code == 200
-            assert other.calls[0].body == frozen.calls[0].body
+            assert other_upstream.calls[0].body == frozen.calls[0].body
             assert (
                 answer.text.count("from the other"),
                 answer.text.endswith("data: [DONE]\n\n"),
@@ -670,17 +670,17 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
     with Gateway(still=True) as gateway:
         async with (
             Upstream(never_answers) as frozen,
-            Upstream(answers) as other,
+            Upstream(answers) as other_upstream,
             http_client(gateway) as client,
         ):
             gateway.route(model(frozen.url))
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "x" * size}))
             await until(lambda: bool(frozen.calls))
-            frozen_first(gateway, *([frozen.url, other.url] if others else [frozen.url]))
+            frozen_first(gateway, *([frozen.url, other_upstream.url] if others else [frozen.url]))
             answer = await asking
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
             assert int(answer.headers["retry-after"]) > 0
-            assert not other.calls
+            assert not other_upstream.calls
             await gateway.wait_until_settled()
 
 
@@ -688,19 +688,19 @@ async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes()
     with Gateway(still=True) as gateway:
         async with (
             Upstream(streams_for_ever) as frozen,
-            Upstream(answers) as other,
+            Upstream(answers) as other_upstream,
             http_client(gateway) as client,
         ):
             gateway.route(model(frozen.url))
             async with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
                 pieces = answer.aiter_text()
                 text = await anext(pieces)
-                frozen_first(gateway, frozen.url, other.url)
+                frozen_first(gateway, frozen.url, other_upstream.url)
                 text += "".join([piece async for piece in pieces])
             assert "first" in text
             assert '"error"' in text
             assert "[DONE]" not in text
-            assert not other.calls
+            assert not other_upstream.calls
             await gateway.wait_until_settled()
 
 
@@ -753,13 +753,13 @@ async def test_a_request_whose_engine_dies_before_it_answered_is_answered_by_ano
 
     async with (
         Upstream(first_dies) as upstream,
-        Upstream(first_dies) as other,
+        Upstream(first_dies) as other_upstream,
         http_client(gateway) as client,
     ):
-        gateway.route(model(upstream.url, other.url))
+        gateway.route(model(upstream.url, other_upstream.url))
         answer = await client.post(CHAT, json={**ASK, "stream": stream})
         assert answer.status_code == 200
-        assert (len(upstream.calls), len(other.calls)) == (1, 1)
+        assert (len(upstream.calls), len(other_upstream.calls)) == (1, 1)
         assert calls[0].body == calls[1].body
         await gateway.wait_until_settled()
 
@@ -787,14 +787,14 @@ async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway
 
     async with (
         Upstream(fails) as upstream,
-        Upstream(answers) as other,
+        Upstream(answers) as other_upstream,
         http_client(gateway) as client,
     ):
         gateway.route(model(upstream.url))
         assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == [
             '{"error": {"message": "a bug"}}'
         ] * 2
-        assert not other.calls
+        assert not other_upstream.calls
         await gateway.wait_until_settled()
 
 

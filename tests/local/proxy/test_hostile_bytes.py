@@ -49,8 +49,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 async def lanes() -> AsyncIterator[list[Lane]]:
-    async with lanes_of(LANES) as made:
-        yield made
+    async with lanes_of(LANES) as new_lanes:
+        yield new_lanes
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ async def test_each_answer_of_a_hostile_engine_stays_with_its_request(
 async def test_mutations_break_nothing(
     gateway: Served, lanes: list[Lane], engines: list[LoggedEngine]
 ) -> None:
-    before = gateway.resident_mib
+    former_mib = gateway.resident_mib
     tally = Tally()
     await fuzz(gateway.port, lanes, INPUTS, seed=1, tally=tally)
     assert not tally.violations, tally.violations[:5]
@@ -237,7 +237,7 @@ async def test_mutations_break_nothing(
     )
     assert tally.answered["form"] > INPUTS / 100, "the same of forms, most of which are refused"
     assert tally.statuses[400] > INPUTS / 50
-    assert gateway.resident_mib - before < GROWTH_MIB
+    assert gateway.resident_mib - former_mib < GROWTH_MIB
     assert "Traceback" not in gateway.log
     _, found = await judge(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
     assert not found

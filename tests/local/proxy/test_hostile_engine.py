@@ -40,7 +40,7 @@ async def test_p8_a_line_or_a_head_without_end_takes_no_memory(tmp_path: Path) -
         running = serve_models(tmp_path, {"m": [f"{upstream.url}/v1"]})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
-            before = gateway.resident_mib
+            former_mib = gateway.resident_mib
             for kind, size in ((b"event", MIB), (b"plain", MIB), (b"head", 0)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
                 asked_raw_request = raw_request(
@@ -57,7 +57,7 @@ async def test_p8_a_line_or_a_head_without_end_takes_no_memory(tmp_path: Path) -
                 while piece := await asyncio.wait_for(reader.read(2**20), HANG_S):
                     received += len(piece)
                 assert received >= size * 2**20
-                assert gateway.resident_mib - before < 16
+                assert gateway.resident_mib - former_mib < 16
                 writer.close()
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)

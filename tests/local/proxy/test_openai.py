@@ -221,12 +221,12 @@ async def test_requests_go_to_the_replica_with_the_least_in_flight(gateway: Gate
         stage(gateway, streams_for_ever, answers) as [busy, idle],
         http_client(gateway) as client,
     ):
-        held = await client.send(client.build_request("POST", CHAT, json=ASK), stream=True)
+        answer = await client.send(client.build_request("POST", CHAT, json=ASK), stream=True)
         for _ in range(4):
             assert (await client.post(CHAT, json=ASK)).status_code == 200
         assert gateway.routes.in_flight("m-0") == 1
         assert (len(busy.requests), len(idle.requests)) == (1, 4)
-        await held.aclose()
+        await answer.aclose()
 
 
 # --- what the gateway refuses itself ---
@@ -545,7 +545,7 @@ async def test_an_answer_with_a_header_that_http_forbids_is_refused(
         (b"abc", False),
     ],
 )
-async def test_an_engine_that_dies_in_an_event_stream_ends_it_with_an_error_event_and_no_done(
+async def test_the_death_of_an_engine_ends_its_stream_with_an_error_event(
     gateway: Gateway, sent: bytes, whole: bool, framing: str
 ) -> None:
     async def script(call: Call) -> None:

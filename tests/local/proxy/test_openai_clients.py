@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_in_its_own_body_reaches_no_engine(gateway: G
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_before_the_engines_headers_closes_the_engine_connection(
+async def test_a_client_that_leaves_before_the_headers_closes_the_engine_connection(
     gateway: Gateway, stream: bool
 ) -> None:
     ask = raw_request(json.dumps({**ASK, "stream": stream}).encode())
@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_while_the_engine_takes_no_bytes_leaves_nothi
             await gateway.wait_until_settled()
 
 
-async def test_a_client_that_leaves_while_the_connection_is_not_made_yet_leaves_nothing_behind(
+async def test_a_client_that_leaves_during_the_dial_leaves_nothing_behind(
     gateway: Gateway,
 ) -> None:
     with socket.socket() as full:
@@ -228,10 +228,10 @@ async def test_a_gateway_that_stops_ends_a_stream_with_an_error_event() -> None:
         reader, writer = await ask(port)
         await asyncio.wait_for(reader.readuntil(b"first"), HANG_S)
         plane.close()
-        rest = await asyncio.wait_for(reader.read(), HANG_S)
-        assert b"The gateway is stopping" in rest
-        assert b"[DONE]" not in rest
-        assert rest.endswith(b"\r\n0\r\n\r\n")
+        remaining_bytes = await asyncio.wait_for(reader.read(), HANG_S)
+        assert b"The gateway is stopping" in remaining_bytes
+        assert b"[DONE]" not in remaining_bytes
+        assert remaining_bytes.endswith(b"\r\n0\r\n\r\n")
         await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)
         writer.close()
 
@@ -239,9 +239,7 @@ async def test_a_gateway_that_stops_ends_a_stream_with_an_error_event() -> None:
 @pytest.mark.parametrize(
     "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})]
 )
-async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engine_connection() -> (
-    None
-):
+async def test_a_client_that_leaves_before_the_answer_closes_the_engine_connection() -> None:
     async with Upstream(never_answers) as upstream, local(upstream.url) as (plane, port):
         for steps in range(60):
             _, writer = await ask(port)

@@ -169,14 +169,14 @@ def test_a_closed_stream_ends_the_engines_work(
     through: bool, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     engine = engines["slow"]
-    before = engine.left_count
+    former_left_count = engine.left_count
     with openai_client(gateway.url if through else engine.url) as client:
         stream = client.chat.completions.create(
             model="slow", messages=MESSAGES, max_tokens=1000, stream=True
         )
         assert next(iter(stream)).choices
         stream.close()
-        until(lambda: engine.left_count == before + 1)
+        until(lambda: engine.left_count == former_left_count + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -185,7 +185,7 @@ def test_a_client_that_runs_out_of_patience_ends_the_engines_work(
     stream: bool, through: bool, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     engine = engines["slow"]
-    asked, left = engine.request_count, engine.left_count
+    request_count, left_count = engine.request_count, engine.left_count
     for patience_s in (
         0.3,
         1,
@@ -199,6 +199,6 @@ def test_a_client_that_runs_out_of_patience_ends_the_engines_work(
                 model="slow", messages=MESSAGES, max_tokens=1000, stream=stream
             )
             list(answer)
-        if engine.request_count > asked:
+        if engine.request_count > request_count:
             break
-    until(lambda: engine.left_count - left == engine.request_count - asked > 0)
+    until(lambda: engine.left_count - left_count == engine.request_count - request_count > 0)

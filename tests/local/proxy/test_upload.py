@@ -72,7 +72,7 @@ async def test_a_request_for_which_there_is_no_memory_is_not_under_way() -> None
                     replicas=tuple(replace(replica, capacity=1) for replica in route.replicas),
                 )
             )
-            first = asyncio.create_task(client.post(CHAT, json=ASK))
+            first_task = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: bool(upstream.requests))
             budget.keep(hog, 2 * budget.size + 1)
             body = json.dumps(ASK).encode()
@@ -81,5 +81,5 @@ async def test_a_request_for_which_there_is_no_memory_is_not_under_way() -> None
                 assert (await client.post(CHAT, content=large)).status_code == 503
             budget.release(hog)
             release.set()
-            assert (await first).status_code == 200
+            assert (await first_task).status_code == 200
             assert (await client.post(CHAT, content=large)).status_code == 200

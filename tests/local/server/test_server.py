@@ -61,7 +61,7 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
                 base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as client:
                 await client.get("/healthz")
-                before, said = files(gateway), len(gateway.log)
+                former_files, said = files(gateway), len(gateway.log)
                 for _ in range(2):
                     crowd = [await asyncio.to_thread(knock, gateway.port) for _ in range(200)]
                     told = [await asyncio.to_thread(status, one) for one in crowd]
@@ -73,7 +73,7 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
                         assert answer.status_code == 200, answer.text
                     for one in crowd:
                         one.close()
-                    await until(lambda: files(gateway) <= before + 2)
+                    await until(lambda: files(gateway) <= former_files + 2)
                 assert (await client.get("/readyz")).status_code == 200
             # It says nothing of each client that it turns away.
             assert gateway.log.count("\n", said) < 20, gateway.log

@@ -23,14 +23,14 @@ async def test_who_asks_meanwhile_shares_a_rendering_that_begins_later() -> None
         return seen
 
     answer = SharedAnswer(render)
-    first = asyncio.create_task(answer.body())
+    first_task = asyncio.create_task(answer.body())
     while not began:
         await asyncio.sleep(0)
     state = b"2"
     later = [asyncio.create_task(answer.body()) for _ in range(200)]
     await asyncio.sleep(0)
     free.set()
-    assert await first == b"1"
+    assert await first_task == b"1"
     bodies = await asyncio.gather(*later)
     assert set(bodies) == {b"2"}
     assert began == 2

@@ -46,7 +46,7 @@ def start(
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_who_comes_before_the_gateway_is_answered_by_it_and_systemd_hears_when_it_is_ready(
+def test_early_clients_are_answered_and_systemd_hears_of_readiness(
     tmp_path: Path, workers: str
 ) -> None:
     with (
@@ -102,11 +102,11 @@ def test_the_units_are_such_as_systemd_reads(tmp_path: Path) -> None:
             "User=fitserve", "User=root"
         )
         (tmp_path / name).write_text(text)
-    done = subprocess.run(
+    result = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in UNITS)],
         capture_output=True,
         text=True,
         timeout=hang_s(),
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")

@@ -54,7 +54,7 @@ def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: 
     )
     said, told = tmp_path / "said", tmp_path / "told"
     (tmp_path / "given").write_text("ü")
-    before = os.umask(0o007)
+    former_umask = os.umask(0o007)
     with (
         (tmp_path / "given").open("rb") as descriptor,
         said.open("wb") as out,
@@ -63,7 +63,7 @@ def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: 
         streams = (descriptor.fileno(), out.fileno(), err.fileno())
         # The folder is where Python looks first, as with -m.
         process = Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path)
-    os.umask(before)
+    os.umask(former_umask)
     assert process.wait() == 7
     assert json.loads(said.read_text()) == [
         {"ONE": "1"},
@@ -89,7 +89,7 @@ def test_a_signal_that_ends_it_is_told() -> None:
     os.close(ours)
 
 
-def test_whether_it_has_ended_is_told_without_waiting_and_an_ended_one_gets_no_signal() -> None:
+def test_poll_does_not_wait_and_an_ended_process_gets_no_signal() -> None:
     ours, theirs = pty.openpty()
     process = Forked(
         "gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs)
@@ -135,14 +135,14 @@ def test_ctrl_c_is_heard_though_the_tests_run_in_the_background_of_a_shell(tmp_p
         "sys.exit(Forked('asks', (), {}, (0, 1, 2), folder=pathlib.Path(__file__).parent).wait())"
     )
     shell = ["sh", "-c", 'trap "" INT; exec "$0" "$1"', sys.executable, str(tmp_path / "starts.py")]
-    done = subprocess.run(
+    result = subprocess.run(
         shell,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "True\n"
+    assert result.stdout == "True\n"
 
 
 def test_a_terminal_is_its_own() -> None:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def world(anyio_backend: str) -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    new_world = World()
+    yield new_world
+    await new_world.close()
 
 
 def make_spec(world: World, **changes: object) -> LaunchSpec:
@@ -85,9 +85,9 @@ async def test_every_method_can_be_made_to_fail(world: World, method: str) -> No
 
 async def test_an_engine_whose_port_is_taken_says_so_and_exits(world: World) -> None:
     host = MemoryHost(world=world)
-    first = make_spec(world)
-    await host.start(first)
-    await host.start(first.evolve(name="a2"))
+    first_spec = make_spec(world)
+    await host.start(first_spec)
+    await host.start(first_spec.evolve(name="a2"))
     lines = [line async for line in host.follow("a2")]
     assert b"address already in use" in lines[-1]
     assert [(instance.name, instance.exit_code) for instance in await host.list()] == [

@@ -24,8 +24,8 @@ def test_a_log_is_shown_and_does_not_steer_wherever_its_pieces_are_cut(
 ) -> None:
     for cut in range(len(LOG)):
         print_bytes([LOG[:cut], LOG[cut:]])
-        shown = capfdbinary.readouterr().out.decode()
-        assert shown == "größe \\x1b[31mred\\x1b[0m\\x0d\n\\x9b2J\\xff\\u009bK\n"
+        text = capfdbinary.readouterr().out.decode()
+        assert text == "größe \\x1b[31mred\\x1b[0m\\x0d\n\\x9b2J\\xff\\u009bK\n"
     print_bytes([b"half a letter: \xe2\x82"])
     assert capfdbinary.readouterr().out == b"half a letter: \\xe2\\x82"
 
@@ -108,14 +108,14 @@ def test_a_narrow_table_leaves_out_columns_before_it_breaks_words(
     optional = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
     monkeypatch.setenv("COLUMNS", "80")
     print_table(HEAD, [row], optional=optional)
-    shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown)) <= 80
-    titles, line = shown[0], shown[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    titles, line = lines[0], lines[1]
     left_out = [name for name in optional if name not in titles]
     assert left_out == [*optional[: len(left_out)]]
     cells = dict(zip(HEAD, row, strict=True))
     assert all(cell in line for name, cell in cells.items() if name not in (*left_out, "DETAIL"))
-    assert cells["DETAIL"] in "".join(shown[1:])
+    assert cells["DETAIL"] in "".join(lines[1:])
     monkeypatch.setenv("COLUMNS", "200")
     print_table(HEAD, [row], optional=optional)
     wide = capsys.readouterr().out

@@ -136,7 +136,7 @@ def test_what_shows_a_cause_or_is_unknown_is_no_step(message: str) -> None:
     assert advice_of_message(message, FLAGS["vllm"], PACKAGES) == ()
 
 
-def test_a_flag_counts_for_an_engine_without_a_description_and_at_most_three_steps_do() -> None:
+def test_an_undescribed_engine_accepts_any_flag_in_at_most_three_steps() -> None:
     message = "Set --frob-a. Set --frob-b. Set --frob-c. Set --frob-d."
     assert len(advice_of_message(message, KnownFlags(), ())) == 3
     assert advice_of_message(message, FLAGS["sglang"], ()) == ()

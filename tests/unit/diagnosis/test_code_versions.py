@@ -92,9 +92,9 @@ def test_a_message_tells_versions_where_there_are_no_frames() -> None:
     message = "The frob size of 7 is not supported with rows"
     key = list(text_hashes("is not supported with rows"))
     gone = CodeStep("1.2", "", texts_gone=key)
-    fresh = CodeStep("1.1", "", texts_new=key)
+    new_code_step = CodeStep("1.1", "", texts_new=key)
     bare = Shape("", message, (), "load")
-    assert versions(bare, "1.1", gone, fresh)["others"] == "vllm==1.3 or vllm==1.0"
+    assert versions(bare, "1.1", gone, new_code_step)["others"] == "vllm==1.3 or vllm==1.0"
     assert "this message is gone since 1.2" in str(versions(bare, "1.1", gone)["code_change"])
     assert versions(bare, "1.1") == {}
 

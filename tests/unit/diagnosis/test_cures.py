@@ -129,9 +129,9 @@ def test_a_row_of_a_kind_without_a_cure_is_refused(tmp_path: Path) -> None:
     texts = tmp_path / "failures" / "texts"
     texts.mkdir(parents=True)
     (texts / "mine.yaml").write_text("- {kind: my_kind, pattern: boom, source: me}\n")
-    with pytest.raises(SettingsError, match="my_kind") as told:
+    with pytest.raises(SettingsError, match="my_kind") as raised:
         _ = Profiles(tmp_path).signatures
-    assert "remedies.yaml" in str(told.value.hint)
+    assert "remedies.yaml" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("name", ["failures.yaml", "failure_words.yaml"])
@@ -139,9 +139,9 @@ def test_a_file_of_the_old_form_is_refused_and_names_the_new_folder(
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text("[]\n")
-    with pytest.raises(SettingsError, match=name) as told:
+    with pytest.raises(SettingsError, match=name) as raised:
         Profiles(tmp_path)
-    assert "failures/" in str(told.value.hint)
+    assert "failures/" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -245,8 +245,8 @@ def test_a_lever_ends_with_the_version_that_mends_the_fault() -> None:
         "Starting to load model /models/frob...",
         "torch.OutOfMemoryError: CUDA out of memory.",
     )
-    told = [read(*lines, engine=f"vllm=={one}").steps for one in ("0.23.0", "0.24.0")]
-    assert [any("0.24.0" in step for step in several) for several in told] == [True, False]
+    steps = [read(*lines, engine=f"vllm=={one}").steps for one in ("0.23.0", "0.24.0")]
+    assert [any("0.24.0" in step for step in several) for several in steps] == [True, False]
 
 
 REQUEST = (
@@ -450,5 +450,5 @@ def test_no_step_repeats_the_advice_beside_the_message() -> None:
     steps = CURES.with_remedy(failure, {}).steps
     assert sum("fitserve logs" in step for step in steps) == 1, steps
     # Advice that no step repeats stays the first step.
-    other = failure.evolve(advice="Free memory.")
-    assert CURES.with_remedy(other, {}).steps[0] == "Free memory."
+    other_failure = failure.evolve(advice="Free memory.")
+    assert CURES.with_remedy(other_failure, {}).steps[0] == "Free memory."

@@ -150,12 +150,12 @@ def test_the_reasons_after_the_proof_make_it_better() -> None:
     at = next(number for number, line in enumerate(lines) if b"Failed to find a kernel" in line)
     for line in lines[: at + 1]:
         reader.read(line)
-    first = reader.failure
+    first_failure = reader.failure
     for line in lines[at + 1 : at + 8]:
         reader.read(line)
-    assert first is not None
+    assert first_failure is not None
     assert reader.failure is not None
-    assert "n" not in first.culprit
+    assert "n" not in first_failure.culprit
     assert reader.failure.culprit["n"] == 32
 
 
@@ -183,10 +183,10 @@ def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None
         b"(APIServer pid=1) ERROR 06-18 03:14:07 [x.py:1] " + proof,
     ):
         reader.read(line)
-    before = reader.failure
+    former_failure = reader.failure
     for line in FATAL.split(b"\n"):
         reader.read(line)
-    assert before is None
+    assert former_failure is None
     assert reader.failure is not None
     assert reader.failure.kind == "gpu_oom"
 

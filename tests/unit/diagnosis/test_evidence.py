@@ -286,7 +286,7 @@ def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
     assert read(*served, *dump, served[1]).kind == "none"
 
 
-def test_an_error_that_is_said_to_be_ignored_counts_before_a_traceback_that_is_cut_off() -> None:
+def test_an_ignored_error_counts_before_a_truncated_traceback() -> None:
     said = (
         "ERROR 03-14 10:22:05 [parallel_state.py:2575] Error ignored in is_in_the_same_node:"
         " [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for send operation"

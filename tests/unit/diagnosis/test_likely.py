@@ -102,9 +102,15 @@ def test_one_word_of_a_field_says_nothing() -> None:
 
 
 def test_of_equal_points_the_first_kind_is_meant() -> None:
-    one, other = KindWords(kind="one", sure=("frob",)), KindWords(kind="other", sure=("frob",))
+    kind_words, other_kind_words = (
+        KindWords(kind="one", sure=("frob",)),
+        KindWords(kind="other", sure=("frob",)),
+    )
     shape = Shape("", "a frob", (), "load")
-    assert [Likely(kinds).guess([shape]) for kinds in ((one, other), (other, one))] == [
+    assert [
+        Likely(kinds).guess([shape])
+        for kinds in ((kind_words, other_kind_words), (other_kind_words, kind_words))
+    ] == [
         ("one", ("frob",)),
         ("other", ("frob",)),
     ]
@@ -163,7 +169,7 @@ def test_each_kind_has_words_that_tell_a_person_what_to_do(kind: str) -> None:
     assert steps
 
 
-def test_what_was_raised_before_a_process_was_told_dead_is_more_likely_than_its_death() -> None:
+def test_an_exception_before_a_reported_death_is_the_likelier_cause() -> None:
     failure = read(
         "CUDA driver error: the frob kernel met an illegal memory access",
         "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.",

@@ -117,7 +117,7 @@ def test_a_request_that_holds_a_traceback_stays_one_line() -> None:
 
 
 def test_a_message_that_a_terminal_broke_is_named_by_the_whole_of_it() -> None:
-    found = diagnose(
+    diagnosis = diagnose(
         [
             b"pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
             b"  Value error, User-specified max_model_len (100000) is greater than the deriv\n"
@@ -125,7 +125,10 @@ def test_a_message_that_a_terminal_broke_is_named_by_the_whole_of_it() -> None:
         ],
         SIGNATURES,
     )[0]
-    assert (found.kind, found.culprit["engine_max_model_len"]) == ("context_beyond_model", 2048)
+    assert (diagnosis.kind, diagnosis.culprit["engine_max_model_len"]) == (
+        "context_beyond_model",
+        2048,
+    )
 
 
 VLLM = 'INFO:     10.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
@@ -144,8 +147,8 @@ NAN = (
 def verdict_after_service(*lines: str) -> tuple[str, str | None]:
     """What is told of an engine that served before it printed these lines: the kind, and the line
     that is cited."""
-    found = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
-    return found.kind, found.line
+    diagnosis = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
+    return diagnosis.kind, diagnosis.line
 
 
 @pytest.mark.parametrize(
@@ -513,7 +516,7 @@ def test_the_loops_of_old_engines_end_them_too() -> None:
 
 
 @pytest.mark.parametrize("level", ["W", "I"])
-def test_what_a_library_of_compiled_code_prints_does_not_show_that_an_engine_goes_on(
+def test_output_of_compiled_libraries_is_no_sign_of_life(
     level: str,
 ) -> None:
     native = (

@@ -40,8 +40,8 @@ def test_the_seconds_are_those_of_a_log(name: str) -> None:
 
 
 def test_a_start_like_them_has_their_band_and_another_one_none() -> None:
-    made = plan()
-    elsewhere = start_elsewhere(made, UNKNOWN)
+    new_plan = plan()
+    elsewhere = start_elsewhere(new_plan, UNKNOWN)
     assert elsewhere is not None
     assert (elsewhere.low_s, elsewhere.high_s, elsewhere.starts, elsewhere.grade) == (
         56,
@@ -51,8 +51,8 @@ def test_a_start_like_them_has_their_band_and_another_one_none() -> None:
     )
     assert elsewhere.phases["compile"] == 32.5
     assert "load" not in elsewhere.phases
-    assert start_elsewhere(made, StartConditions(origin="fork")) is None
-    assert start_elsewhere(made.evolve(gpus=("a", "b", "c", "d")), UNKNOWN) is None
-    assert start_elsewhere(made.evolve(gpus=()), UNKNOWN) is None
-    sglang = made.engine.evolve(kind="sglang")
-    assert start_elsewhere(made.evolve(engine=sglang), UNKNOWN) is None
+    assert start_elsewhere(new_plan, StartConditions(origin="fork")) is None
+    assert start_elsewhere(new_plan.evolve(gpus=("a", "b", "c", "d")), UNKNOWN) is None
+    assert start_elsewhere(new_plan.evolve(gpus=()), UNKNOWN) is None
+    sglang = new_plan.engine.evolve(kind="sglang")
+    assert start_elsewhere(new_plan.evolve(engine=sglang), UNKNOWN) is None

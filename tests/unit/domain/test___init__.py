@@ -33,7 +33,7 @@ def test_a_wrong_name_is_an_error() -> None:
 
 def test_a_program_that_uses_no_value_loads_none() -> None:
     code = "import sys, gateway.domain, gateway.domain.units; print(*sys.modules)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "pydantic" not in done.stdout.split()
+    assert "pydantic" not in result.stdout.split()

@@ -75,10 +75,10 @@ def test_plans_are_those_of_a_process_with_pydantic(
         (folder / "config.json").write_text((MODELS / f"{name}.json").read_text())
         cases += [(str(folder), machine) for machine in MACHINES]
     text = "\n".join("\t".join(case) for case in cases)
-    done = run("-c", PLANS, text=text, data=tmp_path / "data")
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = run("-c", PLANS, text=text, data=tmp_path / "data")
+    assert result.returncode == 0, result.stderr[-2000:]
     planner = OfflinePlanner.from_environment()
-    for (source, machine), found in zip(cases, done.stdout.splitlines(), strict=True):
+    for (source, machine), found in zip(cases, result.stdout.splitlines(), strict=True):
         wish = Wish(name="plan", source=source)
         expected = planner.decide(wish, machine, include_alternatives=True)
         assert found == expected.model_dump_json(by_alias=True), (source, machine)
@@ -91,10 +91,10 @@ def test_the_command_imports_no_pydantic(
     model: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     command = ("-X", "importtime", "-m", "gateway.__main__", "plan", str(model))
-    done = run(*command, "--hardware", "2x3090", *more, data=tmp_path / "data")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "gateway.planner.decide" in done.stderr
-    assert "pydantic" not in done.stderr
+    result = run(*command, "--hardware", "2x3090", *more, data=tmp_path / "data")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "gateway.planner.decide" in result.stderr
+    assert "pydantic" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -114,18 +114,18 @@ def test_wrong_input_has_the_message_of_pydantic(
     model: Path, tmp_path: Path, option: str, value: str, message: str
 ) -> None:
     command = ("-m", "gateway.__main__", "plan", str(model), "--hardware", "2x3090")
-    done = run(*command, option, value, data=tmp_path / "data")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    result = run(*command, option, value, data=tmp_path / "data")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_wrong_snapshot_has_the_message_of_pydantic(model: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "machine.json"
     snapshot.write_text(json.dumps({"arch": "x86_64", "cpu_cores": "many"}))
     command = ("-m", "gateway.__main__", "plan", str(model), "--hardware", str(snapshot))
-    done = run(*command, data=tmp_path / "data")
-    assert "is not a hardware snapshot: cpu_cores: Input should be a valid integer" in done.stderr
+    result = run(*command, data=tmp_path / "data")
+    assert "is not a hardware snapshot: cpu_cores: Input should be a valid integer" in result.stderr
 
 
 def test_rules_of_a_user_are_validated(model: Path, tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_rules_of_a_user_are_validated(model: Path, tmp_path: Path) -> None:
     command = ("-m", "gateway.__main__", "plan", str(model), "--hardware", "2x3090")
     os.environ["FITSERVE_PROFILES_DIR"] = str(tmp_path / "profiles")
     try:
-        done = run(*command, data=tmp_path / "data")
+        result = run(*command, data=tmp_path / "data")
     finally:
         del os.environ["FITSERVE_PROFILES_DIR"]
-    assert "linear.yaml is wrong at" in done.stderr
+    assert "linear.yaml is wrong at" in result.stderr
 
 
 def test_a_process_that_knows_values_does_not_become_lean() -> None:

@@ -60,8 +60,11 @@ def test_one_part_speaks_for_all(
 
 
 def test_engines_on_one_node_stay_as_they_are() -> None:
-    alone = part(0).evolve(name="n1of2-r0-a3")
-    assert as_engines([part(0), alone, part(1)]) == [alone, as_engines([part(0), part(1)])[0]]
+    lone_part = part(0).evolve(name="n1of2-r0-a3")
+    assert as_engines([part(0), lone_part, part(1)]) == [
+        lone_part,
+        as_engines([part(0), part(1)])[0],
+    ]
 
 
 @pytest.mark.parametrize("name", ["m-r0-a1", "m-n1of2-r0-a1", "m-r0-a1-n1of", "-n1of2"])

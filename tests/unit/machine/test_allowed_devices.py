@@ -39,8 +39,8 @@ def allowed_indices(hardware: Hardware, wanted: str | None = None, **environment
 
 @pytest.mark.parametrize(("most", "seen"), [(None, 8), (3, 3), (9, 8)])
 def test_no_more_ram_is_seen_than_the_setting_says(most: int | None, seen: int) -> None:
-    here = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
-    marked = AllowedDevices(ram_bytes=None if most is None else most * GIB).mark(here)
+    this_machine = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
+    marked = AllowedDevices(ram_bytes=None if most is None else most * GIB).mark(this_machine)
     assert (marked.ram_total_bytes, marked.ram_available_bytes) == (seen * GIB, min(7, seen) * GIB)
 
 
@@ -64,8 +64,8 @@ def test_a_gpu_that_is_not_here_is_an_error_that_names_those_that_are(wanted: st
 
 def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A", error=15)]
-    here = probe(nvml=FakeNvml(cards))
-    assert allowed_indices(here, "0,1") == []
+    this_probe = probe(nvml=FakeNvml(cards))
+    assert allowed_indices(this_probe, "0,1") == []
 
 
 @pytest.mark.parametrize(
@@ -123,29 +123,30 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
         Card(part, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
         Card(other, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
     ]
-    here = probe(
+    this_probe = probe(
         nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])])
     )
     assert [
-        gpu.uuid for gpu in AllowedDevices.by_variables(here, part, {}).mark(here).usable().gpus
+        gpu.uuid
+        for gpu in AllowedDevices.by_variables(this_probe, part, {}).mark(this_probe).usable().gpus
     ] == [part]
     assert [
         gpu.uuid
-        for gpu in AllowedDevices.by_variables(here, None, {"CUDA_VISIBLE_DEVICES": other})
-        .mark(here)
+        for gpu in AllowedDevices.by_variables(this_probe, None, {"CUDA_VISIBLE_DEVICES": other})
+        .mark(this_probe)
         .usable()
         .gpus
     ] == [other]
-    assert allowed_indices(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
+    assert allowed_indices(this_probe, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
         "which MIG device CUDA means by a number is not known"
     )
 
 
 def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
     marked = AllowedDevices.by_variables(ALIKE, "1,2", {}).mark(ALIKE)
-    found = decide(spec(), marked, [engine()], wish())
-    assert found.plans
-    assert all(FIRST not in plan.gpus for plan in found.plans)
+    decision = decide(spec(), marked, [engine()], wish())
+    assert decision.plans
+    assert all(FIRST not in plan.gpus for plan in decision.plans)
     with pytest.raises(BadRequest, match="FITSERVE_GPUS leaves it out"):
         decide(spec(), marked, [engine()], wish(gpus=(FIRST,)))
 

@@ -53,8 +53,8 @@ def until(true: Callable[[], object]) -> None:
 
 def until_read_again(nvml: FakeNvml) -> None:
     """Every card has been read twice since: once could have been under way."""
-    before = nvml.counts
-    until(lambda: nvml.counts > before + 2)
+    former_counts = nvml.counts
+    until(lambda: nvml.counts > former_counts + 2)
 
 
 def uuids(nvml: FakeNvml) -> list[str]:
@@ -69,16 +69,16 @@ def test_these_xids_take_the_gpu_out_of_service(
 ) -> None:
     nvml = two_3090()
     first, second = uuids(nvml)
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.events.put((nvml.cards[1], number))
-    until(lambda: second in one.lost)
-    assert first not in one.lost
-    failure = one.failure((first, second))
+    until(lambda: second in gpu_watch.lost)
+    assert first not in gpu_watch.lost
+    failure = gpu_watch.failure((first, second))
     assert failure is not None
     assert (failure.kind, failure.culprit) == ("gpu_lost", {"uuid": second, "xid": number})
     assert f"Xid {number}" in failure.message
-    assert one.failure((first,)) is None
-    hardware = one.hardware(Path("/"))
+    assert gpu_watch.failure((first,)) is None
+    hardware = gpu_watch.hardware(Path("/"))
     assert [gpu.lost is not None for gpu in hardware.gpus] == [False, True]
     assert [gpu.uuid for gpu in hardware.usable().gpus] == [first]
     assert hardware.usable().links == ()
@@ -87,13 +87,14 @@ def test_these_xids_take_the_gpu_out_of_service(
 @pytest.mark.parametrize("number", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 99999])
 def test_these_xids_are_only_counted(watch: Callable[[FakeNvml], GpuWatch], number: int) -> None:
     nvml = two_3090()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     for _ in range(3):
         nvml.events.put((nvml.cards[0], number))
-    until(lambda: one.counts[str(nvml.cards[0].uuid), number] == 3)
-    assert not one.lost
+    until(lambda: gpu_watch.counts[str(nvml.cards[0].uuid), number] == 3)
+    assert not gpu_watch.lost
     assert any(
-        f"Xid {number} (" in note and "3 times" in note for note in one.hardware(Path("/")).notes
+        f"Xid {number} (" in note and "3 times" in note
+        for note in gpu_watch.hardware(Path("/")).notes
     )
 
 
@@ -102,46 +103,46 @@ def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(
     watch: Callable[[FakeNvml], GpuWatch], error: int
 ) -> None:
     nvml = two_3090()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.cards[0].error = error
-    until(lambda: uuids(nvml)[0] in one.lost)
-    assert uuids(nvml)[1] not in one.lost
-    hardware = one.hardware(Path("/"))
+    until(lambda: uuids(nvml)[0] in gpu_watch.lost)
+    assert uuids(nvml)[1] not in gpu_watch.lost
+    hardware = gpu_watch.hardware(Path("/"))
     assert [gpu.uuid for gpu in hardware.gpus] == uuids(nvml)[1:]
     assert any(uuids(nvml)[0] in note and "not used" in note for note in hardware.notes)
     nvml.cards[0].error = None
-    until(lambda: not one.lost)
-    assert len(one.hardware(Path("/")).usable().gpus) == 2
+    until(lambda: not gpu_watch.lost)
+    assert len(gpu_watch.hardware(Path("/")).usable().gpus) == 2
 
 
 def test_other_errors_of_a_card_lose_nothing(watch: Callable[[FakeNvml], GpuWatch]) -> None:
     nvml = two_3090()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.cards[0].error = pynvml.NVML_ERROR_TIMEOUT
     until_read_again(nvml)
-    assert not one.lost
+    assert not gpu_watch.lost
 
 
 def test_a_card_that_vanishes_is_lost(watch: Callable[[FakeNvml], GpuWatch]) -> None:
     nvml = two_3090()
     gone = nvml.cards[1]
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.cards = nvml.cards[:1]
-    until(lambda: gone.uuid in one.lost)
-    assert "no longer lists it" in one.lost[str(gone.uuid)].message
+    until(lambda: gone.uuid in gpu_watch.lost)
+    assert "no longer lists it" in gpu_watch.lost[str(gone.uuid)].message
 
 
-def test_an_xid_of_a_card_that_no_longer_says_its_name_is_told_of_the_one_that_is_lost(
+def test_an_xid_of_a_nameless_card_belongs_to_the_lost_card(
     watch: Callable[[FakeNvml], GpuWatch],
 ) -> None:
     nvml = two_3090()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     card = nvml.cards[1]
     card.unsupported = frozenset({"nvmlDeviceGetUUID"})
     card.error = pynvml.NVML_ERROR_GPU_IS_LOST
     nvml.events.put((card, 79))
-    until(lambda: str(card.uuid) in one.lost)
-    assert one.lost[str(card.uuid)].xid == 79
+    until(lambda: str(card.uuid) in gpu_watch.lost)
+    assert gpu_watch.lost[str(card.uuid)].xid == 79
 
 
 def test_a_driver_that_says_what_a_card_needs_is_believed(
@@ -150,60 +151,60 @@ def test_a_driver_that_says_what_a_card_needs_is_believed(
     nvml = two_3090()
     for card in nvml.cards:
         card.recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.cards[0].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
-    until(lambda: one.lost)
-    assert "needs a GPU reset" in one.lost[uuids(nvml)[0]].message
+    until(lambda: gpu_watch.lost)
+    assert "needs a GPU reset" in gpu_watch.lost[uuids(nvml)[0]].message
     nvml.cards[0].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
-    until(lambda: not one.lost)
+    until(lambda: not gpu_watch.lost)
     # An Xid that the driver has recovered from by itself.
     nvml.events.put((nvml.cards[0], 119))
-    until(lambda: not one.lost)
+    until(lambda: not gpu_watch.lost)
 
 
 def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(
     watch: Callable[[FakeNvml], GpuWatch],
 ) -> None:
     nvml = two_3090()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.events.put((nvml.cards[0], 48))
-    until(lambda: one.lost)
+    until(lambda: gpu_watch.lost)
     until_read_again(nvml)
-    assert one.lost
+    assert gpu_watch.lost
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: one.lost[uuids(nvml)[0]].unread)
-    assert one.lost[uuids(nvml)[0]].xid == 48
+    until(lambda: gpu_watch.lost[uuids(nvml)[0]].unread)
+    assert gpu_watch.lost[uuids(nvml)[0]].xid == 48
     nvml.cards[0].error = None
-    until(lambda: not one.lost)
+    until(lambda: not gpu_watch.lost)
 
 
 def test_the_mig_devices_of_a_lost_card_are_lost_with_it(
     watch: Callable[[FakeNvml], GpuWatch],
 ) -> None:
     nvml = mig_h100()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.events.put((nvml.cards[0], 95))
-    until(lambda: one.lost)
-    parts = [gpu.uuid for gpu in one.hardware(Path("/")).gpus if gpu.uuid.startswith("MIG-")]
+    until(lambda: gpu_watch.lost)
+    parts = [gpu.uuid for gpu in gpu_watch.hardware(Path("/")).gpus if gpu.uuid.startswith("MIG-")]
     assert len(parts) == 2
-    assert all(one.failure((uuid,)) for uuid in parts)
-    assert one.failure((str(nvml.cards[1].uuid),)) is None
+    assert all(gpu_watch.failure((uuid,)) for uuid in parts)
+    assert gpu_watch.failure((str(nvml.cards[1].uuid),)) is None
 
 
 def test_a_lost_card_is_not_held_so_that_it_can_be_reset(
     watch: Callable[[FakeNvml], GpuWatch],
 ) -> None:
     nvml = two_3090()
-    one = watch(nvml)
+    gpu_watch = watch(nvml)
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: one.lost)
+    until(lambda: gpu_watch.lost)
     until(lambda: nvml.registered == nvml.cards[1:])
     sessions = nvml.inits
     until(lambda: nvml.inits > sessions + 3)
     # The other one is still listened to.
     nvml.events.put((nvml.cards[1], 95))
-    until(lambda: uuids(nvml)[1] in one.lost)
-    one.close()
+    until(lambda: uuids(nvml)[1] in gpu_watch.lost)
+    gpu_watch.close()
     assert nvml.open == 0
 
 
@@ -262,17 +263,17 @@ def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
 def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = probe(nvml=two_3090())
+    this_probe = probe(nvml=two_3090())
     managed = "systemd"
     monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: managed)
-    (warned,) = doctor._cgroups(here, docker=True, char_devices=tmp_path)
+    (warned,) = doctor._cgroups(this_probe, docker=True, char_devices=tmp_path)
     assert warned.state == "warn"
     assert "daemon-reload" in warned.finding
     assert "nvidia-ctk" in warned.do
     (tmp_path / "195:0").symlink_to("/dev/nvidia0")
-    assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert doctor._cgroups(this_probe, docker=True, char_devices=tmp_path)[0].state == "ok"
     (tmp_path / "195:0").unlink()
     managed = "cgroupfs"
-    assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"
-    assert not doctor._cgroups(here, docker=False)
-    assert not doctor._cgroups(here.evolve(gpus=()), docker=True)
+    assert doctor._cgroups(this_probe, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert not doctor._cgroups(this_probe, docker=False)
+    assert not doctor._cgroups(this_probe.evolve(gpus=()), docker=True)

@@ -112,7 +112,7 @@ def test_links_of_a_bridge_are_counted_between_the_cards_they_join_only() -> Non
 
 
 @pytest.mark.parametrize("end", [VM_SWITCH, UNKNOWN])
-def test_a_switch_that_a_virtual_machine_hides_still_joins_cards_that_nvml_says_reach_each_other(
+def test_a_switch_hidden_by_a_virtual_machine_joins_cards_by_nvml(
     end: str,
 ) -> None:
     cards = [h100(0, links=[end] * 18), h100(1, links=[end] * 18)]

@@ -158,15 +158,15 @@ def test_every_layer_may_be_of_one_kind() -> None:
 def headers_of(model: str, **changes: Any) -> dict[str, Tensor]:
     """One tensor with as many elements as each layer of the config has: what an honest checkpoint
     holds."""
-    found = build(published_model(model, **changes))
+    built_model = build(published_model(model, **changes))
     shapes: dict[str, tuple[int, ...]] = {}
-    for layer in found.linears:
+    for layer in built_model.linears:
         for number in range(layer.count):
             shapes[f"{layer.name.replace('*', str(number))}.weight"] = (
                 layer.n * max(1, layer.experts),
                 layer.k + layer.bias,
             )
-    for other in found.other_tensors:
+    for other in built_model.other_tensors:
         for number in range(other.count):
             shapes[other.name.replace("*", str(number))] = other.shape
     return tensors(shapes)
@@ -177,14 +177,21 @@ def from_headers(model: str, headers: dict[str, Tensor], **changes: Any) -> Mode
 
 
 def test_headers_that_agree_leave_the_config_in_charge() -> None:
-    found = build(from_headers("qwen3-8b", headers_of("qwen3-8b")))
-    assert (found.is_known, found.linears) == (True, build(published_model("qwen3-8b")).linears)
+    built_model = build(from_headers("qwen3-8b", headers_of("qwen3-8b")))
+    assert (built_model.is_known, built_model.linears) == (
+        True,
+        build(published_model("qwen3-8b")).linears,
+    )
 
 
 def test_headers_that_contradict_the_config_win() -> None:
     spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), intermediate_size=24576)
-    found = build(spec)
-    assert (found.is_known, found.linears, found.other_tensors) == (False, (), spec.tensors)
+    built_model = build(spec)
+    assert (built_model.is_known, built_model.linears, built_model.other_tensors) == (
+        False,
+        (),
+        spec.tensors,
+    )
     packed = from_headers(
         "qwen3-8b", headers_of("qwen3-8b"), quantization_config={"quant_method": "fp8"}
     )
@@ -198,8 +205,13 @@ def test_a_family_that_is_not_known_is_its_headers() -> None:
         model_type="unheard",
         architectures=["UnheardForCausalLM"],
     )
-    found = build(spec)
-    assert (found.is_known, found.linears, found.other_tensors, found.attention) == (
+    built_model = build(spec)
+    assert (
+        built_model.is_known,
+        built_model.linears,
+        built_model.other_tensors,
+        built_model.attention,
+    ) == (
         False,
         (),
         spec.tensors,
@@ -241,11 +253,11 @@ def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None
     try:
         plan = blueprint_of(fields, "m")
         spec = read_model("m", None, fields, None, None, (), None)
-        found = build(spec)
+        built_model = build(spec)
     except BadModel:
         return
     assert plan is not None
-    assert found.is_known
-    assert found.attention
-    assert all(layer.count >= 1 and min(layer.k, layer.n) >= 1 for layer in found.linears)
-    assert all(other.count >= 1 and min(other.shape) >= 1 for other in found.other_tensors)
+    assert built_model.is_known
+    assert built_model.attention
+    assert all(layer.count >= 1 and min(layer.k, layer.n) >= 1 for layer in built_model.linears)
+    assert all(other.count >= 1 and min(other.shape) >= 1 for other in built_model.other_tensors)

@@ -36,10 +36,10 @@ def make_decision(
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(engine)]
-    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     return decide(
         published_model(model, **block),
-        here,
+        hardware,
         engines,
         wish(**wanted),
         rules=rules,
@@ -98,7 +98,7 @@ def make_question(plan: Plan) -> Question:
     return plan.question
 
 
-def test_the_question_is_the_plans_own_command_line_without_what_follows_from_the_answer() -> None:
+def test_the_question_is_the_command_line_without_sizes_of_the_answer() -> None:
     best = make_decision({}).plans[0]
     question = make_question(best)
     left_out = (
@@ -115,8 +115,8 @@ def test_the_question_is_the_plans_own_command_line_without_what_follows_from_th
 
 def test_a_model_with_reserved_positions_is_asked_about_the_length_for_users() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
-    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
-    best = decide(published_model("bge-m3"), here, engines, wish(), rules=rules).plans[0]
+    hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    best = decide(published_model("bge-m3"), hardware, engines, wish(), rules=rules).plans[0]
     assert "--max-model-len=8192" in make_question(best).argv
 
 
@@ -217,12 +217,12 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
     )
     engines = [PROFILES.engine(VLLM_REF)]
     model = published_model("llama-3.1-8b", quantization_config=QUANTS["gptq"])
-    here, rules, said = (
+    hardware, rules, said = (
         PROFILES.hardware("2x3090"),
         PROFILES.rules(engines),
         {make_question(forecast): answer(forecast)},
     )
-    decision = decide(model, here, engines, wish(), [fact], rules=rules, answers=said)
+    decision = decide(model, hardware, engines, wish(), [fact], rules=rules, answers=said)
     assert any(
         rejection.verdict == "known_bad" and kernel in rejection.reasons[0]
         for rejection in decision.rejected
@@ -231,14 +231,16 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
 
 def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() -> None:
     engines = [PROFILES.engine(SGLANG_REF)]
-    here, rules, model = (
+    hardware, rules, model = (
         PROFILES.hardware("2x3090"),
         PROFILES.rules(engines),
         published_model("mixtral-8x7b", quantization_config=QUANTS["fp8"]),
     )
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
-        return decide(model, here, engines, wish(tensor_parallel=2), rules=rules, answers=answers)
+        return decide(
+            model, hardware, engines, wish(tensor_parallel=2), rules=rules, answers=answers
+        )
 
     foreseen = outcome({}).rejected[0]
     assert (foreseen.verdict, foreseen.question is None) == ("runtime_fail", False)
@@ -260,12 +262,12 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     """Marlin's repacking takes 64 outputs at a time, which is said in a CUDA file: two GPUs have 32
     each of this layer."""
     engines = [PROFILES.engine(SGLANG_REF)]
-    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     model = published_model("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
         asked_wish = wish(tensor_parallel=2, text_only=True)
-        return decide(model, here, engines, asked_wish, rules=rules, answers=answers)
+        return decide(model, hardware, engines, asked_wish, rules=rules, answers=answers)
 
     foreseen = outcome({}).rejected[0]
     assert foreseen.question is not None
@@ -306,17 +308,21 @@ def test_an_answer_that_agrees_is_no_gap_and_without_answers_there_is_none() -> 
 
 def test_kernels_backends_and_bytes_are_compared_each() -> None:
     forecast = make_decision({}).plans[0]
-    said = answer(forecast)
+    forecast_answer = answer(forecast)
     other = [
         row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row
-        for row in said.kernels
+        for row in forecast_answer.kernels
     ]
-    assert said.kv is not None
-    cache = said.kv.evolve(needed=tuple((tokens, size * 2) for tokens, size in said.kv.needed))
-    changed = said.evolve(
+    assert forecast_answer.kv is not None
+    cache = forecast_answer.kv.evolve(
+        needed=tuple((tokens, size * 2) for tokens, size in forecast_answer.kv.needed)
+    )
+    changed = forecast_answer.evolve(
         kernels=tuple(other),
-        attention=tuple(row.evolve(backend="FLEX_ATTENTION", version=0) for row in said.attention),
-        weights=said.weights + 1_000_000_000,
+        attention=tuple(
+            row.evolve(backend="FLEX_ATTENTION", version=0) for row in forecast_answer.attention
+        ),
+        weights=forecast_answer.weights + 1_000_000_000,
         kv=cache,
     )
     question = make_question(forecast)
@@ -349,9 +355,7 @@ def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
     assert make_decision({make_question(forecast): near}).gaps == ()
 
 
-def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_without_paths() -> (
-    None
-):
+def test_an_unforeseen_refusal_is_a_gap_in_the_engines_words() -> None:
     forecast = make_decision({})
     refused = EngineAnswer(
         refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE
@@ -364,7 +368,7 @@ def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_
     )
 
 
-def test_a_refusal_that_both_know_is_no_gap_and_one_that_the_engine_does_not_know_is() -> None:
+def test_only_a_refusal_unknown_to_the_engine_is_a_gap() -> None:
     args = {"linear-backend": "machete"}
     foreseen, *_ = make_decision({}, quant="gptq", tensor_parallel=2, args=args).rejected
     assert foreseen.question is not None
@@ -393,10 +397,13 @@ def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
 
 def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
     forecast = next(plan for plan in make_decision({}, engine=SGLANG_REF).plans if plan.cost == 0)
-    said = answer(forecast)
-    assert said.settled is not None
-    assert said.kv is not None
-    less = said.evolve(settled=said.settled.evolve(static_fraction=0.5), kv=said.kv.evolve(aside=0))
+    forecast_answer = answer(forecast)
+    assert forecast_answer.settled is not None
+    assert forecast_answer.kv is not None
+    less = forecast_answer.evolve(
+        settled=forecast_answer.settled.evolve(static_fraction=0.5),
+        kv=forecast_answer.kv.evolve(aside=0),
+    )
     best = next(
         plan
         for plan in make_decision({make_question(forecast): less}, engine=SGLANG_REF).plans

@@ -135,8 +135,8 @@ def test_a_shape_is_one_row_with_all_its_engine_versions() -> None:
     assert len({row[1:3] for row in rows}) == len(rows)
     assert [int(row[0]) for row in rows] == sorted(int(row[0]) for row in rows)
     assert sum(plan.rank == 1 for plan in DECISION.plans) == 1
-    first = rows[0]
-    assert first[0] == "1"
+    first_row = rows[0]
+    assert first_row[0] == "1"
     for plan in DECISION.plans:
         row = next(row for row in rows if row[1:3] == (str(gpus_of(plan)), layout_of(plan)))
         assert plan.engine.version in row[-1]

@@ -143,8 +143,10 @@ def test_sizes_below_one_are_refused() -> None:
 
 
 def test_old_gpus_compute_bfloat16_weights_in_float16() -> None:
-    old = machine("2x3090")
-    turing = old.evolve(gpus=tuple(gpu.evolve(capability="7.5", name="T4") for gpu in old.gpus))
+    old_machine = machine("2x3090")
+    turing = old_machine.evolve(
+        gpus=tuple(gpu.evolve(capability="7.5", name="T4") for gpu in old_machine.gpus)
+    )
     best = decide(spec(), turing, [engine()], wish()).plans[0]
     assert best.dtype.value == "float16"
     refused = decide(spec(), turing, [engine()], wish(dtype="bfloat16"))
@@ -152,30 +154,36 @@ def test_old_gpus_compute_bfloat16_weights_in_float16() -> None:
 
 
 def test_a_gpu_that_others_fill_is_left_alone() -> None:
-    here = machine("2x3090")
-    busy = here.evolve(gpus=(here.gpus[0].evolve(free_bytes=2 * GIB), here.gpus[1]))
-    assert decide(spec(), busy, [engine()], wish()).plans[0].gpus == (here.gpus[1].uuid,)
+    this_machine = machine("2x3090")
+    busy = this_machine.evolve(
+        gpus=(this_machine.gpus[0].evolve(free_bytes=2 * GIB), this_machine.gpus[1])
+    )
+    assert decide(spec(), busy, [engine()], wish()).plans[0].gpus == (this_machine.gpus[1].uuid,)
 
 
 def test_what_another_engine_was_promised_is_not_promised_twice() -> None:
-    here = machine("2x3090")
-    claims = {here.gpus[0].uuid: 20 * GIB}
-    best = decide(spec(), here, [engine()], wish(), claims=claims).plans[0]
-    assert best.gpus == (here.gpus[1].uuid,)
+    this_machine = machine("2x3090")
+    claims = {this_machine.gpus[0].uuid: 20 * GIB}
+    best = decide(spec(), this_machine, [engine()], wish(), claims=claims).plans[0]
+    assert best.gpus == (this_machine.gpus[1].uuid,)
     assert not decide(
-        spec(), here, [engine()], wish(), claims={gpu.uuid: 20 * GIB for gpu in here.gpus}
+        spec(),
+        this_machine,
+        [engine()],
+        wish(),
+        claims={gpu.uuid: 20 * GIB for gpu in this_machine.gpus},
     ).plans
 
 
 def beside(left_gib: int, **fields: Any) -> Decision:
     """Llama 8B on an H200 of which another engine was promised all but so much."""
     profiles = Profiles()
-    here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    claims = {here.gpus[0].uuid: (here.gpus[0].total_bytes or 0) - left_gib * GIB}
+    this_machine, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    claims = {this_machine.gpus[0].uuid: (this_machine.gpus[0].total_bytes or 0) - left_gib * GIB}
     asked_wish = wish(**fields)
     return decide(
         published_model("llama-3.1-8b"),
-        here,
+        this_machine,
         engines,
         asked_wish,
         claims=claims,
@@ -198,11 +206,11 @@ def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothi
 
 def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:
     profiles = Profiles()
-    here, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    claims = {here.gpus[0].uuid: GIB}
+    this_machine, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    claims = {this_machine.gpus[0].uuid: GIB}
     large = published_model("qwen2.5-7b", num_hidden_layers=48)
     assert (
-        decide(large, here, engines, wish(), claims=claims, rules=profiles.rules(engines))
+        decide(large, this_machine, engines, wish(), claims=claims, rules=profiles.rules(engines))
         .plans[0]
         .quantizes_weights
     )
@@ -217,14 +225,18 @@ def test_the_cpu_gets_a_kv_cache_for_several_requests_in_bytes() -> None:
 
 
 def test_the_engines_own_maximum_becomes_the_next_plans_context() -> None:
-    first = plan("cpu", model=spec(num_hidden_layers=4))
+    first_plan = plan("cpu", model=spec(num_hidden_layers=4))
     fact = Fact(
-        kind="max_context", scope=first.scope, value=8064, grade="failed", source="the log line"
+        kind="max_context",
+        scope=first_plan.scope,
+        value=8064,
+        grade="failed",
+        source="the log line",
     )
     second = plan("cpu", model=spec(num_hidden_layers=4), facts=(fact,))
     assert second.max_model_len.value == 8064
     assert "the log line" in second.max_model_len.source
-    assert second.fingerprint != first.fingerprint
+    assert second.fingerprint != first_plan.fingerprint
     # Its scope is this engine, model, device and budget: elsewhere it says nothing.
     elsewhere = plan("8xh100", facts=(fact,))
     assert elsewhere.max_model_len.value > 8064
@@ -259,17 +271,17 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
 
 
 def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
-    first = plan("2x3090", tensor_parallel=1)
+    first_plan = plan("2x3090", tensor_parallel=1)
     fact = Fact(
         kind="plan_failed",
-        scope={"fingerprint": first.fingerprint},
+        scope={"fingerprint": first_plan.fingerprint},
         grade="failed",
         source="it broke",
     )
     conservative = plan("2x3090", tensor_parallel=1, facts=(fact,))
     assert conservative.enforce_eager.value
-    assert conservative.max_num_seqs.value < first.max_num_seqs.value
-    assert conservative.memory.budget_bytes < first.memory.budget_bytes
+    assert conservative.max_num_seqs.value < first_plan.max_num_seqs.value
+    assert conservative.memory.budget_bytes < first_plan.memory.budget_bytes
     assert conservative.verdict == "degraded"
 
 
@@ -358,10 +370,10 @@ def test_every_variable_says_who_set_it() -> None:
         "OMP_NUM_THREADS": "4",
         "VLLM_NO_SUCH": "1",
     }
-    found = decide(
+    decision = decide(
         spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), global_env=everywhere
     )
-    best = found.plans[0]
+    best = decision.plans[0]
     assert {name: choice.source for name, choice in best.variables.items()} == {
         "NCCL_DEBUG": "user",
         "HTTP_PROXY": "FITSERVE_ENGINE_ENV",
@@ -434,7 +446,7 @@ def first(sound: int, weak: int, **wished: Any) -> EngineRef:
 
 @settings(deadline=None)
 @given(st.integers(1000, 131072), st.floats(1, 1.099))
-def test_an_engine_version_with_known_weaknesses_never_wins_by_a_context_that_is_hardly_longer(
+def test_a_vulnerable_version_never_wins_by_a_slightly_longer_context(
     sound: int, longer: float
 ) -> None:
     assert first(sound, int(sound * longer)) == SOUND

@@ -35,8 +35,10 @@ def test_what_engines_are_promised_is_never_more_than_there_is(
     for comes, context in moves:
         if not comes and promised:
             size, of = promised.pop()
-            again = make_decision(gibs, sum(one for one, _ in promised), of).plans[0]
-            assert again.memory.promised_bytes == size, "the same room holds the same plan again"
+            second_plan = make_decision(gibs, sum(one for one, _ in promised), of).plans[0]
+            assert second_plan.memory.promised_bytes == size, (
+                "the same room holds the same plan again"
+            )
             continue
         plans = make_decision(gibs, sum(one for one, _ in promised), context).plans
         if plans:
@@ -45,10 +47,10 @@ def test_what_engines_are_promised_is_never_more_than_there_is(
     assert sum(one for one, _ in promised) + free_ram_beside(gibs * GIB) <= gibs * GIB
 
 
-def test_one_whole_context_may_take_more_than_half_of_the_ram_and_two_plans_share_it() -> None:
-    alone = make_decision(64, 0).plans[0].memory
-    assert 2 * alone.promised_bytes <= 64 * GIB - free_ram_beside(64 * GIB)
-    tight = alone.weights_bytes + alone.activation_bytes + alone.overhead_bytes
+def test_one_context_may_take_most_of_the_ram_and_two_plans_share_it() -> None:
+    lone_memory = make_decision(64, 0).plans[0].memory
+    assert 2 * lone_memory.promised_bytes <= 64 * GIB - free_ram_beside(64 * GIB)
+    tight = lone_memory.weights_bytes + lone_memory.activation_bytes + lone_memory.overhead_bytes
     gibs = -(-tight // GIB) + 6
     only = make_decision(gibs, 0, 32768).plans[0]
     assert only.max_model_len.value == 32768

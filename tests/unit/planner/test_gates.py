@@ -35,13 +35,13 @@ def verdicts(decision: Decision) -> set[str]:
 
 
 def test_a_driver_too_old_is_refused_with_the_one_that_is_needed() -> None:
-    old = machine("2x3090").evolve(driver="570.133.20")
-    decision = on(old, VLLM_REF, "vllm==0.19.1")
+    old_machine = machine("2x3090").evolve(driver="570.133.20")
+    decision = on(old_machine, VLLM_REF, "vllm==0.19.1")
     assert {str(plan.engine) for plan in decision.plans} == {"vllm==0.19.1"}
     refused = decision.rejected[0]
     assert (refused.verdict, refused.source) == ("driver_too_old", f"profile vllm=={NEWEST_VLLM}")
     assert "needs driver 580 or newer, this machine has 570.133.20" in refused.reasons[0]
-    assert on(old.evolve(driver="580.0"), VLLM_REF).plans
+    assert on(old_machine.evolve(driver="580.0"), VLLM_REF).plans
 
 
 def test_a_driver_that_could_not_be_read_refuses_nothing() -> None:
@@ -73,18 +73,14 @@ def test_a_capability_below_the_engines_is_refused() -> None:
     )
 
 
-def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where_nobody_asked() -> (
-    None
-):
+def test_bfloat16_is_refused_on_request_and_else_replaced_on_old_gpus() -> None:
     decision = on(machine("t4"), "vllm==0.19.1", dtype="bfloat16", max_context=1024)
     assert "bfloat16 needs compute capability 8.0" in decision.rejected[0].reasons[0]
     small = published_model("qwen2.5-1.5b")
     assert on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
 
 
-def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_is_no_bfloat16() -> (
-    None
-):
+def test_float32_replaces_a_refused_float16_on_gpus_without_bfloat16() -> None:
     small = published_model("gemma-3-1b")
     # The published heads of 256 take more shared memory in 32 bits than a T4 has.
     assert verdicts(on(machine("t4"), VLLM_REF, model=small)) == {"no_backend"}
@@ -148,8 +144,8 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
         argument for argument in best.argv if "mm-data" in argument or "warmup" in argument
     ] == [f"--{LIMIT}={NO_MEDIA}", "--skip-server-warmup"]
     asked = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
-    own = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=asked).plans[0]
-    assert (own.verdict, own.argv.count("--skip-server-warmup")) == ("ok", 1)
+    own_plan = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=asked).plans[0]
+    assert (own_plan.verdict, own_plan.argv.count("--skip-server-warmup")) == ("ok", 1)
     text = on(machine("8xh100"), ref, tensor_parallel=1).plans[0]
     assert text.verdict == "ok"
     assert not [argument for argument in text.argv if "mm-data" in argument or "warmup" in argument]
@@ -217,8 +213,8 @@ WEAK = Advisory(id="CVE-1", summary="s", fixed_in="9.10.0", source="https://exam
 
 
 def two(*advisories: Advisory) -> Plan:
-    new, old = engine(version="9.9.1", advisories=advisories), engine(version="9.9.0")
-    return decide(spec(), machine("3090"), [new, old], wish()).plans[0]
+    new_engine, old_engine = engine(version="9.9.1", advisories=advisories), engine(version="9.9.0")
+    return decide(spec(), machine("3090"), [new_engine, old_engine], wish()).plans[0]
 
 
 def test_of_equal_plans_one_without_known_weaknesses_ranks_first() -> None:
@@ -228,8 +224,8 @@ def test_of_equal_plans_one_without_known_weaknesses_ranks_first() -> None:
 
 def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -> None:
     def refusal_text(*advisories: Advisory) -> str:
-        made: Engine = engine(version="9.9.1", advisories=advisories)
-        return decide(spec(), machine("3090"), [made], wish()).plans[0].advice
+        new_engine: Engine = engine(version="9.9.1", advisories=advisories)
+        return decide(spec(), machine("3090"), [new_engine], wish()).plans[0].advice
 
     assert refusal_text() == ""
     older = WEAK.evolve(id="CVE-2", fixed_in="9.9.11")
@@ -311,12 +307,16 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
     assert (fact.kind, fact.grade, fact.attempt, fact.at) == ("plan_verified", "verified", 7, 12.0)
     assert fact.scope == {"fingerprint": worked.fingerprint}
     assert fact.under == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
-    again = make_decision("2x3090", facts=(fact,)).plans
-    assert [plan.grade for plan in again if plan.fingerprint == worked.fingerprint] == ["verified"]
-    assert {plan.grade for plan in again if plan.fingerprint != worked.fingerprint} == {"predicted"}
+    second_plans = make_decision("2x3090", facts=(fact,)).plans
+    assert [plan.grade for plan in second_plans if plan.fingerprint == worked.fingerprint] == [
+        "verified"
+    ]
+    assert {plan.grade for plan in second_plans if plan.fingerprint != worked.fingerprint} == {
+        "predicted"
+    }
     stale = fact.evolve(under={**fact.under, "driver": "1.0"})
     assert {plan.grade for plan in make_decision("2x3090", facts=(stale,)).plans} == {"predicted"}
-    assert prove_success(attempt(8, plan=again[0]), 13.0) == ()
+    assert prove_success(attempt(8, plan=second_plans[0]), 13.0) == ()
 
 
 def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
@@ -334,7 +334,7 @@ def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
 
 
 def test_another_dtype_of_the_user_is_not_repaired() -> None:
-    made = engine(
+    new_engine = engine(
         flags={**engine().flags, "dtype": Flag(type="str", choices=("auto", "bfloat16", "float16"))}
     )
-    assert decide(spec(), machine("t4"), [made], wish(dtype="bfloat16")).plans == ()
+    assert decide(spec(), machine("t4"), [new_engine], wish(dtype="bfloat16")).plans == ()

@@ -95,11 +95,11 @@ def test_b12x_refuses_experts_that_its_code_refuses(
 
 def test_b12x_computes_split_activations_of_weights_alone() -> None:
     split = {"function": "swigluoai_uninterleave", "origin": "compressed-tensors"}
-    alone = Scheme(kind="nvfp4", group=16, weight_only=True)
-    assert choose_experts("0.33.0", "b12x", scheme=alone, **split).status == "ok"
-    both = Scheme(kind="nvfp4", group=16)
+    lone_scheme = Scheme(kind="nvfp4", group=16, weight_only=True)
+    assert choose_experts("0.33.0", "b12x", scheme=lone_scheme, **split).status == "ok"
+    scheme = Scheme(kind="nvfp4", group=16)
     variable = "VLLM_B12X_MOE_FP4_FORCE_A16"
-    assert choose_experts("0.33.0", "b12x", variable, scheme=both, **split).status == "ok"
+    assert choose_experts("0.33.0", "b12x", variable, scheme=scheme, **split).status == "ok"
 
 
 @pytest.mark.parametrize(

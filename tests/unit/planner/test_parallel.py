@@ -179,7 +179,7 @@ def test_many_gpus_are_grouped_at_once() -> None:
     size=st.integers(1, 4),
     nvlinks=st.sampled_from([0, 4]),
 )
-def test_of_gpus_that_are_linked_alike_the_emptiest_are_taken_as_if_all_groups_were_compared(
+def test_the_emptiest_of_equally_linked_gpus_are_taken(
     free: list[int], size: int, nvlinks: int
 ) -> None:
     pairs = [(a, b, nvlinks) for a in range(len(free)) for b in range(a)]

@@ -32,8 +32,10 @@ def test_a_tower_that_three_ranks_cannot_share_is_refused_with_its_cure(version:
     assert refused.reasons[0] == (
         f"{REASON}; --arg mm-encoder-tp-mode=data keeps it whole on every GPU"
     )
-    kept = decision_of(THREE, ref, "3x3090", tensor_parallel=3, args={"mm-encoder-tp-mode": "data"})
-    assert [plan.tensor_parallel.value for plan in kept.plans] == [3]
+    kept_decision = decision_of(
+        THREE, ref, "3x3090", tensor_parallel=3, args={"mm-encoder-tp-mode": "data"}
+    )
+    assert [plan.tensor_parallel.value for plan in kept_decision.plans] == [3]
 
 
 def test_a_whole_tower_costs_its_weights_on_every_rank() -> None:

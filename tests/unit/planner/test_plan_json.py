@@ -63,11 +63,11 @@ def make_decision(
     drafter = (
         read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
     )
-    here = PROFILES.hardware(hardware)
-    found_engines = PROFILES.engines(engines, device="cuda" if here.gpus else "cpu")
+    this_hardware = PROFILES.hardware(hardware)
+    found_engines = PROFILES.engines(engines, device="cuda" if this_hardware.gpus else "cpu")
     return decide(
         spec,
-        here,
+        this_hardware,
         found_engines,
         wish(**fields),
         PROFILES.facts,
@@ -96,8 +96,8 @@ DECISIONS = {
 @pytest.mark.parametrize("name", DECISIONS)
 def test_every_key_is_documented(name: str) -> None:
     decision = DECISIONS[name]()
-    found = set(keys(json.loads(decision.model_dump_json(by_alias=True))))
-    assert found <= documented_words(DOCS), sorted(found - documented_words(DOCS))
+    actual_keys = set(keys(json.loads(decision.model_dump_json(by_alias=True))))
+    assert actual_keys <= documented_words(DOCS), sorted(actual_keys - documented_words(DOCS))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))

@@ -244,9 +244,12 @@ def plan_order(plans: tuple[Plan, ...], wanted: set[str]) -> list[str]:
 @several(20)
 @given(specs(), REAL, REFS)
 def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware, ref: str) -> None:
-    again = read_model("m", None, copy.deepcopy(spec.config), None, None, (), None)
-    first, second = make_decision(spec, hardware, ref), make_decision(again, hardware, ref)
-    assert first.model_dump_json() == second.model_dump_json()
+    second_model = read_model("m", None, copy.deepcopy(spec.config), None, None, (), None)
+    first_decision, second = (
+        make_decision(spec, hardware, ref),
+        make_decision(second_model, hardware, ref),
+    )
+    assert first_decision.model_dump_json() == second.model_dump_json()
 
 
 @several(20)
@@ -254,18 +257,18 @@ def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware
 def test_a_plan_that_failed_is_never_proposed_again(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    before = make_decision(spec, hardware, ref)
-    assume(before.plans)
-    failed = data.draw(st.sampled_from(before.plans))
+    former_decision = make_decision(spec, hardware, ref)
+    assume(former_decision.plans)
+    failed = data.draw(st.sampled_from(former_decision.plans))
     fact = Fact(
         kind="plan_failed",
         scope={"fingerprint": failed.fingerprint},
         grade="failed",
         source="it broke",
     )
-    after = make_decision(spec, hardware, ref, (fact,))
-    assert failed.fingerprint not in {plan.fingerprint for plan in after.plans}
-    check_others(spec, before, after, {failed.fingerprint})
+    later_decision = make_decision(spec, hardware, ref, (fact,))
+    assert failed.fingerprint not in {plan.fingerprint for plan in later_decision.plans}
+    check_others(spec, former_decision, later_decision, {failed.fingerprint})
 
 
 @several(20)
@@ -273,23 +276,23 @@ def test_a_plan_that_failed_is_never_proposed_again(
 def test_a_context_that_the_engine_named_is_kept(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    before = make_decision(spec, hardware, ref)
-    assume(before.plans)
-    told = data.draw(st.sampled_from(before.plans))
+    former_decision = make_decision(spec, hardware, ref)
+    assume(former_decision.plans)
+    told = data.draw(st.sampled_from(former_decision.plans))
     most = data.draw(st.integers(0, told.max_model_len.value + 100))
     fact = Fact(
         kind="max_context", scope=told.scope, value=most, grade="failed", source="it said so"
     )
-    after = make_decision(spec, hardware, ref, (fact,))
-    for plan in after.plans:
+    later_decision = make_decision(spec, hardware, ref, (fact,))
+    for plan in later_decision.plans:
         about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
         assert not about or plan.max_model_len.value <= most
     fingerprints = {
         plan.fingerprint
-        for plan in before.plans
+        for plan in former_decision.plans
         if plan.scope == told.scope and plan.max_model_len.value > most
     }
-    check_others(spec, before, after, fingerprints)
+    check_others(spec, former_decision, later_decision, fingerprints)
 
 
 @pytest.mark.parametrize("quant", ["fp8-block", "w4a16"])
@@ -297,28 +300,30 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
     fields = {**PUBLISHED["qwen1.5-moe-a2.7b"], "quantization_config": QUANTS[quant]}
     spec = read_model("m", None, fields, None, None, (), None)
     hardware = PROFILES.hardware("2x3090")
-    before = make_decision(spec, hardware, "vllm==0.26.0")
-    first, *rest = before.plans
+    former_decision = make_decision(spec, hardware, "vllm==0.26.0")
+    first, *rest = former_decision.plans
     assert len(rest) == 2
     assert all(plan.speed is None for plan in rest)
     fact = Fact(kind="max_context", scope=first.scope, value=0, grade="failed", source="it said so")
-    after = make_decision(spec, hardware, "vllm==0.26.0", (fact,))
-    assert [plan.fingerprint for plan in after.plans] == [plan.fingerprint for plan in rest]
+    later_decision = make_decision(spec, hardware, "vllm==0.26.0", (fact,))
+    assert [plan.fingerprint for plan in later_decision.plans] == [
+        plan.fingerprint for plan in rest
+    ]
     assert [plan.pipeline_parallel.value for plan in rest] == [1, 2]
 
 
 def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
     spec = read_model("m", None, PUBLISHED["qwen3-vl-30b-a3b"], None, None, (), None)
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
-    before = make_decision(spec, hardware, ref)
-    even, uneven = before.plans[:2]
+    former_decision = make_decision(spec, hardware, ref)
+    even, uneven = former_decision.plans[:2]
     assert even.scope["layers"] != uneven.scope["layers"]
     fact = Fact(
         kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so"
     )
-    after = make_decision(spec, hardware, ref, (fact,))
-    assert uneven.fingerprint in {plan.fingerprint for plan in after.plans}
-    assert even.fingerprint not in {plan.fingerprint for plan in after.plans}
+    later_decision = make_decision(spec, hardware, ref, (fact,))
+    assert uneven.fingerprint in {plan.fingerprint for plan in later_decision.plans}
+    assert even.fingerprint not in {plan.fingerprint for plan in later_decision.plans}
 
 
 @several(25)
@@ -326,10 +331,10 @@ def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> No
 def test_a_kernel_that_fails_is_in_no_plan(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    before = make_decision(spec, hardware, ref)
+    former_decision = make_decision(spec, hardware, ref)
     rows = [
         row
-        for plan in before.plans
+        for plan in former_decision.plans
         for row in plan.kernels
         if row.kernel and row.scheme != "unquantized"
     ]
@@ -359,9 +364,14 @@ def test_a_kernel_that_fails_is_in_no_plan(
         )
         return any(all(tell[key] == value for key, value in scope.items()) for tell in tells)
 
-    after = make_decision(spec, hardware, ref, (fact,))
-    assert not any(is_hit(plan) for plan in after.plans)
-    check_others(spec, before, after, {plan.fingerprint for plan in before.plans if is_hit(plan)})
+    later_decision = make_decision(spec, hardware, ref, (fact,))
+    assert not any(is_hit(plan) for plan in later_decision.plans)
+    check_others(
+        spec,
+        former_decision,
+        later_decision,
+        {plan.fingerprint for plan in former_decision.plans if is_hit(plan)},
+    )
 
 
 def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
@@ -434,13 +444,13 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
         ), "a plan that the fact says nothing about is gone"
     best = before.plans[0]
     if best.fingerprint not in held:
-        first = after.plans[0]
+        first_plan = after.plans[0]
         # A conservative stand-in may have room for a context that nothing had before, or reach a
         # step of the ranking (of any use, as wanted) that the plan it stands in for had missed:
         # from there on the ranking prefers few GPUs.
         wanted = min(COMFORTABLE_CONTEXT, spec.max_position)
         context, missed = (
-            first.max_model_len.value,
+            first_plan.max_model_len.value,
             [p.max_model_len.value for p in before.plans if p.fingerprint in held],
         )
         reached = any(
@@ -449,9 +459,9 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
             for step in (min(MIN_USEFUL, wanted), wanted)
         )
         longer = context > best.max_model_len.value or (
-            reached and len(first.gpus) < len(best.gpus)
+            reached and len(first_plan.gpus) < len(best.gpus)
         )
-        assert first.fingerprint == best.fingerprint or longer, (
+        assert first_plan.fingerprint == best.fingerprint or longer, (
             "a stand-in ranks before what was better"
         )
 

@@ -91,12 +91,12 @@ def test_a_plan_whose_start_crashes_makes_room_for_another(forecast: Plan, stage
     crash = RehearsedStart(asked=start, refused=words, stage=stage, place="rope.py:7", crashed=True)
     assert forecast.question is not None
     answers = {forecast.question: answer(forecast, crash)}
-    found = decide(CASES[NAME], MACHINES[MACHINE], ENGINE, wish(), rules=RULES, answers=answers)
-    assert found.plans[0].tensor_parallel.value == 2
-    assert not any(start_of(plan) == start for plan in found.plans)
+    decision = decide(CASES[NAME], MACHINES[MACHINE], ENGINE, wish(), rules=RULES, answers=answers)
+    assert decision.plans[0].tensor_parallel.value == 2
+    assert not any(start_of(plan) == start for plan in decision.plans)
     (reason,) = (
         rejection.reasons[0]
-        for rejection in found.rejected
+        for rejection in decision.rejected
         if rejection.verdict == "engine_refuses"
     )
     assert reason.startswith("KeyError: 'theta' at rope.py:7. ")
@@ -104,8 +104,10 @@ def test_a_plan_whose_start_crashes_makes_room_for_another(forecast: Plan, stage
 
 
 def test_a_crash_of_other_sizes_does_not_count(forecast: Plan) -> None:
-    other = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
-    crash = RehearsedStart(asked=other, refused="IndexError: 0", stage="model", crashed=True)
+    other_start_settings = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
+    crash = RehearsedStart(
+        asked=other_start_settings, refused="IndexError: 0", stage="model", crashed=True
+    )
     assert not start_refusal(forecast, answer(forecast, crash))
 
 
@@ -116,8 +118,8 @@ def test_a_start_that_ran_leaves_the_plan(forecast: Plan) -> None:
 
 
 def test_a_refusal_of_other_sizes_does_not_count(forecast: Plan) -> None:
-    other = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
-    of_sizes = RehearsedStart(asked=other, refused="too long", stage="cache")
+    other_start_settings = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
+    of_sizes = RehearsedStart(asked=other_start_settings, refused="too long", stage="cache")
     assert not start_refusal(forecast, answer(forecast, of_sizes))
     of_flags = of_sizes.evolve(stage="backends")
     assert start_refusal(forecast, answer(forecast, of_flags)) == "too long"
@@ -138,13 +140,13 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
     assert forecast.question is not None
     state = forecast.memory.kv_bytes // 100
     refused = RehearsedStart(asked=start_of(forecast), refused="too many", stage="graphs")
-    first = answer(forecast, refused, state_bytes=state)
-    (row,) = open_questions(found_decision := decision(answers={forecast.question: first}))
+    first_answer = answer(forecast, refused, state_bytes=state)
+    (row,) = open_questions(found_decision := decision(answers={forecast.question: first_answer}))
     changed = found_decision.plans[0]
     assert changed.grade == "checked"
     assert changed.max_num_seqs.value < 100
     assert dict(row.starts)[row.questions[0]] == start_of(changed) != start_of(forecast)
-    second = first.evolve(start=RehearsedStart(asked=start_of(changed), ran=("graphs",)))
+    second = first_answer.evolve(start=RehearsedStart(asked=start_of(changed), ran=("graphs",)))
     best = decision(answers={forecast.question: second}).plans[0]
     assert (best.argv, best.question) == (changed.argv, None)
 
@@ -223,8 +225,8 @@ class _Inquirer:
 
 
 def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
-    said = answer(forecast, None, state_bytes=forecast.memory.kv_bytes // 100)
-    inquirer: Any = _Inquirer(said)
+    forecast_answer = answer(forecast, None, state_bytes=forecast.memory.kv_bytes // 100)
+    inquirer: Any = _Inquirer(forecast_answer)
     check = EngineCheck(inquirer, MACHINES[MACHINE], model_files({}, None))
 
     async def settled_decision() -> Decision:

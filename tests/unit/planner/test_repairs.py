@@ -199,8 +199,8 @@ def longer(
     found_longer_variants = longer_variants(variant, context, 32_768, on, gpus, args)
     return [
         name
-        for other in found_longer_variants
-        for name in other.reasons
+        for longer_variant in found_longer_variants
+        for name in longer_variant.reasons
         if name not in variant.reasons
     ]
 

@@ -38,10 +38,10 @@ def make_decision(
     spec = read_model("m", None, fields, None, None, (), None, structure_text(fields))
     allowed = PROFILES.engines(engines, device="cuda")
     rules = PROFILES.rules(allowed)
-    here = PROFILES.hardware(hardware)
+    this_hardware = PROFILES.hardware(hardware)
     return decide(
         spec,
-        here,
+        this_hardware,
         allowed,
         wish(**wanted),
         PROFILES.facts,
@@ -245,14 +245,14 @@ ODD = config(
 
 @pytest.mark.parametrize("hardware", ["2x3090", "2xa100-40g"])
 def test_a_tile_that_old_marlin_refuses_new_marlin_takes(hardware: str) -> None:
-    old = make_decision(ODD, hardware, "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16")
-    assert rejection_of(old, 1).verdict == "no_kernel"
-    assert "K=2112 is not a multiple of 128" in rejection_of(old, 1).reasons[0]
-    new = make_decision(ODD, hardware, "vllm==0.26.0", tensor_parallel=1).plans[0]
-    assert row(new.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
+    old_decision = make_decision(ODD, hardware, "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16")
+    assert rejection_of(old_decision, 1).verdict == "no_kernel"
+    assert "K=2112 is not a multiple of 128" in rejection_of(old_decision, 1).reasons[0]
+    new_plan = make_decision(ODD, hardware, "vllm==0.26.0", tensor_parallel=1).plans[0]
+    assert row(new_plan.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
 
 
-def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_version() -> None:
+def test_gemma_4_with_odd_layer_sizes_needs_the_newer_version() -> None:
     group = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
     block = {
         **QUANTS["w4a16"],
@@ -266,9 +266,9 @@ def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_ve
         make_decision(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16"), 1
     )
     assert (old.verdict, old.layer) == ("no_kernel", "language_model.model.layers.*.mlp.down_proj")
-    new = make_decision(gemma, "2x3090", "vllm==0.26.0", tensor_parallel=1).plans[0]
-    assert row(new.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
-    assert row(new.kernels, "experts.w2").status == "ok"
+    new_plan = make_decision(gemma, "2x3090", "vllm==0.26.0", tensor_parallel=1).plans[0]
+    assert row(new_plan.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
+    assert row(new_plan.kernels, "experts.w2").status == "ok"
 
 
 def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
@@ -306,8 +306,12 @@ def test_vllm_0_19_has_no_dflash_and_serves_gemma_alone() -> None:
     assert best.warnings[-1].startswith(
         "The model is served without speculative decoding, because RedHatAI/"
     )
-    alone = make_decision(GEMMA, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
-    assert (best.argv, best.memory, best.kernels) == (alone.argv, alone.memory, alone.kernels)
+    lone_plan = make_decision(GEMMA, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
+    assert (best.argv, best.memory, best.kernels) == (
+        lone_plan.argv,
+        lone_plan.memory,
+        lone_plan.kernels,
+    )
 
 
 def test_vllm_0_18_drops_a_dflash_drafter_too_and_knows_no_gemma_4() -> None:
@@ -334,9 +338,9 @@ def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str)
     assert not [item for item in best.argv if "attention-backend" in item]
     assert (best.kv_cache_dtype.value, best.grade) == ("auto", "predicted")
     # The drafter's weights and cache are counted: less context is left than without it.
-    alone = make_decision(GEMMA, "2x3090", engine, tensor_parallel=2).plans[0]
-    assert best.memory.weights_bytes > alone.memory.weights_bytes
-    assert best.max_model_len.value < alone.max_model_len.value
+    lone_plan = make_decision(GEMMA, "2x3090", engine, tensor_parallel=2).plans[0]
+    assert best.memory.weights_bytes > lone_plan.memory.weights_bytes
+    assert best.max_model_len.value < lone_plan.max_model_len.value
 
 
 def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:

@@ -25,10 +25,10 @@ def make_decision(
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(ref)]
-    here = PROFILES.hardware(hardware)
+    this_hardware = PROFILES.hardware(hardware)
     return decide(
         published_model(name, **block),
-        here,
+        this_hardware,
         engines,
         wish(**wanted),
         facts,
@@ -91,10 +91,10 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
         "num_key_value_heads": 8,
     }
     engines = [PROFILES.engine(VLLM_REF)]
-    spec, here = published_model("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
+    spec, hardware = published_model("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
     best = decide(
         spec,
-        here,
+        hardware,
         engines,
         wish(),
         rules=PROFILES.rules(engines),
@@ -114,10 +114,12 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
     assert best.max_model_len.value > 16_000
 
 
-def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_useful_context() -> None:
-    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x3090")
+def test_a_tight_model_gives_up_features_for_a_useful_context() -> None:
+    engines, hardware = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x3090")
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
-    decision = decide(model, here, engines, wish(tensor_parallel=2), rules=PROFILES.rules(engines))
+    decision = decide(
+        model, hardware, engines, wish(tensor_parallel=2), rules=PROFILES.rules(engines)
+    )
     told = [
         (plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value)
         for plan in sorted(decision.plans, key=lambda plan: plan.cost)
@@ -150,9 +152,9 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
 
 
 def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
-    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3x3090")
+    engines, hardware = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3x3090")
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
-    plans = decide(model, here, engines, wish(), rules=PROFILES.rules(engines)).plans
+    plans = decide(model, hardware, engines, wish(), rules=PROFILES.rules(engines)).plans
     assert (plans[0].tensor_parallel.value, plans[0].pipeline_parallel.value) == (1, 3)
     assert plans[0].max_model_len.value >= 32_768
     assert {
@@ -161,22 +163,22 @@ def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
     } == {(256, False, "auto")}
 
 
-def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_be_free() -> None:
-    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3090")
+def test_a_larger_share_is_taken_where_it_is_needed_and_free() -> None:
+    engines, hardware = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3090")
     model = published_model("gemma-3-27b", quantization_config=QUANTS["w4a16"])
 
     def shares(free: int | None) -> list[float]:
-        seen = here.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in here.gpus))
+        seen = hardware.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in hardware.gpus))
         plans = decide(model, seen, engines, wish(), rules=PROFILES.rules(engines)).plans
         flags = [flag.partition("=") for plan in plans for flag in plan.argv]
         return [float(value) for name, _, value in flags if name == "--gpu-memory-utilization"]
 
-    free = here.gpus[0].free_bytes or 0
+    free = hardware.gpus[0].free_bytes or 0
     assert max(shares(free)) > 0.92
     assert max(shares(free - (1 << 30))) < max(shares(free)) - 0.03  # a desktop's share
     assert max(shares(None)) <= 0.92
     long = decide(
-        published_model("llama-3.2-1b"), here, engines, wish(), rules=PROFILES.rules(engines)
+        published_model("llama-3.2-1b"), hardware, engines, wish(), rules=PROFILES.rules(engines)
     ).plans
     assert [plan.cost for plan in long] == [0]
     assert "--gpu-memory-utilization=0.92" in long[0].argv
@@ -246,18 +248,16 @@ def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
     }
     best = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", **wanted).plans[0]
     assert (best.tensor_parallel.value, best.replicas.value) == (1, 4)
-    asked = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", replicas=2, **wanted).plans[
-        0
-    ]
-    assert (asked.replicas.value, asked.replicas.source) == (2, "user")
+    plan = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", replicas=2, **wanted).plans[0]
+    assert (plan.replicas.value, plan.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
     assert make_decision("llama-3.1-8b", "4x3090", VLLM_REF).plans[0].replicas.value == 1
 
 
-def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_others() -> None:
+def test_a_kernel_refused_for_one_layer_still_computes_the_others() -> None:
     wanted: dict[str, Any] = {"quant": "w4a16"}
-    first = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
-    rows = {row.layer.rpartition(".")[2]: row for row in first.kernels}
+    first_plan = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
+    rows = {row.layer.rpartition(".")[2]: row for row in first_plan.kernels}
     refused = rows["down_proj"]
     assert refused.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
     scope = {
@@ -273,23 +273,23 @@ def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_o
         grade="failed",
         source="size_k = 14336 is not what it takes",
     )
-    after = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
-    kernels = {row.layer.rpartition(".")[2]: row.kernel for row in after.kernels}
+    later_plan = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
+    kernels = {row.layer.rpartition(".")[2]: row.kernel for row in later_plan.kernels}
     assert kernels["down_proj"] not in (None, "MarlinLinearKernel")
     assert kernels["qkv_proj"] == "MarlinLinearKernel"
-    assert "VLLM_DISABLED_KERNELS" not in after.env
-    told = next(row for row in after.kernels if row.layer.endswith("down_proj"))
+    assert "VLLM_DISABLED_KERNELS" not in later_plan.env
+    told = next(row for row in later_plan.kernels if row.layer.endswith("down_proj"))
     assert any("size_k = 14336" in refusal.reason for refusal in told.refused)
     # On another GPU nothing is known of it.
     assert (
         make_decision("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype
-        == first.dtype
+        == first_plan.dtype
     )
 
 
 def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says() -> None:
-    first = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
-    failing = next(row for row in first.kernels if row.layer.endswith("down_proj"))
+    first_plan = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
+    failing = next(row for row in first_plan.kernels if row.layer.endswith("down_proj"))
     scope = {
         "engine": "vllm==0.19.1",
         "kernel": str(failing.kernel),
@@ -297,19 +297,21 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
         "n": str(failing.n),
     }
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it crashed")
-    after = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16").plans[0]
-    assert after.env["VLLM_DISABLED_KERNELS"] == failing.kernel
-    assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
-    (warning,) = [one for one in after.warnings if "for the whole model only" in one]
+    later_plan = make_decision(
+        "llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16"
+    ).plans[0]
+    assert later_plan.env["VLLM_DISABLED_KERNELS"] == failing.kernel
+    assert "MarlinLinearKernel" not in {row.kernel for row in later_plan.kernels}
+    (warning,) = [one for one in later_plan.warnings if "for the whole model only" in one]
     assert (
-        f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go"
+        f"{sum(row.count for row in first_plan.kernels if row.kernel == failing.kernel)} layers go"
         " without it" in warning
     )
 
 
 def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
     """Four hundred at once, of which the context that is wanted leaves room for five."""
-    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x4090")
+    engines, hardware = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x4090")
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     asked: dict[str, Any] = {
         "rules": PROFILES.rules(engines),
@@ -317,7 +319,9 @@ def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
         "gpus": PROFILES.gpus,
     }
     few, many = (
-        decide(model, here, engines, wish(context=8192, goal=goal, concurrency=400), **asked).plans
+        decide(
+            model, hardware, engines, wish(context=8192, goal=goal, concurrency=400), **asked
+        ).plans
         for goal in ("balanced", "throughput")
     )
     assert few[0].kv_cache_dtype.value == "auto"
@@ -344,8 +348,8 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
         for warning in best.warnings
     )
     assert best.memory.gpu_bytes == 24 << 30
-    alone = make_decision("qwen3-8b", "5090+3090", VLLM_REF).plans[0]
-    assert (alone.pipeline_parallel.value, len(alone.gpus)) == (1, 1)
+    lone_plan = make_decision("qwen3-8b", "5090+3090", VLLM_REF).plans[0]
+    assert (lone_plan.pipeline_parallel.value, len(lone_plan.gpus)) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -389,15 +393,15 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
     assert max(plan.max_model_len.value for plan in uneven) > 1.2 * even.max_model_len.value
     assert plans[0] in uneven
     # Who deals them out himself is not overruled.
-    own = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **asked).plans
-    assert {plan.env[name] for plan in own} == {f"{layers - 20},20"}
+    own_plans = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **asked).plans
+    assert {plan.env[name] for plan in own_plans} == {f"{layers - 20},20"}
 
 
 def _total(plan: Plan) -> float:
     return plan.speed.total.value if plan.speed else 0.0
 
 
-def test_of_unlike_gpus_the_fullest_bounds_the_share_and_each_must_compute_its_stage() -> None:
+def test_the_fullest_of_unlike_gpus_bounds_the_share() -> None:
     total = PROFILES.hardware("5090+3090").gpus[0].total_bytes or 0
     best = on_5090_and_3090(0, free_bytes=total * 93 // 100).plans[0]
     assert "--gpu-memory-utilization=0.84" in best.argv
@@ -454,8 +458,12 @@ def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
     )
     tower = LayerAttention(kind="vision", layers=8, head_dim=64, backend="FLASH_ATTN", status="ok")
     (gpu,) = PROFILES.hardware("3090").gpus
-    first = VariantEvidence(attention=(row, tower))
-    gate_alike(first, VariantEvidence(attention=(row, tower.evolve(backend="TORCH_SDPA"))), gpu)
+    first_variant_evidence = VariantEvidence(attention=(row, tower))
+    gate_alike(
+        first_variant_evidence,
+        VariantEvidence(attention=(row, tower.evolve(backend="TORCH_SDPA"))),
+        gpu,
+    )
     for other in (row.evolve(backend="TRITON_ATTN"), row.evolve(block=32)):
         with pytest.raises(Refused, match="keep their caches unlike: on NVIDIA GeForce RTX 3090"):
-            gate_alike(first, VariantEvidence(attention=(other,)), gpu)
+            gate_alike(first_variant_evidence, VariantEvidence(attention=(other,)), gpu)

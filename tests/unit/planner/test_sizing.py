@@ -47,8 +47,8 @@ MACHINES = {
 def make_decision(name: str, hardware: Hardware, engine: str = VLLM_REF, **wish: Any) -> Decision:
     spec, asked = published_model(name), Wish.model_validate({"name": "m", "source": name, **wish})
     # Their images are not made for every processor; memory does not ask for it.
-    known = ENGINES[engine].evolve(machines=())
-    return decide(spec, hardware, [known], asked, rules=RULES)
+    known_engine = ENGINES[engine].evolve(machines=())
+    return decide(spec, hardware, [known_engine], asked, rules=RULES)
 
 
 def flag(plan: Plan, name: str) -> str | None:
@@ -102,9 +102,9 @@ def test_no_cache_is_taken_that_the_wish_does_not_need() -> None:
     assert many.memory.kv_tokens >= 256 * 1280
     assert few.memory.budget_bytes < many.memory.budget_bytes < whole.memory.budget_bytes
     # A GPU with memory of its own has no other use for it.
-    alone = make_decision("llama-3.1-8b", PROFILES.hardware("rtx-pro-6000")).plans[0]
-    assert alone.memory.budget_bytes > few.memory.budget_bytes
-    assert flag(alone, CACHE) is None
+    lone_plan = make_decision("llama-3.1-8b", PROFILES.hardware("rtx-pro-6000")).plans[0]
+    assert lone_plan.memory.budget_bytes > few.memory.budget_bytes
+    assert flag(lone_plan, CACHE) is None
 
 
 def test_the_setting_says_what_the_host_keeps() -> None:

@@ -71,7 +71,7 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
     assert block_of(asking, holder("a", "G1", stage="stands")) is None
 
 
-def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measurement() -> None:
+def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement() -> None:
     asking = start("b", "G0", is_sized=True)
     assert block_of(asking, holder("a", "G0", is_sized=True)) is None
     assert block_of(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
@@ -88,56 +88,56 @@ def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measu
 
 
 def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
-    sized, other, measuring = (
+    sized, other_holder, measuring = (
         holder("a", "G0", is_sized=True),
         holder("b", "G0", is_sized=True),
         holder("c", "G0"),
     )
-    assert not [*disturbances((sized,), (sized, other))]
+    assert not [*disturbances((sized,), (sized, other_holder))]
     assert {name for name, _ in disturbances((sized, measuring), (sized, measuring))} == {"a", "c"}
 
 
-def test_only_a_plan_that_leaves_room_for_others_gives_bytes_and_never_less_than_a_context() -> (
-    None
-):
-    alone = plan(replicas=1, tensor_parallel=1, max_context=8192)
+def test_only_a_plan_with_room_for_others_gives_cache_bytes() -> None:
+    lone_plan = plan(replicas=1, tensor_parallel=1, max_context=8192)
     shared = plan(
         replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
     )
-    assert cache_bytes(alone) is None
+    assert cache_bytes(lone_plan) is None
     count = cache_bytes(shared)
     assert count == shared.memory.kv_bytes - shared.memory.gpu_bytes // 100
     tight = shared.evolve(max_model_len=shared.max_model_len.evolve(value=shared.memory.kv_tokens))
     assert cache_bytes(tight) is None, "what is given would hold no whole context"
     assert cache_bytes(shared.evolve(gpus=())) is None
     assert (
-        cache_bytes(alone.evolve(cap=Cap(bytes=alone.memory.promised_bytes, models=("other",))))
+        cache_bytes(
+            lone_plan.evolve(cap=Cap(bytes=lone_plan.memory.promised_bytes, models=("other",)))
+        )
         is not None
     )
 
 
 def test_a_plan_that_has_served_gets_what_its_engine_measured() -> None:
-    alone = plan(replicas=1, tensor_parallel=1, max_context=8192)
-    memory = alone.memory
+    lone_plan = plan(replicas=1, tensor_parallel=1, max_context=8192)
+    memory = lone_plan.memory
     used = memory.budget_bytes - memory.kv_bytes + 512 * MIB
-    known = alone.evolve(grade="verified", memory=memory.evolve(measured_bytes=used))
+    known = lone_plan.evolve(grade="verified", memory=memory.evolve(measured_bytes=used))
     count = cache_bytes(known)
     assert count is not None
     assert 0 < memory.budget_bytes - used - count < 32 * MIB
     assert cache_bytes(known.evolve(grade="predicted")) is None
-    assert cache_bytes(alone.evolve(grade="verified")) is None
+    assert cache_bytes(lone_plan.evolve(grade="verified")) is None
     whole = known.max_model_len.evolve(value=memory.kv_tokens)
     assert cache_bytes(known.evolve(max_model_len=whole)) is None
 
 
 def test_the_measurement_of_a_start_that_went_well_is_in_the_next_plan() -> None:
-    first = attempt(plan=plan(max_context=8192))
-    left = first.plan.memory.kv_bytes - 300 * MIB
-    facts = prove_success(first, 1.0, left)
-    again = plan(max_context=8192, facts=facts)
-    assert again.fingerprint == first.fingerprint
-    assert again.memory.measured_bytes == first.plan.memory.budget_bytes - left
-    count = cache_bytes(again)
+    first_attempt = attempt(plan=plan(max_context=8192))
+    left = first_attempt.plan.memory.kv_bytes - 300 * MIB
+    facts = prove_success(first_attempt, 1.0, left)
+    second_plan = plan(max_context=8192, facts=facts)
+    assert second_plan.fingerprint == first_attempt.fingerprint
+    assert second_plan.memory.measured_bytes == first_attempt.plan.memory.budget_bytes - left
+    count = cache_bytes(second_plan)
     assert count is not None
     assert 0 < left - count < 32 * MIB
     need = next(fact for fact in facts if fact.kind == "needs_memory")

@@ -232,7 +232,7 @@ def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
     fact = Fact(
         kind="needs_memory", scope=scope, value=used, grade="verified", source="it had that left"
     )
-    again = decide(
+    second_plan = decide(
         CASES["qwen-27b modelopt-nvfp4"],
         MACHINES["5090"],
         [engine for engine in ENGINES if engine.ref == VLLM_REF],
@@ -240,7 +240,7 @@ def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
         facts=[fact],
         rules=RULES,
     ).plans[0]
-    assert again.argv == plan.argv
+    assert second_plan.argv == plan.argv
 
 
 def states_of(

@@ -198,7 +198,7 @@ def test_defaults_are_those_of_the_version(ref: str) -> None:
 
 
 @pytest.mark.parametrize("ref", VLLM)
-def test_what_the_planner_sets_may_be_set_by_users_and_what_reaches_beyond_the_engine_may_not(
+def test_users_may_set_planner_flags_and_none_that_reach_beyond_the_engine(
     ref: str,
 ) -> None:
     flags = PROFILES.engine(ref).flags
@@ -230,7 +230,7 @@ def test_the_pins_of_the_cpu_engine_have_what_reads_sound_files(ref: str) -> Non
 
 
 @pytest.mark.parametrize("ref", ASKED)
-def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_of_a_known_one(
+def test_a_version_given_by_differences_has_the_rules_of_its_base(
     ref: str,
 ) -> None:
     engine = PROFILES.engine(ref)
@@ -277,7 +277,7 @@ def is_closed(engine: Engine, name: str) -> bool:
     return engine.flags[engine.flags[name].same_as or name].ours
 
 
-def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_another_image(
+def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
     tmp_path: Path,
 ) -> None:
     profiles = Profiles(learned=tmp_path)
@@ -531,11 +531,11 @@ def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
 
 
 def test_the_generator_refuses_a_head_that_the_engine_contradicts(profile: Path) -> None:
-    before = profile.read_text()
+    former_text = profile.read_text()
     done = generate(profile, {**FACTS, "default_seqs": 1024})
     assert done.returncode == 1
     assert "default_seqs is 256, the engine says 1024" in done.stderr
-    assert profile.read_text() == before
+    assert profile.read_text() == former_text
 
 
 def test_a_copy_that_still_says_another_version_is_refused(tmp_path: Path) -> None:

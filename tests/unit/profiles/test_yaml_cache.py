@@ -22,9 +22,9 @@ def rules(tmp_path: Path) -> Path:
 
 
 def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> None:
-    first = Documents(tmp_path / "made" / CACHE)
-    assert first.read(rules) == [{"a": 1}, {"b": [2, "x"]}]
-    first.save()
+    first_documents = Documents(tmp_path / "made" / CACHE)
+    assert first_documents.read(rules) == [{"a": 1}, {"b": [2, "x"]}]
+    first_documents.save()
     text = msgspec.msgpack.decode((tmp_path / "made" / CACHE).read_bytes())
     assert text[str(rules)][2] == [{"a": 1}, {"b": [2, "x"]}]
     text[str(rules)][2] = ["from the cache"]
@@ -35,9 +35,9 @@ def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> 
 
 
 def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
-    first = Documents(tmp_path / CACHE)
-    assert first.first(rules) == {"a": 1}
-    first.save()
+    first_documents = Documents(tmp_path / CACHE)
+    assert first_documents.first(rules) == {"a": 1}
+    first_documents.save()
     text = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes())
     ((name, entry),) = text.items()
     entry[2] = ["from the cache"]
@@ -47,9 +47,9 @@ def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_is_read_anew(rules: Path, tmp_path: Path) -> None:
-    first = Documents(tmp_path / CACHE)
-    first.read(rules)
-    first.save()
+    first_documents = Documents(tmp_path / CACHE)
+    first_documents.read(rules)
+    first_documents.save()
     rules.write_text("a: 2\n---\nb: [2, x]\n")
     os.utime(rules, ns=(1, 1))
     assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 2}
@@ -107,6 +107,6 @@ def test_profiles_are_the_same_from_the_cache(tmp_path: Path) -> None:
         found = repr((engines, profiles.rules(engines), profiles.facts))
         profiles.documents.save()
         plain = Profiles()
-        again = plain.engines((VLLM_REF, SGLANG_REF), device="cuda")
-        assert found == repr((again, plain.rules(again), plain.facts))
+        second_engines = plain.engines((VLLM_REF, SGLANG_REF), device="cuda")
+        assert found == repr((second_engines, plain.rules(second_engines), plain.facts))
     assert (tmp_path / CACHE).stat().st_size > 10_000

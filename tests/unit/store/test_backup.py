@@ -64,9 +64,9 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
             archive = make_archive(data, tmp_path / f"{round_}.tar.gz")
             (empty := tmp_path / f"to{round_}").mkdir()
             back = restore_backup(empty, archive)
-            again = Store(empty / "fitserve.db")
-            names = {wish.name for wish, *_ in again.models()}
-            again.close()
+            second_store = Store(empty / "fitserve.db")
+            names = {wish.name for wish, *_ in second_store.models()}
+            second_store.close()
             assert len(names) == back.models
             assert {name[1:] for name in names if name[0] == "a"} == {
                 name[1:] for name in names if name[0] == "b"
@@ -108,10 +108,12 @@ def test_what_comes_back_is_what_was_there_and_keys_are_digests(tmp_path: Path) 
     assert (back.fitserve, back.models, back.keys) == ("1.2.3", 1, 1)
     assert back.aside is not None
     assert {path.name for path in back.aside.iterdir()} >= {"fitserve.db", "keys.json", "learned"}
-    again = Store(data / "fitserve.db")
-    assert [(grant.name, digest) for grant, digest, _ in again.grants()] == [("good", b"g" * 32)]
-    assert again.instance
-    again.close()
+    second_store = Store(data / "fitserve.db")
+    assert [(grant.name, digest) for grant, digest, _ in second_store.grants()] == [
+        ("good", b"g" * 32)
+    ]
+    assert second_store.instance
+    second_store.close()
     assert (data / "logs/secret.log").exists()
     assert (data / "learned/engines/vllm/1.yaml").exists()
 
@@ -130,10 +132,10 @@ def test_a_folder_of_another_installation_is_left_alone(tmp_path: Path) -> None:
 
 def change_archive(archive: Path, **files: bytes | None) -> Path:
     """The archive with other contents of some files; None: without it."""
-    made = archive.with_name("changed.tar.gz")
-    with tarfile.open(archive) as old, tarfile.open(made, "w:gz") as new:
-        for entry in old:
-            content = old.extractfile(entry)
+    new_name = archive.with_name("changed.tar.gz")
+    with tarfile.open(archive) as old_archive, tarfile.open(new_name, "w:gz") as new:
+        for entry in old_archive:
+            content = old_archive.extractfile(entry)
             text = content.read() if content is not None else b""
             name = entry.name.partition(".")[0]
             text_or_none = files.get(name, text)
@@ -143,7 +145,7 @@ def change_archive(archive: Path, **files: bytes | None) -> Path:
         if "other" in files:
             entry = tarfile.TarInfo("../other")
             new.addfile(entry)
-    return made
+    return new_name
 
 
 def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
@@ -195,9 +197,9 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(kind, match=words):
             restore_backup(data, change_archive(archive, **files))
-    again = Store(data / "fitserve.db")
-    assert [wish.name for wish, *_ in again.models()] == ["m"]
-    again.close()
+    second_store = Store(data / "fitserve.db")
+    assert [wish.name for wish, *_ in second_store.models()] == ["m"]
+    second_store.close()
     assert {path.name for path in data.iterdir()} == {
         "fitserve.db",
         "fitserve.db.mirror",
@@ -210,11 +212,14 @@ def test_names_that_are_bombs_are_not_read(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
-    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as made, tarfile.open(archive) as old:
+    with (
+        tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as made,
+        tarfile.open(archive) as old_archive,
+    ):
         entry = tarfile.TarInfo("learned/a.yaml")
         entry.pax_headers = {"comment": "x" * 1_000_000}
-        for one in old:
-            made.addfile(one, old.extractfile(one))
+        for one in old_archive:
+            made.addfile(one, old_archive.extractfile(one))
         made.addfile(entry)
     with pytest.raises(BadRequest, match="the names in it are too long"):
         restore_backup(data, tmp_path / "bomb.tar.gz")
@@ -279,9 +284,9 @@ def test_hostile_entries_of_an_archive_are_refused_in_words(tmp_path: Path, kind
     data, store = data_folder(tmp_path / "data")
     archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
-    with tarfile.open(tmp_path / "h.tar.gz", "w:gz") as made, tarfile.open(archive) as old:
-        for one in old:
-            made.addfile(one, old.extractfile(one))
+    with tarfile.open(tmp_path / "h.tar.gz", "w:gz") as made, tarfile.open(archive) as old_archive:
+        for one in old_archive:
+            made.addfile(one, old_archive.extractfile(one))
         for entry in HOSTILE[kind]:
             made.addfile(entry, io.BytesIO(b"1\n4294967295\n1\n" + b"\0" * 512))
     (target := tmp_path / "target").mkdir()
@@ -320,10 +325,10 @@ def test_few_bytes_that_stand_for_many_fill_no_disk(
     store.close()
     with (
         tarfile.open(tmp_path / "h.tar.gz", "w:gz", compresslevel=1) as made,
-        tarfile.open(archive) as old,
+        tarfile.open(archive) as old_archive,
     ):
-        for one in old:
-            made.addfile(one, old.extractfile(one))
+        for one in old_archive:
+            made.addfile(one, old_archive.extractfile(one))
         made.addfile(file_entry(LEARNED, size=mebibytes * 2**20), Zeros())
     monkeypatch.setattr(
         "gateway.store.backup.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(free, 0, free)

@@ -21,9 +21,9 @@ from tests.support.patience import Clock
 
 @pytest.fixture(autouse=True)
 def _usual_umask() -> Iterator[None]:
-    before = os.umask(0o022)
+    former_umask = os.umask(0o022)
     yield
-    os.umask(before)
+    os.umask(former_umask)
 
 
 def mode(path: Path) -> int:
@@ -86,11 +86,11 @@ def test_a_folder_that_all_users_share_is_refused_and_left_as_it_is(tmp_path: Pa
 
 def test_the_files_beside_the_database_are_as_closed_as_the_database(tmp_path: Path) -> None:
     """A reader of the -shm file could take a lock there that stops every change."""
-    made = Database(tmp_path / "fitserve.db")
+    database = Database(tmp_path / "fitserve.db")
     try:
         files = {path.name: oct(mode(path)) for path in tmp_path.iterdir()}
     finally:
-        made.close()
+        database.close()
     assert files == dict.fromkeys(("fitserve.db", "fitserve.db-wal", "fitserve.db-shm"), "0o600")
 
 

@@ -76,9 +76,9 @@ def test_a_damaged_one_is_set_aside_whole(alone: Path, content: bytes) -> None:
     # The loop goes on working with it.
     assert store.add_attempt("a", 0, plan(), 8000, 1.0).id == 1
     store.close()
-    again = open_store(path)
-    again.changeable()
-    again.close()
+    second_store = open_store(path)
+    second_store.changeable()
+    second_store.close()
 
 
 def test_pages_that_contradict_each_other_are_damage(alone: Path) -> None:
@@ -202,10 +202,10 @@ def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
         assert "locked" in store.problem
         store.close()
     assert not damaged_files(path)
-    again = open_store(path)
-    again.changeable()
-    assert [one.name for one, *_ in again.models()] == ["a"]
-    again.close()
+    second_store = open_store(path)
+    second_store.changeable()
+    assert [one.name for one, *_ in second_store.models()] == ["a"]
+    second_store.close()
 
 
 def test_a_newer_one_is_left_alone(path: Path) -> None:
@@ -259,11 +259,11 @@ def test_a_copy_is_written_into_its_file_as_soon_as_that_is_possible(
     # A kill instead of an end: both are in the file itself, and in its mirror.
     store.add_model(wish(name="b"), 2.0)
     overwrite(path, 7)
-    again = open_store(path)
-    again.changeable()
-    assert [one.name for one, *_ in again.models()] == ["a", "b"]
-    assert [each_attempt.id for each_attempt in again.attempts()] == [attempt.id]
-    again.close()
+    second_store = open_store(path)
+    second_store.changeable()
+    assert [one.name for one, *_ in second_store.models()] == ["a", "b"]
+    assert [each_attempt.id for each_attempt in second_store.attempts()] == [attempt.id]
+    second_store.close()
     store.close()
 
 
@@ -271,17 +271,17 @@ def test_a_copy_replaces_no_rows_of_others(path: Path, unwritable: Callable[[], 
     store = open_store(path)
     store.add_attempt("a", 0, plan(), 8000, 1.0)
     unwritable()
-    other = Store(path)
-    other.add_model(wish(name="b"), 2.0)
-    other.close()
+    other_store = Store(path)
+    other_store.add_model(wish(name="b"), 2.0)
+    other_store.close()
     store.look()
     with pytest.raises(StoreError, match="Nothing can be changed now"):
         store.changeable()
     store.close()
-    again = open_store(path)
-    assert [one.name for one, *_ in again.models()] == ["a", "b"]
-    assert again.attempts() == []
-    again.close()
+    second_store = open_store(path)
+    assert [one.name for one, *_ in second_store.models()] == ["a", "b"]
+    assert second_store.attempts() == []
+    second_store.close()
 
 
 def test_a_first_start_without_room_makes_its_database_later(
@@ -297,10 +297,10 @@ def test_a_first_start_without_room_makes_its_database_later(
     store.changeable()
     store.add_model(wish(name="a"), 1.0)
     store.close()
-    again = open_store(path)
-    assert again.instance == instance
-    assert [one.name for one, *_ in again.models()] == ["a"]
-    again.close()
+    second_store = open_store(path)
+    assert second_store.instance == instance
+    assert [one.name for one, *_ in second_store.models()] == ["a"]
+    second_store.close()
 
 
 def test_the_installation_keeps_its_id_when_the_database_is_lost(path: Path) -> None:
@@ -308,15 +308,15 @@ def test_the_installation_keeps_its_id_when_the_database_is_lost(path: Path) -> 
     before = installation_id(path, store)
     store.close()
     path.unlink()
-    fresh = open_store(path)
-    assert installation_id(path, fresh) == before
-    fresh.close()
+    new_store = open_store(path)
+    assert installation_id(path, new_store) == before
+    new_store.close()
 
 
 def test_what_runs_is_entered_again_into_an_empty_database(tmp_path: Path) -> None:
     live = RunningEngines(tmp_path)
-    first = open_store(tmp_path / "a.db")
-    attempt = first.add_attempt("a", 0, plan(), 8000, 5.0)
+    first_store = open_store(tmp_path / "a.db")
+    attempt = first_store.add_attempt("a", 0, plan(), 8000, 5.0)
     live.write("a-r0-a1", RunningEngine(wish=wish(name="a"), created_at=2.0, attempt=attempt))
     (tmp_path / "live" / "torn.json").write_text('{"wish": ')
     empty = Store(tmp_path / "b.db")
@@ -349,16 +349,16 @@ def overwrite(path: Path, seed: int) -> None:
 
 
 def replace(path: Path) -> None:
-    other = path.with_name("other")
-    other.write_bytes(path.read_bytes())
-    other.replace(path)
+    other_name = path.with_name("other")
+    other_name.write_bytes(path.read_bytes())
+    other_name.replace(path)
 
 
 def put_older(path: Path) -> None:
     """A sound database of an earlier time, over the file."""
-    other = Store(path.with_name("older"))
-    path.write_bytes(other.path.read_bytes())
-    other.close()
+    other_store = Store(path.with_name("older"))
+    path.write_bytes(other_store.path.read_bytes())
+    other_store.close()
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -397,22 +397,24 @@ def test_a_file_that_is_damaged_while_open_takes_no_change_and_loses_none(
     store.add_model(wish(name="new"), 2.0)
     assert len(store.models()) == 43
     # A kill instead of an end, and a start.
-    again = open_store(path)
-    again.changeable()
-    assert [one.name for one, *_ in again.models()] == [one.name for one, *_ in store.models()]
+    second_store = open_store(path)
+    second_store.changeable()
+    assert [one.name for one, *_ in second_store.models()] == [
+        one.name for one, *_ in store.models()
+    ]
     assert damaged_files(path) or damage == "removed"
     store.close()
-    again.close()
+    second_store.close()
 
 
 def test_a_gateway_that_ends_before_the_repair_begins_with_the_mirror(path: Path) -> None:
     store = open_store(path)
     store.add_model(wish(name="b"), 1.0)
     overwrite(path, 3)
-    again = open_store(path)
-    again.changeable()
-    assert [one.name for one, *_ in again.models()] == ["a", "b"]
-    again.close()
+    second_store = open_store(path)
+    second_store.changeable()
+    assert [one.name for one, *_ in second_store.models()] == ["a", "b"]
+    second_store.close()
     store.close()
 
 
@@ -455,9 +457,9 @@ def test_a_mirror_that_is_damaged_while_open_is_made_anew(path: Path, clock: lis
         store.look()
     assert store.failing is None
     overwrite(path, 6)
-    again = open_store(path)
-    assert len(again.models()) == 32
-    again.close()
+    second_store = open_store(path)
+    assert len(second_store.models()) == 32
+    second_store.close()
     store.close()
 
 

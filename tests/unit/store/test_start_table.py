@@ -45,9 +45,9 @@ def test_a_damaged_row_is_left_out(tmp_path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("INSERT INTO starts (start) VALUES ('{\"model\": 1}')")
-    again = Store(store.path)
-    assert again.starts.rows() == [START]
-    again.close()
+    second_store = Store(store.path)
+    assert second_store.starts.rows() == [START]
+    second_store.close()
 
 
 def test_an_older_database_gets_room_for_starts(tmp_path: Path) -> None:
@@ -58,10 +58,10 @@ def test_an_older_database_gets_room_for_starts(tmp_path: Path) -> None:
         db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
         db.execute("PRAGMA user_version=14")
     assert records_at_rest(store.path)[1] == []
-    again = Store(store.path)
-    again.starts.add(START)
-    assert again.starts.rows() == [START]
-    again.close()
+    second_store = Store(store.path)
+    second_store.starts.add(START)
+    assert second_store.starts.rows() == [START]
+    second_store.close()
 
 
 def test_no_database_has_no_starts(tmp_path: Path) -> None:

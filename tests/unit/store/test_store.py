@@ -27,10 +27,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_models_survive_a_reopening(store: Store) -> None:
     store.add_model(wish(name="a", min_context=5), 1.0)
     store.close()
-    again = Store(store.path)
-    assert again.models() == [(wish(name="a", min_context=5), 1.0, False, 0.0)]
-    assert again.instance == again.instance
-    again.close()
+    second_store = Store(store.path)
+    assert second_store.models() == [(wish(name="a", min_context=5), 1.0, False, 0.0)]
+    assert second_store.instance == second_store.instance
+    second_store.close()
 
 
 def test_the_database_is_durable_and_private(store: Store) -> None:
@@ -39,9 +39,9 @@ def test_the_database_is_durable_and_private(store: Store) -> None:
     # A damaged journal loses nothing: what was acknowledged is in the database itself.
     store.add_model(wish(name="a"), 1.0)
     (store.path.with_name("alone.db")).write_bytes(store.path.read_bytes())
-    alone = Store(store.path.with_name("alone.db"))
-    assert [one.name for one, *_ in alone.models()] == ["a"]
-    alone.close()
+    lone_store = Store(store.path.with_name("alone.db"))
+    assert [one.name for one, *_ in lone_store.models()] == ["a"]
+    lone_store.close()
     assert store.path.stat().st_mode & 0o077 == 0
 
 
@@ -220,9 +220,9 @@ def set_back(store: Store, version: int) -> None:
 def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     set_back(store, 1)
-    again = Store(store.path)
-    assert again.models() == [(wish(name="a"), 1.0, False, 0.0)]
-    again.close()
+    second_store = Store(store.path)
+    assert second_store.models() == [(wish(name="a"), 1.0, False, 0.0)]
+    second_store.close()
 
 
 def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
@@ -230,16 +230,16 @@ def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
     store.add_key(Grant(name="app"), b"d" * 32, 5.0)
     set_back(store, 3)
     for _ in range(2):
-        again = Store(store.path)
-        assert [one.name for one, *_ in again.models()] == ["a"]
-        again.close()
+        second_store = Store(store.path)
+        assert [one.name for one, *_ in second_store.models()] == ["a"]
+        second_store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("UPDATE keys SET may=replace(may, 'inference', 'admin')")
     with pytest.raises(Damaged, match="a row of keys"):
         Store(store.path)
 
 
-def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_served(
+def test_a_database_of_version_5_pins_each_model_to_its_served_commits(
     store: Store,
 ) -> None:
     old, served, later, drafted = ("0" * 40, "1" * 40, "2" * 40, "3" * 40)
@@ -257,30 +257,30 @@ def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_
             plain.model.evolve(source="org/name", revision=commit),
             plain.model.evolve(source="org/drafter", revision=drafted),
         )
-        made = store.add_attempt(
+        attempt = store.add_attempt(
             name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0
         )
-        store.save_attempt(made.evolve(ready_at=ready))
+        store.save_attempt(attempt.evolve(ready_at=ready))
     store.add_attempt("c", 0, plain, 1, 2.0)
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         without_changes(db)
         db.execute("ALTER TABLE attempts DROP COLUMN abilities")
         db.execute("PRAGMA user_version=5")
-    again = Store(store.path)
-    assert [one.commits for one, *_ in again.models()] == [
+    second_store = Store(store.path)
+    assert [one.commits for one, *_ in second_store.models()] == [
         {"org/name": served, "org/drafter": drafted},
         {"org/name@v1": later},
         {},
     ]
-    again.close()
+    second_store.close()
     Store(store.path).close()
 
 
 def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    old, kept = plan(), plan().evolve(cap=Cap(bytes=2**30, models=("b",)))
-    for one in (old, kept):
+    old_plan, kept_plan = plan(), plan().evolve(cap=Cap(bytes=2**30, models=("b",)))
+    for one in (old_plan, kept_plan):
         store.add_attempt("a", 0, one, 1, 2.0)
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
@@ -293,9 +293,9 @@ def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
         db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
         db.execute("PRAGMA user_version=12")
     for _ in range(2):
-        again = Store(store.path)
-        assert [attempt.plan.cap for attempt in again.attempts("a")] == [None, kept.cap]
-        again.close()
+        second_store = Store(store.path)
+        assert [attempt.plan.cap for attempt in second_store.attempts("a")] == [None, kept_plan.cap]
+        second_store.close()
 
 
 def test_a_stored_context_refuses_no_plan_that_it_did_not_refuse_before(store: Store) -> None:
@@ -313,13 +313,13 @@ def test_a_stored_context_refuses_no_plan_that_it_did_not_refuse_before(store: S
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("PRAGMA user_version=16")
     for _ in range(2):
-        again = Store(store.path)
+        second_store = Store(store.path)
         contexts = {
             one.name: (one.least_context, one.context, one.most_context)
-            for one, *_ in again.models()
+            for one, *_ in second_store.models()
         }
-        pending = again.changes()["d"][1]
-        again.close()
+        pending = second_store.changes()["d"][1]
+        second_store.close()
         assert pending is not None
         assert (pending.wish.least_context, pending.wish.context) == (1, 8192)
         assert contexts == {
@@ -334,37 +334,37 @@ def test_a_database_without_times_of_starts_keeps_its_attempts_and_gets_room(
     store: Store,
 ) -> None:
     store.add_model(wish(name="a"), 1.0)
-    made = store.add_attempt("a", 0, plan(), 1, 2.0)
+    attempt = store.add_attempt("a", 0, plan(), 1, 2.0)
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("ALTER TABLE attempts DROP COLUMN phases")
         db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
         db.execute("PRAGMA user_version=13")
-    again = Store(store.path)
-    assert again.attempts("a") == [made]
-    timed = made.evolve(phases={"import": 3.5, "load": 1.0})
-    again.save_attempt(timed)
-    again.close()
-    again = Store(store.path)
-    assert again.attempts("a") == [timed]
-    assert [*again.attempts("a")[0].phases] == ["import", "load"]
-    again.close()
+    second_store = Store(store.path)
+    assert second_store.attempts("a") == [attempt]
+    timed = attempt.evolve(phases={"import": 3.5, "load": 1.0})
+    second_store.save_attempt(timed)
+    second_store.close()
+    second_store = Store(store.path)
+    assert second_store.attempts("a") == [timed]
+    assert [*second_store.attempts("a")[0].phases] == ["import", "load"]
+    second_store.close()
 
 
 def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:
     set_back(store, 2)
-    again = Store(store.path)
-    again.add_key(Grant(name="app", models=("m",)), b"d" * 32, 5.0)
-    again.close()
-    again = Store(store.path)
-    assert again.grants() == [(Grant(name="app", models=("m",)), b"d" * 32, 5.0)]
+    second_store = Store(store.path)
+    second_store.add_key(Grant(name="app", models=("m",)), b"d" * 32, 5.0)
+    second_store.close()
+    second_store = Store(store.path)
+    assert second_store.grants() == [(Grant(name="app", models=("m",)), b"d" * 32, 5.0)]
     with pytest.raises(Conflict, match="app"):
-        again.add_key(Grant(name="app"), b"e" * 32, 6.0)
-    again.remove_key("app")
-    assert again.grants() == []
+        second_store.add_key(Grant(name="app"), b"e" * 32, 6.0)
+    second_store.remove_key("app")
+    assert second_store.grants() == []
     with pytest.raises(NotFound):
-        again.remove_key("app")
-    again.close()
+        second_store.remove_key("app")
+    second_store.close()
 
 
 def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_old(
@@ -395,15 +395,15 @@ def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_
         ("stream", 1060),
     ]
     store.close()
-    again = Store(store.path)
-    assert again.benches("a") == runs[10:]
-    again.mark_deleting("a")
-    again.remove_model("a")
-    assert again.benches("a") == []
-    again.close()
+    second_store = Store(store.path)
+    assert second_store.benches("a") == runs[10:]
+    second_store.mark_deleting("a")
+    second_store.remove_model("a")
+    assert second_store.benches("a") == []
+    second_store.close()
 
 
-def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_ratios_to_it(
+def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
     store: Store,
 ) -> None:
     def fact(kind: str, value: int, **scope: str) -> Fact:
@@ -482,15 +482,15 @@ def test_a_change_is_kept_until_it_is_over(store: Store) -> None:
     assert store.changes() == {"a": (0, None)}
     change = Change(wish=wish(name="a", min_context=5), generation=1, at=2.0)
     store.save_change(wish(name="a"), 0, change)
-    made = store.add_attempt("a", 0, plan(), 8000, 3.0, 1)
+    attempt = store.add_attempt("a", 0, plan(), 8000, 3.0, 1)
     store.close()
-    again = Store(store.path)
-    assert again.changes() == {"a": (0, change)}
-    assert again.attempts() == [made]
-    again.save_change(change.wish, 1, None)
-    assert again.changes() == {"a": (1, None)}
-    assert again.models()[0][0] == change.wish
-    again.mark_deleting("a")
+    second_store = Store(store.path)
+    assert second_store.changes() == {"a": (0, change)}
+    assert second_store.attempts() == [attempt]
+    second_store.save_change(change.wish, 1, None)
+    assert second_store.changes() == {"a": (1, None)}
+    assert second_store.models()[0][0] == change.wish
+    second_store.mark_deleting("a")
     with pytest.raises(NotFound):
-        again.save_change(change.wish, 2, None)
-    again.close()
+        second_store.save_change(change.wish, 2, None)
+    second_store.close()

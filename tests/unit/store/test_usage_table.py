@@ -31,9 +31,9 @@ def test_usage_adds_up_and_survives_a_reopening(store: Store) -> None:
     store.usage.add([row(7), row(7, "b")])
     store.usage.add([row(7, requests=2)])
     store.close()
-    again = Store(store.path)
-    assert again.usage.sums(7, 7, PARTS, None, None) == [row(7, requests=3), row(7, "b")]
-    again.close()
+    second_store = Store(store.path)
+    assert second_store.usage.sums(7, 7, PARTS, None, None) == [row(7, requests=3), row(7, "b")]
+    second_store.close()
 
 
 @pytest.mark.parametrize(

@@ -240,14 +240,15 @@ def yaml_references() -> list[str]:
 
 
 def test_the_schema_describes_what_is_read() -> None:
-    made = schema()
-    model = made["$defs"]["Model"]
+    new_schema = schema()
+    model = new_schema["$defs"]["Model"]
     assert set(model["properties"]) == set(ModelRequest.model_fields) - {"name"}
     assert model["additionalProperties"] is False
-    assert made["properties"]["models"]["additionalProperties"] == {"$ref": "#/$defs/Model"}
+    assert new_schema["properties"]["models"]["additionalProperties"] == {"$ref": "#/$defs/Model"}
     assert all(
-        reference.startswith("#/$defs/") and reference.removeprefix("#/$defs/") in made["$defs"]
-        for reference in references(made)
+        reference.startswith("#/$defs/")
+        and reference.removeprefix("#/$defs/") in new_schema["$defs"]
+        for reference in references(new_schema)
     )
 
 

@@ -41,12 +41,12 @@ def test_no_part_of_a_value_is_shown(value: str, form: str) -> None:
     references = References(Path("/"), {"SECRET": value})
     assert references.resolve(REFERENCE) == value
     told = CUTS[form](value)
-    shown = references.hide_values(f"the image {told!s} is not allowed here")
-    assert REFERENCE in shown
-    assert shown.startswith("the image ")
-    assert shown.endswith(" is not allowed here")
+    hide_values = references.hide_values(f"the image {told!s} is not allowed here")
+    assert REFERENCE in hide_values
+    assert hide_values.startswith("the image ")
+    assert hide_values.endswith(" is not allowed here")
     parts = [told[start : start + 8] for start in range(len(told) - 7)]
-    assert not [part for part in parts if part in shown]
+    assert not [part for part in parts if part in hide_values]
     assert value not in repr(references)
 
 

@@ -80,17 +80,18 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
 def config_warnings(folder: Path, source: str) -> str:
     """The warnings of the check of a file with one model."""
     (folder / "one.yaml").write_text(f"models:\n  m: {{source: {source}}}\n")
-    done = fitserve("config", "check", str(folder / "one.yaml"))
-    assert (done.returncode, "1 model, and" in done.stdout) == (0, True)
-    return done.stderr
+    result = fitserve("config", "check", str(folder / "one.yaml"))
+    assert (result.returncode, "1 model, and" in result.stdout) == (0, True)
+    return result.stderr
 
 
 def test_files_are_checked_without_a_gateway(tmp_path: Path) -> None:
     example = str(ROOT / "docs/models.example.yaml")
-    done = fitserve("config", "check", example, NCCL_SUBSYS_HERE="NET")
-    assert (done.returncode, "5 models, and the settings are valid" in done.stdout) == (0, True), (
-        done.stderr
-    )
+    result = fitserve("config", "check", example, NCCL_SUBSYS_HERE="NET")
+    assert (result.returncode, "5 models, and the settings are valid" in result.stdout) == (
+        0,
+        True,
+    ), result.stderr
     assert "m: there is no folder /srv/m on this machine" in config_warnings(tmp_path, "/srv/m")
     assert config_warnings(tmp_path, str(tmp_path)) == ""
     unset = fitserve("config", "check", FITSERVE_MODELS_FILE=example)

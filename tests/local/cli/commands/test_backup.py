@@ -48,16 +48,16 @@ def standard_streams(
 
 
 async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> None:
-    (first := tmp_path / "first").mkdir()
+    (first_folder := tmp_path / "first").mkdir()
     (second := tmp_path / "second").mkdir()
     archive = str(tmp_path / "a.tar.gz")
-    async with running(first, script) as gateway:
+    async with running(first_folder, script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        made = await gateway.client.post("/admin/keys", json={"name": "all", "scopes": ["admin"]})
-        there = {"FITSERVE_URL": gateway.url, "FITSERVE_KEY": made.json()["key"]}
-        done = await asyncio.to_thread(fitserve, "backup", archive, **there)
-        assert done.returncode == 0, done.stderr
+        answer = await gateway.client.post("/admin/keys", json={"name": "all", "scopes": ["admin"]})
+        there = {"FITSERVE_URL": gateway.url, "FITSERVE_KEY": answer.json()["key"]}
+        result = await asyncio.to_thread(fitserve, "backup", archive, **there)
+        assert result.returncode == 0, result.stderr
         assert os.stat(archive).st_mode & 0o777 == 0o600  # noqa: PTH116 - of a file that is here
         # Who asks for a piece that is not there, or leaves, leaves nothing behind.
         asked = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
@@ -66,13 +66,13 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
             async with gateway.client.stream("GET", "/admin/backup", headers=asked) as stream:
                 assert int(stream.headers["content-length"]) > 1000
         gc.collect()  # a file that nobody closed is told of, and fails the test
-        assert not list((first / "data").glob("backup*"))
+        assert not list((first_folder / "data").glob("backup*"))
         again = await asyncio.to_thread(fitserve, "backup", archive, **there)
         assert (again.returncode, "exists already" in again.stderr) == (2, True)
         # Not under a gateway that works.
-        held_lock = lock(first / "data")
+        held_lock = lock(first_folder / "data")
         busy = await asyncio.to_thread(
-            fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first / "data")
+            fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first_folder / "data")
         )
         os.close(held_lock)
         assert (busy.returncode, "Another gateway" in busy.stderr) == (3, True)
@@ -84,7 +84,7 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
     assert (document["models"], document["keys"], document["aside"]) == (1, 1, None)
     async with running(second, script) as gateway:
         assert (await gateway.client.get("/admin/models")).status_code == 401
-        gateway.client.headers["authorization"] = f"Bearer {made.json()['key']}"
+        gateway.client.headers["authorization"] = f"Bearer {answer.json()['key']}"
         assert (await gateway.until("m", "ready"))["wish"]["source"] == str(tmp_path / "model")
     # Of a folder that no gateway uses; asked by the settings of this shell.
     alone = await asyncio.to_thread(
@@ -99,24 +99,24 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
 
 def test_a_backup_goes_through_standard_streams(tmp_path: Path) -> None:
     """Without a gateway, from one data folder into another."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    Database(first / "fitserve.db").close()
+    first_folder, second = tmp_path / "first", tmp_path / "second"
+    first_folder.mkdir()
+    Database(first_folder / "fitserve.db").close()
     archive = tmp_path / "a.tar.gz"
-    done = standard_streams(first, "backup", "-", output=archive)
-    assert done.returncode == 0, done.stderr
+    result = standard_streams(first_folder, "backup", "-", output=archive)
+    assert result.returncode == 0, result.stderr
     with tarfile.open(archive) as members:
         assert {"manifest.json", "fitserve.db"} <= {*members.getnames()}
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.tar.gz"]
     for arguments, code in ((["-"], 0), (["-"], 2), (["-", "--yes"], 0)):
-        done = standard_streams(second, "restore", *arguments, archive=archive)
-        assert done.returncode == code, done.stderr
-        assert ("the standard input cannot be asked" in done.stderr) == (code == 2)
+        result = standard_streams(second, "restore", *arguments, archive=archive)
+        assert result.returncode == code, result.stderr
+        assert ("the standard input cannot be asked" in result.stderr) == (code == 2)
 
 
 def test_a_backup_that_fails_leaves_the_standard_output_empty(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    done = standard_streams(tmp_path / "none", "backup", "-", output=output)
-    assert (done.returncode != 0, output.read_bytes()) == (True, b""), done.stderr
-    done = standard_streams(tmp_path / "none", "backup", "-", "--json", output=output)
-    assert (done.returncode, "not both" in done.stderr) == (2, True), done.stderr
+    result = standard_streams(tmp_path / "none", "backup", "-", output=output)
+    assert (result.returncode != 0, output.read_bytes()) == (True, b""), result.stderr
+    result = standard_streams(tmp_path / "none", "backup", "-", "--json", output=output)
+    assert (result.returncode, "not both" in result.stderr) == (2, True), result.stderr

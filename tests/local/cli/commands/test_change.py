@@ -35,9 +35,9 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
 
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        shown = await run("set", "m", "--max-context", "1024", "--alias", "other", "--dry-run")
-        assert shown.returncode == 0, shown.stderr
-        assert "max model len" in shown.stdout
+        result = await run("set", "m", "--max-context", "1024", "--alias", "other", "--dry-run")
+        assert result.returncode == 0, result.stderr
+        assert "max model len" in result.stdout
         assert (await gateway.show("m"))["wish"]["max_context"] is None
         done = await run(
             "set",

@@ -13,9 +13,9 @@ from tests.local.cli.test_main import fitserve
 
 @cache
 def print_output(shell: str) -> str:
-    done = fitserve("completion", shell)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = fitserve("completion", shell)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 # What is typed, with the word that is completed last, and some of what completes it.
@@ -37,9 +37,9 @@ def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
         f"{print_output('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
         ' _fitserve; printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "-u", "-c", text], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == wanted
-    assert done.stderr == ""
+    result = subprocess.run(["bash", "-u", "-c", text], capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) == wanted
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -51,6 +51,6 @@ def test_other_shells_read_what_is_printed(shell: str) -> None:
 
 
 def test_an_unknown_shell_is_told() -> None:
-    done = fitserve("completion", "tcsh")
-    assert done.returncode == 2
-    assert "bash" in done.stderr
+    result = fitserve("completion", "tcsh")
+    assert result.returncode == 2
+    assert "bash" in result.stderr

@@ -50,9 +50,9 @@ async def test_what_happened_is_printed_with_its_proof_and_what_happens_follows(
         following.terminate()
         await following.wait()
         assert kinds[:2] == ["model.added", "plan.chosen"]
-        done = await asyncio.to_thread(fitserve, "events", "-n", "2", FITSERVE_URL=gateway.url)
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
+        result = await asyncio.to_thread(fitserve, "events", "-n", "2", FITSERVE_URL=gateway.url)
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
         assert len(lines) == 2
         assert "model.removed" in lines[-1]
         assert lines[-1].endswith("m is removed.")

@@ -36,11 +36,11 @@ async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> N
         port = free_port()
 
         async def export(*arguments: str) -> str:
-            done = await asyncio.to_thread(
+            result = await asyncio.to_thread(
                 fitserve, "export", "m", *arguments, "--port", str(port), FITSERVE_URL=gateway.url
             )
-            assert done.returncode == 0, done.stderr
-            return done.stdout
+            assert result.returncode == 0, result.stderr
+            return result.stdout
 
         command = await export()
         assert "OMP_NUM_THREADS=3" in command
@@ -75,7 +75,7 @@ def check_command(command: str, port: int) -> None:
             while True:
                 assert engine.poll() is None
                 try:
-                    said = httpx.post(
+                    answer = httpx.post(
                         f"http://127.0.0.1:{port}/v1/chat/completions",
                         json=ANSWER,
                         trust_env=False,
@@ -85,7 +85,7 @@ def check_command(command: str, port: int) -> None:
                 except httpx.ConnectError:
                     assert time.monotonic() - began < hang_s()
                     time.sleep(0.05)
-            assert said.json()["choices"][0]["message"]["content"]
+            assert answer.json()["choices"][0]["message"]["content"]
         finally:
             engine.terminate()
 
@@ -98,9 +98,9 @@ def machines(folder: Path, hardware: str, *options: str) -> subprocess.Completed
 
 
 def test_a_plan_over_machines_is_a_group_of_pods_without_a_gateway(tmp_path: Path) -> None:
-    done = machines(tmp_path, "2xgb10", "--network", "200gbit,2us,roce")
-    assert done.returncode == 0, done.stderr
-    group, service = yaml.safe_load_all(done.stdout)
+    result = machines(tmp_path, "2xgb10", "--network", "200gbit,2us,roce")
+    assert result.returncode == 0, result.stderr
+    group, service = yaml.safe_load_all(result.stdout)
     assert (group["kind"], service["kind"]) == ("LeaderWorkerSet", "Service")
     template = group["spec"]["leaderWorkerTemplate"]
     (worker,) = template["workerTemplate"]["spec"]["containers"]
@@ -109,18 +109,18 @@ def test_a_plan_over_machines_is_a_group_of_pods_without_a_gateway(tmp_path: Pat
 
 
 def test_a_plan_on_each_machine_is_a_deployment_with_copies(tmp_path: Path) -> None:
-    done = machines(tmp_path, "2x(8xh100)", "--engine", "vllm", "--json")
-    assert done.returncode == 0, done.stderr
-    kinds = {document["kind"]: document for document in json.loads(done.stdout)}
+    result = machines(tmp_path, "2x(8xh100)", "--engine", "vllm", "--json")
+    assert result.returncode == 0, result.stderr
+    kinds = {document["kind"]: document for document in json.loads(result.stdout)}
     replicas = kinds["Deployment"]["spec"]["replicas"]
     assert kinds.keys() == {"Deployment", "Service"}
     assert replicas > 1
 
 
 def test_machines_are_for_kubernetes_and_several(tmp_path: Path) -> None:
-    alone = machines(tmp_path, "3090")
-    assert alone.returncode == 2
-    assert "several machines" in alone.stderr
+    result = machines(tmp_path, "3090")
+    assert result.returncode == 2
+    assert "several machines" in result.stderr
     argv = fitserve("export", str(tmp_path), "--hardware", "2xgb10")
     assert argv.returncode == 2
     assert "--format kubernetes" in argv.stderr

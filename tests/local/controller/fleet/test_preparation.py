@@ -75,12 +75,12 @@ async def test_a_cancelled_start_leaves_the_download() -> None:
 
 
 async def test_what_failed_or_is_of_another_model_serves_no_start() -> None:
-    world, here = World(HostError("no disk", hint="more")), plan("3090")
-    preparation = Preparation(here, world.bring, world.read, world.tasks)
-    assert preparation.serves(here)
-    assert not preparation.serves(here.evolve(model=here.model.evolve(source="/other")))
+    world, this_plan = World(HostError("no disk", hint="more")), plan("3090")
+    preparation = Preparation(this_plan, world.bring, world.read, world.tasks)
+    assert preparation.serves(this_plan)
+    assert not preparation.serves(this_plan.evolve(model=this_plan.model.evolve(source="/other")))
     world.here.set()
     with pytest.raises(HostError):
         await preparation.files(lambda _: None)
-    assert not preparation.serves(here)
+    assert not preparation.serves(this_plan)
     preparation.end()

@@ -123,10 +123,10 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
     async with running(tmp_path, healthy, hardware=machine("2x3090")) as gateway:
         before = await on_gpus(gateway, tmp_path)
         async with clients(gateway):
-            said = await change(gateway, max_context=256)
-            assert said["anew"] is True
-            assert said["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
-            assert {"what": "max model len", "old": "512", "new": "256"} in said["plan"]
+            answer = await change(gateway, max_context=256)
+            assert answer["anew"] is True
+            assert answer["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
+            assert {"what": "max model len", "old": "512", "new": "256"} in answer["plan"]
             view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], view["change"]) == (256, None)
         old, new = view["attempts"]
@@ -194,12 +194,12 @@ async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
 async def test_what_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        before = await wait_until_settled(gateway)
-        said = await change(gateway, status=200, policy={"wait_s": 5}, min_context=100)
-        assert said["anew"] is False
+        former_view = await wait_until_settled(gateway)
+        answer = await change(gateway, status=200, policy={"wait_s": 5}, min_context=100)
+        assert answer["anew"] is False
         view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (5, 100)
-        assert view["attempts"] == before["attempts"]
+        assert view["attempts"] == former_view["attempts"]
         # Null is the way back to what is so by itself.
         await change(gateway, status=200, policy=None, min_context=None)
         view = await wait_until_settled(gateway)
@@ -221,7 +221,7 @@ async def test_more_and_fewer_replicas(tmp_path: Path) -> None:
 async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        before = await wait_until_settled(gateway)
+        former_view = await wait_until_settled(gateway)
         assert (await change(gateway, status=400, args={"max-num-seq": 3}))["error"]["message"]
         assert (await change(gateway, status=400, min_context=10, max_context=5))["error"][
             "param"
@@ -237,7 +237,7 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
         )
         assert (answer.status_code, answer.json()["anew"]) == (200, True)
         assert answer.json()["decision"]["plans"][0]["max_model_len"]["value"] == 1024
-        assert await wait_until_settled(gateway) == before
+        assert await wait_until_settled(gateway) == former_view
 
 
 async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_pat
         await change(gateway, max_context=1024)
         # None is the wish in force: an acknowledgement would promise the end of the change.
         for context in (512, None):
-            said = await change(gateway, status=409, max_context=context)
-            assert "is being changed already" in said["error"]["message"]
+            answer = await change(gateway, status=409, max_context=context)
+            assert "is being changed already" in answer["error"]["message"]
         async with asyncio.timeout(hang_s()):
             while len(gateway.world.engines) < 2:
                 await asyncio.sleep(0.01)

@@ -159,8 +159,8 @@ async def test_a_change_while_plans_wait_is_part_of_them(planning: Planning) -> 
         await asyncio.sleep(0)
         planning.fleet.unblock()
     await plans
-    again = await planning.make_plans()
-    assert again == [], "nothing has changed since their turns"
+    second_plans = await planning.make_plans()
+    assert second_plans == [], "nothing has changed since their turns"
 
 
 async def test_a_look_by_time_plans_in_any_case(planning: Planning) -> None:

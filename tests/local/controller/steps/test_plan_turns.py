@@ -39,7 +39,7 @@ async def test_the_most_urgent_step_comes_first() -> None:
 
 async def test_no_step_waits_for_ever() -> None:
     log = Log()
-    done = asyncio.create_task(log.step("patient", Urgency.REPEATED))
+    task = asyncio.create_task(log.step("patient", Urgency.REPEATED))
     await asyncio.sleep(0)
     patient = asyncio.create_task(log.step("more patient", Urgency.REPEATED))
 
@@ -47,7 +47,7 @@ async def test_no_step_waits_for_ever() -> None:
         for _ in range(20):
             await log.step(f"urgent {number}", Urgency.REQUEST)
 
-    await asyncio.gather(press(0), press(1), done, patient)
+    await asyncio.gather(press(0), press(1), task, patient)
     assert log.names.index("more patient") <= 5
 
 

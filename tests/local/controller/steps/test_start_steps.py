@@ -199,11 +199,17 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
     async with running(tmp_path, healthy, world) as gateway:
         await wait_for_start(gateway, tmp_path)
         code.weights += 1
-        again = await kill_engine(gateway)
-        assert (again["plan"]["memory"]["weights_bytes"], len(code.asked)) == (AGREED["weights"], 1)
+        second_view = await kill_engine(gateway)
+        assert (second_view["plan"]["memory"]["weights_bytes"], len(code.asked)) == (
+            AGREED["weights"],
+            1,
+        )
         world.build = "other code"
-        other = await kill_engine(gateway)
-        assert (other["plan"]["memory"]["weights_bytes"], len(code.asked)) == (code.weights, 2)
+        other_view = await kill_engine(gateway)
+        assert (other_view["plan"]["memory"]["weights_bytes"], len(code.asked)) == (
+            code.weights,
+            2,
+        )
 
 
 async def test_while_one_model_is_checked_others_start(tmp_path: Path) -> None:
@@ -222,7 +228,7 @@ async def test_while_one_model_is_checked_others_start(tmp_path: Path) -> None:
         await gateway.until("m", "ready")
 
 
-async def test_where_the_engine_refuses_every_plan_nothing_is_started_and_its_words_are_told(
+async def test_nothing_starts_where_the_engine_refuses_every_plan(
     tmp_path: Path,
 ) -> None:
     world = World()
@@ -259,7 +265,7 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
         assert [log.spec.engine.version for log in world.logs.values()] == ["98.0.0"]
 
 
-async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by_its_answers(
+async def test_an_undescribed_version_is_planned_by_its_own_answers(
     tmp_path: Path,
 ) -> None:
     world = World()

@@ -111,7 +111,7 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
     ) as gateway:
         view = await add_model(gateway, tmp_path / "m", PLAIN)
         assert states(view) == {**dict.fromkeys(ALL, "not proven"), "json_schema": "proven"}
-        before = record.read_bytes().count(b"POST")
+        former_count = record.read_bytes().count(b"POST")
         client = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         choices: tuple[Any, ...] = ({}, {"tool_choice": "auto"}, {"tool_choice": "required"})
         for choice in choices:
@@ -135,7 +135,7 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
             400,
             "invalid_request_error",
         )
-        assert record.read_bytes().count(b"POST") == before, "no engine heard of them"
+        assert record.read_bytes().count(b"POST") == former_count, "no engine heard of them"
         without: tuple[dict[str, Any], ...] = (
             {"tools": []},
             {"tools": None},
@@ -170,10 +170,10 @@ async def test_an_engine_serves_while_it_is_asked_what_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.controller.steps.proof_steps._ABILITIES_S", 0.0)
-    shown: asyncio.Event = asyncio.Event()
+    event: asyncio.Event = asyncio.Event()
 
     async def slow(*engine: Any) -> Any:
-        await shown.wait()
+        await event.wait()
         return await probe_abilities(*engine)
 
     monkeypatch.setattr("gateway.controller.steps.proof_steps.probe_abilities", slow)
@@ -181,7 +181,7 @@ async def test_an_engine_serves_while_it_is_asked_what_takes_long(
     async with running(tmp_path, doing(ALL), world, machine("3090")) as gateway:
         view = await add_model(gateway, tmp_path / "m")
         assert states(view)["json_schema"] == "unknown"
-        shown.set()
+        event.set()
         async with asyncio.timeout(hang_s()):
             while states(view) != dict.fromkeys(ALL, "proven"):
                 await asyncio.sleep(0.02)

@@ -133,12 +133,12 @@ async def test_whom_nobody_reaches_does_not_answer() -> None:
 
 
 async def test_a_redirect_is_an_answer_and_not_followed() -> None:
-    async with Upstream(never_answers) as other:
+    async with Upstream(never_answers) as other_upstream:
         answer = await ask_engine(
-            replies(b"", "307 Temporary Redirect", f"location: {other.url}/\r\n")
+            replies(b"", "307 Temporary Redirect", f"location: {other_upstream.url}/\r\n")
         )
         assert answer.status == 307
-        assert not other.calls
+        assert not other_upstream.calls
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,10 @@ async def test_a_call_that_is_ended_closes_its_connection() -> None:
         call.cancel()
         await until(upstream.calls[0].closed.is_set)
         # Its place is free again.
-        again = asyncio.create_task(client.get(f"{upstream.url}/health", HANG_S))
+        second_task = asyncio.create_task(client.get(f"{upstream.url}/health", HANG_S))
         await until(lambda: len(upstream.requests) == 2)
-        again.cancel()
-        await asyncio.wait({again})
+        second_task.cancel()
+        await asyncio.wait({second_task})
 
 
 async def test_a_call_that_is_ended_ends_in_every_state() -> None:

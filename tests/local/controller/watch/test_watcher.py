@@ -67,7 +67,7 @@ def send(pids: list[int], number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("part", ["server", "core", "both"])
-async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by_another_one(
+async def test_clients_of_a_stopped_engine_are_answered_by_another(
     tmp_path: Path, part: str
 ) -> None:
     hold = tmp_path / "hold"
@@ -134,7 +134,7 @@ async def test_clients_hear_that_the_only_engine_froze_and_a_frozen_engine_is_re
 @pytest.mark.parametrize(
     ("spins", "does"), [(False, "does nothing"), (True, "computes without an end")]
 )
-async def test_an_engine_whose_core_stands_or_spins_though_its_health_is_good_gets_no_requests(
+async def test_a_frozen_engine_with_good_health_gets_no_requests(
     tmp_path: Path, spins: bool, does: str
 ) -> None:
     def mute(spec: LaunchSpec) -> EngineScript:

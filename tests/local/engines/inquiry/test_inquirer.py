@@ -121,11 +121,11 @@ def test_another_environment_is_asked_anew(
 
 def test_an_engine_that_is_not_here_is_said_and_the_forecast_stays(tmp_path: Path) -> None:
     inquirer = Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
-    here, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
+    this_machine, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
 
-    decision = decide(small, here, [cpu], wish())
+    decision = decide(small, this_machine, [cpu], wish())
     assert decision.plans
-    check = EngineCheck(inquirer, here, model_files(LLAMA_8B, None))
+    check = EngineCheck(inquirer, this_machine, model_files(LLAMA_8B, None))
     assert not asyncio.run(check.ask(open_questions(decision)))
     assert "not installed" in check.problems[cpu.ref]
 
@@ -157,14 +157,16 @@ def test_each_environment_is_asked_in_a_process_of_its_own(
         " enumerate(asked['models'][0]['questions']):\n    print(json.dumps({'question': number,"
         " 'refused': str(asked['env'])}))\n"
     )
-    other = Question(
+    other_question = Question(
         engine=str(REF),
         capability=None,
         argv=QUESTION.argv,
         env=(("VLLM_DISABLED_KERNELS", "Marlin"),),
     )
-    found = asyncio.run(inquirer.answers(REF, None, MODEL, [QUESTION, other], HANG_S))
-    assert (found[QUESTION].refused, found[other].refused) == (
+    stored_measurement = asyncio.run(
+        inquirer.answers(REF, None, MODEL, [QUESTION, other_question], HANG_S)
+    )
+    assert (stored_measurement[QUESTION].refused, stored_measurement[other_question].refused) == (
         "{}",
         "{'VLLM_DISABLED_KERNELS': 'Marlin'}",
     )

@@ -53,9 +53,9 @@ time.sleep(1)
 
 @pytest.fixture
 def world(tmp_path: Path) -> ProcessHarness:
-    made = ProcessHarness(tmp_path)
-    write_membership(tmp_path, membership(made))
-    return made
+    process_harness = ProcessHarness(tmp_path)
+    write_membership(tmp_path, membership(process_harness))
+    return process_harness
 
 
 def membership(world: ProcessHarness) -> Membership:

@@ -98,8 +98,8 @@ async def machines(
     tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[ClusterHost, ScriptedLink]]:
     monkeypatch.setattr(node_service, "probe", lambda data: machine(data.name))
-    async with two_machines(tmp_path) as made:
-        yield made
+    async with two_machines(tmp_path) as machines:
+        yield machines
 
 
 async def test_an_engine_starts_on_the_machine_of_its_gpus(

@@ -42,10 +42,10 @@ async def service(world: ProcessHarness, lease_s: float) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[ProcessHarness]:
-    made = ProcessHarness(tmp_path)
-    yield made
-    made.restart()
-    await made.cleanup()
+    process_harness = ProcessHarness(tmp_path)
+    yield process_harness
+    process_harness.restart()
+    await process_harness.cleanup()
 
 
 def gateway(world: ProcessHarness, owner: str) -> AgentHost:
@@ -141,9 +141,9 @@ async def test_a_start_names_the_environment_and_the_weights_of_its_machine(
     world: ProcessHarness,
 ) -> None:
     def spec(name: str, model: str) -> LaunchSpec:
-        made = world.make_spec(name)
+        new_spec = world.make_spec(name)
         python = f"{ENVIRONMENT}/bin/python"
-        return made.evolve(argv=(python, *made.argv[1:], f"--model={model}"))
+        return new_spec.evolve(argv=(python, *new_spec.argv[1:], f"--model={model}"))
 
     async with service(world, lease_s=300):
         with pytest.raises(HostError, match="not at /absent on the machine one") as absent:

@@ -44,10 +44,10 @@ def test_without_an_engine_the_driver_measures(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "nothing that a child gets")
     hardware = machine("2x3090")
-    found = measure(tmp_path, hardware)
+    measurement = measure(tmp_path, hardware)
     one, other = (gpu.uuid for gpu in hardware.gpus)
     both = ",".join(sorted((one, other)))
-    kept = {(fact.scope["what"], fact.scope["gpus"]): fact for fact in found.facts}
+    kept = {(fact.scope["what"], fact.scope["gpus"]): fact for fact in measurement.facts}
     assert set(kept) == {
         ("memory", one),
         ("memory", other),
@@ -56,10 +56,10 @@ def test_without_an_engine_the_driver_measures(
     assert 0 < (kept["memory", one].value or 0) < 200e9
     assert kept["peer_access", both].value == 1
     assert kept["peer", both].scope["links"] == "PCIe 4 x8"
-    assert {fact.kind for fact in found.facts} == {"machine_speed"}
-    assert {fact.under["driver"] for fact in found.facts} == {hardware.driver}
+    assert {fact.kind for fact in measurement.facts} == {"machine_speed"}
+    assert {fact.under["driver"] for fact in measurement.facts} == {hardware.driver}
     assert kept["memory", one].source.startswith("the driver, CUDA driver 13.0, varied by ")
-    (why,) = found.problems
+    (why,) = measurement.problems
     assert why.startswith("No engine is installed, so matrix products")
     assert not [*(tmp_path / "asking").iterdir()]
 
@@ -69,23 +69,23 @@ def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "WRONG")))
     hardware = machine("2x3090")
-    found = measure(tmp_path, hardware)
-    (broken,) = [fact for fact in found.facts if fact.kind == "peers_fail"]
+    measurement = measure(tmp_path, hardware)
+    (broken,) = [fact for fact in measurement.facts if fact.kind == "peers_fail"]
     assert broken.scope == {
         "gpus": ",".join(sorted(gpu.uuid for gpu in hardware.gpus)),
         "by": "peer-to-peer",
     }
-    assert "a copy from GPU 0 to GPU 1 was corrupted" in found.problems[-1]
-    assert not [fact for fact in found.facts if fact.scope.get("what") == "peer"]
+    assert "a copy from GPU 0 to GPU 1 was corrupted" in measurement.problems[-1]
+    assert not [fact for fact in measurement.facts if fact.scope.get("what") == "peer"]
 
 
 def test_what_was_measured_before_a_crash_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "CRASH")))
-    found = measure(tmp_path, machine("2x3090"))
-    assert [fact.scope["what"] for fact in found.facts] == ["memory", "memory"]
-    assert found.problems[-1] == "copies between GPUs 0, 1: the process of GPU 0 ended"
+    measurement = measure(tmp_path, machine("2x3090"))
+    assert [fact.scope["what"] for fact in measurement.facts] == ["memory", "memory"]
+    assert measurement.problems[-1] == "copies between GPUs 0, 1: the process of GPU 0 ended"
 
 
 def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_without_a_driver_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libcuda.so.1").write_text("no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
-    found = measure(tmp_path, machine("3090"))
-    assert not found.facts
-    assert "libcuda.so.1" in found.problems[-1]
+    measurement = measure(tmp_path, machine("3090"))
+    assert not measurement.facts
+    assert "libcuda.so.1" in measurement.problems[-1]
 
 
 def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(
@@ -117,10 +117,12 @@ def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(
 ) -> None:
     """This Python has no torch."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
-    found = measure(tmp_path, machine("3090"), OnePython(Path(sys.executable), tmp_path / "asking"))
-    assert [fact.scope["what"] for fact in found.facts] == ["memory"]
-    assert found.facts[0].source.startswith("the driver")
-    assert "No module named 'torch'" in found.problems[0]
+    measurement = measure(
+        tmp_path, machine("3090"), OnePython(Path(sys.executable), tmp_path / "asking")
+    )
+    assert [fact.scope["what"] for fact in measurement.facts] == ["memory"]
+    assert measurement.facts[0].source.startswith("the driver")
+    assert "No module named 'torch'" in measurement.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +136,9 @@ def test_a_python_that_says_nonsense_costs_its_word_only(
     python = tmp_path / "python"
     python.write_text(program)
     python.chmod(0o755)
-    found = measure(tmp_path, machine("3090"), OnePython(python, tmp_path / "asking"))
-    assert [fact.scope["what"] for fact in found.facts] == ["memory"]
-    assert len(found.problems) == 1
+    measurement = measure(tmp_path, machine("3090"), OnePython(python, tmp_path / "asking"))
+    assert [fact.scope["what"] for fact in measurement.facts] == ["memory"]
+    assert len(measurement.problems) == 1
 
 
 def test_gpus_that_somebody_uses_are_left_alone(
@@ -146,9 +148,9 @@ def test_gpus_that_somebody_uses_are_left_alone(
     hardware = machine("2x3090")
     one, other = (gpu.uuid for gpu in hardware.gpus)
     calibrator = Calibrator(ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
-    found = asyncio.run(calibrator.measure(hardware, {one: "m runs on it"}))
-    assert found.left_alone == {one: "m runs on it"}
-    assert {fact.scope["gpus"] for fact in found.facts} == {other}
+    stored_measurement = asyncio.run(calibrator.measure(hardware, {one: "m runs on it"}))
+    assert stored_measurement.left_alone == {one: "m runs on it"}
+    assert {fact.scope["gpus"] for fact in stored_measurement.facts} == {other}
 
 
 def test_a_machine_without_gpus_has_nothing_to_measure(tmp_path: Path) -> None:

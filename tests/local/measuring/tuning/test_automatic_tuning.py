@@ -141,10 +141,10 @@ def other_than(attempt: Any) -> str:
 async def test_the_faster_plan_is_found_and_taken_without_a_word(tmp_path: Path, name: str) -> None:
     """Beside the model where GPUs are free, else in its place."""
     async with wait_for_tuning(tmp_path, paced_script(SLOW, FAST), name) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await await_gain(gateway)
-        new = await serving(gateway, other_than(old))
-        assert new["id"] != old["id"]
+        new = await serving(gateway, other_than(old_model))
+        assert new["id"] != old_model["id"]
         assert await answers(gateway)
         wish = (await gateway.show("m"))["wish"]
         assert wish["engines"] == [new["engine"]]
@@ -153,12 +153,12 @@ async def test_the_faster_plan_is_found_and_taken_without_a_word(tmp_path: Path,
 @pytest.mark.parametrize("name", ["2x3090", "3090"])
 async def test_a_plan_that_is_no_faster_is_tried_once(tmp_path: Path, name: str) -> None:
     async with wait_for_tuning(tmp_path, paced_script(SLOW, SLOW / 2), name) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         report = await search(gateway, "done")
         assert report["wish"] is None
-        assert other_than(old) in [one["change"].split()[-1] for one in report["tried"]]
-        now = await serving(gateway, old["engine"])
-        assert now["fingerprint"] == old["fingerprint"]
+        assert other_than(old_model) in [one["change"].split()[-1] for one in report["tried"]]
+        serving_attempt = await serving(gateway, old_model["engine"])
+        assert serving_attempt["fingerprint"] == old_model["fingerprint"]
         count = len(gateway.world.logs)
         await asyncio.sleep(0.5)
         assert len(gateway.world.logs) == count
@@ -169,11 +169,11 @@ async def test_a_plan_that_fails_leaves_the_served_one(tmp_path: Path) -> None:
     async with wait_for_tuning(
         tmp_path, paced_script(SLOW, FAST, gibberish=True), "3090"
     ) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         report = await search(gateway, "done")
         assert any(one["problem"] for one in report["tried"])
-        now = await serving(gateway, old["engine"])
-        assert now["fingerprint"] == old["fingerprint"]
+        serving_attempt = await serving(gateway, old_model["engine"])
+        assert serving_attempt["fingerprint"] == old_model["fingerprint"]
         assert await answers(gateway)
 
 
@@ -192,7 +192,7 @@ async def test_a_request_ends_the_search_and_the_next_one_keeps_its_figures(
         return replace(scripted, start_delay_s=3600 if hangs else 0, hold=hold)
 
     async with wait_for_tuning(tmp_path, script) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await wait_until("a trial begins", lambda: trials)
         hold.touch()
         body = {"model": "m", "prompt": "hi", "max_tokens": 2, "stream": True}
@@ -201,7 +201,7 @@ async def test_a_request_ends_the_search_and_the_next_one_keeps_its_figures(
             assert (await anext(lines)).startswith("data: {")
             report = await search(gateway, "stopped")
             assert report["phase"] == "a request came"
-            await serving(gateway, old["engine"])
+            await serving(gateway, old_model["engine"])
             count = len(gateway.world.logs)
             await asyncio.sleep(0.5)
             # Nothing is tried while a request runs.
@@ -209,10 +209,10 @@ async def test_a_request_ends_the_search_and_the_next_one_keeps_its_figures(
             hold.unlink()
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         await await_gain(gateway)
-        await serving(gateway, other_than(old))
+        await serving(gateway, other_than(old_model))
         # The served plan was measured once at first, and once to confirm the gain.
         benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
-        assert [bench["fingerprint"] for bench in benches].count(old["fingerprint"]) == 2
+        assert [bench["fingerprint"] for bench in benches].count(old_model["fingerprint"]) == 2
 
 
 async def test_it_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
@@ -243,11 +243,11 @@ async def test_a_gateway_that_ends_in_a_search_leaves_one_engine(tmp_path: Path)
 
     world, paces, first = World(), paced_script(SLOW, FAST), VLLM_REF
     async with wait_for_tuning(tmp_path, script, world=world) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await wait_until("a trial runs", lambda: len(world.engines) == 2)
     async with wait_for_tuning(tmp_path, script, world=world, auto_tune=False) as gateway:
-        now = await serving(gateway)
-        assert now["id"] == old["id"]
+        serving_attempt = await serving(gateway)
+        assert serving_attempt["id"] == old_model["id"]
         assert await answers(gateway)
 
 

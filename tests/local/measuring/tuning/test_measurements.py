@@ -27,7 +27,7 @@ def engine(spec: LaunchSpec) -> EngineScript:
 
 
 async def bench(gateway: Running, *arguments: str) -> Any:
-    done = await asyncio.to_thread(
+    result = await asyncio.to_thread(
         fitserve,
         "bench",
         "m",
@@ -38,8 +38,8 @@ async def bench(gateway: Running, *arguments: str) -> Any:
         *arguments,
         FITSERVE_URL=gateway.url,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) if "--json" in arguments else done.stdout
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout) if "--json" in arguments else result.stdout
 
 
 async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(

@@ -94,7 +94,7 @@ async def alone(gateway: Running) -> Any:
 
 async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096")) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         assert USUAL in (await gateway.show("m"))["plan"]["argv"]
         await begin_search(gateway)
         report = await wait_for_end(gateway)
@@ -106,20 +106,20 @@ async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_p
         assert report["wish"]["args"]["max-num-batched-tokens"] == 4096
         # Nothing is taken without a word.
         serving = await alone(gateway)
-        assert serving["id"] == old["id"]
+        assert serving["id"] == old_model["id"]
         assert (await gateway.show("m"))["wish"]["args"] == {}
         answer = await gateway.client.post("/admin/models/m/tune/apply")
         assert answer.status_code == 202, answer.text
 
         async def look() -> Any:
             serving = await alone(gateway)
-            return None if serving["id"] == old["id"] else serving
+            return None if serving["id"] == old_model["id"] else serving
 
         serving = await wait_until("another engine serves", look)
         assert serving["fingerprint"] == best["fingerprint"]
         # It is taken once.
-        again = await gateway.client.post("/admin/models/m/tune/apply")
-        assert again.status_code == 409
+        second_answer = await gateway.client.post("/admin/models/m/tune/apply")
+        assert second_answer.status_code == 409
     # Questions about abilities would disturb the measurements of trials.
     with contextlib.closing(sqlite3.connect(tmp_path / "data/fitserve.db")) as database:
         asked = {
@@ -145,13 +145,13 @@ async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) ->
         return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
 
     async with tune(tmp_path, script) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await begin_search(gateway)
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert len(report["tried"]) < 12
         assert report["wish"] is None
-        assert (await alone(gateway))["id"] == old["id"]
+        assert (await alone(gateway))["id"] == old_model["id"]
         refused = await gateway.client.post("/admin/models/m/tune/apply")
         assert refused.status_code == 409
 
@@ -160,7 +160,7 @@ async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_
     tmp_path: Path,
 ) -> None:
     async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096"), "3090") as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         refused = await begin_search(gateway, 409)
         assert refused["error"]["param"] == "offline"
         await begin_search(gateway, offline=True)
@@ -168,7 +168,7 @@ async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_
         assert report["state"] == "done", report
         assert "--max-num-batched-tokens=4096" in report["tried"][report["best"]]["argv"]
         serving = await alone(gateway)
-        assert serving["fingerprint"] == old["fingerprint"]
+        assert serving["fingerprint"] == old_model["fingerprint"]
         assert (await gateway.show("m"))["attempts"][0]["state"] == "stopped"
 
 
@@ -184,7 +184,7 @@ async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Pat
         return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
 
     async with tune(tmp_path, script, "3090") as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await begin_search(gateway, offline=True)
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
@@ -192,7 +192,7 @@ async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Pat
         assert all((one["worth"] or 0.0) < 2.0 for one in report["tried"]), report["tried"]
         assert len(report["tried"]) > 1
         now = await alone(gateway)
-        assert now["fingerprint"] == old["fingerprint"]
+        assert now["fingerprint"] == old_model["fingerprint"]
 
 
 def has_trial(world: World) -> bool:
@@ -208,34 +208,34 @@ async def test_a_killed_gateway_comes_back_with_the_served_plan(
     world, script = World(), paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
     name = "3090" if offline else "2x3090"
     async with tune(tmp_path, script, name, world) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await begin_search(gateway, offline=offline)
         await wait_until("a trial runs", lambda: has_trial(world))
     async with tune(tmp_path, script, name, world) as gateway:
         serving = await alone(gateway)
-        assert serving["fingerprint"] == old["fingerprint"]
+        assert serving["fingerprint"] == old_model["fingerprint"]
         assert (await gateway.client.get("/admin/models/m/tune")).status_code == 404
 
 
 async def test_an_ended_search_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     script = paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
     async with tune(tmp_path, script, "3090") as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await begin_search(gateway, offline=True)
         await begin_search(gateway, 409, offline=True)
         await wait_until("a trial runs", lambda: has_trial(gateway.world))
         answer = await gateway.client.delete("/admin/models/m/tune")
         assert answer.json()["state"] == "stopped"
-        assert (await alone(gateway))["fingerprint"] == old["fingerprint"]
+        assert (await alone(gateway))["fingerprint"] == old_model["fingerprint"]
 
 
 async def test_the_time_bound_holds_whatever_hangs(tmp_path: Path) -> None:
     """A trial that never gets ready ends with the time of the search."""
     script = paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
     async with tune(tmp_path, script) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         await begin_search(gateway, minutes=0.25)
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert "the time is over" in report["phase"]
-        assert (await alone(gateway))["id"] == old["id"]
+        assert (await alone(gateway))["id"] == old_model["id"]

@@ -153,7 +153,7 @@ async def test_a_broken_connection_goes_on_where_it_broke(server: FakeHub, tmp_p
     assert ranges == [None, "bytes=10485760-"]
 
 
-async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_what_was_whole(
+async def test_a_cancelled_download_ends_at_once_and_keeps_whole_files(
     server: FakeHub, tmp_path: Path
 ) -> None:
     big = safetensors(layer(1) | {"bulk": (8 * 1024, 1024)})

@@ -234,7 +234,7 @@ async def test_a_cache_that_cannot_be_written_is_named(server: FakeHub, tmp_path
     assert "cannot be written" in error.message
 
 
-async def test_code_of_a_repository_is_told_never_read_and_needs_a_commit_that_the_user_chose(
+async def test_repository_code_is_named_never_read_and_needs_a_chosen_commit(
     server: FakeHub, tmp_path: Path
 ) -> None:
     server.repos["org/name"].files["modeling_name.py"] = b""

@@ -82,10 +82,10 @@ async def test_holes_and_missing_files_and_pipes_cost_nothing(tmp_path: Path) ->
     with sparse.open("wb") as file:
         file.truncate(2**40)
     os.mkfifo(tmp_path / "pipe")
-    last = write_file(tmp_path / "last")
-    files = [tmp_path / "missing", tmp_path / "pipe", tmp_path, sparse, last]
+    last_file = write_file(tmp_path / "last")
+    files = [tmp_path / "missing", tmp_path / "pipe", tmp_path, sparse, last_file]
     assert sum(await read_ahead(files, SIZE)) == SIZE
-    assert cached_blocks(last) == 8
+    assert cached_blocks(last_file) == 8
 
 
 async def test_a_cancelled_reading_leaves_no_process(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def make_decision(source: str, hub: Hub, machine: str = "3090", **wished: Any) -
     return planner.decide(asked_wish, machine, include_alternatives=True)
 
 
-def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_are_not_read(
+def test_variants_of_the_hub_are_planned_without_reading_foreign_formats(
     tmp_path: Path,
 ) -> None:
     repos = {

@@ -59,11 +59,11 @@ def suggestions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
 
 def suggest(planner: OfflinePlanner, machine: str, use: Any) -> list[JudgedModel]:
     """As `fitserve fits --for USE --hardware MACHINE`."""
-    found = planner.machine(machine)
-    search = ModelSearch("", use, 30, (), fitting_parameters(found[1], use))
+    actual_machine = planner.machine(machine)
+    search = ModelSearch("", use, 30, (), fitting_parameters(actual_machine[1], use))
     models, problem = find_models(planner.hub, search)
     assert problem == ""
-    return ModelFinder(planner, found, use).judge(models, by_size=True)
+    return ModelFinder(planner, actual_machine, use).judge(models, by_size=True)
 
 
 def bases(judged: list[JudgedModel]) -> list[str]:

@@ -125,18 +125,18 @@ async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish
     moved = "f" * 40
     with FakeHub({"org/name": FakeRepo(model()), "org/drafter": FakeRepo(model())}) as hub:
         async with planning(tmp_path, hub) as planner:
-            first = await make_plan(planner, "org/name", drafter="org/drafter")
-            assert first.commits == {"org/name": COMMIT, "org/drafter": COMMIT}
+            first_plan = await make_plan(planner, "org/name", drafter="org/drafter")
+            assert first_plan.commits == {"org/name": COMMIT, "org/drafter": COMMIT}
             for repo in hub.repos.values():
                 repo.commit, repo.older = moved, (COMMIT,)
             hub.requests.clear()
-            again = await make_plan(
-                planner, "org/name", drafter="org/drafter", commits=first.commits
+            second_plan = await make_plan(
+                planner, "org/name", drafter="org/drafter", commits=first_plan.commits
             )
-            assert again.commits == first.commits
+            assert second_plan.commits == first_plan.commits
             assert not [request for request in hub.requests if request.path.startswith("/api/")]
-            now = await make_plan(planner, "org/name", revision="main")
-            assert now.commits == {"org/name@main": moved}
+            plan = await make_plan(planner, "org/name", revision="main")
+            assert plan.commits == {"org/name@main": moved}
 
 
 async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path)
     folder = write(tmp_path / "model", model())
     async with planning(tmp_path) as planner:
         await make_plan(planner, folder)
-        first = children()
+        first_children = children()
         await make_plan(planner, folder)
-        assert children() == first != []
+        assert children() == first_children != []
     assert len(much) == 2**29
 
 
@@ -207,9 +207,9 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
         asked_wish = wish(source=str(folder))
         request = PlanRequest(asked_wish, machine_name="2x3090")
         learned = replace(planner, facts=lambda: (json.dumps(fact),))
-        after = (await learned.plan(request)).plan
-        assert after is not None
-        assert after.fingerprint != best.fingerprint
+        later_plan = (await learned.plan(request)).plan
+        assert later_plan is not None
+        assert later_plan.fingerprint != best.fingerprint
         uuids = [gpu.uuid for gpu in Profiles().hardware("2x3090").gpus]
         claims = dict.fromkeys(uuids[:1], 2**34)
         claimed = (await planner.plan(replace(request, claims=claims))).plan

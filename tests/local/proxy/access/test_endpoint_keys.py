@@ -101,12 +101,14 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
         if call.head[0].startswith(b"GET"):
             await call.reply(b'{"data": [{"id": "m"}]}')
         else:
-            await call.reply(b"", "307 Temporary Redirect", f"location: {other.url}{CHAT}\r\n")
+            await call.reply(
+                b"", "307 Temporary Redirect", f"location: {other_upstream.url}{CHAT}\r\n"
+            )
 
     async with (
         running(tmp_path, healthy) as gateway,
         Upstream(Door(KEY)) as engine,
-        Upstream(Door(KEY)) as other,
+        Upstream(Door(KEY)) as other_upstream,
     ):
         await add_model(gateway, engine.url)
         await gateway.until("m", "ready")
@@ -123,7 +125,7 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
             await add_model(gateway, elsewhere.url)
             await gateway.until("m", "ready")
             assert (await send_request(gateway))[0] == 502
-        assert other.calls == []
+        assert other_upstream.calls == []
 
 
 @pytest.mark.parametrize("echoes", [False, True])

@@ -29,11 +29,11 @@ def test_media_on_a_public_address_of_this_machine_are_not_fetched() -> None:
     setup = (
         "ip link set lo up; ip addr add 8.8.8.8/32 dev lo; ip addr add 2606:2800:220:1::1 dev lo"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "-n", "sh", "-ec", f'{setup}; exec "$0" -c "$1"', sys.executable, _ASKS],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["False", "False", "False", "True", "True"], done.stderr
+    assert result.stdout.split() == ["False", "False", "False", "True", "True"], result.stderr

@@ -66,11 +66,11 @@ async def counting(gateway: Gateway) -> AsyncIterator[Any]:
     """A function that gives what was counted since."""
     meter = gateway.plane.meter
     assert isinstance(meter, Metrics)
-    before = values(render(meter.samples()))
+    former_values = values(render(meter.samples()))
 
     def since(*key: str) -> float:
         gateway.catch_up()
-        return values(render(meter.samples())).get(key, 0) - before.get(key, 0)
+        return values(render(meter.samples())).get(key, 0) - former_values.get(key, 0)
 
     yield since
 
@@ -252,7 +252,7 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
         replica = replace(model(upstream.url).replicas[0], capacity=1)
         gateway.route(replace(model(upstream.url), replicas=(replica,)))
         async with http_client(gateway) as client:
-            first = asyncio.create_task(client.post(CHAT, json=ASK))
+            first_task = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: bool(upstream.requests))
             second = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: gateway.routes.waiting("m") == 1)
@@ -260,8 +260,8 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
             second.cancel()
             await until(lambda: gateway.routes.waiting("m") == 0)
             assert since("fitserve_client_disconnects_total", "m", "waiting") == 1
-            first.cancel()
-            await asyncio.gather(first, second, return_exceptions=True)
+            first_task.cancel()
+            await asyncio.gather(first_task, second, return_exceptions=True)
         await until(lambda: since("fitserve_client_disconnects_total", "m", "waiting") == 2)
         assert since("fitserve_requests_total", "m", "chat", "left", "none") == 2
         assert since("fitserve_requests_in_flight", "m") == 0
@@ -323,11 +323,11 @@ async def scrape(one: Running) -> dict[tuple[str, ...], float]:
 @pytest.mark.anyio
 async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
     began = time.monotonic()
-    async with running(tmp_path, engine) as one:
-        await one.add("m", model_folder(tmp_path / "model"))
-        await one.until("m", "ready")
-        assert (await one.client.post(CHAT, json=ASK)).status_code == 200
-        found_scrape = await scrape(one)
+    async with running(tmp_path, engine) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        assert (await gateway.client.post(CHAT, json=ASK)).status_code == 200
+        found_scrape = await scrape(gateway)
         lived = time.monotonic() - began
     assert found_scrape["fitserve_models", "ready"] == 1
     assert found_scrape["fitserve_replicas", "m", "ready"] == 1
@@ -346,11 +346,11 @@ async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> None:
-    async with running(tmp_path, dies) as one:
-        await one.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
-        await one.until("m", "quarantined")
-        first = await scrape(one)
-        second = await scrape(one)
+    async with running(tmp_path, dies) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
+        await gateway.until("m", "quarantined")
+        first = await scrape(gateway)
+        second = await scrape(gateway)
     for found in (first, second):
         assert (
             found["fitserve_attempts_total", "m"]
@@ -366,16 +366,16 @@ async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> N
 async def test_the_access_log_tells_who_asked_what_and_never_the_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with running(tmp_path, engine, access_log=True, admin_key="canary-of-the-key") as one:
-        one.client.headers["authorization"] = "Bearer canary-of-the-key"
-        await one.add("m", model_folder(tmp_path / "model"))
-        await one.until("m", "ready")
+    async with running(tmp_path, engine, access_log=True, admin_key="canary-of-the-key") as gateway:
+        gateway.client.headers["authorization"] = "Bearer canary-of-the-key"
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
         words = [{"role": "user", "content": "canary-of-the-prompt"}]
-        await one.client.post(
+        await gateway.client.post(
             CHAT, json={"model": "m", "messages": words}, headers={"x-request-id": "mine"}
         )
-        await one.client.post(CHAT, json={"model": "x", "messages": words})
-        await one.client.post(
+        await gateway.client.post(CHAT, json={"model": "x", "messages": words})
+        await gateway.client.post(
             CHAT, json={"model": "m"}, headers={"authorization": "Bearer canary-of-a-wrong-key"}
         )
     logged = capfd.readouterr().err

@@ -39,7 +39,9 @@ MESSAGES = {"model": "m", "max_tokens": 9, "messages": ASK["messages"], "stream"
 def busy(*urls: str, capacity: int = 1, **fields: Any) -> ModelRoute:
     route = model(*urls)
     return replace(
-        route, replicas=tuple(replace(each, capacity=capacity) for each in route.replicas), **fields
+        route,
+        replicas=tuple(replace(replica, capacity=capacity) for replica in route.replicas),
+        **fields,
     )
 
 
@@ -435,8 +437,8 @@ async def test_a_gateway_that_stops_tells_those_who_wait(
     gateway, client = soon
     asked = ask(client)
     await until(lambda: gateway.routes.waiting("m") == 1)
-    for each in list(gateway.plane.connections):
-        gateway._loop.call_soon_threadsafe(each.stop)
+    for connection in list(gateway.plane.connections):
+        gateway._loop.call_soon_threadsafe(connection.stop)
     response = await asked
     assert (response.status_code, response.json()["error"]["message"]) == (
         503,

@@ -62,9 +62,9 @@ class Engine:
         elif path == "/v1/responses":
             document = json.loads(call.body)
             id_ = f"resp_{uuid.uuid4().hex}"
-            before = self._kept.get(document.get("previous_response_id", ""), b"").decode()
+            former_text = self._kept.get(document.get("previous_response_id", ""), b"").decode()
             reply_data = json.dumps(
-                {"id": id_, "object": "response", "says": document["input"], "before": before}
+                {"id": id_, "object": "response", "says": document["input"], "before": former_text}
             ).encode()
             self._kept[id_] = reply_data
             await call.reply(reply_data)

@@ -122,8 +122,8 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         )
         keys = []
         for grant in grants:
-            made = await clients[0].post("/admin/keys", json=grant, headers=bearer(OWNER))
-            keys.append(made.json()["key"])
+            new_answer = await clients[0].post("/admin/keys", json=grant, headers=bearer(OWNER))
+            keys.append(new_answer.json()["key"])
         requests, tokens, many = keys
         # All at once. One of a minute's worth of one comes back after a minute, so at the most one,
         # whatever the order.
@@ -146,15 +146,15 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
 
 async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path: Path) -> None:
     async with two_workers(tmp_path, Answers()) as clients:
-        got: Counter[int] = Counter()
+        counter: Counter[int] = Counter()
         for number in range(30):  # the admin API is the control process's
             one = clients[number % CLIENTS]
             sent = {"headers": bearer(f"a-wrong-key-{number}")}
             answer = await (
                 one.get("/admin/models", **sent) if number % 3 else one.post(CHAT, json=ASK, **sent)  # type: ignore[arg-type]
             )
-            got[answer.status_code] += 1
-        assert got == {401: 10, 429: 20}
+            counter[answer.status_code] += 1
+        assert counter == {401: 10, 429: 20}
         assert {(await ask(client, OTHER)).status_code for client in clients} == {200}
 
 
@@ -238,11 +238,11 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
             )
 
         await until(are_all_counted)
-        found = await metrics(clients[0])
-        assert found["fitserve_tokens_total"] == 2 * CLIENTS * 7
+        actual_metrics = await metrics(clients[0])
+        assert actual_metrics["fitserve_tokens_total"] == 2 * CLIENTS * 7
         assert (
-            found["fitserve_request_duration_seconds_count"]
-            == found["fitserve_first_byte_seconds_count"]
+            actual_metrics["fitserve_request_duration_seconds_count"]
+            == actual_metrics["fitserve_first_byte_seconds_count"]
             == 2 * CLIENTS
         )
         engine.held.clear()

@@ -52,20 +52,22 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
             rows = (await gateway.client.get("/admin/facts")).json()["data"]
             return [Fact.model_validate(row["fact"]) for row in rows if row["id"] is not None]
 
-        shown = await run("calibrate")
-        assert shown.returncode == 0, shown.stderr
-        assert [line.split()[1] for line in shown.stdout.splitlines() if " GB/s " in line] == [
+        result = await run("calibrate")
+        assert result.returncode == 0, result.stderr
+        assert [line.split()[1] for line in result.stdout.splitlines() if " GB/s " in line] == [
             "memory",
             "memory",
             "peer",
         ]
-        assert "note: No engine is installed, so matrix products" in shown.stdout
-        first = await stored_facts()
-        assert len(first) == 5
+        assert "note: No engine is installed, so matrix products" in result.stdout
+        first_stored_facts = await stored_facts()
+        assert len(first_stored_facts) == 5
         document = json.loads((await run("calibrate", "--json")).stdout)
-        again = await stored_facts()
-        assert [fact.model_dump(mode="json") for fact in again] == document["facts"]
-        assert [fact.scope for fact in again] == [fact.scope for fact in first]
+        second_stored_facts = await stored_facts()
+        assert [fact.model_dump(mode="json") for fact in second_stored_facts] == document["facts"]
+        assert [fact.scope for fact in second_stored_facts] == [
+            fact.scope for fact in first_stored_facts
+        ]
         assert "machine_speed" in (await run("facts", "ls")).stdout
 
 
@@ -77,11 +79,11 @@ async def test_a_gpu_with_an_engine_is_left_alone(tmp_path: Path) -> None:
         )
         await gateway.until("m", "ready")
         ((gpu,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
-        found = (await gateway.client.post("/admin/calibrate")).json()
-        assert found["left_alone"] == {
+        document = (await gateway.client.post("/admin/calibrate")).json()
+        assert document["left_alone"] == {
             gpu: "m runs on it: remove it (`fitserve rm m`) and add it again afterwards"
         }
-        assert {fact["scope"]["gpus"] for fact in found["facts"]} == {
+        assert {fact["scope"]["gpus"] for fact in document["facts"]} == {
             one.uuid for one in hardware.gpus
         } - {gpu}
 
@@ -102,8 +104,11 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         measuring = asyncio.create_task(gateway.client.post("/admin/calibrate"))
         await asyncio.wait_for(begun.wait(), hang_s())
-        again = await gateway.client.post("/admin/calibrate")
-        assert (again.status_code, "measured already" in again.json()["error"]["message"]) == (
+        second_answer = await gateway.client.post("/admin/calibrate")
+        assert (
+            second_answer.status_code,
+            "measured already" in second_answer.json()["error"]["message"],
+        ) == (
             409,
             True,
         )

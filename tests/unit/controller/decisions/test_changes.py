@@ -169,8 +169,8 @@ def test_a_wish_that_leaves_the_plan_says_why() -> None:
     )
     # A policy is no part of a plan, and another plan speaks for itself.
     assert not why_no_effect(diff_wishes(wish(), wish(policy={"wait_s": 5})), one, one)
-    other = one.evolve(argv=(*one.argv, "--seed=3"))
-    assert not why_no_effect(diff_wishes(wish(), wish(max_context=5)), one, other)
+    other_plan = one.evolve(argv=(*one.argv, "--seed=3"))
+    assert not why_no_effect(diff_wishes(wish(), wish(max_context=5)), one, other_plan)
 
 
 def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:
@@ -189,9 +189,9 @@ def test_differences_name_what_is_otherwise_and_no_secret() -> None:
         ("env", None, "NCCL_DEBUG"),
     ]
     one = plan()
-    other = one.evolve(argv=(*one.argv, "--seed=3"), env={**one.env, "NCCL_DEBUG": "INFO"})
+    other_plan = one.evolve(argv=(*one.argv, "--seed=3"), env={**one.env, "NCCL_DEBUG": "INFO"})
     assert [
-        (diff_plan.what, diff_plan.old, diff_plan.new) for diff_plan in diff_plans(one, other)
+        (diff_plan.what, diff_plan.old, diff_plan.new) for diff_plan in diff_plans(one, other_plan)
     ] == [
         ("--seed", None, "3"),
         ("variable NCCL_DEBUG", None, "set"),

@@ -147,11 +147,11 @@ def test_how_long_a_step_may_take_follows_from_what_a_full_one_took() -> None:
         "max_model_len": changed_choice(16_000),
         "max_num_batched_tokens": changed_choice(2000),
     }
-    known = plan().evolve(**lengths, attention=attention)
-    assert longest_step_s(known, 1000, 0.25) == 0.25 * 2 * 2 * 16
+    known_plan = plan().evolve(**lengths, attention=attention)
+    assert longest_step_s(known_plan, 1000, 0.25) == 0.25 * 2 * 2 * 16
     # Of windows, and of states, a prefill shows nothing before its end.
-    sliding = known.evolve(attention=(attention[0].evolve(kind="sliding"),))
+    sliding = known_plan.evolve(attention=(attention[0].evolve(kind="sliding"),))
     assert longest_step_s(sliding, 1000, 0.25) == 0.25 * 2 * 16 * 2 * 16
     assert longest_step_s(
-        known.evolve(max_model_len=changed_choice(1002)), 1000, 0.25
+        known_plan.evolve(max_model_len=changed_choice(1002)), 1000, 0.25
     ) == pytest.approx(0.25 * 2 * 2, rel=0.01)

@@ -87,15 +87,15 @@ def test_a_start_goes_from_plan_to_route() -> None:
 
 def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> None:
     ready = attempt(state="ready", ready_at=NOW)
-    shown = Abilities()
-    observation = Observation(answering=True, verified=True, abilities=shown)
+    abilities = Abilities()
+    observation = Observation(answering=True, verified=True, abilities=abilities)
     assert act(attempt=ready, instance=instance(ready), observation=observation) == NoteAbilities(
-        ready, shown
+        ready, abilities
     )
     assert act(
         attempt=ready, instance=instance(ready), observation=observation, is_busy=True
     ) == Rest("ready")
-    noted = ready.evolve(abilities=shown)
+    noted = ready.evolve(abilities=abilities)
     assert act(attempt=noted, instance=instance(noted), observation=observation) == Rest("ready")
 
 
@@ -151,9 +151,11 @@ def test_a_ready_engine_that_vanished_has_failed() -> None:
 
 
 def test_the_engine_of_an_ended_attempt_is_stopped_before_the_next_plan() -> None:
-    old = failed_attempt(1, "kv_too_small")
-    assert act(history=(old,), instance=instance(old)) == Stop("m-r0-a1")
-    assert act(history=(old,)) == MakePlan()
+    old_failed_attempt = failed_attempt(1, "kv_too_small")
+    assert act(history=(old_failed_attempt,), instance=instance(old_failed_attempt)) == Stop(
+        "m-r0-a1"
+    )
+    assert act(history=(old_failed_attempt,)) == MakePlan()
 
 
 def test_an_engine_with_another_plan_is_replaced() -> None:
@@ -171,18 +173,27 @@ def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("served_s", [0.1, 5, 120])
-def test_an_engine_that_served_is_started_again_at_once_and_waits_begin_with_its_second_death(
+def test_waits_begin_with_the_second_death_of_an_engine_that_served(
     served_s: float,
 ) -> None:
     healthy = failed_attempt(1, "killed", ready_at=NOW - 1 - served_s)
     assert act(history=(healthy,)) == MakePlan()
-    again = failed_attempt(2, "killed", ready_at=NOW - 1 - served_s)
-    waits = [act(history=(healthy, *[again] * more)).recheck_at - (NOW - 1) for more in (1, 2, 3)]
+    second_failed_attempt = failed_attempt(2, "killed", ready_at=NOW - 1 - served_s)
+    waits = [
+        act(history=(healthy, *[second_failed_attempt] * more)).recheck_at - (NOW - 1)
+        for more in (1, 2, 3)
+    ]
     assert waits == [10, 20, 40]
     # What never served waits from the first time on, and ten good minutes begin anew.
     assert act(history=(failed_attempt(1, "killed"), healthy)).recheck_at == NOW - 1 + 20
     assert (
-        act(history=(healthy, again, failed_attempt(3, "killed", ready_at=NOW - 1 - 600)))
+        act(
+            history=(
+                healthy,
+                second_failed_attempt,
+                failed_attempt(3, "killed", ready_at=NOW - 1 - 600),
+            )
+        )
         == MakePlan()
     )
 
@@ -214,8 +225,10 @@ def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
         "quarantined",
         "no other plan avoids weights_missing: It broke.",
     )
-    other = failure.evolve(cure="engine")
-    assert act(history=(attempt(1, "failed", ended_at=NOW - 1, failure=other),)) == MakePlan()
+    other_failure = failure.evolve(cure="engine")
+    assert (
+        act(history=(attempt(1, "failed", ended_at=NOW - 1, failure=other_failure),)) == MakePlan()
+    )
 
 
 def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
@@ -315,10 +328,15 @@ def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> Non
 
 
 def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
-    one = sleeper({"GPU-0": 5})
-    rests = {"attempt": one, "instance": instance(one), "observation": SEEN, "sleeps": True}
+    sleeping_attempt = sleeper({"GPU-0": 5})
+    rests = {
+        "attempt": sleeping_attempt,
+        "instance": instance(sleeping_attempt),
+        "observation": SEEN,
+        "sleeps": True,
+    }
     assert act(**rests) == Rest("asleep")
-    assert act(**rests, is_requested=True) == Wake(one)
+    assert act(**rests, is_requested=True) == Wake(sleeping_attempt)
     assert act(**rests, is_requested=True, is_busy=True).state == "starting"
     assert act(**rests, is_requested=True, hold="another is first") == Rest(
         "starting", "another is first"
@@ -330,18 +348,16 @@ def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
     assert act(**rests, is_requested=True, leaving="it makes room") == Rest("asleep")
 
 
-def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_else_sleeps_on() -> (
-    None
-):
-    one = sleeper({"GPU-0": 5})
+def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
+    sleeping_attempt = sleeper({"GPU-0": 5})
     rests = {
-        "attempt": one,
-        "instance": instance(one),
+        "attempt": sleeping_attempt,
+        "instance": instance(sleeping_attempt),
         "observation": SEEN,
         "sleeps": True,
         "is_spare": True,
     }
-    assert act(**rests) == Wake(one)
+    assert act(**rests) == Wake(sleeping_attempt)
     assert act(**rests, hold="other models load first") == Rest("asleep", "other models load first")
     assert act(**rests, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
     assert act(**rests, is_requested=True, blocked="it lacks 3 GiB") == Rest(
@@ -354,11 +370,13 @@ def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_e
 
 
 def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
-    one = sleeper(None)
-    assert act(attempt=one, instance=instance(one), observation=SEEN) == Wake(one)
-    assert act(attempt=one, instance=instance(one)) == Rest("starting", "starting"), (
-        "its watcher has not seen it yet"
-    )
+    sleeping_attempt = sleeper(None)
+    assert act(
+        attempt=sleeping_attempt, instance=instance(sleeping_attempt), observation=SEEN
+    ) == Wake(sleeping_attempt)
+    assert act(attempt=sleeping_attempt, instance=instance(sleeping_attempt)) == Rest(
+        "starting", "starting"
+    ), "its watcher has not seen it yet"
     awake = attempt(state="ready", ready_at=NOW)
     assert act(
         attempt=awake, instance=instance(awake), observation=SEEN.evolve(sleeping=True)
@@ -368,16 +386,36 @@ def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
 
 @pytest.mark.parametrize("gave", [{"GPU-0": 5}, None])
 def test_who_dies_or_has_to_end_while_it_sleeps_just_ends(gave: dict[str, int] | None) -> None:
-    one, proof = sleeper(gave), Failure(kind="hang", phase="serving", message="it hangs")
-    assert act(attempt=one, instance=None) == Retire(one)
-    assert act(attempt=one, instance=instance(one, "exited"), is_requested=True) == Retire(one)
+    sleeping_attempt, proof = (
+        sleeper(gave),
+        Failure(kind="hang", phase="serving", message="it hangs"),
+    )
+    assert act(attempt=sleeping_attempt, instance=None) == Retire(sleeping_attempt)
     assert act(
-        attempt=one, instance=instance(one), observation=SEEN.evolve(proof=proof), is_busy=True
-    ) == Retire(one)
+        attempt=sleeping_attempt, instance=instance(sleeping_attempt, "exited"), is_requested=True
+    ) == Retire(sleeping_attempt)
     assert act(
-        attempt=one, instance=instance(one), observation=SEEN, leaving="its owner stops it"
-    ) == Retire(one)
-    assert act(attempt=one, instance=instance(one), observation=SEEN, is_spent=True) == Retire(one)
+        attempt=sleeping_attempt,
+        instance=instance(sleeping_attempt),
+        observation=SEEN.evolve(proof=proof),
+        is_busy=True,
+    ) == Retire(sleeping_attempt)
     assert act(
-        attempt=one, instance=instance(one), observation=SEEN, is_spent=True, is_busy=True
-    ) != Retire(one)
+        attempt=sleeping_attempt,
+        instance=instance(sleeping_attempt),
+        observation=SEEN,
+        leaving="its owner stops it",
+    ) == Retire(sleeping_attempt)
+    assert act(
+        attempt=sleeping_attempt,
+        instance=instance(sleeping_attempt),
+        observation=SEEN,
+        is_spent=True,
+    ) == Retire(sleeping_attempt)
+    assert act(
+        attempt=sleeping_attempt,
+        instance=instance(sleeping_attempt),
+        observation=SEEN,
+        is_spent=True,
+        is_busy=True,
+    ) != Retire(sleeping_attempt)

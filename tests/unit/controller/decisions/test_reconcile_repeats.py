@@ -74,8 +74,8 @@ class Planner:
     def plans(self, facts: tuple[Fact, ...]) -> tuple[Plan, ...]:
         key = repr([(fact.kind, sorted(fact.scope.items()), fact.value) for fact in facts])
         if key not in self._plans:
-            model, here = published_model("llama-3.1-8b"), machine("2xh100")
-            decision = decide(model, here, self._engines, wish(), facts, rules=self._rules)
+            model, this_machine = published_model("llama-3.1-8b"), machine("2xh100")
+            decision = decide(model, this_machine, self._engines, wish(), facts, rules=self._rules)
             self._plans[key] = decision.plans
         return self._plans[key]
 
@@ -98,11 +98,11 @@ def next_step(failure: Failure, plan: Plan) -> object:
 @pytest.mark.parametrize("cure", ["plan", "engine", "user"])
 def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
     planner = Planner()
-    first = planner.plans(())[0]
+    first_plan = planner.plans(())[0]
     several = [failure for failure in failures() if failure.cure == cure]
     assert len(several) > 10
     for failure in several:
-        action = next_step(failure, first)
+        action = next_step(failure, first_plan)
         if cure == "user":
             assert isinstance(action, Rest), failure
             assert action.state == "quarantined", failure
@@ -114,10 +114,10 @@ def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
         assert isinstance(action, MakePlan), failure
         facts = tuple(
             fact.evolve(attempt=1, source="It broke.")
-            for fact in learn(attempt(plan=first), failure, NOW)
+            for fact in learn(attempt(plan=first_plan), failure, NOW)
         )
         assert facts, failure
-        after = planner.plans(facts)
-        assert first.fingerprint not in {plan.fingerprint for plan in after}, failure
+        later_plans = planner.plans(facts)
+        assert first_plan.fingerprint not in {plan.fingerprint for plan in later_plans}, failure
         if cure == "engine" and failure.proves == "plan" and failure.phase in PHASES[:3]:
-            assert str(first.engine) not in {str(plan.engine) for plan in after}, failure
+            assert str(first_plan.engine) not in {str(plan.engine) for plan in later_plans}, failure

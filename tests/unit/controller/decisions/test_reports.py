@@ -25,18 +25,18 @@ OLD = ReportedModel(wish())
 
 
 def attempt(number: int = 1, **changes: Any) -> Attempt:
-    made = plan()
-    first = Attempt(
+    new_plan = plan()
+    first_attempt = Attempt(
         id=number,
         model="m",
         replica=0,
         state="starting",
-        plan=made,
-        fingerprint=made.fingerprint,
+        plan=new_plan,
+        fingerprint=new_plan.fingerprint,
         port=1,
         started_at=NOW - 60,
     )
-    return first.evolve(**changes)
+    return first_attempt.evolve(**changes)
 
 
 def failed_attempt(number: int = 1) -> Attempt:
@@ -148,16 +148,19 @@ def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: 
 
 
 def test_abilities_that_an_engine_shows_while_it_serves_are_told_once() -> None:
-    told, late = ReportedStages(), Abilities.uniform(Ability(state="proven", evidence="it did"))
-    first = model(ReportedReplica(0, (ready(),), watched=1))
+    reported_stages, late = (
+        ReportedStages(),
+        Abilities.uniform(Ability(state="proven", evidence="it did")),
+    )
+    first_model = model(ReportedReplica(0, (ready(),), watched=1))
     second = model(ReportedReplica(0, (ready().evolve(abilities=late),), watched=1))
-    assert kinds(OLD, first, told)[-1] == "engine.ready"
-    (event,) = events_of_model(first, second, told, NOW)
+    assert kinds(OLD, first_model, reported_stages)[-1] == "engine.ready"
+    (event,) = events_of_model(first_model, second, reported_stages, NOW)
     assert (event.kind, event.attempt) == ("engine.abilities", 1)
     assert event.data == {"abilities": late.model_dump(mode="json")}
-    assert kinds(second, second, told) == []
+    assert kinds(second, second, reported_stages) == []
     # An engine that another gateway left has told them.
-    assert kinds(OLD, second, told) == []
+    assert kinds(OLD, second, reported_stages) == []
 
 
 def test_which_copy_leaves_is_told_where_there_are_several() -> None:
@@ -333,8 +336,8 @@ def _events(before: ReportedModel, after: ReportedModel, kind: str) -> list[str]
     ],
 )
 def test_no_word_of_a_detail_is_cut_out(detail: str, words: str) -> None:
-    before, after = model(state="ready"), model(state="stopped", detail=detail)
-    assert _events(before, after, "model.state") == [words]
+    former_model, later_model = model(state="ready"), model(state="stopped", detail=detail)
+    assert _events(former_model, later_model, "model.state") == [words]
 
 
 def test_a_plan_for_a_cpu_names_the_cpu() -> None:

@@ -9,9 +9,9 @@ from tests.support.makers import plan
 
 def test_sglang_derives_ports_for_groups_of_ranks() -> None:
     """PortArgs.init_new in sglang/srt/server_args.py: from 233 above the port on."""
-    alone = plan().evolve(engine=EngineRef(kind="sglang", version="0.5.23", image="i"))
-    grouped = alone.evolve(data_parallel=int_choice(4, "test", "test"))
-    assert engine_ports(alone, 8001) == {8001}
+    lone_plan = plan().evolve(engine=EngineRef(kind="sglang", version="0.5.23", image="i"))
+    grouped = lone_plan.evolve(data_parallel=int_choice(4, "test", "test"))
+    assert engine_ports(lone_plan, 8001) == {8001}
     taken = engine_ports(grouped, 8001)
     assert {8001, 8234, 8240} <= taken
     assert 8002 not in taken

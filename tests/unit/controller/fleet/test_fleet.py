@@ -20,9 +20,7 @@ def admit(fleet: Fleet, *names: str) -> list[ReplicaState]:
     return [fleet.admit(ManagedModel(wish(name=name), 0.0)).replicas[0] for name in names]
 
 
-def test_what_was_given_for_a_model_is_claimed_for_it_until_it_is_planned_or_finds_no_plan() -> (
-    None
-):
+def test_a_gift_is_claimed_for_its_taker_until_the_next_plan() -> None:
     fleet = Fleet()
     taker, other = admit(fleet, "taker", "other")
     admit(fleet, "giver")

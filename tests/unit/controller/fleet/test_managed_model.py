@@ -17,9 +17,9 @@ def test_a_model_that_is_loaded_for_years_remembers_few_attempts() -> None:
     model.replicas = [replica]
     forgotten = []
     for number in range(1, 1000):
-        before = fingerprint(model)
+        former_fingerprint = fingerprint(model)
         forgotten += [ended.id for ended in replica.remember(attempt(number, "stopped"))]
-        assert fingerprint(model) != before, "each end of an attempt is seen"
+        assert fingerprint(model) != former_fingerprint, "each end of an attempt is seen"
     last = [ended.id for ended in replica.history]
     assert last == [*range(1000 - MAX_ENDED_ATTEMPTS, 1000)]
     assert forgotten == [*range(1, 1000 - MAX_ENDED_ATTEMPTS)]
@@ -38,14 +38,16 @@ def test_all_failures_that_a_wish_allows_are_remembered() -> None:
 
 
 def test_remembered_plans_share_their_equal_parts() -> None:
-    first = plan()
-    replica = ReplicaState("m", 0, history=[attempt(1, "failed", plan=first)])
-    parsed = Plan.model_validate_json(first.model_dump_json())
+    first_plan = plan()
+    replica = ReplicaState("m", 0, history=[attempt(1, "failed", plan=first_plan)])
+    parsed = Plan.model_validate_json(first_plan.model_dump_json())
     other = parsed.evolve(memory=parsed.memory.evolve(budget_bytes=1))
     shared = share_parts(other, replica)
     assert shared == other
     assert shared.fingerprint == other.fingerprint
     assert shared.model_fields_set == other.model_fields_set
-    same = [name for name in Plan.model_fields if getattr(shared, name) is getattr(first, name)]
-    assert {"engine", "argv", "tensor_parallel"} <= {*same}
-    assert "memory" not in same
+    same_names = [
+        name for name in Plan.model_fields if getattr(shared, name) is getattr(first_plan, name)
+    ]
+    assert {"engine", "argv", "tensor_parallel"} <= {*same_names}
+    assert "memory" not in same_names

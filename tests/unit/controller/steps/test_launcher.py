@@ -66,8 +66,8 @@ async def launch_mounts(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     async def download(*_: object, **__: object) -> Path:
         raise AssertionError("a folder is not downloaded")
 
-    made = engine()
-    launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: made, download)
+    new_engine = engine()
+    launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: new_engine, download)
     one: Attempt = attempt()
     model = ModelRef(source=str(folder), task="generate", vocab=1)
     await launch(launcher, one.evolve(plan=one.plan.evolve(model=model)))
@@ -122,10 +122,10 @@ async def test_a_snapshot_whose_blobs_are_a_link_is_shown_alone(tmp_path: Path) 
 
 def attempt_with_template(text: str) -> tuple[Attempt, ChatTemplate]:
     """An attempt whose plan names the template."""
-    given, one = ChatTemplate(text=text), attempt()
-    argv = (f"--chat-template={given.digest}.jinja",)
+    chat_template, one = ChatTemplate(text=text), attempt()
+    argv = (f"--chat-template={chat_template.digest}.jinja",)
     made = one.evolve(plan=one.plan.evolve(argv=argv))
-    return made, given
+    return made, chat_template
 
 
 def launcher_of(host: Any, **settings: Any) -> Launcher:

@@ -48,8 +48,8 @@ class Seen:
 
 
 def start(number: int, model: str = "new") -> Attempt:
-    made: Attempt = attempt(number, plan=PLAN, model=model)
-    return made
+    new_attempt: Attempt = attempt(number, plan=PLAN, model=model)
+    return new_attempt
 
 
 async def hardware() -> Hardware:
@@ -68,24 +68,24 @@ async def take_turn(asked: StartGate, one: Attempt, words: list[str]) -> asyncio
 
 
 async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() -> None:
-    seen, words = Seen(), list[str]()
-    asked, old, new = gate(seen), start(1, "old"), start(9)
-    seen.now(old, "loads")
-    task = await take_turn(asked, new, words)
+    observations, words = Seen(), list[str]()
+    start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
+    observations.now(old_start, "loads")
+    task = await take_turn(start_gate, new_start, words)
     assert not task.done(), "nobody has looked yet"
-    asked.look([])
+    start_gate.look([])
     await asyncio.sleep(0.01)
     assert words == ["waits for old on GPU 1, which loads its weights"]
-    assert asked.waits(new)
-    seen.now(old, "warms")
-    asked.look([])
+    assert start_gate.waits(new_start)
+    observations.now(old_start, "warms")
+    start_gate.look([])
     await task
-    assert not asked.waits(new)
+    assert not start_gate.waits(new_start)
 
 
 async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it() -> None:
-    seen, words = Seen(), list[str]()
-    asked_gate = gate(seen)
+    observations, words = Seen(), list[str]()
+    asked_gate = gate(observations)
     asked_gate.look([])
     await asked_gate.turn(start(9), words.append)
     task = await take_turn(asked_gate, start(10, "next"), words)
@@ -97,36 +97,36 @@ async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it()
 
 
 async def test_whoever_is_disturbed_is_known_until_the_next_start() -> None:
-    seen = Seen()
-    asked, old, new = gate(seen), start(1, "old"), start(9)
-    seen.now(old, "stands")
-    asked.look([])
-    await asked.turn(new, lambda _: None)
-    seen.now(new, "loads")
-    asked.look([])
-    assert asked.disturbance(new) == ""
-    del seen.engines[old.id]
-    asked.look([])
-    assert asked.disturbance(new) == "old came to its end on the same GPU"
-    assert asked.disturbance(start(11)) == ""
+    observations = Seen()
+    start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
+    observations.now(old_start, "stands")
+    start_gate.look([])
+    await start_gate.turn(new_start, lambda _: None)
+    observations.now(new_start, "loads")
+    start_gate.look([])
+    assert start_gate.disturbance(new_start) == ""
+    del observations.engines[old_start.id]
+    start_gate.look([])
+    assert start_gate.disturbance(new_start) == "old came to its end on the same GPU"
+    assert start_gate.disturbance(start(11)) == ""
 
 
 async def test_what_runs_when_the_gateway_is_started_disturbed_nobody() -> None:
-    seen = Seen()
-    asked, old, new = gate(seen), start(1, "old"), start(9)
-    seen.now(old, "stands")
-    seen.now(new, "loads")
-    asked.look([Instance(name="x", model="m", attempt=1, fingerprint="", state="running")])
-    assert asked.disturbance(new) == ""
+    observations = Seen()
+    start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
+    observations.now(old_start, "stands")
+    observations.now(new_start, "loads")
+    start_gate.look([Instance(name="x", model="m", attempt=1, fingerprint="", state="running")])
+    assert start_gate.disturbance(new_start) == ""
 
 
 async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
-    seen, words = Seen(), list[str]()
-    asked_gate = gate(seen)
-    seen.now(start(1, "old"), "loads")
+    observations, words = Seen(), list[str]()
+    asked_gate = gate(observations)
+    observations.now(start(1, "old"), "loads")
     asked_gate.look([])
     task = await take_turn(asked_gate, start(9), words)
-    seen.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
+    observations.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
     asked_gate.look([])
     with pytest.raises(WithdrawnError, match="failed first: No kernel takes it"):
         await task
@@ -203,13 +203,13 @@ def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> 
 
 
 async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
-    seen, shared = (
+    observations, shared = (
         Seen(),
         plan(
             replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
         ),
     )
-    asked_gate = gate(seen)
+    asked_gate = gate(observations)
     asked_gate.look([])
     one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
     assert await asked_gate.turn(one, lambda _: None, sizes=True)
@@ -217,11 +217,11 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
     assert "from now on it measures" in asked_gate.note_failure(one, oom)
-    seen.now(one, "stands")
+    observations.now(one, "stands")
     asked_gate.look([])
-    again = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
-    assert await asked_gate.turn(again, lambda _: None, sizes=True) is None
-    assert not asked_gate.note_failure(again, oom), (
+    second_attempt = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
+    assert await asked_gate.turn(second_attempt, lambda _: None, sizes=True) is None
+    assert not asked_gate.note_failure(second_attempt, oom), (
         "a measuring engine that lacks memory says what is so"
     )
 

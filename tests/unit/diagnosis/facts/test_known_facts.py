@@ -91,7 +91,7 @@ class Looked(str):
         "max_context",
     ],
 )
-def test_a_fact_about_something_else_is_not_looked_at_again_for_every_layer_and_variant(
+def test_an_unrelated_fact_is_compared_once_for_all_layers_and_variants(
     kind: str,
 ) -> None:
     scope = {"engine": "vllm==0.0.1", "kernel": "none", "fingerprint": "0"}

@@ -17,14 +17,14 @@ OOM = Failure(
 
 def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> None:
     profiles = Profiles()
-    here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    this_machine, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
     rules, models = (
         profiles.rules(engines),
         [published_model("llama-3.1-8b"), published_model("llama-3.2-1b")],
     )
-    first = decide(models[0], here, engines, wish(), rules=rules).plans[0]
-    one: Attempt = attempt(plan=first)
-    taken = first.memory.promised_bytes + 2 * GIB
+    first_plan = decide(models[0], this_machine, engines, wish(), rules=rules).plans[0]
+    one: Attempt = attempt(plan=first_plan)
+    taken = first_plan.memory.promised_bytes + 2 * GIB
     (fact,) = (
         fact for fact in prove_success(one, 1.0, None, taken) if fact.kind == "beside_memory"
     )
@@ -34,17 +34,18 @@ def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> 
     )
     for model in models:
         before, after = (
-            decide(model, here, engines, wish(), facts, rules=rules).plans[0].memory
+            decide(model, this_machine, engines, wish(), facts, rules=rules).plans[0].memory
             for facts in ((), (fact,))
         )
         assert after.beside_bytes - before.beside_bytes == 2 * GIB
     # What was left of the GPU beside the share is enough for it, so that the plan stays as it is.
     assert (
-        decide(models[0], here, engines, wish(), (fact,), rules=rules).plans[0].argv == first.argv
+        decide(models[0], this_machine, engines, wish(), (fact,), rules=rules).plans[0].argv
+        == first_plan.argv
     )
     assert not [
         fact
-        for fact in prove_success(one, 1.0, None, first.memory.promised_bytes)
+        for fact in prove_success(one, 1.0, None, first_plan.memory.promised_bytes)
         if fact.kind == "beside_memory"
     ]
 
@@ -60,23 +61,25 @@ def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_nothing_of_mem
 
 
 def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_again() -> None:
-    profiles, here = Profiles(), machine("h200")
+    profiles, this_machine = Profiles(), machine("h200")
     wanted = ("vllm==0.26.0", "vllm==0.33.0")
     engines = profiles.engines(wanted, device="cuda")
     rules, model = profiles.rules(engines), published_model("llama-3.1-8b")
-    first = decide(model, here, engines, wish(), rules=rules).plans[0]
+    first_plan = decide(model, this_machine, engines, wish(), rules=rules).plans[0]
     failure = Failure(kind="tokenizer", phase="load", message="It broke.", cure="engine")
-    facts = learn(attempt(plan=first), failure, 2.0)
+    facts = learn(attempt(plan=first_plan), failure, 2.0)
     (fact,) = (fact for fact in facts if fact.kind == "engine_fails")
     assert set(fact.scope) == {"engine", "model"}
-    after = decide(model, here, engines, wish(), facts, rules=rules).plans
-    assert after
-    assert str(first.engine) not in {str(plan.engine) for plan in after}
-    other = decide(published_model("llama-3.2-1b"), here, engines, wish(), facts, rules=rules).plans
-    assert str(first.engine) in {str(plan.engine) for plan in other}
+    later_plans = decide(model, this_machine, engines, wish(), facts, rules=rules).plans
+    assert later_plans
+    assert str(first_plan.engine) not in {str(plan.engine) for plan in later_plans}
+    other_plans = decide(
+        published_model("llama-3.2-1b"), this_machine, engines, wish(), facts, rules=rules
+    ).plans
+    assert str(first_plan.engine) in {str(plan.engine) for plan in other_plans}
     # Where sizes matter another plan of the engine may help.
     for later in (failure.evolve(phase="graphs"), failure.evolve(cure="plan")):
-        taught = learn(attempt(plan=first), later, 2.0)
+        taught = learn(attempt(plan=first_plan), later, 2.0)
         assert {fact.kind for fact in taught} == {"plan_failed"}
 
 

@@ -125,10 +125,10 @@ def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
         "llama-3.1-8b", "8xh100", VLLM_REF, tuple(peers), tensor_parallel=8
     ).plans[0]
     assert not wider.custom_all_reduce.value
-    other = make_decision(
+    other_plan = make_decision(
         "llama-3.1-8b", "8xh100", "vllm==0.26.0", tuple(peers), tensor_parallel=2
     ).plans[0]
-    assert other.custom_all_reduce.value
+    assert other_plan.custom_all_reduce.value
 
 
 def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
@@ -142,19 +142,21 @@ def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
 
 def test_the_second_hang_of_a_plan_is_the_plans() -> None:
     plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
-    first = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
-    assert environmental(judge(first, HANG, (), 10.0))
-    assert learn(first, judge(first, HANG, (), 10.0), 10.0) == ()
-    again = judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 100.0)
+    first_attempt = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
+    assert environmental(judge(first_attempt, HANG, (), 10.0))
+    assert learn(first_attempt, judge(first_attempt, HANG, (), 10.0), 10.0) == ()
+    again = judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first_attempt,), 100.0)
     assert not environmental(again)
     assert {fact.kind for fact in learn(attempt(2, plan=plan), again, 100.0)} == {
         "peers_fail",
         "plan_failed",
     }
     # After ten good minutes it is the first one again, and so it is of another plan.
-    assert environmental(judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 20.0 + 600))
-    other = make_decision("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
-    assert environmental(judge(attempt(2, plan=other), HANG, (first,), 100.0))
+    assert environmental(
+        judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first_attempt,), 20.0 + 600)
+    )
+    other_plan = make_decision("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
+    assert environmental(judge(attempt(2, plan=other_plan), HANG, (first_attempt,), 100.0))
 
 
 def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
@@ -165,9 +167,9 @@ def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
 
 def test_a_start_that_falls_silent_where_the_ranks_meet_is_about_the_peers() -> None:
     plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
-    two, alone = attempt(1, plan=plan), attempt(1)
+    two, lone_attempt = attempt(1, plan=plan), attempt(1)
     assert judge(two, SILENT, (), 1.0).proves == "peers"
-    assert judge(alone, SILENT, (), 1.0).proves == "plan"
+    assert judge(lone_attempt, SILENT, (), 1.0).proves == "plan"
     assert judge(
         two,
         SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds"),

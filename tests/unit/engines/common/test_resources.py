@@ -53,35 +53,35 @@ def test_a_model_on_a_cpu_has_its_memory_in_ram_alone() -> None:
 
 
 def test_only_a_container_is_told_where_it_may_write() -> None:
-    own = engine(scratch=("/tmp",))
+    own_engine = engine(scratch=("/tmp",))
     for environment, expected in ((None, ("/tmp",)), ("/env", None)):
-        made = launch_spec(
+        new_launch_spec = launch_spec(
             plan(),
-            own,
+            own_engine,
             LaunchInputs("/m", environment=environment),
             name="n",
             model="m",
             attempt=1,
             port=1,
         )
-        assert made.scratch == expected
-        assert made.memory_bytes == resources.memory(plan())
-        assert made.pids == resources.pids(plan())
+        assert new_launch_spec.scratch == expected
+        assert new_launch_spec.memory_bytes == resources.memory(plan())
+        assert new_launch_spec.pids == resources.pids(plan())
 
 
 def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() -> None:
-    first, second = (
+    first_plan, second = (
         plan("2x3090"),
         plan("2x3090").evolve(model=plan().model.evolve(source="/models/other")),
     )
     caching = engine(caches={"VLLM_CACHE_ROOT": "vllm"})
-    assert resources.cache(first, engine(), remote_code=False) == ""
-    assert resources.cache(first, caching, remote_code=False) == resources.cache(
+    assert resources.cache(first_plan, engine(), remote_code=False) == ""
+    assert resources.cache(first_plan, caching, remote_code=False) == resources.cache(
         second, caching, remote_code=False
     )
     others = {
-        resources.cache(first, caching, remote_code=False),
-        resources.cache(first, caching, remote_code=True),
+        resources.cache(first_plan, caching, remote_code=False),
+        resources.cache(first_plan, caching, remote_code=True),
         resources.cache(second, caching, remote_code=True),
         resources.cache(plan("8xh100"), caching, remote_code=False),
     }
@@ -90,18 +90,18 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
 
 def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
     one, two = plan("3090"), plan("2x3090", tensor_parallel=2)
-    here = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
+    this_machine = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
     free_ram = resources.free_ram_beside(64 * GIB)
-    assert resources.page_cache_bytes(one, here) == 40 * GIB - free_ram - 2 * GIB
-    assert resources.page_cache_bytes(two, here) == 40 * GIB - free_ram - 4 * GIB
-    assert resources.page_cache_bytes(one, here.evolve(ram_available_bytes=3 * GIB)) == 0
+    assert resources.page_cache_bytes(one, this_machine) == 40 * GIB - free_ram - 2 * GIB
+    assert resources.page_cache_bytes(two, this_machine) == 40 * GIB - free_ram - 4 * GIB
+    assert resources.page_cache_bytes(one, this_machine.evolve(ram_available_bytes=3 * GIB)) == 0
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gb10"])
 def test_an_engine_in_ram_keeps_all_that_it_is_promised(hardware: str) -> None:
-    here = machine(hardware)
-    found = make_decision(hardware, model=published_model("llama-3.2-1b")).plans[0]
-    free = here.evolve(ram_available_bytes=found.memory.promised_bytes + 2 * GIB)
-    assert resources.page_cache_bytes(found, free) == 0
-    plenty = resources.page_cache_bytes(found, here.evolve(ram_available_bytes=10**13))
-    assert plenty <= 10**13 - found.memory.promised_bytes
+    this_machine = machine(hardware)
+    plan = make_decision(hardware, model=published_model("llama-3.2-1b")).plans[0]
+    free = this_machine.evolve(ram_available_bytes=plan.memory.promised_bytes + 2 * GIB)
+    assert resources.page_cache_bytes(plan, free) == 0
+    plenty = resources.page_cache_bytes(plan, this_machine.evolve(ram_available_bytes=10**13))
+    assert plenty <= 10**13 - plan.memory.promised_bytes

@@ -162,8 +162,8 @@ def test_groups_hold_more_and_win_where_many_ask() -> None:
     each of which would keep all latents."""
     plans = make_decision(V3, "8xb200", goal="throughput", concurrency=1024).plans
     assert layout(plans[0]) == (1, 8, True)
-    alone = make_decision(V3, "8xb200", tensor_parallel=8).plans[0]
-    assert 8 * plans[0].memory.kv_tokens > 3 * alone.memory.kv_tokens
+    lone_plan = make_decision(V3, "8xb200", tensor_parallel=8).plans[0]
+    assert 8 * plans[0].memory.kv_tokens > 3 * lone_plan.memory.kv_tokens
     # One user at a time is served faster by ranks that share the work.
     single = make_decision(V3, "8xb200", goal="latency", concurrency=1).plans[0]
     assert single.data_parallel.value == 1

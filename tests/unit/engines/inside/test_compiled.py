@@ -87,7 +87,7 @@ def test_each_extension_says_what_it_holds_and_those_without_code_for_gpus_nothi
     assert cuda_major(package) == 13
 
 
-def test_files_that_are_cut_off_or_lie_about_their_length_say_what_can_be_read_and_end(
+def test_truncated_files_and_false_lengths_end_with_the_readable_part(
     package: Path,
 ) -> None:
     whole = (package / "_C.abi3.so").read_bytes()

@@ -55,12 +55,14 @@ def rows(
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_rules_speak_of_what_this_version_has(version: str) -> None:
-    engine, known = PROFILES.engine(f"sglang=={version}"), rules(version)
-    assert set(known.unknown_with) <= set(engine.flags)
-    assert {*known.own_backends, *known.mla} <= set(engine.architectures)
-    assert {*known.backends, *known.repairs} <= set(engine.flags["attention-backend"].choices or ())
+    engine, known_rules = PROFILES.engine(f"sglang=={version}"), rules(version)
+    assert set(known_rules.unknown_with) <= set(engine.flags)
+    assert {*known_rules.own_backends, *known_rules.mla} <= set(engine.architectures)
+    assert {*known_rules.backends, *known_rules.repairs} <= set(
+        engine.flags["attention-backend"].choices or ()
+    )
     kept = engine.flags["kv-cache-dtype"].choices or ()
-    assert set(known.kv_dtypes) <= set(kept)
+    assert set(known_rules.kv_dtypes) <= set(kept)
 
 
 # --- what the rules do not cover ---

@@ -153,9 +153,13 @@ def test_the_pool_is_as_large_as_one_that_was_measured(
         gpus=(h200,),
     )
     near = engine("0.5.10.post1")
-    wanted = wish(args={"mem-fraction-static": 0.897, "max-running-requests": 256})
+    wanted_wish = wish(args={"mem-fraction-static": 0.897, "max-running-requests": 256})
     plan = decide(
-        published_model(model, **changes), machine, [near], wanted, rules=Profiles().rules([near])
+        published_model(model, **changes),
+        machine,
+        [near],
+        wanted_wish,
+        rules=Profiles().rules([near]),
     ).plans[0]
     assert plan.memory.kv_tokens == pytest.approx(counted, rel=0.005)
 

@@ -129,8 +129,8 @@ def test_a_state_is_kept_before_the_first_token() -> None:
     assert found_cache.state_bytes == 3 * found_cache.block_bytes
     assert found_cache.bytes_per_token * 544 == found_cache.block_bytes
     assert found_cache.bytes_for(1, 2048) == found_cache.state_bytes + found_cache.block_bytes
-    alone = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
-    assert (alone.bytes_per_token, alone.bytes_for(100000, 2048)) == (0, 30 * 1097728)
+    lone_cache = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
+    assert (lone_cache.bytes_per_token, lone_cache.bytes_for(100000, 2048)) == (0, 30 * 1097728)
 
 
 def test_a_convolution_has_groups_enough_for_every_rank() -> None:

@@ -71,9 +71,9 @@ def best_plan(name: str) -> Plan:
     task: Any = "embed" if row["base"] in _EMBEDS else None
     spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
     args = {flag: row[key] for key, flag in _FLAGS.items() if key in row}
-    wanted = wish(args=args, tensor_parallel=row.get("tp", 1))
+    wanted_wish = wish(args=args, tensor_parallel=row.get("tp", 1))
     return decide(
-        spec, machine(row.get("tp", 1)), ENGINES, wanted, PROFILES.facts, rules=RULES
+        spec, machine(row.get("tp", 1)), ENGINES, wanted_wish, PROFILES.facts, rules=RULES
     ).plans[0]
 
 

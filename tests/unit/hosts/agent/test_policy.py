@@ -45,16 +45,16 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
 
 def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:
     engines = PROFILES.engines_for(hardware)
-    found = decide(
+    decision = decide(
         model, hardware, engines, wish(**wanted), rules=PROFILES.rules(engines), gpus=PROFILES.gpus
     )
-    return [*found.plans]
+    return [*decision.plans]
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
     seen = 0
-    here = machine(name)
+    this_machine = machine(name)
     for model in (spec(), *map(published_model, NAMES)):
         for wanted in (
             {},
@@ -64,7 +64,7 @@ def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
                 "chat_template": {"text": "{{ messages }}"},
             },
         ):
-            for plan in plans(here, model, **wanted):
+            for plan in plans(this_machine, model, **wanted):
                 check_launch(
                     launch(plan), PROFILES.engine(str(plan.engine)), SHARED, ALLOWED, RESOLVED
                 )
@@ -92,10 +92,10 @@ ADAPTER = AdapterRef(name="team/sql", source="/models/sql")
 @pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_adapters_below_the_models_are_let_through(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    found = decide(spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])).plans[
-        0
-    ]
-    plan = found.evolve(adapters=(ADAPTER, ADAPTER.evolve(name="two")))
+    actual_plan = decide(
+        spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])
+    ).plans[0]
+    plan = actual_plan.evolve(adapters=(ADAPTER, ADAPTER.evolve(name="two")))
     spec_of = launch(plan)
     assert "/models/two" in spec_of.argv[-5]
     check_launch(spec_of, engine, SHARED, ALLOWED, RESOLVED)

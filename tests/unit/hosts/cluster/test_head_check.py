@@ -61,9 +61,9 @@ def test_another_version_of_ray_is_refused_before_anything_starts(
 def test_a_made_token_is_kept_and_good(tmp_path: Path) -> None:
     path = tmp_path / "cluster" / "token"
     make_token(path)
-    first = path.read_text()
+    first_text = path.read_text()
     make_token(path)
-    assert path.read_text() == first
+    assert path.read_text() == first_text
     assert path.stat().st_mode & 0o777 == 0o600
     check_token(path)
 

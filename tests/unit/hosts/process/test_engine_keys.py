@@ -10,18 +10,22 @@ from gateway.hosts.process.engine_keys import EngineKeys
 
 def test_starts_with_one_cache_have_one_key_in_every_gateway(tmp_path: Path) -> None:
     file = tmp_path / "data" / "engine-secret"
-    first = EngineKeys(file).key(tmp_path / "a")
-    assert re.fullmatch(r"[0-9a-f]{64}", first.reveal())
-    assert EngineKeys(file).key(tmp_path / "a") == first
+    first_key = EngineKeys(file).key(tmp_path / "a")
+    assert re.fullmatch(r"[0-9a-f]{64}", first_key.reveal())
+    assert EngineKeys(file).key(tmp_path / "a") == first_key
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_other_caches_other_data_and_starts_without_a_cache_have_other_keys(
     tmp_path: Path,
 ) -> None:
-    here, there = EngineKeys(tmp_path / "here"), EngineKeys(tmp_path / "there")
-    keys = [here.key(tmp_path / "a"), here.key(tmp_path / "b"), there.key(tmp_path / "a")]
-    keys += [here.key(None), here.key(None)]
+    engine_keys, there = EngineKeys(tmp_path / "here"), EngineKeys(tmp_path / "there")
+    keys = [
+        engine_keys.key(tmp_path / "a"),
+        engine_keys.key(tmp_path / "b"),
+        there.key(tmp_path / "a"),
+    ]
+    keys += [engine_keys.key(None), engine_keys.key(None)]
     assert len(set(keys)) == 5
 
 

@@ -85,8 +85,11 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
         "16384",
         "18 NVLinks",
     )
-    known = Measured(facts)
-    memory, reduce = known.number(TWO.gpus[0], "memory"), known.all_reduce(TWO.gpus, TWO.links)
+    measurements = Measured(facts)
+    memory, reduce = (
+        measurements.number(TWO.gpus[0], "memory"),
+        measurements.all_reduce(TWO.gpus, TWO.links),
+    )
     assert memory is not None
     assert reduce is not None
     assert (memory.value, memory.day) == (4.1e12, "2027-01-15")

@@ -112,9 +112,9 @@ def test_the_pinned_wish_gives_the_served_plan_again(ref: str) -> None:
         for machine in MACHINES:
             base = first_plan(model, machine, ref)
             if base is not None:
-                again = change_plan(base, machine, PlanChange("", "", base.wish))
-                assert again is not None
-                assert again.argv == base.plan.argv, (model, machine)
+                second_change_plan = change_plan(base, machine, PlanChange("", "", base.wish))
+                assert second_change_plan is not None
+                assert second_change_plan.argv == base.plan.argv, (model, machine)
 
 
 def test_flags_and_sizes_of_the_owner_are_not_touched() -> None:

@@ -139,7 +139,7 @@ def test_published_models_have_as_many_parameters_as_their_publishers_count(name
         ("lfm2-1.2b", [("full", 6, 8, 64, 0), ("recurrent", 10, 1, 1, 0)]),
     ],
 )
-def test_layers_without_attention_and_layers_with_two_keep_the_caches_that_they_have(
+def test_layers_with_no_or_two_attentions_keep_their_caches(
     name: str, caches: list[tuple[Any, ...]]
 ) -> None:
     assert attention_rows(guess(shape(name))) == caches
@@ -188,8 +188,8 @@ def make_decision(
     engine = engine.evolve(config_classes=(*engine.config_classes, "unheard"))
     if stands_in:
         engine = engine.evolve(stand_ins=("UnheardForCausalLM",))
-    here, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
-    return decide(spec, here, [engine], wish(**wanted), rules=rules, answers=answers)
+    this_hardware, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
+    return decide(spec, this_hardware, [engine], wish(**wanted), rules=rules, answers=answers)
 
 
 def list_questions(decision: Decision) -> list[Question]:
@@ -205,15 +205,17 @@ SAID = EngineAnswer(
 
 
 def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> None:
-    known = make_decision(read_model("m", None, config("qwen3-8b"), None, None, (), None)).plans[0]
+    known_plan = make_decision(
+        read_model("m", None, config("qwen3-8b"), None, None, (), None)
+    ).plans[0]
     best = make_decision(unheard()).plans[0]
     assert (best.grade, best.verdict) == ("guess", "degraded")
     assert any(
         "its attention, its MLPs are guessed from the names of fields" in words
         for words in best.warnings
     )
-    assert best.memory.weights_bytes == pytest.approx(known.memory.weights_bytes, rel=0.001)
-    assert best.memory.kv_bytes_per_token == known.memory.kv_bytes_per_token
+    assert best.memory.weights_bytes == pytest.approx(known_plan.memory.weights_bytes, rel=0.001)
+    assert best.memory.kv_bytes_per_token == known_plan.memory.kv_bytes_per_token
 
 
 def test_the_answer_of_an_engine_replaces_the_guess() -> None:
@@ -226,23 +228,27 @@ def test_the_answer_of_an_engine_replaces_the_guess() -> None:
 
 def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> None:
     large = unheard(num_hidden_layers=400)
-    before = make_decision(large, tensor_parallel=1)
-    assert not before.plans
-    assert before.rejected[0].verdict == "no_memory"
-    questions = list_questions(before)
+    former_decision = make_decision(large, tensor_parallel=1)
+    assert not former_decision.plans
+    assert former_decision.rejected[0].verdict == "no_memory"
+    questions = list_questions(former_decision)
     assert questions
     assert make_decision(large, {questions[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
     words = EngineAnswer(refused="ValueError: no such layers", source="sha256:0123")
-    after = make_decision(large, {questions[0]: words}, tensor_parallel=1)
-    assert not after.plans
-    assert questions[0] not in list_questions(after)
+    later_decision = make_decision(large, {questions[0]: words}, tensor_parallel=1)
+    assert not later_decision.plans
+    assert questions[0] not in list_questions(later_decision)
 
 
-def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_takes_it() -> None:
-    before = make_decision(unheard(), listed=False, tensor_parallel=1)
-    assert [rejection.verdict for rejection in before.rejected] == ["unsupported_architecture"]
-    assert "transformers is unknown: `fitserve plan --check`" in before.rejected[0].reasons[0]
-    questions = list_questions(before)
+def test_an_unlisted_architecture_is_refused_unless_the_engine_takes_it() -> None:
+    former_decision = make_decision(unheard(), listed=False, tensor_parallel=1)
+    assert [rejection.verdict for rejection in former_decision.rejected] == [
+        "unsupported_architecture"
+    ]
+    assert (
+        "transformers is unknown: `fitserve plan --check`" in former_decision.rejected[0].reasons[0]
+    )
+    questions = list_questions(former_decision)
     assert questions
     assert (
         make_decision(unheard(), {questions[0]: SAID}, listed=False, tensor_parallel=1)
@@ -258,7 +264,7 @@ def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_
     assert list_questions(closed) == [], "the class would be the repository's"
 
 
-def test_an_architecture_that_is_not_listed_has_a_plan_where_transformers_class_stands_in() -> None:
+def test_an_unlisted_architecture_has_a_plan_by_the_class_of_transformers() -> None:
     best = make_decision(unheard(), listed=False, stands_in=True).plans[0]
     assert best.grade == "guess"
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))

@@ -52,9 +52,9 @@ def test_a_gpu_without_code_in_any_version_has_none_named() -> None:
 def test_the_version_with_an_architecture_must_run_here_too() -> None:
     line = b"ValueError: Model architectures ['DeepseekV4ForCausalLM'] are not supported for now."
     old = signatures_for(MODERN.evolve(driver="570.86.10"), PROFILES)
-    told = [diagnose([line], one, "vllm==0.18.0")[0].steps for one in (PROFILES.signatures, old)]
-    assert "vllm==0.33.0" in told[0][0]
-    assert not any("vllm==0.33.0" in step for step in told[1])
+    steps = [diagnose([line], one, "vllm==0.18.0")[0].steps for one in (PROFILES.signatures, old)]
+    assert "vllm==0.33.0" in steps[0][0]
+    assert not any("vllm==0.33.0" in step for step in steps[1])
 
 
 def test_an_engine_that_is_not_known_may_have_another_version() -> None:

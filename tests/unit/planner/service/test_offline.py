@@ -81,9 +81,9 @@ def test_a_field_or_a_word_that_is_nearly_right_is_proposed(folder: Path) -> Non
 
 
 def test_one_engine_needs_no_list(folder: Path) -> None:
-    alone = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0")
-    assert alone.plans
-    assert alone == gateway.plan("models/llama-3.1-8b", "2x3090", ["vllm==0.33.0"])
+    lone_plan = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0")
+    assert lone_plan.plans
+    assert lone_plan == gateway.plan("models/llama-3.1-8b", "2x3090", ["vllm==0.33.0"])
 
 
 def test_a_decision_is_one_line_in_a_notebook(folder: Path) -> None:

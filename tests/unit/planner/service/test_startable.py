@@ -30,7 +30,7 @@ def with_speed(engine: Engine, stream: float, total: float, context: int = 8192)
     def estimate(value: float) -> Estimate:
         return Estimate(value=value, low=value, high=value)
 
-    made = plan()
+    new_plan = plan()
     speed = Speed(
         stream=estimate(stream),
         total=estimate(total),
@@ -38,10 +38,10 @@ def with_speed(engine: Engine, stream: float, total: float, context: int = 8192)
         first_token_2k_s=estimate(1),
         source="test",
     )
-    return made.evolve(
+    return new_plan.evolve(
         speed=speed,
-        engine=made.engine.evolve(kind=engine.kind, version=engine.version),
-        max_model_len=made.max_model_len.evolve(value=context),
+        engine=new_plan.engine.evolve(kind=engine.kind, version=engine.version),
+        max_model_len=new_plan.max_model_len.evolve(value=context),
     )
 
 
@@ -67,20 +67,20 @@ def test_containers_are_started_of_what_may_be_pulled(tmp_path: Path) -> None:
 def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_path: Path) -> None:
     startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
     ours, theirs = decision(with_speed(OLD, 100, 1000)), decision(with_speed(NEW, 110, 1500))
-    told = startable.explain_engines(
+    explained_decision = startable.explain_engines(
         ours, [OLD], [NEW], wish(), lambda engines: theirs if engines == [NEW] else ours
     )
-    assert [(engine.engine, engine.here) for engine in told.engines] == [
+    assert [(engine.engine, engine.here) for engine in explained_decision.engines] == [
         (OLD.ref, True),
         (NEW.ref, False),
     ]
-    assert told.engines[1].gain == 0.5
-    assert not_here(told) == [
+    assert explained_decision.engines[1].gain == 0.5
+    assert not_here(explained_decision) == [
         f"vllm=={NEWEST_VLLM}: not installed here; `fitserve engine install vllm=={NEWEST_VLLM}`:"
         " 50% more"
         " tokens/s"
     ]
-    assert told.plans == ours.plans, "what add would start is not touched"
+    assert explained_decision.plans == ours.plans, "what add would start is not touched"
 
 
 def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_path: Path) -> None:

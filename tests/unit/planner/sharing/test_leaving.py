@@ -29,8 +29,8 @@ def offer(model: str, gibs: int, gpu: str = GPU.uuid) -> Offer:
 
 
 def with_free(free: int) -> Hardware:
-    here = machine("3090")
-    return here.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in here.gpus))
+    this_machine = machine("3090")
+    return this_machine.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in this_machine.gpus))
 
 
 def asleep(gave: int) -> Attempt:
@@ -38,11 +38,11 @@ def asleep(gave: int) -> Attempt:
 
 
 def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> None:
-    here = machine("3090").evolve(ram_total_bytes=64 * GIB)
+    this_machine = machine("3090").evolve(ram_total_bytes=64 * GIB)
     weights = PLAN.memory.weights_bytes
-    assert why_not_sleep(PLAN, here.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
+    assert why_not_sleep(PLAN, this_machine.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
     assert "of 64.00 GiB are free" in why_not_sleep(
-        PLAN, here.evolve(ram_available_bytes=weights + 3 * GIB)
+        PLAN, this_machine.evolve(ram_available_bytes=weights + 3 * GIB)
     )
 
 

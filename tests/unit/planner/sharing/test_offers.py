@@ -78,7 +78,7 @@ def test_for_a_longer_context_nobody_is_stopped() -> None:
     assert takes(offers, needing(2)) == ["a surplus"]
 
 
-def test_of_several_offers_of_a_model_the_largest_counts_and_other_gpus_give_nothing() -> None:
+def test_the_largest_offer_of_a_model_counts_on_its_gpus() -> None:
     offers = [
         offer("a", "surplus", 1),
         offer("c", "surplus", 20, "GPU-1"),
@@ -108,11 +108,11 @@ def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(
     offers: list[Offer], need: int
 ) -> None:
     decide = needing(need, need)
-    found = decide_with_offers(offers, decide, WANTED)
+    decision = decide_with_offers(offers, decide, WANTED)
     whole = bytes_given(offers).get("GPU-0", 0) >= need * GIB
-    assert bool(found.plans) == whole
-    for take in found.takes:
-        assert not decide(bytes_given(other for other in found.takes if other is not take)).plans
+    assert bool(decision.plans) == whole
+    for take in decision.takes:
+        assert not decide(bytes_given(other for other in decision.takes if other is not take)).plans
 
 
 def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_waiting() -> None:

@@ -44,12 +44,12 @@ def ended_attempt(planned: Plan, failure: Failure | None, *, ready: bool) -> Att
 def test_starts_that_were_cut_off_too_change_nothing() -> None:
     cut = [ended_attempt(SERVED, CUT, ready=True)]
     assert interrupted_plan(cut) is SERVED
-    other = plan("3090", max_context=4096)
+    other_plan = plan("3090", max_context=4096)
     assert (
-        interrupted_plan([*cut, ended_attempt(other, CUT.evolve(kind="killed"), ready=False)])
+        interrupted_plan([*cut, ended_attempt(other_plan, CUT.evolve(kind="killed"), ready=False)])
         is SERVED
     )
-    assert interrupted_plan([*cut, ended_attempt(other, CUT, ready=True)]) is other
+    assert interrupted_plan([*cut, ended_attempt(other_plan, CUT, ready=True)]) is other_plan
 
 
 @pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])

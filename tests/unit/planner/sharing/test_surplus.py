@@ -83,13 +83,13 @@ def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
 
 
 def test_one_whole_context_stays_and_what_was_wished_for() -> None:
-    alone = plan("h200", max_context=8192)
-    first, last = surplus_offers(alone, wish(max_context=8192))
+    lone_plan = plan("h200", max_context=8192)
+    first, last = surplus_offers(lone_plan, wish(max_context=8192))
     assert first.tokens >= 4 * 8192
     assert last.tokens >= 8192
-    assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < alone.memory.kv_bytes
+    assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < lone_plan.memory.kv_bytes
     assert (
-        f"room for {first.tokens / 8192:.1f} of {alone.memory.kv_tokens / 8192:.1f} requests of"
+        f"room for {first.tokens / 8192:.1f} of {lone_plan.memory.kv_tokens / 8192:.1f} requests of"
         " 8,192 tokens stays" in first.words
     )
     count = next(iter(first.gives.values()))
@@ -98,7 +98,7 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
     assert half.keeps - first.keeps == count - count // 2
     assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
     assert partial_offer(first, count + 1) is first
-    asked_surplus_offers = surplus_offers(alone, wish(max_context=8192, concurrency=3))
+    asked_surplus_offers = surplus_offers(lone_plan, wish(max_context=8192, concurrency=3))
     assert [surplus_offer.tokens >= 3 * 8192 for surplus_offer in asked_surplus_offers] == [True]
 
 
@@ -223,9 +223,9 @@ class Machine:
     def others(self, name: str) -> dict[str, list[str]]:
         """The copies of the other models."""
         found: dict[str, list[str]] = {}
-        for other in self.wishes:
-            if model_of(other) != model_of(name):
-                found.setdefault(model_of(other), []).append(other)
+        for other_wish in self.wishes:
+            if model_of(other_wish) != model_of(name):
+                found.setdefault(model_of(other_wish), []).append(other_wish)
         return found
 
     def sharing(self, name: str) -> Sharing:
@@ -234,12 +234,14 @@ class Machine:
         offers = [
             offer
             for model, copies in others.items()
-            for other in copies
+            for other_copy in copies
             for offer in (
                 surplus_offers(
-                    self.serving[other], self.wishes[other].evolve(name=model), number_of(other)
+                    self.serving[other_copy],
+                    self.wishes[other_copy].evolve(name=model),
+                    number_of(other_copy),
                 )
-                if other in self.serving
+                if other_copy in self.serving
                 else ()
             )
         ]
@@ -294,13 +296,13 @@ class Machine:
         self.fixed |= {name} if pinned else set()
         sharing = self.sharing(name)
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = decide_with_offers(
+        decision = decide_with_offers(
             sharing.offers,
             partial(self.make_decision, name, sharing),
             wanted,
             rooms(self.free(), self.claims()),
         )
-        for take in found.takes:
+        for take in decision.takes:
             giver = copy_of(take.model, take.replica)
             old = self.serving[giver]
             cap = cap_after_giving(take, old, (name,))
@@ -318,8 +320,8 @@ class Machine:
                 giver,
                 less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)),
             )
-        anew = self.make_decision(name, sharing) if found.takes else found
-        assert bool(anew.plans) == bool(found.plans), "what was taken is there once it was given"
+        anew = self.make_decision(name, sharing) if decision.takes else decision
+        assert bool(anew.plans) == bool(decision.plans), "what was taken is there once it was given"
         if anew.plans:
             self.start(name, anew.plans[0])
         return bool(anew.plans)
@@ -348,15 +350,15 @@ class Machine:
         )
         sharing = self.sharing(name)._replace(offers=tuple(offers))
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = decide_with_offers(offers, partial(self.make_decision, name, sharing), wanted)
-        for take in found.takes:
+        decision = decide_with_offers(offers, partial(self.make_decision, name, sharing), wanted)
+        for take in decision.takes:
             self.leave(copy_of(take.model, take.replica))
-        if not found.plans:
+        if not decision.plans:
             return None
         anew = self.make_decision(name, sharing._replace(offers=()))
         assert anew.plans, "there is room once those have left that were asked to"
         self.start(name, anew.plans[0])
-        return found.takes
+        return decision.takes
 
     def remove(self, model: str) -> None:
         for name in [name for name in self.wishes if model_of(name) == model]:
@@ -477,10 +479,10 @@ def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
         machine.remove(gone)
     names = list(machine.serving)
     machine.restart_all(names)
-    fresh = Machine(machine.name)
-    fresh.wishes[models[-1]] = machine.wishes[models[-1]]
+    new_machine = Machine(machine.name)
+    new_machine.wishes[models[-1]] = machine.wishes[models[-1]]
     first = machine.serving[models[-1]]
-    assert first.memory == fresh.make_decision(models[-1], Sharing()).plans[0].memory
+    assert first.memory == new_machine.make_decision(models[-1], Sharing()).plans[0].memory
     assert all(one.cap is None for one in machine.serving.values())
     assert not machine.full()
 
@@ -507,15 +509,17 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     if gone is None:
         assert not copies
         return
-    here = set(machine.serving[f"{asked}/asked"].gpus)
-    assert all(set(had[other].gpus) & here for other in copies), "nobody leaves another GPU"
+    gpus = set(machine.serving[f"{asked}/asked"].gpus)
+    assert all(set(had[other_copy].gpus) & gpus for other_copy in copies), (
+        "nobody leaves another GPU"
+    )
     machine.remove(f"{asked}/asked")
     for other in sorted(copies):
-        back = machine.plan_copy(other)
+        plan_copy = machine.plan_copy(other)
         # Of several the first to come back may take a place of another, which is then given room by
         # who has more than it needs.
         if len(copies) == 1:
-            assert back, "there is room again"
+            assert plan_copy, "there is room again"
             now, before = machine.serving[other], had[other]
             assert (
                 now.memory.promised_bytes

@@ -19,13 +19,15 @@ def keys(data: Path, **environment: str) -> EndpointKeys:
 
 
 def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
-    found = keys(tmp_path, FITSERVE_ENDPOINT_KEY_LAB="sk-lab", FITSERVE_ENDPOINT_KEY=" sk-one\n")
-    assert found.read("env:FITSERVE_ENDPOINT_KEY_LAB").reveal() == "sk-lab"
-    assert found.read("env:FITSERVE_ENDPOINT_KEY").reveal() == "sk-one"
+    actual_keys = keys(
+        tmp_path, FITSERVE_ENDPOINT_KEY_LAB="sk-lab", FITSERVE_ENDPOINT_KEY=" sk-one\n"
+    )
+    assert actual_keys.read("env:FITSERVE_ENDPOINT_KEY_LAB").reveal() == "sk-lab"
+    assert actual_keys.read("env:FITSERVE_ENDPOINT_KEY").reveal() == "sk-one"
     file = tmp_path / FOLDER / "lab.key"
     for key in ("first", "second"):
         file.write_text(f"{key}\n")
-        assert found.read("file:lab.key").reveal() == key
+        assert actual_keys.read("file:lab.key").reveal() == key
 
 
 @pytest.mark.parametrize(
@@ -43,16 +45,16 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
 def test_what_is_no_key_is_said_without_it_and_without_its_place(
     tmp_path: Path, content: bytes | None, why: str
 ) -> None:
-    found = keys(tmp_path)
+    actual_keys = keys(tmp_path)
     if content is not None:
         (tmp_path / FOLDER / "lab").write_bytes(content)
     with pytest.raises(NoKeyError, match=why) as failed:
-        found.read("file:lab")
+        actual_keys.read("file:lab")
     assert not {"secret", "lab", str(tmp_path)} & {
         word for word in ("secret", "lab", str(tmp_path)) if word in str(failed.value)
     }
     with pytest.raises(NoKeyError, match="not set") as failed:
-        found.read("env:FITSERVE_ENDPOINT_KEY_LAB")
+        actual_keys.read("env:FITSERVE_ENDPOINT_KEY_LAB")
     assert "LAB" not in str(failed.value)
 
 

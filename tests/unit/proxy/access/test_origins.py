@@ -14,9 +14,9 @@ HOST = {b"host": b"127.0.0.1:8080"}
 
 def test_a_named_origin_is_told_that_it_may_and_no_other() -> None:
     named = Origins(frozenset({APP.decode()}))
-    told = dict(named.headers(APP))
-    assert (told[b"access-control-allow-origin"], told[b"vary"]) == (APP, b"origin")
-    assert b"access-control-allow-credentials" not in told
+    headers = dict(named.headers(APP))
+    assert (headers[b"access-control-allow-origin"], headers[b"vary"]) == (APP, b"origin")
+    assert b"access-control-allow-credentials" not in headers
     assert named.headers(OTHER) == named.headers(None) == []
     assert b"access-control-allow-origin: https://app.example\r\n" in named.lines(APP)
 

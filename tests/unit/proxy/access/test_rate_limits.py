@@ -89,11 +89,11 @@ def test_what_is_left_is_told_in_the_shape_of_the_api() -> None:
     }
     account.tokens.take(1200, 0.0)
     before = time.time()
-    told = dict(account.headers("anthropic", 0.0))
+    headers = dict(account.headers("anthropic", 0.0))
     after = time.time()
-    assert told[b"anthropic-ratelimit-tokens-remaining"] == b"0"
+    assert headers[b"anthropic-ratelimit-tokens-remaining"] == b"0"
     reset = datetime.strptime(
-        told[b"anthropic-ratelimit-tokens-reset"].decode(), "%Y-%m-%dT%H:%M:%SZ"
+        headers[b"anthropic-ratelimit-tokens-reset"].decode(), "%Y-%m-%dT%H:%M:%SZ"
     ).replace(tzinfo=UTC)
     assert before + 120.5 <= reset.timestamp() <= after + 121.5
     assert dict(account.headers("openai", 0.0))[b"x-ratelimit-reset-tokens"] == b"2m1s"

@@ -96,11 +96,11 @@ def test_one_key_takes_half_and_the_next_reads_on() -> None:
             if body.reads:
                 body.read()
     assert budget.used - max(body.here for body in many) <= budget.size / 2 + 60 * READ
-    other = Body(budget, "b", 2 * MIB)
+    other_body = Body(budget, "b", 2 * MIB)
     for _ in range(8):
-        assert other.reads
-        other.read()
-    assert other.whole
+        assert other_body.reads
+        other_body.read()
+    assert other_body.whole
 
 
 def contended_budget(count: int = 20) -> tuple[BodyBudget, list[Body], Body]:
@@ -152,7 +152,7 @@ def test_nobody_is_hurried_while_nobody_waits() -> None:
     assert body.refused is None
 
 
-def test_what_waits_for_a_replica_is_not_hurried_and_what_an_engine_does_not_take_is() -> None:
+def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
     budget, hogs, victim = contended_budget()
     queued, stuck = hogs[:2]
     budget.keep(queued, MIB)

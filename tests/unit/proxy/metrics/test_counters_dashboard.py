@@ -108,13 +108,13 @@ def test_the_expressions_are_promql(tmp_path: Path) -> None:
     file = tmp_path / "rules.yml"
     file.write_text(json.dumps({"groups": groups}))
     for checked in (file, ALERTS):
-        done = subprocess.run(
+        result = subprocess.run(
             ["promtool", "check", "rules", str(checked)],
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 # Minutes from the start, by alert: the series that there are then (a value for each minute), and
@@ -177,10 +177,10 @@ def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> Non
     (tmp_path / "cases.yml").write_text(
         json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": cases})
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["promtool", "test", "rules", str(tmp_path / "cases.yml")],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

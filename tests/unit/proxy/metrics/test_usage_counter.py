@@ -27,11 +27,11 @@ def test_answers_are_summed_by_key_and_model_and_what_is_not_told_is_said() -> N
 
 
 def test_what_was_taken_can_be_given_back() -> None:
-    counter, other = UsageCounter(), UsageCounter()
+    counter, other_usage_counter = UsageCounter(), UsageCounter()
     counter.count("app", "m", 30, 20, 8, None)
-    other.count("app", "m", 1, 2, 3, None)
-    other.count("app", "m", None, None, None, 5)
-    counter.add(other.take())
+    other_usage_counter.count("app", "m", 1, 2, 3, None)
+    other_usage_counter.count("app", "m", None, None, None, 5)
+    counter.add(other_usage_counter.take())
     assert [row[3:] for row in counter.take()] == [(3, 31, 22, 11, 1, 5)]
 
 

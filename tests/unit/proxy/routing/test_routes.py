@@ -106,9 +106,7 @@ def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
     assert routes._loads == {}
 
 
-def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_that_is_gone() -> (
-    None
-):
+def test_a_follow_up_goes_to_the_maker_of_its_response_while_that_lives() -> None:
     routes = Routes()
     routes.responses.record(b"resp_1", ANONYMOUS_KEY, B.seed)
     routes.begin(B, 10_000)
@@ -144,11 +142,11 @@ def test_pick_goes_round_among_equals() -> None:
 
 def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
     routes = Routes()
-    first, second = (
+    first_route, second = (
         route(A, B),
         route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n"),
     )
-    picked = Counter(pick(routes, first if turn % 2 else second).id for turn in range(40))
+    picked = Counter(pick(routes, first_route if turn % 2 else second).id for turn in range(40))
     assert picked == {"a": 10, "b": 10, "c": 10, "d": 10}
 
 

@@ -118,7 +118,7 @@ def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
     assert pair.is_admitted(1, 19.0)
 
 
-def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_are_not() -> None:
+def test_concurrent_requests_are_counted_over_all_living_workers() -> None:
     pair = Pair(KeyLimits(in_flight=3))
     permits = [worker.admit(pair.key, "openai", 0.0) for worker in pair.workers]
     assert [pair.is_admitted(1), pair.is_admitted(0)] == [True, False]
@@ -149,9 +149,11 @@ def test_a_table_forgets_the_oldest_alone() -> None:
     table = SharedTable(64)
     for number in range(2000):
         table.store(b"%d" % number, number + 1, number)
-    kept = [number for number in range(2000) if table.get(b"%d" % number) == (number + 1, number)]
-    assert len(kept) <= 64 * 8
-    assert kept[-64:] == [*range(2000 - 64, 2000)]
+    kept_numbers = [
+        number for number in range(2000) if table.get(b"%d" % number) == (number + 1, number)
+    ]
+    assert len(kept_numbers) <= 64 * 8
+    assert kept_numbers[-64:] == [*range(2000 - 64, 2000)]
     table.store(b"1999", 7, 2000)
     assert table.get(b"1999") == (7, 2000)
     assert table.get(b"2000") == (0, 0)

@@ -33,47 +33,47 @@ def test_a_fact_holds_where_its_whole_scope_is_true() -> None:
 
 
 def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:
-    before = plan(max_context=4096)
-    used = before.memory.budget_bytes - before.memory.kv_bytes
-    scope = {key: value for key, value in before.scope.items() if key != "budget"}
-    scope["max_num_batched_tokens"] = str(before.max_num_batched_tokens.value)
+    former_plan = plan(max_context=4096)
+    used = former_plan.memory.budget_bytes - former_plan.memory.kv_bytes
+    scope = {key: value for key, value in former_plan.scope.items() if key != "budget"}
+    scope["max_num_batched_tokens"] = str(former_plan.max_num_batched_tokens.value)
     failed = fact("needs_memory", scope, value=used + GIB)
-    after = make_decision(
-        facts=(failed,), max_context=4096, tensor_parallel=before.tensor_parallel.value
+    later_plan = make_decision(
+        facts=(failed,), max_context=4096, tensor_parallel=former_plan.tensor_parallel.value
     ).plans[0]
-    assert after.memory.kv_bytes == before.memory.kv_bytes - GIB
+    assert later_plan.memory.kv_bytes == former_plan.memory.kv_bytes - GIB
     # With another batch it proves nothing, and more than there is leaves no plan of this size.
     other = failed.evolve(scope=scope | {"max_num_batched_tokens": "1"})
-    assert make_decision(facts=(other,), max_context=4096).plans[0].memory == before.memory
+    assert make_decision(facts=(other,), max_context=4096).plans[0].memory == former_plan.memory
     hopeless = make_decision(
-        facts=(failed.evolve(value=30 * GIB),), tensor_parallel=before.tensor_parallel.value
+        facts=(failed.evolve(value=30 * GIB),), tensor_parallel=former_plan.tensor_parallel.value
     )
     assert {rejection.verdict for rejection in hopeless.rejected} >= {"no_memory"}
 
 
 def test_a_good_start_makes_the_band_narrow_and_changes_nothing_else() -> None:
-    before = plan(max_context=4096)
-    scope = {key: value for key, value in before.scope.items() if key != "budget"}
-    scope["max_num_batched_tokens"] = str(before.max_num_batched_tokens.value)
-    measured = before.memory.budget_bytes - before.memory.kv_bytes - GIB // 4
-    after = make_decision(
+    former_plan = plan(max_context=4096)
+    scope = {key: value for key, value in former_plan.scope.items() if key != "budget"}
+    scope["max_num_batched_tokens"] = str(former_plan.max_num_batched_tokens.value)
+    measured = former_plan.memory.budget_bytes - former_plan.memory.kv_bytes - GIB // 4
+    later_plan = make_decision(
         facts=(fact("needs_memory", scope, value=measured, grade="verified"),), max_context=4096
     ).plans[0]
-    assert after.fingerprint == before.fingerprint
-    assert after.memory.high - after.memory.low <= GIB // 8
-    assert after.memory.low < measured < after.memory.high
+    assert later_plan.fingerprint == former_plan.fingerprint
+    assert later_plan.memory.high - later_plan.memory.low <= GIB // 8
+    assert later_plan.memory.low < measured < later_plan.memory.high
 
 
 def test_memory_that_ran_out_while_serving_is_left_free() -> None:
-    before = plan(max_context=4096)
-    scope = {key: value for key, value in before.scope.items() if key != "budget"}
-    after = make_decision(facts=(fact("spare_memory", scope, value=GIB),), max_context=4096).plans[
-        0
-    ]
+    former_plan = plan(max_context=4096)
+    scope = {key: value for key, value in former_plan.scope.items() if key != "budget"}
+    later_plan = make_decision(
+        facts=(fact("spare_memory", scope, value=GIB),), max_context=4096
+    ).plans[0]
     assert (
         GIB
-        <= before.memory.budget_bytes - after.memory.budget_bytes
-        <= GIB + before.memory.gpu_bytes // 100
+        <= former_plan.memory.budget_bytes - later_plan.memory.budget_bytes
+        <= GIB + former_plan.memory.gpu_bytes // 100
     )
 
 

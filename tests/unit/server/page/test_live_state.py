@@ -15,9 +15,9 @@ def expect_no_time(*_: object) -> None:
 
 
 def serving(name: str = "m") -> ManagedModel:
-    made = ManagedModel(wish(name=name), 1.0)
-    made.replicas = [ReplicaState(name, 0, attempt(7, "ready", ready_at=2.0))]
-    return made
+    managed_model = ManagedModel(wish(name=name), 1.0)
+    managed_model.replicas = [ReplicaState(name, 0, attempt(7, "ready", ready_at=2.0))]
+    return managed_model
 
 
 def test_a_gpu_is_held_by_the_engines_whose_plans_have_it() -> None:
@@ -124,6 +124,6 @@ def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
 
 
 def test_the_machines_of_a_cluster_are_told_with_their_engines() -> None:
-    one = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=("a", "b"))
-    shown = live_machine(machine("cpu"), {}, nodes=[one])["nodes"]
+    machine_view = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=("a", "b"))
+    shown = live_machine(machine("cpu"), {}, nodes=[machine_view])["nodes"]
     assert shown == [{"name": "one", "state": "ready", "gpus": ["NVIDIA H200"], "engines": 2}]

@@ -65,8 +65,8 @@ def test_a_command_line_has_all_of_it_and_no_key() -> None:
         )
         assert words[at : at + 2] == wanted
     assert "KEY" not in text(START)
-    here = command_line(engine_start(SPEC, container=False))
-    assert here == [
+    this_command_line = command_line(engine_start(SPEC, container=False))
+    assert this_command_line == [
         "env",
         "NCCL_DEBUG=INFO $X",
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",

@@ -68,13 +68,13 @@ def export(plan: Plan) -> list[dict[str, Any]]:
 
 
 def plans(ref: str) -> list[Plan]:
-    found = [
+    actual_plans = [
         plan
         for machines in (["2x3090"] * 2, ["2x3090"] * 4)
         for plan in spans(over(PROFILES.engine(ref), machines)[0])
     ]
-    assert {plan.span for plan in found} >= {2, 4}
-    return found
+    assert {plan.span for plan in actual_plans} >= {2, 4}
+    return actual_plans
 
 
 def pods(group: dict[str, Any]) -> list[dict[str, Any]]:

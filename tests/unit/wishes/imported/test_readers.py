@@ -217,8 +217,11 @@ def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None
 def test_the_start_of_an_engine_is_found_in_a_command(
     command: str, kind: str | None, flags: tuple[str, ...]
 ) -> None:
-    found = engine_command(split_words(command))
-    assert (found.kind if found else None, found.flags if found else ()) == (kind, flags)
+    actual_engine_command = engine_command(split_words(command))
+    assert (
+        actual_engine_command.kind if actual_engine_command else None,
+        actual_engine_command.flags if actual_engine_command else (),
+    ) == (kind, flags)
 
 
 def test_a_switch_before_the_model_takes_no_value() -> None:
@@ -355,19 +358,19 @@ def test_the_tag_of_an_image_is_the_version_of_the_engine(
     )
     for result in (swap, compose):
         assert result.models == {"m": {"engines": [engine], "source": "org/name"}}
-        texts = [found.text for found in result.notices]
+        texts = [actual_notice.text for actual_notice in result.notices]
         assert (len(texts), "".join(texts).startswith(notice)) == (bool(notice), True)
 
 
 def test_flags_are_those_of_the_version_in_the_tag() -> None:
     flags = "--model org/name --swap-space 4"
-    old = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.18.0 {flags}}}\n")
-    new = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.33.0 {flags}}}\n")
+    old_models = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.18.0 {flags}}}\n")
+    new_models = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.33.0 {flags}}}\n")
     told = [
         "swap-space" in PROFILES.engine(f"vllm=={version}").flags
         for version in ("0.18.0", "0.33.0")
     ]
-    assert ["args" in result.models["m"] for result in (old, new)] == told
+    assert ["args" in result.models["m"] for result in (old_models, new_models)] == told
 
 
 @pytest.mark.parametrize(

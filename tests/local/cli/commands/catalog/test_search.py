@@ -17,12 +17,12 @@ def test_models_are_found_and_the_first_that_fits_is_proposed(tmp_path: Path) ->
         hub.listed = ROWS
         hub.variants = {name: [] for name in REPOS}
         place = {"FITSERVE_HF_ENDPOINT": hub.url(), "FITSERVE_DATA_DIR": str(tmp_path)}
-        shown = fitserve("search", "qwen", "8b", "--hardware", "3090", **place, COLUMNS="80")
-        assert shown.returncode == 0
-        lines = shown.stdout.splitlines()
+        result = fitserve("search", "qwen", "8b", "--hardware", "3090", **place, COLUMNS="80")
+        assert result.returncode == 0
+        lines = result.stdout.splitlines()
         assert lines[0].split() == ["MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM"]
         assert lines[1].split()[0] == "qwen/plain-8b"
-        assert "`fitserve run qwen/plain-8b` serves the first" in shown.stdout
+        assert "`fitserve run qwen/plain-8b` serves the first" in result.stdout
         assert all(len(line) <= 80 for line in lines)
         rows = json.loads(
             fitserve("fits", "--hardware", "3060", "--limit", "20", "--json", **place).stdout
@@ -44,6 +44,6 @@ def test_models_are_found_and_the_first_that_fits_is_proposed(tmp_path: Path) ->
     ],
 )
 def test_mistakes_are_explained(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    shown = fitserve(*arguments, FITSERVE_DATA_DIR=str(tmp_path))
-    assert shown.returncode in (1, 2)
-    assert words.lower() in shown.stderr.lower()
+    result = fitserve(*arguments, FITSERVE_DATA_DIR=str(tmp_path))
+    assert result.returncode in (1, 2)
+    assert words.lower() in result.stderr.lower()

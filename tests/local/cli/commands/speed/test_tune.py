@@ -38,38 +38,38 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script(FAST)) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
 
         async def run(*arguments: str) -> Any:
             return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
 
-        done = await run("tune", "m")
-        assert done.returncode == 0, done.stderr
-        assert "the served plan" in done.stdout
-        assert "4,096 tokens in a batch" in done.stdout
+        result = await run("tune", "m")
+        assert result.returncode == 0, result.stderr
+        assert "the served plan" in result.stdout
+        assert "4,096 tokens in a batch" in result.stdout
         # Without a terminal nobody is asked, and nothing is taken.
-        assert "--arg max-num-batched-tokens=4096" in done.stderr
-        assert (await alone(gateway))["id"] == old["id"]
+        assert "--arg max-num-batched-tokens=4096" in result.stderr
+        assert (await alone(gateway))["id"] == old_model["id"]
         assert (await gateway.show("m"))["wish"]["args"] == {}
 
-        done = await run("tune", "m", "--apply", "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["applied"]
+        result = await run("tune", "m", "--apply", "--json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["applied"]
         assert (await gateway.client.get("/admin/models/m/tune")).json()["applied"]
 
 
 async def test_without_room_and_terminal_it_names_the_option(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script(FAST), "3090") as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         refused = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)
         assert refused.returncode == 1
         assert "--offline" in refused.stderr
-        assert (await alone(gateway))["id"] == old["id"]
+        assert (await alone(gateway))["id"] == old_model["id"]
 
 
 async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script(FAST, start_delay_s=3600)) as gateway:
-        old = await add_model(gateway, tmp_path)
+        old_model = await add_model(gateway, tmp_path)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway.__main__", "tune", "m"),
             env={**os.environ, "FITSERVE_URL": gateway.url},
@@ -81,4 +81,4 @@ async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             assert await process.wait() != 0
         assert (await wait_for_end(gateway))["state"] == "stopped"
-        assert (await alone(gateway))["id"] == old["id"]
+        assert (await alone(gateway))["id"] == old_model["id"]

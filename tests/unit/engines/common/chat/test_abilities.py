@@ -27,12 +27,12 @@ SHOWN = Abilities.uniform(Ability(state="proven", evidence="seen"))
 
 
 def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:
-    made = plan()
+    new_plan = plan()
     chosen = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name,
         value in
               (("tool_parser", tools), ("reasoning_parser", reasoning))}  # fmt: skip
-    length = made.max_model_len.evolve(value=context)
-    return made.evolve(model=made.model.evolve(chat=True), max_model_len=length, **chosen)
+    length = new_plan.max_model_len.evolve(value=context)
+    return new_plan.evolve(model=new_plan.model.evolve(chat=True), max_model_len=length, **chosen)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> No
 def test_the_same_plan_is_asked_once() -> None:
     now = attempt(3, started_at=30.0)
     served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=SHOWN)
-    other = attempt(
+    other_attempt = attempt(
         2, "stopped", started_at=20.0, ready_at=21.0, abilities=Abilities(), fingerprint="another"
     )
-    assert earlier(now, [served, other], 0.0) == SHOWN
-    assert earlier(now, [served, other], 10.0) is None, "somebody asked to try again since"
-    assert earlier(now, [other], 0.0) is None
+    assert earlier(now, [served, other_attempt], 0.0) == SHOWN
+    assert earlier(now, [served, other_attempt], 10.0) is None, "somebody asked to try again since"
+    assert earlier(now, [other_attempt], 0.0) is None
 
 
 def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:

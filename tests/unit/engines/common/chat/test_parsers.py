@@ -76,8 +76,11 @@ def test_thoughts_are_told_by_the_template(template: str, parser: str) -> None:
 def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
     model = taught("<|open|>tools<|close|>")
     assert TABLE.writing(model).tool_parser(PROFILES.engine(VLLM_REF)).value == "kimi_k3"
-    old = TABLE.writing(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
-    assert (old.value, old.reason) == (NO_PARSER, "vllm==0.18.0 has no parser kimi_k3")
+    old_tool_parser = TABLE.writing(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
+    assert (old_tool_parser.value, old_tool_parser.reason) == (
+        NO_PARSER,
+        "vllm==0.18.0 has no parser kimi_k3",
+    )
 
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
@@ -128,9 +131,9 @@ def test_every_parser_of_the_table_is_one_of_some_version() -> None:
 def test_the_plan_starts_the_engine_with_both_parsers() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
     model = taught(HERMES + "</think>{% if enable_thinking %}", "qwen3")
-    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
-        model, here, engines, wish(), rules=rules, pace=PROFILES.pace, parsers=TABLE
+        model, hardware, engines, wish(), rules=rules, pace=PROFILES.pace, parsers=TABLE
     ).plans[0]
     assert (best.tool_parser.value, best.reasoning_parser.value) == ("hermes", "qwen3")
     assert {
@@ -144,9 +147,15 @@ def test_the_plan_starts_the_engine_with_both_parsers() -> None:
 def test_a_user_has_the_last_word() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
     asked_wish = wish(args={"tool-call-parser": "mistral"})
-    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
-        taught(HERMES), here, engines, asked_wish, rules=rules, pace=PROFILES.pace, parsers=TABLE
+        taught(HERMES),
+        hardware,
+        engines,
+        asked_wish,
+        rules=rules,
+        pace=PROFILES.pace,
+        parsers=TABLE,
     ).plans[0]
     assert (best.tool_parser.value, best.tool_parser.source) == ("mistral", "user")
     assert "--tool-call-parser=mistral" in best.argv

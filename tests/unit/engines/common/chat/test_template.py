@@ -24,17 +24,17 @@ def make_plan(
     ref: str = VLLM_REF, published: str | None = None, given: ChatTemplate | None = None
 ) -> Plan:
     model = spec().evolve(chat_template=published, added_tokens=TOKENS)
-    here = PROFILES.engine(ref)
+    engine = PROFILES.engine(ref)
     wished = wish(chat_template=given)
-    found = decide(
+    decision = decide(
         model,
         machine("3090"),
-        [here],
+        [engine],
         wished,
-        rules=PROFILES.rules([here]),
+        rules=PROFILES.rules([engine]),
         parsers=PROFILES.parsers,
     )
-    return found.plans[0]
+    return decision.plans[0]
 
 
 @pytest.mark.parametrize("ref", [f"vllm=={VLLM[0]}", VLLM_REF, f"sglang=={SGLANG[0]}", SGLANG_REF])
@@ -61,9 +61,9 @@ def test_an_engine_that_takes_none_is_no_plan() -> None:
     without = engine(
         flags={name: flag for name, flag in engine().flags.items() if name != "chat-template"}
     )
-    found = decide(spec(), machine("3090"), [without], wish(chat_template=GIVEN))
-    assert not found.plans
-    assert "takes no chat template but the model's own" in found.rejected[0].reasons[0]
+    decision = decide(spec(), machine("3090"), [without], wish(chat_template=GIVEN))
+    assert not decision.plans
+    assert "takes no chat template but the model's own" in decision.rejected[0].reasons[0]
 
 
 @pytest.mark.parametrize(("published", "value"), [(None, "none"), ("{{ messages }}", "published")])
@@ -75,9 +75,9 @@ def test_without_one_the_model_is_served_as_it_comes(published: str | None, valu
 
 def test_one_other_letter_is_another_start_and_is_said() -> None:
     other = GIVEN.evolve(text=GIVEN.text + " ")
-    old, new = make_plan(given=GIVEN), make_plan(given=other)
-    assert not starts_same_engine(new, old)
-    assert "chat template" in [plan.what for plan in diff_plans(old, new)]
+    old_plan, new_plan = make_plan(given=GIVEN), make_plan(given=other)
+    assert not starts_same_engine(new_plan, old_plan)
+    assert "chat template" in [plan.what for plan in diff_plans(old_plan, new_plan)]
     (told,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
     assert (told.what, told.old, told.new) == ("chat_template", str(GIVEN), str(other))
     (back,) = diff_wishes(wish(chat_template=GIVEN), wish())

@@ -39,9 +39,7 @@ def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> K
 # --- the cases that people reported ---
 
 
-def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for_each_of_six() -> (
-    None
-):
+def test_a_narrow_projection_has_six_refusals_and_no_kernel_in_0_19() -> None:
     choice = wna16("0.19.1", "8.6", k=2048, n=32, group=128)
     assert choice.status == "none"
     assert [(refusal.kernel, refusal.reason) for refusal in choice.refused] == [
@@ -141,7 +139,7 @@ def test_a_forced_backend_stands_alone() -> None:
     )
 
 
-def test_a_backend_without_a_kernel_for_the_scheme_is_refused_by_0_26_and_ignored_by_0_33() -> None:
+def test_a_backend_without_kernel_is_refused_by_0_26_and_ignored_by_0_33() -> None:
     assert fp8("0.26.0", "8.6", forced="machete").status == "none"
     assert fp8(NEWEST_VLLM, "8.6", forced="machete").kernel == "MarlinFP8ScaledMMLinearKernel"
 

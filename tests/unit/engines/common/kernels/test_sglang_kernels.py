@@ -119,7 +119,7 @@ def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is_whole_is_not(
+def test_only_merged_modules_need_whole_blocks_each(
     version: str,
 ) -> None:
     scheme = Scheme(kind="fp8_block", bits=8, group=128)

@@ -28,9 +28,7 @@ def layers_of(config: dict[str, Any], traits: tuple[str, ...] = ()) -> tuple[Lin
     return build(read_model("m", None, config, None, None, (), None), traits).linears
 
 
-def test_the_gates_of_a_packed_delta_net_are_too_narrow_for_two_ranks_and_kept_whole_later() -> (
-    None
-):
+def test_later_versions_keep_narrow_delta_net_gates_whole() -> None:
     config = case("qwen3.6-35b-a3b", "auto-round-language")
     name = "language_model.model.layers.*.linear_attn.in_proj_ba"
     cut = next(layer for layer in layers_of(config) if layer.name == name)

@@ -82,7 +82,7 @@ def test_no_stage_is_smaller_than_its_share_nor_larger_than_the_rest(name: str) 
     assert whole / 4 <= quarter < half
 
 
-def test_first_and_last_stage_hold_embedding_and_head_unless_the_engine_repeats_them() -> None:
+def test_outer_stages_hold_embedding_and_head_unless_repeated() -> None:
     whole = build(published_model("llama-3.1-8b"))
     thirds = [stage_model(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
     assert [vocabularies(third) for third in thirds] == [1, 0, 1]

@@ -373,7 +373,7 @@ def test_experts_that_a_mixed_block_lists_one_by_one_have_their_scheme(projectio
     )
 
 
-def test_experts_that_a_mixed_block_lacks_follow_the_module_beside_them_in_some_versions() -> None:
+def test_experts_missing_in_a_mixed_block_follow_the_module_beside_them() -> None:
     layers = {"model.layers.0.moe.gate_proj": {"quant_algo": "FP8"}}
     quant = Quant(
         method="modelopt", config={"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}

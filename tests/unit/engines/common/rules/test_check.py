@@ -97,7 +97,7 @@ def test_a_check_that_is_wrong_says_which_name(conditions: dict[str, Any], probl
         Check.model_validate(conditions)
 
 
-def test_a_profile_of_a_user_with_a_wrong_condition_names_file_place_and_nearest_condition(
+def test_a_wrong_condition_of_a_user_is_refused_with_file_and_nearest_name(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "engines" / "vllm"

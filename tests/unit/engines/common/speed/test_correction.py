@@ -23,8 +23,10 @@ def make_decision(
     pace: SpeedKnowledge | None = PROFILES.pace,
     **fields: Any,
 ) -> Decision:
-    wanted = wish(**{"gpus": 1, "replicas": 1, **fields})
-    return decide(spec(), machine("2x3090"), [engine("cuda", version)], wanted, facts, pace=pace)
+    wanted_wish = wish(**{"gpus": 1, "replicas": 1, **fields})
+    return decide(
+        spec(), machine("2x3090"), [engine("cuda", version)], wanted_wish, facts, pace=pace
+    )
 
 
 def bench(plan: Plan, part: float, concurrency: int | None = None) -> Bench:
@@ -64,29 +66,32 @@ def stream(decision: Decision) -> float:
 
 
 def test_a_plan_that_was_measured_says_its_own_figures() -> None:
-    before = make_decision().plans[0]
-    assert before.speed is not None
-    assert before.speed.grade == "predicted"
-    after = make_decision(learn_facts(before, 0.5)).plans[0].speed
+    former_plan = make_decision().plans[0]
+    assert former_plan.speed is not None
+    assert former_plan.speed.grade == "predicted"
+    after = make_decision(learn_facts(former_plan, 0.5)).plans[0].speed
     assert after is not None
     assert after.grade == "measured"
-    assert after.stream.value == pytest.approx(before.speed.stream.value / 2, rel=0.01)
-    assert after.total.value == pytest.approx(before.speed.total.value / 2, rel=0.01)
+    assert after.stream.value == pytest.approx(former_plan.speed.stream.value / 2, rel=0.01)
+    assert after.total.value == pytest.approx(former_plan.speed.total.value / 2, rel=0.01)
     assert after.first_token_2k_s.value == pytest.approx(
-        before.speed.first_token_2k_s.value * 2, rel=0.01
+        former_plan.speed.first_token_2k_s.value * 2, rel=0.01
     )
-    assert after.stream.high / after.stream.low < before.speed.stream.high / before.speed.stream.low
+    assert (
+        after.stream.high / after.stream.low
+        < former_plan.speed.stream.high / former_plan.speed.stream.low
+    )
     assert "fitserve bench" in after.source
 
 
 def test_what_is_measured_again_is_not_multiplied_twice() -> None:
-    before = make_decision().plans[0]
-    facts = learn_facts(before, 0.5)
-    again = make_decision(facts).plans[0]
-    assert again.speed is not None
+    former_plan = make_decision().plans[0]
+    facts = learn_facts(former_plan, 0.5)
+    second_plan = make_decision(facts).plans[0]
+    assert second_plan.speed is not None
     ratios = {
         fact.value: fact.samples
-        for fact in learn_facts(again, 1.0, facts)
+        for fact in learn_facts(second_plan, 1.0, facts)
         if fact.kind == "speed_ratio"
     }
     # The second run gave what the first one gave: half of what was expected at first.

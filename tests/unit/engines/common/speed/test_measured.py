@@ -73,18 +73,18 @@ def test_a_card_that_reaches_as_much_as_the_reference_is_its_data_sheet() -> Non
         fact("bfloat16", [gpu], 989e12 * REFERENCE.flops["bfloat16"]),
         fact("launch", [gpu], REFERENCE.launch_s * 1e9),
     ]
-    before, after = make_machine(H100, 1), make_machine(H100, 1, facts)
-    assert before is not None
-    assert after is not None
-    assert before.source == "data sheet of NVIDIA H100 80GB HBM3"
+    former_machine, later_machine = make_machine(H100, 1), make_machine(H100, 1, facts)
+    assert former_machine is not None
+    assert later_machine is not None
+    assert former_machine.source == "data sheet of NVIDIA H100 80GB HBM3"
     assert (
-        after.source
+        later_machine.source
         == "memory, bfloat16, fp8 measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB"
         " HBM3"
     )
-    assert after.memory == pytest.approx(before.memory, rel=1e-3)
-    assert after.launch == pytest.approx(1)
-    assert dict(after.flops) == pytest.approx(dict(before.flops), rel=1e-2)
+    assert later_machine.memory == pytest.approx(former_machine.memory, rel=1e-3)
+    assert later_machine.launch == pytest.approx(1)
+    assert dict(later_machine.flops) == pytest.approx(dict(former_machine.flops), rel=1e-2)
 
 
 def test_a_slower_card_is_slower() -> None:
@@ -117,30 +117,30 @@ def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
     two, of = list(H100.gpus[:2]), WIRE
     latency = of.latency_s * 1e9
     took = latency + (1 << 26) / (450e9 * of.part) * 1e9
-    before, after = (
+    former_machine, later_machine = (
         make_machine(H100, 2),
         make_machine(
             H100, 2, reduce_facts(H100, two, b16384=round(latency), b67108864=round(took))
         ),
     )
-    assert before is not None
-    assert before.wire is not None
-    assert after is not None
-    assert after.wire is not None
-    assert after.wire.bytes_s == pytest.approx(before.wire.bytes_s, rel=1e-2)
-    assert after.wire.latency_s == pytest.approx(before.wire.latency_s, rel=1e-2)
+    assert former_machine is not None
+    assert former_machine.wire is not None
+    assert later_machine is not None
+    assert later_machine.wire is not None
+    assert later_machine.wire.bytes_s == pytest.approx(former_machine.wire.bytes_s, rel=1e-2)
+    assert later_machine.wire.latency_s == pytest.approx(former_machine.wire.latency_s, rel=1e-2)
     assert (
-        after.source
+        later_machine.source
         == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB HBM3"
     )
 
 
 def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
     facts = reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000, b67108864=300_000)
-    like, more = make_machine(H100, 2, facts, gpus=H100.gpus[4:6]), make_machine(H100, 4, facts)
-    assert like is not None
+    machine, more = make_machine(H100, 2, facts, gpus=H100.gpus[4:6]), make_machine(H100, 4, facts)
+    assert machine is not None
     assert more is not None
-    assert like.source.startswith("all-reduce measured here")
+    assert machine.source.startswith("all-reduce measured here")
     assert more.source.startswith("data sheet")
 
 
@@ -176,15 +176,15 @@ def test_without_a_reference_only_what_needs_none_is_taken() -> None:
         == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
     )
     gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")
-    alone = machine_of(
+    lone_machine = machine_of(
         [gpu],
         {},
         pace,
         Measured([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]),
         direct=False,
     )
-    assert alone is not None
-    assert (alone.memory, alone.flops["bfloat16"]) == (9e11, 1e14)
+    assert lone_machine is not None
+    assert (lone_machine.memory, lone_machine.flops["bfloat16"]) == (9e11, 1e14)
 
 
 def test_days_are_those_of_the_calendar() -> None:
@@ -196,12 +196,12 @@ def test_days_are_those_of_the_calendar() -> None:
         4_107_542_400,
         *range(1_700_000_000, 1_900_000_000, 7_654_321),
     ]
-    known = Measured(
+    measurements = Measured(
         fact("memory", [], 1).evolve(scope={"what": "memory", "gpus": str(at)}, at=float(at))
         for at in seconds
     )
     for at in seconds:
-        number = known.number(H100.gpus[0].evolve(uuid=str(at)), "memory")
+        number = measurements.number(H100.gpus[0].evolve(uuid=str(at)), "memory")
         assert number is not None
         assert number.day == datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
@@ -212,5 +212,5 @@ def test_the_last_measurement_counts_and_one_size_alone_says_nothing() -> None:
     number = twice.number(gpu, "memory")
     assert number is not None
     assert number.value == 2
-    known = Measured(reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000))
-    assert known.all_reduce(H100.gpus[:2], {frozenset((0, 1)): H100.links[0]}) is None
+    measurements = Measured(reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000))
+    assert measurements.all_reduce(H100.gpus[:2], {frozenset((0, 1)): H100.links[0]}) is None

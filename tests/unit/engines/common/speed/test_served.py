@@ -220,26 +220,26 @@ def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it
         total(served), rel=0.01
     )
     # Of another basis it says nothing.
-    other = known_facts[0].evolve(scope={**known_facts[0].scope, "basis": "memory"})
-    assert correct_by_measurement(PLAN, [other]) == PLAN
-    after = make_decision(known_facts, concurrency=32).plans[0]
-    assert total(after) == pytest.approx(total(PLAN) / 2, rel=0.1)
+    other_known_fact = known_facts[0].evolve(scope={**known_facts[0].scope, "basis": "memory"})
+    assert correct_by_measurement(PLAN, [other_known_fact]) == PLAN
+    later_plan = make_decision(known_facts, concurrency=32).plans[0]
+    assert total(later_plan) == pytest.approx(total(PLAN) / 2, rel=0.1)
 
 
 def test_a_bench_says_more_than_what_was_served() -> None:
     known = (*facts(0.5), *of_bench(PLAN, 0.9))
-    after = make_decision(known, concurrency=32).plans[0]
-    assert after.speed is not None
-    assert after.speed.grade == "measured"
-    assert total(after) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
+    later_plan = make_decision(known, concurrency=32).plans[0]
+    assert later_plan.speed is not None
+    assert later_plan.speed.grade == "measured"
+    assert total(later_plan) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
     # Plans like it too.
-    others = [fact for fact in known if fact.kind == "speed_ratio"]
+    other_facts = [fact for fact in known if fact.kind == "speed_ratio"]
     like = decide(
         spec().evolve(source="other/model"),
         machine("2x3090"),
         [engine("cuda")],
         wish(gpus=1, replicas=1, concurrency=32),
-        others,
+        other_facts,
         pace=PROFILES.pace,
     )
     assert total(like.plans[0]) == pytest.approx(total(PLAN) * 0.9, rel=0.02)

@@ -90,19 +90,19 @@ def test_more_of_anything_takes_longer(name: str) -> None:
 
 
 def test_ranks_that_reach_each_other_badly_gain_little() -> None:
-    alone, both = StepClock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
+    lone_step_clock, both = StepClock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
     near = StepClock(both, H100, TABLE).decode_s(1, 1000)
     far = StepClock(both, H100.evolve(wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
-    assert near < alone.decode_s(1, 1000) < far
+    assert near < lone_step_clock.decode_s(1, 1000) < far
 
 
 def test_stages_help_many_requests_and_never_one() -> None:
-    alone, staged = (
+    lone_step_clock, staged = (
         StepClock(work("llama-3.1-8b"), H100, TABLE),
         StepClock(work("llama-3.1-8b", pp=2), H100, TABLE),
     )
-    assert staged.decode_s(1, 1000) > alone.decode_s(1, 1000)
-    totals = [one.total_per_s(256, 1024, 256, 8192) for one in (alone, staged)]
+    assert staged.decode_s(1, 1000) > lone_step_clock.decode_s(1, 1000)
+    totals = [one.total_per_s(256, 1024, 256, 8192) for one in (lone_step_clock, staged)]
     assert totals[0] < totals[1] < 2 * totals[0]
 
 
@@ -113,18 +113,20 @@ def test_a_window_is_all_that_a_long_context_costs() -> None:
     assert sliding.pairs(100_000) == pytest.approx(128 * 100_000, rel=0.01)
 
 
-def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slowest() -> None:
+def test_one_request_takes_the_sum_of_stages_and_many_the_slowest_pace() -> None:
     whole = work("llama-3.1-8b", pp=2)
     slow = H100.evolve(
         memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()}
     )
     quick, late = (StepClock(whole, machine, TABLE) for machine in (H100, slow))
-    both = StepClock(whole, H100, TABLE, other_stages=(late,))
-    assert both.decode_s(1, 0) == pytest.approx((quick.decode_s(1, 0) + late.decode_s(1, 0)) / 2)
-    assert both.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
+    step_clock = StepClock(whole, H100, TABLE, other_stages=(late,))
+    assert step_clock.decode_s(1, 0) == pytest.approx(
+        (quick.decode_s(1, 0) + late.decode_s(1, 0)) / 2
+    )
+    assert step_clock.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
     assert (
         quick.first_token_s(2048, 2048)
-        < both.first_token_s(2048, 2048)
+        < step_clock.first_token_s(2048, 2048)
         < late.first_token_s(2048, 2048)
     )
     assert StepClock(whole, H100, TABLE, other_stages=(quick,)).decode_s(1, 0) == pytest.approx(

@@ -29,14 +29,14 @@ def test_a_driver_that_is_only_loaded_survives_forks(tmp_path: Path) -> None:
     source.write_text(DRIVER)
     named = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
     subprocess.run(["cc", *named, "-o", str(library), str(source)], check=True)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(library)],
         env=os.environ,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == ["False None", "False None", "True begins CUDA"]
+    assert result.stdout.splitlines() == ["False None", "False None", "True begins CUDA"]
 
 
 CULPRITS = 24
@@ -56,7 +56,7 @@ def imports_of(folder: Path, learned: list[str]) -> list[str]:
     slot = folder / "slot"
     slot.mkdir()
     (slot / "learned").write_text("".join(f"{name}\n" for name in learned))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", LEARNED, str(slot)],
         env={
             **os.environ,
@@ -66,7 +66,7 @@ def imports_of(folder: Path, learned: list[str]) -> list[str]:
         text=True,
         check=True,
     )
-    return done.stdout.splitlines()
+    return result.stdout.splitlines()
 
 
 def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:

@@ -231,12 +231,12 @@ def test_a_warmup_is_replaced_at_its_import_and_where_it_was_imported(
     (package / "__init__.py").write_text("")
     (package / "warmup.py").write_text("def warm_up():\n    return 1\n")
     (package / "worker.py").write_text("from late_engine.warmup import warm_up\n")
-    before = list(sys.meta_path)
+    former_meta_path = list(sys.meta_path)
     kernel_warmups.compile_side_by_side(["late_engine.warmup:warm_up"])
     from late_engine import worker  # type: ignore[import-not-found]
 
     assert worker.warm_up.__qualname__.startswith("with_compiled_kernels")
-    assert sys.meta_path == before
+    assert sys.meta_path == former_meta_path
     original = vars(sys.modules["late_engine.warmup"])
     original["warm_up"] = worker.warm_up = lambda: 2
     kernel_warmups.compile_side_by_side(["late_engine.warmup:warm_up"])
