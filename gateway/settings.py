@@ -488,7 +488,7 @@ class Settings(BaseModel):
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         if self.host == "localhost":
             return True
         try:
@@ -530,7 +530,7 @@ def load_settings() -> Settings:
             f"{name} is wrong: {message}.",
             hint="Correct the variable and start again.",
         ) from None
-    if not settings.loopback and settings.admin_key is None:
+    if not settings.is_loopback and settings.admin_key is None:
         raise SettingsError(
             f"The gateway does not listen on {shown_address(settings.host)} without a key: anybody"
             " with access to that address could start programs here.",

@@ -210,13 +210,13 @@ def _sizes(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, st
     online = (
         candidate.variant.quantization and candidate.inputs.spec.quant is None
     )  # the engine's parameters are those from before
-    if not online and _differ(weights_bytes, answer.weights):
+    if not online and _are_different(weights_bytes, answer.weights):
         yield "weights", f"{weights_bytes} bytes on a rank", f"{answer.weights} bytes on a rank"
     for length, needed_bytes in (
         [(n, size) for n, size in answer.kv.needed if n >= _MIN_LENGTH] if answer.kv else ()
     ):
         batched = answer.settled.max_num_batched_tokens if answer.settled else 0
-        if _differ(forecast_bytes := cache.bytes_for(length, batched), needed_bytes):
+        if _are_different(forecast_bytes := cache.bytes_for(length, batched), needed_bytes):
             yield (
                 "KV cache",
                 f"{forecast_bytes} bytes for a request of {length} tokens",
@@ -225,7 +225,7 @@ def _sizes(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, st
             return
 
 
-def _differ(forecast: int, answer: int) -> bool:
+def _are_different(forecast: int, answer: int) -> bool:
     return abs(forecast - answer) > _TOLERANCE * max(forecast, answer)
 
 

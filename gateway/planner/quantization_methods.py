@@ -181,7 +181,7 @@ def _fits_capability(rule: MethodRule, capability: str | None) -> bool:
 def _has_algorithms(rule: MethodRule, block: Mapping[str, Any]) -> bool:
     if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(block)):
         return False
-    return rule.layer_algorithm is None or _some_layer(rule.layer_algorithm, block)
+    return rule.layer_algorithm is None or _has_layer_algorithm(rule.layer_algorithm, block)
 
 
 def _has_fields(rule: MethodRule, block: Mapping[str, Any]) -> bool:
@@ -204,7 +204,7 @@ def _algorithm(block: Mapping[str, Any]) -> str:
     return str(block.get("quant_algo", "")).upper()[:80]
 
 
-def _some_layer(algorithm: str, block: Mapping[str, Any]) -> bool:
+def _has_layer_algorithm(algorithm: str, block: Mapping[str, Any]) -> bool:
     layers = block.get("quantized_layers")
     values = layers.values() if isinstance(layers, Mapping) else ()
     return any(

@@ -64,13 +64,20 @@ class ClientAnswer:
     """The answer to one request.
 
     id: of the request, as bytes. writer: destination of the engine's answer. status: 0 before its
-    head. `accepts_chunked`: the client understands chunked encoding. events: the answer is an event
-    stream; `has_sent_sse_head`: its head was sent while the request waited. `withholds_head`: the
-    head is held back, because the engine may report its own end. permit: of a key with limits.
+    head. `accepts_chunked`: the client understands chunked encoding. has_events: the answer is an
+    event stream; `has_sent_sse_head`: its head was sent while the request waited. `withholds_head`:
+    the head is held back, because the engine may report its own end. permit: of a key with limits.
     """
 
     __slots__ = (
-        *("_buffered", "_connection", "_request", "accepts_chunked", "events", "withholds_head"),
+        *(
+            "_buffered",
+            "_connection",
+            "_request",
+            "accepts_chunked",
+            "has_events",
+            "withholds_head",
+        ),
         *("id", "permit", "has_sent_sse_head", "status", "writer"),
     )
 
@@ -82,7 +89,7 @@ class ClientAnswer:
         self.writer: Writer = connection.transport
         self.status = 0
         self.accepts_chunked = True
-        self.events = False
+        self.has_events = False
         self.has_sent_sse_head = False
         self.withholds_head = False
         self.permit: Permit | None = None
@@ -95,7 +102,7 @@ class ClientAnswer:
     @property
     def streams_events(self) -> bool:
         """Whether the engine's events are passed on."""
-        return self.events and self._buffered is None
+        return self.has_events and self._buffered is None
 
     def begin(self, upstream: UpstreamConnection, *, keep_alive: bool) -> bool:
         """Writes the head for the client before the body. `keep_alive` without this answer, and the
@@ -114,12 +121,12 @@ class ClientAnswer:
             keep_alive=keep_alive,
         )
         if not self.has_sent_sse_head:
-            self.events, upstream.framed = head.events, head.is_framed
+            self.has_events, upstream.is_framed = head.has_events, head.is_framed
             upstream.lead = head.data
             return head.keep_alive
-        if head.events:
+        if head.has_events:
             # As announced in the head that was sent during the wait.
-            upstream.framed = self.accepts_chunked
+            upstream.is_framed = self.accepts_chunked
         else:
             self.writer = self._buffered = BufferedAnswer()
         return keep_alive
@@ -134,7 +141,7 @@ class ClientAnswer:
                 accepts_chunked=self.accepts_chunked,
                 keep_alive=keep_alive,
             )
-            self.has_sent_sse_head = self.events = True
+            self.has_sent_sse_head = self.has_events = True
             keep_alive = head.keep_alive
             self.writer.write(head.data)
         self.writer.write(
@@ -144,7 +151,7 @@ class ClientAnswer:
 
     def complete(self, upstream: UpstreamConnection, *, keep_alive: bool) -> None:
         """Writes the end of a complete answer."""
-        upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
+        upstream.flush(b"0\r\n\r\n" if upstream.is_framed else b"")
         if self._buffered is None:
             return
         if self.has_sent_sse_head:
@@ -154,7 +161,7 @@ class ClientAnswer:
 
     def break_off(self, error: FitserveError, tail: Iterable[bytes]) -> None:
         """Ends an interrupted event stream with an error event. `tail`: the last pieces sent."""
-        if not self.events:
+        if not self.has_events:
             return
         event = error_event(error, self._request.endpoint.shape)
         if self._buffered is None and not b"".join((b"\n\n", *tail)).endswith(_EVENT_END):

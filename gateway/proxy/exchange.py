@@ -296,10 +296,10 @@ class Exchange:
             self._wait.sweep(time)
         elif self.replica is not None and self.replica.id in self.plane.routes.table.frozen:
             self._leave_frozen_replica(self.replica)
-        elif upstream is None or upstream.active:
+        elif upstream is None or upstream.is_active:
             self._quiet_since = time
             if upstream is not None:
-                upstream.active = False
+                upstream.is_active = False
                 if self.state == "answering" and self.replica is not None:
                     self.plane.routes.progress(self.replica)
         elif time - self._quiet_since > self.plane.limits.engine_silence_s:
@@ -404,8 +404,8 @@ class Exchange:
     def _leave_frozen_replica(self, frozen: RoutedReplica) -> None:
         """Leaves a frozen replica, which may never resume."""
         upstream = self._upstream
-        if upstream is not None and upstream.active:
-            upstream.active = False  # bytes arrived since the last check, so it may recover
+        if upstream is not None and upstream.is_active:
+            upstream.is_active = False  # bytes arrived since the last check, so it may recover
             return
         log.warning("%s: %s is frozen", self.id, frozen)
         answer = self.answer
@@ -413,7 +413,7 @@ class Exchange:
         # The head of a stream may be sent already: it is the same for every replica. The head of
         # another answer is not.
         restartable = not answer.status or (
-            answer.events and answer.status == 200 and not self.sent_bytes
+            answer.has_events and answer.status == 200 and not self.sent_bytes
         )
         body, self._retry_body = self._retry_body, b""
         self._drop_engine()
@@ -640,7 +640,7 @@ class Exchange:
         )
         return (
             rate_limits.estimate(
-                self.received, self.sent_bytes, events=self.answer.events, limit=bucket.size
+                self.received, self.sent_bytes, events=self.answer.has_events, limit=bucket.size
             )
             if reached_engine
             else 0
@@ -651,7 +651,7 @@ class Exchange:
         if self.replica is not None:
             if self._is_stored:
                 self.plane.routes.responses.keep(
-                    self.replica.seed, self.received, self.sent_bytes, events=self.answer.events
+                    self.replica.seed, self.received, self.sent_bytes, events=self.answer.has_events
                 )
             self.plane.meter.count_end(self)
             self.plane.routes.end(self.replica, self.call.tokens)

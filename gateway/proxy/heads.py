@@ -116,11 +116,11 @@ def head_without_upgrade(
 
 @dataclass(slots=True)
 class AnswerHead:
-    """Head of an answer in `data`. `events`: an event stream follows; `is_framed`: the body is sent
-    in chunks; `keep_alive`: the connection stays open."""
+    """Head of an answer in `data`. `has_events`: an event stream follows; `is_framed`: the body is
+    sent in chunks; `keep_alive`: the connection stays open."""
 
     data: bytes
-    events: bool
+    has_events: bool
     is_framed: bool
     keep_alive: bool
 
@@ -177,7 +177,7 @@ def waiting_head(
     data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: gateway\r\n%b\r\n" % (
         STATUS_LINE[200], server_lines, _EVENT_STREAM, framing, id_, closes,
     )  # fmt: skip
-    return AnswerHead(data, events=True, is_framed=accepts_chunked, keep_alive=keep_alive)
+    return AnswerHead(data, has_events=True, is_framed=accepts_chunked, keep_alive=keep_alive)
 
 
 def whole_answer(

@@ -62,12 +62,12 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection to an engine, and the answer being read from it: body bytes go straight to the
     client.
 
-    `exchange`: the request being served; None while pooled and after a drop. `active`: bytes came
-    since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on;
-    `length`: the content-length. `sized`: the engine says where its answer ends. `framed`: the
-    client gets chunks. `sent`: body bytes so far. `lead`: the unsent head for the client. All bytes
-    of one read go out in one call and one chunk, because a write costs more than all other work
-    here.
+    `exchange`: the request being served; None while pooled and after a drop. `is_active`: bytes
+    came since the last sweep. `is_over`: the answer is complete. `headers`: those that may be
+    passed on; `length`: the content-length. `is_sized`: the engine says where its answer ends.
+    `is_framed`: the client gets chunks. `sent`: body bytes so far. `lead`: the unsent head for the
+    client. All bytes of one read go out in one call and one chunk, because a write costs more than
+    all other work here.
 
     The exchange gets `take_answer`, or `head`, then `first_byte` if there is a body, then `end`.
     `take_failure` may come at any time. After `take_answer`, `end` or `take_failure` it gets
@@ -85,8 +85,18 @@ class UpstreamConnection(asyncio.Protocol):
             "_out",
             "_parser",
         ),
-        *("_partial_name", "_previous_head", "_renames", "_is_reusable", "active", "exchange"),
-        *("framed", "headers", "idle_since", "lead", "length", "over", "pool", "sent", "sized"),
+        *("_partial_name", "_previous_head", "_renames", "_is_reusable", "is_active", "exchange"),
+        *(
+            "is_framed",
+            "headers",
+            "idle_since",
+            "lead",
+            "length",
+            "is_over",
+            "pool",
+            "sent",
+            "is_sized",
+        ),
         *("tail", "transport"),
     )
 
@@ -121,9 +131,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.tail.clear()
         self.lead = b""
         self.sent = self._bare = self._lines = 0
-        self.over = self.sized = self.framed = False
+        self.is_over = self.is_sized = self.is_framed = False
         self._is_between_chunks = self._is_behind_chunk = False
-        self._is_first = self.active = True
+        self._is_first = self.is_active = True
         self._partial_name = b""
         self._renames = renames
         if len(body) < _JOIN_BYTES:
@@ -138,7 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._out.clear()
         if body:
             self.tail.append(body[-TAIL_BYTES:])
-            if self.framed:
+            if self.is_framed:
                 lead += b"%x\r\n" % len(body)
                 last = b"\r\n" + last
         if exchange is None:
@@ -178,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:
             self.transport.abort()  # the engine sends bytes without a request
             return
-        self.active = True
+        self.is_active = True
         if self._renames:
             data, self._partial_name = thoughts.rename_thoughts(self._partial_name + data)
         if self._is_between_chunks and self._is_chunk(data):
@@ -194,13 +204,13 @@ class UpstreamConnection(asyncio.Protocol):
                 and not exchange.answer.has_sent_sse_head
                 and (body := is_known.body(data)) is not None
             ):
-                self.over = True
+                self.is_over = True
                 exchange.take_answer(self, is_known.status, is_known.forwarded_headers, body)
                 return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if self.exchange is not None and not self.over:
+            if self.exchange is not None and not self.is_over:
                 exchange.take_failure(
                     self, f"its answer is not HTTP: {error.__context__ or error!r}"
                 )
@@ -208,8 +218,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_reusable = False
         if self.exchange is None:
             return
-        self._is_between_chunks = self._is_behind_chunk and self.framed and data.endswith(b"\r\n")
-        if self.over:
+        self._is_between_chunks = (
+            self._is_behind_chunk and self.is_framed and data.endswith(b"\r\n")
+        )
+        if self.is_over:
             if first and self._is_reusable:
                 self._previous_head = head_cache.remember_answer(
                     data, exchange.answer.status, self.headers, self.length, self.sent
@@ -251,7 +263,7 @@ class UpstreamConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:
             return
-        if exchange.answer.status and not self.sized and error is None:
+        if exchange.answer.status and not self.is_sized and error is None:
             exchange.end(self, reusable=False)
         else:
             exchange.take_failure(
@@ -272,11 +284,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_reusable = False  # only one answer may come
-        if self.over:
+        if self.is_over:
             raise ValueError("a second answer follows")
         self.headers = ()
         self.length = None
-        self.sized = False
+        self.is_sized = False
         self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -290,9 +302,9 @@ class UpstreamConnection(asyncio.Protocol):
             self.headers += ((name, value),)
         elif name == b"content-length":
             self.length = value
-            self.sized = True
+            self.is_sized = True
         elif name == b"transfer-encoding":
-            self.sized = True
+            self.is_sized = True
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -308,7 +320,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         exchange = self.exchange
-        if exchange is None or self.over:
+        if exchange is None or self.is_over:
             return
         if not self.sent:
             exchange.first_byte(data)
@@ -317,8 +329,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self.exchange.answer.status if self.exchange is not None else 0
-        if status and not self.over:
-            self.over = True
+        if status and not self.is_over:
+            self.is_over = True
             # Such an answer has no body. Where it states one, that may come behind it.
-            is_followed = status in _BODILESS_STATUSES and self.sized and self.length != b"0"
+            is_followed = status in _BODILESS_STATUSES and self.is_sized and self.length != b"0"
             self._is_reusable = not is_followed and self._parser.should_keep_alive()

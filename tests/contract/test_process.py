@@ -474,7 +474,9 @@ async def test_ports_are_given_again_once_all_were(
 ) -> None:
     """A gateway that swaps models starts more engines than there are ports."""
     monkeypatch.setattr("gateway.hosts.process.host._PORTS", range(20_000, 20_006))
-    monkeypatch.setattr("gateway.hosts.process.host._free", lambda address, port: port != 20_003)
+    monkeypatch.setattr(
+        "gateway.hosts.process.host._is_port_free", lambda address, port: port != 20_003
+    )
     spec = harness.make_spec("a1", script=["--no-serve"]).evolve(port=20_001)
     await harness.host.start(spec)
     ports = [await harness.host.allocate_port() for _ in range(12)]

@@ -86,14 +86,14 @@ def test_an_empty_file_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_key(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("FITSERVE_HOST", host)
-    assert load_settings().loopback
+    assert load_settings().is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_any_other_address_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("FITSERVE_HOST", host)
     if not host:
-        assert load_settings().loopback
+        assert load_settings().is_loopback
         return
     with pytest.raises(SettingsError, match="without a key"):
         load_settings()

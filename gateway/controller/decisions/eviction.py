@@ -276,7 +276,7 @@ def _evictions_for(
                 continue
             # A second copy never evicts a model that has requests.
             stays = serves and (
-                not _residence_is_over(neighbour, copy, now)
+                not _is_residence_over(neighbour, copy, now)
                 or (model.state == "serves" and neighbour.is_requested)
             )
             if stays or copy.is_watched:
@@ -302,14 +302,14 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
         if model.is_pinned or model.is_stopped:
             continue
         copies = sorted(
-            model.serving, key=lambda copy: (not _residence_is_over(model, copy, now), -copy.index)
+            model.serving, key=lambda copy: (not _is_residence_over(model, copy, now), -copy.index)
         )
         for copy in copies:
             used_at = copy.entered_at if model.is_requested else model.used_at
             is_last = copy is copies[-1]
             order = (
                 model.is_requested,
-                not _residence_is_over(model, copy, now),
+                not _is_residence_over(model, copy, now),
                 model.priority,
                 is_last,
                 (used_at - now) / max(_CHEAP_WAKE_S, copy.load_s),
@@ -371,6 +371,6 @@ def _is_warm(model: LoadedModel, now: float) -> bool:
     )
 
 
-def _residence_is_over(model: LoadedModel, copy: Copy, now: float) -> bool:
+def _is_residence_over(model: LoadedModel, copy: Copy, now: float) -> bool:
     """Whether the residence of the copy is over. An unused model has none."""
     return model.had_no_request or now - copy.entered_at >= copy.residence_s

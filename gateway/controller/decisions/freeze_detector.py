@@ -100,10 +100,10 @@ class FreezeDetector:
         if metrics is None or metrics != self._metrics:
             self._metrics, self._moved, self._silent_since = metrics, now, None
 
-    def note_probe(self, now: float, *, alive: bool) -> None:
+    def note_probe(self, now: float, *, is_alive: bool) -> None:
         """Note whether the engine answered the smallest request, sent at `now`."""
-        self._silent_since = None if alive else self._silent_since or now
-        if alive:
+        self._silent_since = None if is_alive else self._silent_since or now
+        if is_alive:
             self._moved = now
 
     # --- conclusions ---

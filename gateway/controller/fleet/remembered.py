@@ -96,7 +96,7 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
     replica = ReplicaState(
         name, index, live[0] if live else None, generation=_generation(model, past)
     )
-    replica.has_made_room = _made_room(past)
+    replica.has_made_room = _has_made_room(past)
     if (
         len(live) > 1
         and model.trial is None
@@ -120,12 +120,12 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
 
 def _generation(model: ManagedModel, past: list[Attempt]) -> int:
     """The generation of a replica, by its attempts."""
-    if not past or _made_room(past):
+    if not past or _has_made_room(past):
         return model.wanted_generation
     return next((attempt for attempt in past if attempt.is_live), past[-1]).generation
 
 
-def _made_room(past: list[Attempt]) -> bool:
+def _has_made_room(past: list[Attempt]) -> bool:
     """Whether the last serving engine was stopped for one of the wanted wish."""
     return (
         bool(past)

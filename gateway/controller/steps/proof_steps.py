@@ -6,7 +6,7 @@ import asyncio
 
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.watch.ability_tests import probe_abilities
-from gateway.controller.watch.engine_questions import alive
+from gateway.controller.watch.engine_questions import is_alive
 from gateway.controller.watch.verify import verify
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import Attempt
@@ -84,7 +84,7 @@ class ProofSteps:
         repeated."""
         engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
         results = await probe_abilities(*engine)
-        if any(ability.state == "unknown" for _, ability in results) and not await alive(
+        if any(ability.state == "unknown" for _, ability in results) and not await is_alive(
             *engine, _SMALL_REQUEST_TIMEOUT_S
         ):
             watcher.fail(abilities.test_failure())

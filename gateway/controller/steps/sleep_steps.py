@@ -17,7 +17,7 @@ from gateway.controller.steps.plan_turns import PlanTurns
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.watch.engine_client import NoAnswerError
-from gateway.controller.watch.engine_questions import alive
+from gateway.controller.watch.engine_questions import is_alive
 from gateway.controller.watch.watcher import Watcher
 from gateway.diagnosis.facts import sleep
 from gateway.domain import Asleep, Attempt, Fact, Offer
@@ -235,7 +235,7 @@ class SleepSteps:
 
     async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
         """Raises NoAnswerError if the engine does not answer."""
-        if not await alive(
+        if not await is_alive(
             watcher.client, watcher.url, attempt.served_name, attempt.plan, _SMALL_REQUEST_TIMEOUT_S
         ):
             raise NoAnswerError("answers no request")

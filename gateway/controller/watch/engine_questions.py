@@ -27,7 +27,7 @@ OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
 
 
-async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
+async def is_alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
     """Whether the engine works: it answers the smallest request in time, even with an error, or its
     KV cache fills.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
-from gateway.controller.watch.engine_questions import alive, metrics_of, sleeps
+from gateway.controller.watch.engine_questions import is_alive, metrics_of, sleeps
 from gateway.diagnosis.compilers import COMPILATION, compiling
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.diagnosis.log_reader import LogReader
@@ -326,10 +326,10 @@ class Watcher:
         )
         if mute or doubtful:
             asked_at = time.monotonic()
-            lives = await alive(
+            lives = await is_alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
             )
-            self._freeze.note_probe(asked_at, alive=lives)
+            self._freeze.note_probe(asked_at, is_alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
         if not self._freeze.silent_seconds(time.monotonic()):
@@ -388,7 +388,7 @@ class Watcher:
         if silent is None or min(silent, time.monotonic() - self._answered) < patience_s:
             return
         for _ in range(_CANARIES):
-            if await alive(
+            if await is_alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, patience_s / 3
             ):
                 self._answered = time.monotonic()

@@ -196,7 +196,7 @@ class ProcessHost:
         ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
         fresh_ports = [port for port in ports if port not in self._given_ports]
         for port in (*fresh_ports, *self._given_ports):
-            if port not in used_ports and _free(self._address, port):
+            if port not in used_ports and _is_port_free(self._address, port):
                 self._given_ports.pop(port, None)
                 self._given_ports[port] = None
                 return port
@@ -597,7 +597,7 @@ def _visible(gpus: Sequence[str]) -> dict[str, str]:
     )
 
 
-def _free(address: str, port: int) -> bool:
+def _is_port_free(address: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         try:
             probe.bind((address, port))

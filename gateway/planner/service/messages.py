@@ -72,11 +72,11 @@ class WorkerConfig(NamedTuple):
 class PlanAnswer(NamedTuple):
     """The head of an answer.
 
-    error: class and fields of a FitserveError. is_last: the process ends after this answer.
+    error: class and fields of a FitserveError. last: the process ends after this answer.
     """
 
     error: dict[str, str | None] | None = None
-    is_last: bool = False
+    last: bool = False
 
 
 REQUEST = TypeAdapter(PlanRequest)

@@ -108,7 +108,7 @@ class PlanProcess:
                 await child.stdin.drain()
                 head, *rest = [await self._frame(child) for _ in range(ANSWER_FRAMES)]
             answer = PlanAnswer(*json.loads(head))
-            is_whole = not answer.is_last
+            is_whole = not answer.last
         except TimeoutError:
             raise BadModel(
                 f"Reading {source[:200]} and planning it took longer than {PATIENCE_S:.0f}"

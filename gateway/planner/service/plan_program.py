@@ -179,14 +179,14 @@ def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> lis
             "Files of a real model take a tenth of that: look at config.json, the index and the"
             " headers of the weights."
         )
-        answer = PlanAnswer(_error("BadModel", message, hint), is_last=True)
+        answer = PlanAnswer(_error("BadModel", message, hint), last=True)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:500]
         answer = PlanAnswer(_error("", message, traceback.format_exc()[-_MAX_TEXT:]))
     # Resident memory now. The peak of getrusage begins with that of the gateway, whose memory the
     # process had until its program was loaded.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
-        answer = answer._replace(is_last=True)
+        answer = answer._replace(last=True)
     return [json.dumps(answer).encode(), *result_frames(result)]
 
 

@@ -66,7 +66,7 @@ class AccessLog(Metrics):
                 "status": status,
                 "outcome": outcome,
                 "code": code,
-                "stream": exchange.answer.events,
+                "stream": exchange.answer.has_events,
                 "duration_s": round(exchange.plane.loop.time() - started, 6) if started else None,
                 "first_byte_s": round(first - started, 6) if first else None,
                 "prompt_tokens": prompt,

@@ -441,4 +441,4 @@ def _estimate(exchange: Exchange) -> int:
     if exchange.endpoint.name not in _USES_TOKENS or exchange.endpoint.body != "json":
         return 0
     sizes = exchange.received, exchange.sent_bytes
-    return rate_limits.estimate(*sizes, events=exchange.answer.events, limit=sum(sizes))
+    return rate_limits.estimate(*sizes, events=exchange.answer.has_events, limit=sum(sizes))

@@ -58,13 +58,13 @@ class RecordedExchange:
 
     def head(self, link: UpstreamConnection, status: int) -> None:
         self.status = status
-        link.framed = True
+        link.is_framed = True
 
     def first_byte(self, data: bytes) -> None:
         self.ended.append(f"first byte of {len(data)}")
 
     def end(self, link: UpstreamConnection, *, reusable: bool) -> None:
-        link.flush(b"0\r\n\r\n" if link.framed else b"")
+        link.flush(b"0\r\n\r\n" if link.is_framed else b"")
         self.ended.append(f"end, reusable: {reusable}")
         link.exchange = None
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway.controller.watch.engine_client import EngineClient
-from gateway.controller.watch.engine_questions import alive
+from gateway.controller.watch.engine_questions import is_alive
 from tests.support.dataplane import until
 from tests.support.makers import plan
 from tests.support.scripted_engine import EngineScript, FakeEngine
@@ -19,7 +19,7 @@ LONG = {"model": "m", "prompt": [1] * 3000, "max_tokens": 1}
 
 
 async def lives(engine: FakeEngine) -> bool:
-    return await alive(EngineClient(4), f"http://127.0.0.1:{engine.port}", "m", plan(), 0.5)
+    return await is_alive(EngineClient(4), f"http://127.0.0.1:{engine.port}", "m", plan(), 0.5)
 
 
 async def test_an_engine_that_reads_a_long_prompt_before_anything_else_lives() -> None:

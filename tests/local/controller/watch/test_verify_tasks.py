@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.controller.watch.engine_client import EngineClient
-from gateway.controller.watch.engine_questions import alive
+from gateway.controller.watch.engine_questions import is_alive
 from gateway.controller.watch.sound import RATE, form, tone
 from gateway.controller.watch.verify import verify
 from gateway.diagnosis.facts.learn import learn
@@ -116,7 +116,7 @@ async def test_the_smallest_request_is_of_the_task_that_the_model_serves(
 ) -> None:
     chosen = plan().evolve(model=plan().model.evolve(task=task))
     async with engine({}) as (url, asked):
-        assert await alive(EngineClient(2), url, "m", chosen, 5.0)
+        assert await is_alive(EngineClient(2), url, "m", chosen, 5.0)
     texts = [request.split(b" ")[1].decode() for request in asked]
     assert [path for path in texts if path != "/metrics" or task == "generate"] == paths
 

@@ -80,10 +80,10 @@ def test_a_core_is_frozen_when_clients_wait_and_the_smallest_request_gets_no_ans
     assert not detector.needs_probe(8, 4.9, ASK_S)
     assert detector.needs_probe(8, 5.0, ASK_S)
     assert detector.freeze_reason(9) == ""
-    detector.note_probe(9, alive=False)
+    detector.note_probe(9, is_alive=False)
     assert "does nothing" in detector.freeze_reason(9)
     # Its clients are gone, and it still answers nothing.
-    detector.note_probe(20, alive=False)
+    detector.note_probe(20, is_alive=False)
     assert (detector.needs_probe(20, None, ASK_S), detector.silent_seconds(20)) == (False, 11)
     assert detector.freeze_reason(20)
     detector.note_metrics(21, "more tokens")
@@ -102,7 +102,7 @@ def test_a_core_that_works_or_of_which_nothing_is_known_stands_not(
 
 def test_a_core_that_answers_the_smallest_request_is_at_work() -> None:
     detector = detector_after(0, 5, 8)
-    detector.note_probe(9, alive=True)
+    detector.note_probe(9, is_alive=True)
     assert not detector.needs_probe(10, 10.0, ASK_S)
 
 
@@ -117,7 +117,7 @@ def test_a_core_that_exceeds_a_step_is_asked_and_is_frozen_without_an_answer() -
     assert not spinning(20).needs_probe(19.9, 19.9, ASK_S)
     detector = spinning(20)
     assert detector.needs_probe(20, 20.0, ASK_S)
-    detector.note_probe(20, alive=False)
+    detector.note_probe(20, is_alive=False)
     for now in (24, 27.9):
         detector.note_processes(now, [process(1), process(2, cpu_s=now)])
         assert detector.freeze_reason(now) == ""

@@ -78,7 +78,7 @@ def test_every_error_is_told_in_few_words(error: Exception, kind: str, says: str
     assert answer.error["class"] == kind
     assert says in str(answer.error["message"])
     assert len(json.dumps(answer)) < 10_000
-    assert answer.is_last or not isinstance(error, MemoryError), (
+    assert answer.last or not isinstance(error, MemoryError), (
         "memory that was fragmented is given back"
     )
 

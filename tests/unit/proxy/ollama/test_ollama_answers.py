@@ -80,9 +80,9 @@ def test_lists_and_cards_tell_what_is_known() -> None:
     listed = {"data": [card, asleep]}
     assert [row["name"] for row in models(listed, loaded_only=False)["models"]] == ["m", "n"]
     assert [row["name"] for row in models(listed, loaded_only=True)["models"]] == ["m"]
-    card_view = model_card(card)
-    assert card_view["capabilities"] == ["completion", "tools", "vision", "thinking"]
-    assert card_view["model_info"]["fitserve.context_length"] == 4096
+    shown = model_card(card)
+    assert shown["capabilities"] == ["completion", "tools", "vision", "thinking"]
+    assert shown["model_info"]["fitserve.context_length"] == 4096
     assert model_card({"id": "e", "task": "embed"})["capabilities"] == ["embedding"]
 
 
