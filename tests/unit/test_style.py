@@ -66,6 +66,20 @@ connection_made connection_lost data_received eof_received buffer_updated
 bytes_given bytes_needed bytes_occupied bytes_reserved bytes_taken requests_ended
 set_stopped
 """
+# Classes whose fields are part of JSON, of settings or of a message.
+PUBLISHED_BASES = ("Value", "BaseModel", "Struct", "TypedDict", "OwnedCall")
+# A name that reads as a question: `is_ready`, `has_plan`, `waits_for_request`, `keeps_alive`.
+PREDICATE = re.compile(r"_*(?:is|are|was|has|have|had|can|may|must|[a-z]+s|include)(?:_|$)")
+# Booleans whose names are terms of HTTP, ASGI, Python or models, and those of progress and plans
+# that travel as JSON.
+BOOLEAN_TERMS = """
+AsgiRequest.disconnected AsgiRequest.keep_alive AsgiRequest.more_body AnswerHead.keep_alive
+Exchange.keep_alive DownloadProgress.checking DownloadProgress.ended
+ExpertTraits.clamped Job.remote_code Limits.end_revoked MoeShape.clamped MoeShape.dp MoeShape.ep
+Nested.outer_ties PlanAnswer.last Scheme.act_order Scheme.static_activation Scheme.symmetric
+Scheme.weight_only Startable.installed_only TorchMeasurer.cuda WorkerConfig.installed_only
+OpenAIRequest.stream
+"""
 FUNCTION_NAME = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MAX_LINES = 60
 MAX_WORDS = 20
@@ -73,10 +87,11 @@ MANY_PARAMETERS = 8
 MAX_WIDE_FUNCTIONS = 8
 
 # A clause that names nothing: "what it needs", "who asks". An infinitive is none ("what to do").
-VAGUE_CLAUSE = re.compile(r"\b(?:[Ww]hat|[Ww]ho)\b(?! to \w).{0,60}|(?:^|[.!?:] )Whatever\b.{0,60}")
+VAGUE_CLAUSE = re.compile(r"\b(?:[Ww]hat|[Ww]ho)\b(?! to \w).{0,60}")
+VAGUE_SUBJECT = re.compile(r"(?:^|[.!?:] )((?:Who|What)(?:ever)?\b.{0,60})")
 QUOTATION = re.compile(r"`[^`]*`|\"[^\"]*\"")
-# Rooms whose sentences are not rewritten yet.
-OLD_SENTENCES = (
+# Rooms whose sentences and booleans are not rewritten yet.
+OLD_ROOMS = (
     "gateway/cli",
     "gateway/diagnosis",
     "gateway/engines",
@@ -132,8 +147,9 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 def vague_clause(text: str) -> str | None:
     """The first clause of a text, outside of code and quotations, that begins with "who" or
     "what"."""
-    match = VAGUE_CLAUSE.search(QUOTATION.sub("", " ".join(text.split())))
-    return match[0] if match else None
+    plain_text = QUOTATION.sub("", " ".join(text.split()))
+    match = VAGUE_SUBJECT.search(plain_text) or VAGUE_CLAUSE.search(plain_text)
+    return match[0].strip() if match else None
 
 
 def sentence_files() -> list[Path]:
@@ -144,9 +160,7 @@ def sentence_files() -> list[Path]:
         if path.is_file() and path.read_bytes().startswith((b"#!/usr/bin/env python3", b'"""'))
     )
     files = [*FILES, *programs, *(ROOT / "tests" / "support").rglob("*.py")]
-    return sorted(
-        path for path in files if not str(path.relative_to(ROOT)).startswith(OLD_SENTENCES)
-    )
+    return sorted(path for path in files if not str(path.relative_to(ROOT)).startswith(OLD_ROOMS))
 
 
 def places_of_vague_clauses(path: Path) -> Iterator[str]:
@@ -297,6 +311,82 @@ def test_each_published_field_exists() -> None:
 def test_vague_names_of_values(source: str, names: set[str]) -> None:
     found_value_names = value_names([*ast.walk(ast.parse(source))])
     assert {name for _, name in found_value_names if is_vague(name)} == names
+
+
+def is_boolean(annotation: ast.expr | None) -> bool:
+    return annotation is not None and ast.unparse(annotation) in ("bool", "bool | None")
+
+
+def booleans_of(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
+    """Line and name of every field, property and attribute of a class that holds a boolean."""
+    for row in node.body:
+        match row:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, lineno=line):
+                if is_boolean(annotation):
+                    yield line, name
+            case ast.FunctionDef(name=name, returns=returns, lineno=line):
+                decorators = {ast.unparse(decorator) for decorator in row.decorator_list}
+                if is_boolean(returns) and decorators & {"property", "cached_property"}:
+                    yield line, name
+    for inner in ast.walk(node):
+        match inner:
+            case (
+                ast.Assign(targets=targets, value=ast.Constant(value=bool()), lineno=line)
+                | ast.Assign(
+                    targets=targets, value=ast.UnaryOp(op=ast.Not()) | ast.Compare(), lineno=line
+                )
+            ):
+                for target in targets:
+                    if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                        yield line, target.attr
+
+
+def is_published(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).rpartition(".")[2] in PUBLISHED_BASES for base in node.bases)
+
+
+def unclear_booleans(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and name of the booleans inside the program that read as nouns or participles."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and not is_published(node):
+            for line, name in booleans_of(node):
+                full_name = f"{node.name}.{name}"
+                if not PREDICATE.match(name) and full_name not in BOOLEAN_TERMS.split():
+                    yield line, full_name
+
+
+def test_booleans_are_named_by_predicates() -> None:
+    assert not [
+        f"{place(path, line)}: {name}"
+        for path in FILES
+        if not str(path.relative_to(ROOT)).startswith(OLD_ROOMS)
+        for line, name in unclear_booleans(nodes_of(path))
+    ]
+
+
+def test_each_term_of_a_boolean_exists() -> None:
+    names = {
+        f"{node.name}.{name}"
+        for path in FILES
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+        for _, name in booleans_of(node)
+    }
+    assert sorted(set(BOOLEAN_TERMS.split()) - names) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("class A:\n    busy: bool = False\n    is_ready: bool | None = None", {"A.busy"}),
+        ("class A(Value):\n    busy: bool = False", set()),
+        ("class A:\n    @property\n    def asleep(self) -> bool: ...", {"A.asleep"}),
+        ("class A:\n    def f(self):\n        self._ended = self.waits = True", {"A._ended"}),
+        ("class A:\n    def close(self) -> bool: ...", set()),
+    ],
+)
+def test_an_unclear_boolean(source: str, names: set[str]) -> None:
+    assert {name for _, name in unclear_booleans(ast.walk(ast.parse(source)))} == names
 
 
 @pytest.mark.parametrize(
