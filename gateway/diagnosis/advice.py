@@ -321,7 +321,7 @@ def _change_of_setting(verb: _Verb, match: re.Match[str], name: str) -> str:
 
 
 def _packages(message: str, packages: Collection[str]) -> Iterator[str]:
-    """The step that installs what a message names."""
+    """The step that installs the package of a message."""
     for match in _VERSION_MISMATCH.finditer(message):
         if all(distribution_name(match[name]) in packages for name in ("first", "second")):
             yield (

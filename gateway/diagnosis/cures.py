@@ -380,7 +380,7 @@ def _steps_and_advice(
 
 def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The memory of the GPU that neither is free nor belongs to the failed process, as
-    `others_bytes`, from what the failure measured."""
+    `others_bytes`, from the measurement of the failure."""
     measured = [values.get(name) for name in ("total_bytes", "free_bytes", "process_bytes")]
     sizes = [size for size in measured if isinstance(size, int)]
     if len(sizes) < len(measured):

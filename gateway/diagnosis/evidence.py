@@ -49,7 +49,7 @@ _REQUEST_FAULTS = _PROGRAM_FAULTS | {
     "TemplateAssertionError",
     "TemplateSyntaxError",
 }
-# A parser reads what the model wrote, so an answer that it cannot read is no fault of a client. A
+# A parser reads the text of the model, so an answer that it cannot read is no fault of a client. A
 # client may send it back, and each time it passes the same code.
 _PARSER = re.compile(
     r"tool_pars|reasoning_pars|/reasoning/|_tool_parser|function_call|chat_utils\.py:"
@@ -83,7 +83,7 @@ Proof = tuple[TextSignature, dict[str, Scalar]]
 class LogEvidence:
     """The state of one log's evidence. engine: KIND or KIND==VERSION; None: any row may hold.
 
-    circumstances: what the lines of the start showed. options: those of the start.
+    circumstances: those that the lines of the start showed. options: those of the start.
 
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.

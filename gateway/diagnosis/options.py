@@ -123,7 +123,7 @@ _COMMON_WORDS = frozenset(
 _NUMBER = re.compile(r"[\d.]*")
 _MIN_WORD_CHARACTERS = 5
 _MAX_FLAGS = 3
-# The end of a step that lists settings to try, and what its words mean as flags.
+# The end of a step that lists settings to try, and the flags for its words.
 _LIST_SENTENCE = re.compile(r"(?P<rest>.*\bone by one: )(?P<items>[^.]+)(?P<end>\..*)?\Z")
 _ITEM = re.compile(r"(?:[^,(]|\([^)]*\))+")
 _FLAGS_OF_WORD = {
@@ -148,7 +148,7 @@ _SETTING = r"(?P<name>(?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=[\"']?(?P<value>[\w.-]+)[\
 _LEADING_SETTING = re.compile(rf"(?<![\w=]){_SETTING}")
 _CONTAINER_SETTING = re.compile(rf"(?:-e|--env)[ =][\"']?{_SETTING}")
 _OWN_PREFIXES = ("VLLM_", "SGLANG_", "SGL_")
-# Secrets, and variables that change only what is told, where, and how long.
+# Secrets, and variables that change only the output, its place, and its duration.
 _SILENT_VARIABLE = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE|TIMEOUT|SECONDS"
     r"|_(?:IP|PORT|HOST|URL|PATH|DIR|ROOT)\b"
@@ -303,7 +303,8 @@ class StartOptions:
         )
 
     def rules_out(self, step: str) -> bool:
-        """Whether a step changes nothing: it omits what was not given, or gives what was."""
+        """Whether a step changes nothing: it omits a setting that was not given, or repeats one
+        that was."""
         named = _FLAG.findall(step)
         if omitted := _OMISSION_FLAGS.search(step):
             flags = _FLAG.findall(omitted["flags"])
@@ -362,7 +363,7 @@ def _is_partly_named(flag: str, text: str) -> bool:
 
 
 def _is_dtype(flag: str, value: str, text: str) -> bool:
-    """Whether a text speaks of a dtype by what has it: "fp8 KV cache" for --kv-cache-dtype=fp8."""
+    """Whether a text speaks of a dtype by its owner: "fp8 KV cache" for --kv-cache-dtype=fp8."""
     owner = flag.removesuffix("-dtype")
     width = re.match(r"[a-z]+\d+", value.strip("'\""))
     return bool(

@@ -32,7 +32,7 @@ _CHANGES = {
 
 
 def reasons(message: str) -> dict[str, Scalar]:
-    """The reasons of a message as `reasons`, what one of them asks for as `demand`, and settings
+    """The reasons of a message as `reasons`, the demand of one of them as `demand`, and settings
     that are the only reasons against a backend as `change` and `backend`."""
     named_reasons = [(name, text.strip(" '\"")) for name, text in _BACKEND_REASON.findall(message)]
     named_reasons = [

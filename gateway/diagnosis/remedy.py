@@ -59,7 +59,7 @@ class Case(NamedTuple):
     """The case that a cure is for. engine: its kind, if known. values: of the failure, of the
     engine's settings, and of circumstances by name. options: of the start, as far as the log shows
     them. advice: the steps that the message itself asks for. failing: the text and the frames of
-    the failure, which name what failed."""
+    the failure, which name the failing part."""
 
     kind: str
     phase: str
@@ -121,7 +121,7 @@ def _normalize(text: str) -> str:
 
 
 def repeats(steps: Iterable[str], step: str) -> bool:
-    """Whether the other steps say already what this one does: nearly all of its words are
+    """Whether the other steps already give the advice of this one: nearly all of its words are
     theirs."""
     words = set(_WORD.findall(step.lower()))
     theirs = set(_WORD.findall(" ".join(steps).lower()))

@@ -202,7 +202,7 @@ class ComponentFolder(Value):
     """A folder to which a component writes, and the environment variable that moves it.
 
     path: searched in the paths of a message. frames: searched in the innermost frames.
-    local_copy: what a machine without internet needs in the folder.
+    local_copy: the files that a machine without internet needs in the folder.
     """
 
     variable: str

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _list_hardware(value: str | None) -> str | None:
-    """Print what `--hardware` can name, for the value `list`."""
+    """Print the names for `--hardware`, for the value `list`."""
     if value != "list":
         return value
     from gateway.cli.present import show_hardware_names

@@ -122,7 +122,7 @@ def display(cards: Sequence[GpuCondition]) -> MachineCheck | None:
 def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck | None:
     """Memory that GPU and host share; None where no GPU does.
 
-    The driver gives an allocation only what is free: `available` counts pages of files too, which
+    The driver gives an allocation only free memory: `available` counts pages of files too, which
     Linux drops too late for it (github.com/NVIDIA/xr-ai/issues/440).
     """
     shared = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]

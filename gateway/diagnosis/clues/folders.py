@@ -29,8 +29,8 @@ class ComponentFolders:
         """The `folder_variable` of the component whose folder a message or traceback names.
 
         A path in the message decides before the traceback. `beyond_home`: the path is in no home,
-        so that another HOME does not move it. `local_copy`: what a machine without internet needs
-        in the folder.
+        so that another HOME does not move it. `local_copy`: the files that a machine without
+        internet needs in the folder.
         """
         paths = _PATH.findall(message)
         values: dict[str, Scalar] = {}

@@ -88,7 +88,7 @@ _MACHINE_WORDS = (
     b"ncoder cache",
 )
 PROGRESS_WORDS = (*_PHASE_WORDS, *SERVING_WORDS, *_SETTING_WORDS, *_MACHINE_WORDS)
-# The levels alone say that a line complains, and not about what.
+# The levels alone say that a line complains, and not the subject.
 _LEVELS = (b"ERROR", b"CRITICAL")
 _KEYWORDS = tuple(
     word

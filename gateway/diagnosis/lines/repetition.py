@@ -9,7 +9,7 @@ from collections.abc import Callable
 _MAX_COPIES = 256
 # Distinct lines that are counted.
 _MAX_FORMS = 4096
-# Copies that are read after all once another line follows: what stands before it may belong to it.
+# Copies that are read after all once another line follows: the lines before it may belong to it.
 _CONTEXT_LINES = 16
 # More distinct lines than any start prints as errors. Beyond them a line must be able to tell more.
 _FLOOD = 2048
@@ -40,7 +40,7 @@ class Repetition:
 
     def admit(self, number: int, raw: bytes, *, belongs: bool = False) -> tuple[NumberedLine, ...]:
         """The lines to read now: the line itself, after the last ones that were kept back; none if
-        it is kept back. belongs: the line is a part of what was read before."""
+        it is kept back. belongs: the line is a part of the lines before."""
         if self.is_flood and not belongs and not self._tells(raw):
             return ()
         form = raw.translate(_DIGIT_TABLE)

@@ -231,8 +231,8 @@ def too_few_experts(spec: ModelSpec, ranks: int) -> str:
 
 # Compared by identity: results are cached for each object.
 class Footprint(FrozenRecord, frozen=True, eq=False):
-    """A candidate with what one rank of it holds, keeps and computes: all that its memory follows
-    from."""
+    """A candidate with all that one rank of it holds, keeps and computes: the source of its
+    memory."""
 
     candidate: Candidate
     weights_bytes: int

@@ -40,8 +40,8 @@ from gateway.variables import words
 # engine's share refers to CUDA's total.
 _DRIVER = 640 * MIB
 _DRIVER_SHARE = 50
-# Free bytes left alone on each GPU: what other processes and the driver may take between our look
-# and the start.
+# Free bytes left alone on each GPU, for other processes and the driver between our look and the
+# start.
 HEADROOM = 256 * MIB
 # Memory that GPU and host share has no wall between them: an engine that takes too much hangs the
 # host instead of failing (github.com/vllm-project/vllm/issues/46307: about 64 GiB more than its
@@ -235,7 +235,7 @@ def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 
 
 def left_bytes(gpu: Gpu) -> int:
-    """Free bytes of a GPU that no engine takes: what the host keeps of memory that both share."""
+    """Free bytes of a GPU that no engine takes: the host's reserve of memory that both share."""
     if gpu.memory_kind == "dedicated":
         return HEADROOM
     if gpu.host_bytes is not None:

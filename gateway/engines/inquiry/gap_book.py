@@ -21,7 +21,7 @@ class GapBook:
         self._folder = folder
 
     def keep(self, gaps: Iterable[RuleGap]) -> None:
-        """Never raises: what cannot be kept will be met again."""
+        """Never raises: a gap that cannot be kept will be met again."""
         try:
             for gap in gaps:
                 text = gap.model_dump_json().encode()
@@ -34,7 +34,7 @@ class GapBook:
             return
 
     def load(self) -> list[RuleGap]:
-        """The oldest first; what cannot be read is left out."""
+        """The oldest first; unreadable gaps are left out."""
         result = []
         for path in self._files():
             try:

@@ -24,8 +24,8 @@ thread for each core.
 MAX_INQUIRY_S = 600
 """An inquiry ends itself after these seconds, even if its caller is gone."""
 
-# Reads `inside`, then the document of questions, then runs. Where memory is short, an inquiry is
-# what Linux ends first; engines that serve go before it.
+# Reads `inside`, then the document of questions, then runs. Where memory is short, Linux ends an
+# inquiry before any engine that serves.
 _BEGIN = f"""
 import io, os, resource, runpy, signal, sys, threading
 try:

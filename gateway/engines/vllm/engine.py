@@ -348,8 +348,8 @@ class VllmRules(VllmKind):
         return self.budget_of_share(footprint, share)
 
     def _cache_budget(self, footprint: Footprint, kv_bytes: int) -> Budget:
-        """The budget with a cache of the user's size. The engine compares its share with what is
-        free before that, so it is told of one that holds."""
+        """The budget with a cache of the user's size. The engine compares its share with the free
+        memory before that, so it gets a share that fits."""
         candidate = footprint.candidate
         count = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
         free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
@@ -544,7 +544,7 @@ def _beside_bytes(footprint: Footprint) -> int:
         graphs_in_budget=_counts_graphs(footprint),
         through_host=candidate.through_host,
     )
-    # Each of these facts is what was missing with those before it.
+    # Each of these facts is the lack that was left with those before it.
     return outside_bytes + sum(
         fact.value or 0 for fact in candidate.inputs.facts.holding("beside_memory", candidate.scope)
     )

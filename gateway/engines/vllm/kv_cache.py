@@ -47,8 +47,8 @@ class BlockTable(FrozenRecord, frozen=True):
     """Layers with equal content: `count` tables of blocks, each for one group of layers.
 
     A full layer keeps every token; a sliding one keeps its window and the tokens in flight. A cross
-    one keeps what the encoder reads, at most a batch. A state is one block, `states` times, or (0)
-    one for every block of tokens; each of `drafts` drafted tokens has a further one.
+    one keeps the encoder's input, at most a batch. A state is one block, `states` times, or (0) one
+    for every block of tokens; each of `drafts` drafted tokens has a further one.
     """
 
     kind: Literal["full", "sliding", "cross", "state"]

@@ -213,7 +213,7 @@ def test_failure() -> Failure:
 
 
 def ended_by_asking(attempt: Attempt) -> bool:
-    """Whether the engine ended before it answered what only apps need."""
+    """Whether the engine ended before the questions that only apps need."""
     if not _is_open(attempt) or attempt.state == "stopped":
         return False
     if attempt.ready_at is None:

@@ -107,7 +107,7 @@ class MoeRules(RuleFile):
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
     forced_requires: dict[str, tuple[Check, ...]] = Field(
         default_factory=dict
-    )  # by --moe-backend: what it asks of every GPU and of experts of any method
+    )  # by --moe-backend: the conditions for every GPU and for experts of any method
     undescribed: dict[Kind, tuple[str, ...]] = Field(
         default_factory=dict
     )  # scheme -> values of --moe-backend that the engine takes and no rule describes

@@ -4,7 +4,8 @@
     dealt(built, layers, part, repeated_parts) -> one of the stages that have so many layers each
 fullest(built, layers, repeated_parts)
 
-Held to what the engines build by tests/conformance/golden/stage-*.json and sglang_stage-*.json.
+Compared with the layers that the engines build by tests/conformance/golden/stage-*.json and
+sglang_stage-*.json.
 """
 
 from __future__ import annotations

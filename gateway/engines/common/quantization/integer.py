@@ -44,9 +44,9 @@ def _is_packed(layer: Layer, packed: set[str]) -> bool:
     """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers
     tell.
 
-    Without headers, what GPTQ and AWQ tools do is assumed: all linear layers of the decoder's
-    blocks but the routers. Source: maybe_update_config of gptq_marlin.py and awq_marlin.py, which
-    read the headers too, and never ask for experts.
+    Without headers, the default of GPTQ and AWQ tools is assumed: all linear layers of the
+    decoder's blocks but the routers. Source: maybe_update_config of gptq_marlin.py and
+    awq_marlin.py, which read the headers too, and never ask for experts.
     """
     if packed and not layer.experts:
         return all_or_none(

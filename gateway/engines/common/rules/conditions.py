@@ -51,8 +51,8 @@ _NAME, _NUMBER, _YES_NO, _YES = (
 )
 _SIZE = _adapter(Annotated[int, Field(ge=1)])
 
-# --- what most conditions are made of: the part of the subject that is read, and how its value is
-# compared ---
+# --- parts of most conditions: the part of the subject that is read, and the comparison of its
+# value ---
 
 
 def _layer(read: Callable[[LinearShape], Any]) -> Read:

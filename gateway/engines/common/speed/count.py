@@ -199,7 +199,7 @@ def _head(model: Model, tp: int, item: int) -> Product:
 
 
 def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
-    """Source of the sizes: AttentionGroup; of which ranks hold what: engines/vllm/kv_cache.py."""
+    """Source of the sizes: AttentionGroup; of the parts of each rank: engines/vllm/kv_cache.py."""
     stored = 1 if rank.kv_dtype.startswith("fp8") else item
     heads = max(1, group.heads // rank.tp)
     if group.kind == "recurrent" and group.recurrent is not None:

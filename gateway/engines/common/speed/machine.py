@@ -35,7 +35,7 @@ class Wire(FrozenRecord, frozen=True):
     more_s: float = 0.0
 
     def all_reduce_s(self, ranks: int, size: float) -> float:
-        """Seconds until `ranks` have the sum of what each has `size` bytes of."""
+        """Seconds until `ranks` have the sum of their parts of `size` bytes."""
         return (
             self.latency_s
             + self.more_s * (ranks - 2)
@@ -386,7 +386,7 @@ def _wire(
             reduce.bytes_s / of.part * table.nvlink.part,
             reduce.latency_s / of.latency_s * table.nvlink.latency_s,
         )
-    if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
+    if reduce is not None:  # there engines have NCCL's all-reduce, as in the measurement
         # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
         # host's memory.
         host_factor = 0.0 if direct else table.host.more_s / table.host.latency_s

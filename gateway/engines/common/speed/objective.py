@@ -14,9 +14,9 @@ from gateway.domain.wish import Goal
 
 # The knee: while nobody asked for all GPUs, twice as many have to give a quarter more.
 KNEE = math.log2(1.25)
-# The same for throughput, which asks for what the machine can do: 2 ** 0.15 is a ninth.
+# The same for throughput, which asks for the machine's whole speed: 2 ** 0.15 is a ninth.
 _KNEE_OF_THROUGHPUT = 0.15
-# Beside other models a plan is as good as what each of its GPUs gives.
+# Beside other models a plan is as good as the work of each of its GPUs.
 SHARED_GPU_DISCOUNT = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
 # estimate.
@@ -74,7 +74,8 @@ def gpu_discount(wish: Wish) -> float:
 
 
 def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
-    """cost: what `gpu_discount` says. Worth falls with that power of the GPUs that a plan takes."""
+    """cost: the result of `gpu_discount`. Worth falls with that power of the GPUs that a plan
+    takes."""
     gpus, speed = max(1, outcome.gpus), outcome.speed
     if goal == "context":
         return outcome.context / math.pow(gpus, cost)

@@ -176,8 +176,8 @@ class StepClock:
         work, table = self.work, self.table
         seconds, gathered = 0.0, self._tokens_of_all_groups(tokens)
         for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
-            # Of what all tokens take the same, nothing is asked: most layers are such, and this is
-            # the innermost loop of planning.
+            # A layer that costs all tokens the same needs no question: most layers are such, and
+            # this is the innermost loop of planning.
             count, read_bytes, limit = tokens, item.bytes, 1.0
             if item.experts:
                 count, read_bytes, limit = (
