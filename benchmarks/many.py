@@ -54,7 +54,7 @@ def stop_all(data: Path, models: int) -> None:
     store = open_store(data / "fitserve.db")
     for number in range(models):
         store.save_wish(Wish(name=f"m{number}", source=str(source)))
-        store.set_stopped(f"m{number}", stopped=True)
+        store.set_stopped(f"m{number}", is_stopped=True)
     store.close()
 
 

@@ -145,12 +145,12 @@ class Orders:
     async def stop(self, name: str) -> ManagedModel:
         """Stop the engines, and load the model no more until `start`. Raises NotFound, BadRequest,
         StoreError."""
-        return await self._set_stopped(name, stopped=True)
+        return await self._set_stopped(name, is_stopped=True)
 
     async def start(self, name: str) -> ManagedModel:
         """Load the model again, and from now on by its policy. Raises NotFound, BadRequest,
         StoreError."""
-        return await self._set_stopped(name, stopped=False)
+        return await self._set_stopped(name, is_stopped=False)
 
     async def unload(self, name: str) -> ManagedModel:
         """Stop the engines. The next request loads the model again. Raises NotFound, BadRequest,
@@ -169,20 +169,20 @@ class Orders:
         self._wake()
         return model
 
-    async def _set_stopped(self, name: str, *, stopped: bool) -> ManagedModel:
+    async def _set_stopped(self, name: str, *, is_stopped: bool) -> ManagedModel:
         self._store.changeable()
         model = self._fleet.model(name)
         _check_local(model)
-        await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
-        model.is_stopped = stopped
+        await asyncio.to_thread(self._store.set_stopped, name, is_stopped=is_stopped)
+        model.is_stopped = is_stopped
         for replica in model.replicas:  # shown until the next pass
-            if stopped and _has_engine(replica):
+            if is_stopped and _has_engine(replica):
                 replica.status = _leaving_state("its owner stops it")
-            elif stopped:
+            elif is_stopped:
                 replica.status = Rest("stopped", STOP_REASON)
             elif not _has_engine(replica):
                 replica.status = Rest("starting", "its owner starts it")
-        if stopped:
+        if is_stopped:
             model.waits_for_request = False
         else:
             # A start by the owner counts as a request.

@@ -310,14 +310,14 @@ class GpuWatch:
                     if errors
                     else "NVML no longer lists it."
                 )
-                self._lose(uuid, message, xid=unclaimed_xid, unread=True)
+                self._lose(uuid, message, xid=unclaimed_xid, is_unread=True)
 
-    def _judge(self, uuid: str, trouble: str | None, certain: bool) -> None:
+    def _judge(self, uuid: str, trouble: str | None, is_certain: bool) -> None:
         loss = self.lost.get(uuid)
         if trouble is not None:
             self._lose(uuid, trouble)
         elif loss is not None and (
-            loss.unread or (certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
+            loss.unread or (is_certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
         ):
             self._change(
                 {card: why for card, why in self.lost.items() if card not in self._cards[uuid]}
@@ -325,12 +325,12 @@ class GpuWatch:
             log.info("a GPU works again", gpu=uuid)
 
     def _lose(
-        self, uuid: str, message: str, *, xid: int | None = None, unread: bool = False
+        self, uuid: str, message: str, *, xid: int | None = None, is_unread: bool = False
     ) -> None:
         former = self.lost.get(uuid)
-        if former is not None and (former.unread or not unread):
+        if former is not None and (former.unread or not is_unread):
             return
-        loss = GpuLoss(message=message, lost_at=time.monotonic(), xid=xid, unread=unread)
+        loss = GpuLoss(message=message, lost_at=time.monotonic(), xid=xid, unread=is_unread)
         if former is not None:
             loss = former.evolve(unread=True)
         else:

@@ -61,7 +61,7 @@ def repairs(
     max_gpus: int,
     args: Collection[str],
     *,
-    quantized: bool,
+    is_quantized: bool,
 ) -> Iterator[Variant]:
     """Variants that differ in one thing, which may cure this refusal.
 
@@ -69,7 +69,7 @@ def repairs(
     """
     if variant.changes >= _MAX_CHANGES:
         return
-    refused = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, quantized)
+    refused = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, is_quantized)
     backend = "moe-backend" if refused.concerns_experts else "linear-backend"
     forced = variant.backend(backend) if "backends" in variant.reasons else None
     if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):

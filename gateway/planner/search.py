@@ -58,9 +58,9 @@ class _VariantQueue:
         self._ready, self._deferred = deque(first), deque[Variant]()
         self._queued = set(first)
 
-    def pop(self, *, satisfied: bool) -> Variant | None:
-        """The next variant; None: no more. satisfied: no variant has to give anything up."""
-        if not self._ready and not satisfied:
+    def pop(self, *, is_satisfied: bool) -> Variant | None:
+        """The next variant; None: no more. is_satisfied: no variant has to give anything up."""
+        if not self._ready and not is_satisfied:
             # All layouts give up one more thing.
             self._ready, self._deferred = self._deferred, deque()
         return self._ready.popleft() if self._ready else None
@@ -141,7 +141,7 @@ class Search:
             return
         self._queue = _VariantQueue(first)
         for _ in range(_MAX_VARIANTS):
-            variant = self._queue.pop(satisfied=self._is_satisfied)
+            variant = self._queue.pop(is_satisfied=self._is_satisfied)
             if variant is None:
                 break
             try:
@@ -236,7 +236,13 @@ class Search:
         is_quantized = self.inputs.spec.quant is not None
         changed = [
             *repairs(
-                variant, refusal, engine, self.rules, gpus, self._user_flags, quantized=is_quantized
+                variant,
+                refusal,
+                engine,
+                self.rules,
+                gpus,
+                self._user_flags,
+                is_quantized=is_quantized,
             ),
             *self._unquantized_cache(variant, refusal),
             *self._unequal_stages(variant, evidence.memory),

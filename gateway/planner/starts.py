@@ -108,7 +108,7 @@ class Blocked(FrozenRecord, frozen=True):
     gpu: str | None = None
 
 
-def start_of(attempt: Attempt, *, sized: bool = False) -> PendingStart:
+def start_of(attempt: Attempt, *, is_sized: bool = False) -> PendingStart:
     """The start of an attempt, in the order of attempts: the longest wait is first.
 
     After a boot the oldest model is first.
@@ -122,7 +122,7 @@ def start_of(attempt: Attempt, *, sized: bool = False) -> PendingStart:
         shape(plan),
         attempt.id,
         is_proved,
-        sized,
+        is_sized,
     )
 
 

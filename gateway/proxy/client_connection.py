@@ -266,15 +266,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Pauses or resumes reading. A paused client has no deadline."""
         # A client that does not read its answer gets no new request read. Its body is read on,
         # because many clients send all before they read.
-        reading_paused = (
+        must_pause = (
             self._is_upload_paused
             or bool(self._turns)
             or (self.is_write_paused and not self._reader.is_in_body and not self.is_discarding)
         )
-        if reading_paused == self.is_reading_paused or self.transport.is_closing():
+        if must_pause == self.is_reading_paused or self.transport.is_closing():
             return
-        self.is_reading_paused = reading_paused
-        if reading_paused:
+        self.is_reading_paused = must_pause
+        if must_pause:
             self.transport.pause_reading()
             self.deadline = math.inf
         else:

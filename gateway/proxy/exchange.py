@@ -129,9 +129,9 @@ class Exchange:
         id_: str,
         keep_alive: bool,
         body: request_body.Body = b"",
-        whole: bool = False,
+        is_whole: bool = False,
     ) -> None:
-        """body: received so far; `whole`: all of it was received."""
+        """body: received so far; `is_whole`: all of it was received."""
         self.plane: DataPlane = connection.plane
         self.connection = connection
         self.request_head = request
@@ -139,7 +139,7 @@ class Exchange:
         self.key = request.key
         self.id = id_
         self.keep_alive = keep_alive
-        self.upload = Upload(connection, request, body, whole)
+        self.upload = Upload(connection, request, body, is_whole)
         self.answer = ClientAnswer(connection, request, id_.encode())
         self.call: Call
         self.content_type: bytes
@@ -510,7 +510,7 @@ class Exchange:
                 plane.routes.responses.record(match[1], self.key, self.replica.seed)
                 self._is_stored = True
 
-    def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
+    def end(self, upstream: UpstreamConnection, *, is_reusable: bool) -> None:
         """Ends a complete answer."""
         answer = self.answer
         if answer.withholds_head:
@@ -529,14 +529,14 @@ class Exchange:
         outcome: Outcome = "broken" if error >= _SERVER_ERROR else "answered"
         if 0 < error < _SERVER_ERROR:
             answer.status = error  # counted like the refusal that it is
-        self._end_answer(upstream, outcome, reusable=reusable)
+        self._end_answer(upstream, outcome, is_reusable=is_reusable)
 
     def _end_answer(
-        self, upstream: UpstreamConnection, outcome: Outcome, *, reusable: bool
+        self, upstream: UpstreamConnection, outcome: Outcome, *, is_reusable: bool
     ) -> None:
         """Releases the engine's connection after the last byte is written."""
         self._finish(outcome)
-        if reusable and self.upload.is_whole and not upstream.transport.get_write_buffer_size():
+        if is_reusable and self.upload.is_whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
         else:
             upstream.drop()
@@ -560,14 +560,15 @@ class Exchange:
             answer.writer.write(
                 whole_answer(status, forwarded_headers, answer.own_headers(), answer.id, body)
             )
-        self._end_answer(upstream, "answered", reusable=True)
+        self._end_answer(upstream, "answered", is_reusable=True)
 
     def take_failure(
-        self, upstream: UpstreamConnection, reason: str, *, closed: bool = False
+        self, upstream: UpstreamConnection, reason: str, *, is_closed: bool = False
     ) -> None:
-        """Handles an engine that closed its connection (`closed`) or sent something unreadable."""
+        """Handles an engine that closed its connection (`is_closed`) or sent something
+        unreadable."""
         self.answer.forget()
-        if closed and not self.answer.status and self._retry_after_death():
+        if is_closed and not self.answer.status and self._retry_after_death():
             return
         log.warning("%s: %s broke off: %s", self.id, self.replica, reason)
         upstream.flush()

@@ -32,7 +32,7 @@ class Upload:
     )
 
     def __init__(
-        self, connection: ClientConnection, request: RequestHead, body: Body, whole: bool
+        self, connection: ClientConnection, request: RequestHead, body: Body, is_whole: bool
     ) -> None:
         self._connection = connection
         self._request = request
@@ -40,7 +40,7 @@ class Upload:
         self.body = body
         self.form: FormReader | None = None
         self.is_in_budget = False
-        self.is_whole = whole
+        self.is_whole = is_whole
 
     # --- receiving ---
 
@@ -144,10 +144,10 @@ class Upload:
                 upstream, "it takes the request too slowly while other requests wait for memory"
             )
 
-    def _count_body(self, size: int, *, pressed: bool = False) -> None:
+    def _count_body(self, size: int, *, is_pressed: bool = False) -> None:
         if self.is_in_budget or size > SMALL_BYTES:
             self.is_in_budget = True
-            self._connection.plane.body_budget.keep(self, size, pressed=pressed)
+            self._connection.plane.body_budget.keep(self, size, is_pressed=is_pressed)
 
     # --- sending to an engine ---
 
@@ -165,7 +165,7 @@ class Upload:
         """Takes note that all but `bytes_left` bytes of the received body are sent. The engine's
         connection reports later when many are left."""
         if bytes_left > SMALL_BYTES:
-            self._count_body(bytes_left, pressed=True)
+            self._count_body(bytes_left, is_pressed=True)
             return
         self.release_body()
         self._connection.resume_upload()

@@ -226,7 +226,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._previous_head = head_cache.remember_answer(
                     data, exchange.answer.status, self.headers, self.length, self.sent
                 )
-            exchange.end(self, reusable=self._is_reusable)
+            exchange.end(self, is_reusable=self._is_reusable)
             return
         if self._out or self.lead:
             self.flush()
@@ -264,12 +264,12 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:
             return
         if exchange.answer.status and not self.is_sized and error is None:
-            exchange.end(self, reusable=False)
+            exchange.end(self, is_reusable=False)
         else:
             exchange.take_failure(
                 self,
                 f"the connection closed: {error!r}" if error else "the connection closed",
-                closed=True,
+                is_closed=True,
             )
 
     def pause_writing(self) -> None:

@@ -324,7 +324,7 @@ def _check_database(database: Path, archive: Path) -> tuple[int, int, int]:
     if (problem := foreign_part(database)) is not None:
         raise _no_backup(archive, f"its database is damaged: {problem}")
     try:
-        opened = Database(database, mirrored=False)
+        opened = Database(database, is_mirrored=False)
     except Damaged as error:
         raise _no_backup(archive, f"its database is damaged: {error.problem}") from None
     try:

@@ -78,7 +78,7 @@ class Database:
     """
 
     def __init__(
-        self, path: Path, copy: sqlite3.Connection | None = None, *, mirrored: bool = True
+        self, path: Path, copy: sqlite3.Connection | None = None, *, is_mirrored: bool = True
     ) -> None:
         self.path = path
         self._origin: Sums = []
@@ -94,7 +94,7 @@ class Database:
                 self._origin = seal_sums(copy)
             return
         self._connect()
-        if mirrored:
+        if is_mirrored:
             self._mirror = Mirror(path)
 
     @property

@@ -125,12 +125,12 @@ class Store:
         rows = self._database.rows("SELECT name, stopped, used_at FROM models")
         return {name: (bool(stopped), used_at) for name, stopped, used_at in rows}
 
-    def set_stopped(self, name: str, *, stopped: bool) -> None:
+    def set_stopped(self, name: str, *, is_stopped: bool) -> None:
         """Raises NotFound."""
         with self._database.change() as db:
             if (
                 db.execute(
-                    "UPDATE models SET stopped=? WHERE name=?", (int(stopped), name)
+                    "UPDATE models SET stopped=? WHERE name=?", (int(is_stopped), name)
                 ).rowcount
                 == 0
             ):

@@ -116,16 +116,16 @@ class TrialStatus:
 
 
 def next_step(
-    target: int, new: bool, replicas: Sequence[ReplicaStatus], trial: TrialStatus | None
+    target: int, is_new: bool, replicas: Sequence[ReplicaStatus], trial: TrialStatus | None
 ) -> Step | None:
     """The next step, or None while nothing can be done.
 
-    `target` is the generation that all replicas shall have. `new` is False while the previous wish
-    is being restored.
+    `target` is the generation that all replicas shall have. `is_new` is False while the previous
+    wish is being restored.
     """
     if trial is not None:
-        return _trial_step(target, new, trial)
-    failed = next((r for r in replicas if new and r.generation == target and r.failed), None)
+        return _trial_step(target, is_new, trial)
+    failed = next((r for r in replicas if is_new and r.generation == target and r.failed), None)
     if failed is not None:
         return GiveUp(failed.failed)
     # Replicas without requests come first.
@@ -135,7 +135,7 @@ def next_step(
         default=None,
     )
     if replica is None:
-        return Finish() if new and all(new_replica.serves for new_replica in replicas) else None
+        return Finish() if is_new and all(new_replica.serves for new_replica in replicas) else None
     if not replica.serves:
         return Replace(replica.index)
     if not replica.must_be_replaced:
@@ -147,7 +147,7 @@ def next_step(
     return None if replica.answers else Replace(replica.index)
 
 
-def _trial_step(target: int, new: bool, trial: TrialStatus) -> Step | None:
+def _trial_step(target: int, is_new: bool, trial: TrialStatus) -> Step | None:
     if trial.state == "stops":
         return None
     if trial.generation != target:
@@ -158,7 +158,7 @@ def _trial_step(target: int, new: bool, trial: TrialStatus) -> Step | None:
         case "no_room":
             return GoInPlace(trial.index)
         case "failed":
-            return GiveUp(trial.reason) if new else GoInPlace(trial.index)
+            return GiveUp(trial.reason) if is_new else GoInPlace(trial.index)
     return None
 
 

@@ -74,9 +74,9 @@ class FreezeDetector:
 
     # --- observations ---
 
-    def note_health(self, now: float, *, healthy: bool) -> None:
+    def note_health(self, now: float, *, is_healthy: bool) -> None:
         """Note whether the health check was answered."""
-        if healthy:
+        if is_healthy:
             self._answered = now
         self._unanswered_s = now - self._answered
 

@@ -99,11 +99,11 @@ def stage_of(kind: str) -> Stage:
     return _STAGES.get(kind, "")
 
 
-def stage(attempt: Attempt, *, watched: bool) -> Stage:
+def stage(attempt: Attempt, *, is_watched: bool) -> Stage:
     """How far a start has come."""
     if not attempt.is_live:
         return "ended"
-    return "ready" if attempt.state == "ready" else "started" if watched else "chosen"
+    return "ready" if attempt.state == "ready" else "started" if is_watched else "chosen"
 
 
 def events_of_model(
@@ -193,7 +193,7 @@ def _replica_events(
 ) -> Iterator[Event]:
     for place, attempt in enumerate(after.attempts):
         is_watched = after.watched == attempt.id
-        was, now_is = reported.stage(attempt), stage(attempt, watched=is_watched)
+        was, now_is = reported.stage(attempt), stage(attempt, is_watched=is_watched)
         if was != now_is and _STAGE_ORDER.index(was) < _STAGE_ORDER.index(now_is):
             reported.note(attempt.id, now_is)
             earlier = after.attempts[place - 1] if place else None

@@ -90,7 +90,7 @@ class Observer:
         for name, model in self._models.items():
             for attempt in (past for replica in model.replicas for past in replica.attempts):
                 if attempt.id not in event_ids and attempt.started_at < since:
-                    self._stages.note(attempt.id, stage(attempt, watched=True))
+                    self._stages.note(attempt.id, stage(attempt, is_watched=True))
             if models.get(name) == "model.added" or model.created_at < since:
                 self._now[name] = _report(model)
         now = time.time()
@@ -295,7 +295,7 @@ def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
     replicas = [_replica(replica, absence=model.absence) for replica in model.replicas]
     if model.trial is not None:
-        replicas.append(_replica(model.trial, trial=True))
+        replicas.append(_replica(model.trial, is_trial=True))
     return ReportedModel(
         wish=model.wish,
         state=state,
@@ -313,7 +313,9 @@ def _report(model: ManagedModel) -> ReportedModel:
     )
 
 
-def _replica(replica: ReplicaState, *, trial: bool = False, absence: str = "") -> ReportedReplica:
+def _replica(
+    replica: ReplicaState, *, is_trial: bool = False, absence: str = ""
+) -> ReportedReplica:
     leaving = ("trials", absence) if absence else None
     if replica.leaving is not None:
         leaving = replica.leaving.cause, replica.leaving.reason
@@ -328,5 +330,5 @@ def _replica(replica: ReplicaState, *, trial: bool = False, absence: str = "") -
         replica.watcher.attempt.id if replica.watcher is not None else None,
         replica.takes,
         leaving,
-        trial,
+        is_trial,
     )

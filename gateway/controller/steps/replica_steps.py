@@ -271,7 +271,7 @@ class ReplicaSteps:
                     attempt,
                     partial(self._fleet.claims, replica),
                     lambda: self._fleet.sharing(model, model.wish).offers,
-                    spare=snapshot.demand.is_spare,
+                    is_spare=snapshot.demand.is_spare,
                 )
                 self._start(replica, name, effect)
 

@@ -109,15 +109,18 @@ class SleepSteps:
         claims: Callable[[], Mapping[str, int]],
         offers: Callable[[], Iterable[Offer]],
         *,
-        spare: bool,
+        is_spare: bool,
     ) -> None:
         """Wake an engine once there is room.
 
-        Else it waits for the offers of others, and its attempt ends if they are too small. `spare`:
-        another copy serves, so it sleeps on. `claims` are those of all others. Raises StoreError.
+        Else it waits for the offers of others, and its attempt ends if they are too small.
+        `is_spare`: another copy serves, so it sleeps on. `claims` are those of all others. Raises
+        StoreError.
         """
         watcher = replica.watcher
-        if watcher is None or not await self._room(replica, attempt, claims, offers, spare=spare):
+        if watcher is None or not await self._room(
+            replica, attempt, claims, offers, is_spare=is_spare
+        ):
             return
         asleep = attempt.asleep or Asleep(since=time.time())
         waking = attempt.evolve(asleep=asleep.evolve(gave=None))
@@ -159,7 +162,7 @@ class SleepSteps:
         claims: Callable[[], Mapping[str, int]],
         offers: Callable[[], Iterable[Offer]],
         *,
-        spare: bool,
+        is_spare: bool,
     ) -> bool:
         """Whether the memory for the engine is free; from then on it is reserved.
 
@@ -181,7 +184,7 @@ class SleepSteps:
                 if self._waits_for_others(replica, missing, offers()):
                     return False
             if missing:
-                _give_up_waking(replica, attempt, missing, spare=spare)
+                _give_up_waking(replica, attempt, missing, is_spare=is_spare)
                 return False
             await asyncio.sleep(_LOOK_S)
 
@@ -268,10 +271,10 @@ class SleepSteps:
 
 
 def _give_up_waking(
-    replica: ReplicaState, attempt: Attempt, missing: Mapping[str, int], *, spare: bool
+    replica: ReplicaState, attempt: Attempt, missing: Mapping[str, int], *, is_spare: bool
 ) -> None:
     """Leave a spare engine asleep, and end any other that lacks room."""
-    if spare:
+    if is_spare:
         replica.block(
             f"a copy of it sleeps: it lacks {gib(max(missing.values()))} of a GPU's memory, which"
             " others have"

@@ -150,7 +150,7 @@ class StartGate:
         count = (
             cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
         )
-        start = start_of(attempt, sized=count is not None)
+        start = start_of(attempt, is_sized=count is not None)
         try:
             self._waiting[start.instance] = start
             if not self._was_seen_once:

@@ -244,7 +244,7 @@ class Watcher:
                 sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
             )
         now = time.monotonic()
-        self._freeze.note_health(now, healthy=healthy)
+        self._freeze.note_health(now, is_healthy=healthy)
         if healthy:
             self._note_answer(now)
         elif self.observation.answering:

@@ -352,7 +352,7 @@ def _runs(container: str, client: APIClient) -> bool:
         return False
 
 
-def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineProcess, ...]:
+def _processes(container: str, is_paused: bool, client: APIClient) -> tuple[EngineProcess, ...]:
     """The processes by `ps` on Docker's machine; none if there is no such `ps`."""
     from docker.errors import APIError
 
@@ -363,7 +363,7 @@ def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineP
     return tuple(
         EngineProcess(
             pid=int(pid),
-            stopped=paused or stat[0] in "Tt",
+            stopped=is_paused or stat[0] in "Tt",
             cpu_s=float(cpu),
             command=command[:MAX_COMMAND],
         )

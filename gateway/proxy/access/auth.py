@@ -114,12 +114,12 @@ class Keys:
         self._origins = origins or Origins()
         self.swap(created)
 
-    def swap(self, created: Iterable[Key], *, closed: bool = False) -> None:
+    def swap(self, created: Iterable[Key], *, is_closed: bool = False) -> None:
         """Makes `created` and the keys of the settings the valid keys."""
         self.table = KeyTable(
-            MappingProxyType({key.digest: key for key in (*created, *self._fixed)}), closed
+            MappingProxyType({key.digest: key for key in (*created, *self._fixed)}), is_closed
         )
-        self._open = not self.table.keys and not closed
+        self._open = not self.table.keys and not is_closed
         self._scopes = self.table.scopes
 
     @property

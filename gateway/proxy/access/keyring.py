@@ -99,7 +99,7 @@ class Keyring:
                 if self._store.problem is None:
                     for key in valid:
                         self._store.add_key(key.grant, bytes.fromhex(key.digest), key.created_at)
-        self._swap(valid, closed=is_closed)
+        self._swap(valid, is_closed=is_closed)
         if stored and valid != in_file:
             self._revoked = {
                 key.grant.name: key.evolve(digest=_REVOKED_DIGEST)
@@ -237,14 +237,14 @@ class Keyring:
             if names and self._settle():
                 log.info("revoked keys are removed from the database now", keys=names)
 
-    def _swap(self, stored: tuple[StoredKey, ...], *, closed: bool = False) -> None:
+    def _swap(self, stored: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
         self.stored, former = stored, self._callers
         # One of thousands of keys changes, so the others stay as they are.
         self._callers = {
             id(key): former.get(id(key)) or (key, key_of(key.grant, bytes.fromhex(key.digest)))
             for key in stored
         }
-        self._keys.swap([caller for _, caller in self._callers.values()], closed=closed)
+        self._keys.swap([caller for _, caller in self._callers.values()], is_closed=is_closed)
         self._changed()
 
     def _write(self, stored: tuple[StoredKey, ...]) -> None:

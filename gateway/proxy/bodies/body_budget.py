@@ -100,12 +100,12 @@ class BodyBudget:
         self._waiting += 1
         return False
 
-    def keep(self, owner: BodyOwner, size: int, *, pressed: bool = False) -> None:
-        """Counts `size` bytes of a body that is complete. `pressed`: they are on their way to the
-        engine."""
+    def keep(self, owner: BodyOwner, size: int, *, is_pressed: bool = False) -> None:
+        """Counts `size` bytes of a body that is complete. `is_pressed`: they are on their way to
+        the engine."""
         share = self._count(owner, size)
         self._stop_waiting(share)
-        share.is_pressed, share.checked_at = pressed, None
+        share.is_pressed, share.checked_at = is_pressed, None
         self._growing.pop(owner, None)
         self._wake()
 

@@ -123,7 +123,7 @@ class Worker:
                 log.warning("the worker keeps its former certificate: %s", error.strerror)
 
     def _take_keys(self, table: KeyTableMessage) -> None:
-        self.keys.swap(table.keys, closed=table.closed)
+        self.keys.swap(table.keys, is_closed=table.closed)
         self.limiter.rows = table.rows
         self.limiter.keep(self.keys.table.keys)
 

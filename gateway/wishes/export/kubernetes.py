@@ -86,8 +86,8 @@ def _volumes(start: EngineStart) -> dict[str, _Volume]:
     return volumes
 
 
-def container(start: EngineStart, *, probed: bool = True) -> dict[str, Any]:
-    """The container of an engine. probed: it answers requests."""
+def container(start: EngineStart, *, is_probed: bool = True) -> dict[str, Any]:
+    """The container of an engine. is_probed: it answers requests."""
     limits = {
         **({"nvidia.com/gpu": len(start.gpus)} if start.gpus else {}),
         **({"memory": str(start.memory_bytes)} if start.memory_bytes is not None else {}),
@@ -102,7 +102,7 @@ def container(start: EngineStart, *, probed: bool = True) -> dict[str, Any]:
         "image": start.image,
         "command": [literal(word) for word in start.argv],
         "env": [{"name": name, "value": literal(value)} for name, value in start.variables.items()],
-        **({"ports": [{"containerPort": start.port, "name": "http"}]} if probed else {}),
+        **({"ports": [{"containerPort": start.port, "name": "http"}]} if is_probed else {}),
         "resources": {"limits": limits} if limits else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -114,7 +114,7 @@ def container(start: EngineStart, *, probed: bool = True) -> dict[str, Any]:
         },
         **(
             {"startupProbe": {**probe, "failureThreshold": _START_TRIES}, "readinessProbe": probe}
-            if probed
+            if is_probed
             else {}
         ),
         "volumeMounts": [

@@ -51,7 +51,7 @@ def leader_worker_set(
 
 def _pod_container(start: EngineStart, address: str, *, answers: bool) -> dict[str, Any]:
     """The container of one pod. answers: it has a server for requests."""
-    base = container(start, probed=answers)
+    base = container(start, is_probed=answers)
     pod_address = {"name": address, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     variables = [variable for variable in base["env"] if variable["name"] != address]
     return {**base, "command": _command(start, address), "env": [pod_address, *variables]}

@@ -141,7 +141,7 @@ async def test_another_key_and_keys_that_were_changed_are_looked_at(gateway: Gat
             assert (await answer(reader))[0] == 200
         fixed, keys._fixed = keys._fixed, ()
         try:
-            keys.swap((), closed=True)
+            keys.swap((), is_closed=True)
             writer.write(ask())
             assert (await answer(reader))[0] == 403
         finally:

@@ -41,7 +41,9 @@ def cures(
     args: Any = (),
     quantized: bool = False,
 ) -> list[Variant]:
-    return list(repairs(variant or Variant(), refusal, on, RULES, gpus, args, quantized=quantized))
+    return list(
+        repairs(variant or Variant(), refusal, on, RULES, gpus, args, is_quantized=quantized)
+    )
 
 
 def changes(variants: list[Variant]) -> list[str]:

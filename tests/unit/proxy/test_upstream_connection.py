@@ -46,7 +46,7 @@ class Transport:
 class RecordedExchange:
     """An exchange, its answer and the writer to its client: keeps all that the link gives."""
 
-    keep_alive, sse_head_sent, status = True, False, 0
+    keep_alive, has_sent_sse_head, status = True, False, 0
 
     def __init__(self) -> None:
         self.answer = self.writer = self
@@ -63,9 +63,9 @@ class RecordedExchange:
     def first_byte(self, data: bytes) -> None:
         self.ended.append(f"first byte of {len(data)}")
 
-    def end(self, link: UpstreamConnection, *, reusable: bool) -> None:
+    def end(self, link: UpstreamConnection, *, is_reusable: bool) -> None:
         link.flush(b"0\r\n\r\n" if link.is_framed else b"")
-        self.ended.append(f"end, reusable: {reusable}")
+        self.ended.append(f"end, reusable: {is_reusable}")
         link.exchange = None
 
     def take_failure(self, link: UpstreamConnection, reason: str) -> None:

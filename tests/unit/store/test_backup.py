@@ -407,5 +407,5 @@ def test_a_backup_of_an_older_version_is_none_of_others(tmp_path: Path) -> None:
         database.execute("INSERT INTO meta VALUES ('instance', 'x')")
         database.commit()
     assert foreign_part(old) is None
-    Database(old, mirrored=False).close()
+    Database(old, is_mirrored=False).close()
     assert foreign_part(old) is None

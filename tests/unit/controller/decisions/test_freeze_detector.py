@@ -29,7 +29,7 @@ def detector_after(
     for now in seconds:
         detector.note_processes(now, [process(1), process(2, cpu_s=core_cpu * now)])
         detector.note_metrics(now, metrics)
-        detector.note_health(now, healthy=answers)
+        detector.note_health(now, is_healthy=answers)
     return detector
 
 
@@ -42,7 +42,7 @@ def test_a_process_that_is_stopped_at_two_looks_is_frozen_and_thaws() -> None:
     assert "stopped (2)" in detector.freeze_reason(11)
     assert detector.stopped_s(70) == 60
     detector.note_processes(71, [process(1), process(2)])
-    detector.note_health(71, healthy=True)
+    detector.note_health(71, is_healthy=True)
     assert detector.freeze_reason(71) == ""
 
 
@@ -62,9 +62,9 @@ def test_an_engine_that_answers_nothing_while_it_computes_is_not_frozen(core_cpu
 def test_without_a_look_at_its_processes_the_silence_alone_decides() -> None:
     detector = FreezeDetector(0.0, SILENT_S)
     detector.note_processes(5, ())
-    detector.note_health(7, healthy=False)
+    detector.note_health(7, is_healthy=False)
     assert detector.freeze_reason(7) == ""
-    detector.note_health(8, healthy=False)
+    detector.note_health(8, is_healthy=False)
     assert detector.freeze_reason(8) != ""
 
 

@@ -184,7 +184,7 @@ def test_a_start_goes_on_where_it_was_told_to_be() -> None:
         "engine.ready",
     ]
     reported_stages = ReportedStages()
-    reported_stages.note(1, stage(ready(), watched=True))
+    reported_stages.note(1, stage(ready(), is_watched=True))
     assert kinds(
         OLD, model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))), reported_stages
     ) == ["engine.failed"]

@@ -156,7 +156,7 @@ def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
     budget, hogs, victim = contended_budget()
     queued, stuck = hogs[:2]
     budget.keep(queued, MIB)
-    budget.keep(stuck, MIB, pressed=True)
+    budget.keep(stuck, MIB, is_pressed=True)
     look(budget, 0, 2 * PATIENCE_S + 1)
     assert queued.refused is None
     assert stuck.refused is not None

@@ -199,7 +199,7 @@ def test_weights_that_do_not_fit_whole_are_not_quantized_at_load(
         engine.kind: [
             variant.quantization
             for variant in repairs(
-                Variant(), refusal, engine, SglangRules(), 1, (), quantized=False
+                Variant(), refusal, engine, SglangRules(), 1, (), is_quantized=False
             )
             if variant.quantization
         ]
