@@ -75,10 +75,7 @@ def df(as_json: Json = False) -> None:
 def list_models(as_json: Json = False) -> None:
     """List the models with source, commit and disk usage."""
     listing = call("GET", "/admin/models")["data"]
-    on_disk: dict[str, list[Any]] = {}
-    for revision in call("GET", "/admin/disk", timeout_s=None)["revisions"]:
-        for name in revision["models"]:
-            on_disk.setdefault(name, []).append(revision)
+    on_disk = {row["name"]: row["revisions"] for row in call("GET", "/admin/disk/models")["data"]}
     rows = [_entry(view, on_disk.get(view["name"], [])) for view in listing]
     if as_json:
         say(json.dumps({"data": rows}, indent=2))

@@ -32,6 +32,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("POST", "/admin/calibrate"): "admin",
     ("GET", "/admin/backup"): "admin",
     ("GET", "/admin/disk"): "read",
+    ("GET", "/admin/disk/models"): "read",
     ("GET", "/admin/events"): "read",
     ("GET", "/admin/facts"): "read",
     ("POST", "/admin/facts"): "admin",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import ModelRef, Value
-from gateway.models.catalog.disk import DiskJob, read_disk, revision_of
+from gateway.models.catalog.disk import DiskJob, read_disk, revision_bytes, revision_of
+from gateway.models.catalog.hub_cache import HubCache
 from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -56,6 +58,23 @@ class DiskView(Value):
     engines: tuple[EngineOnDisk, ...]
 
 
+class RevisionOfModel(Value):
+    """A commit of a repository on the disk."""
+
+    repo: str
+    commit: str
+    bytes: int
+
+
+class ModelOnDisk(Value):
+    name: str
+    revisions: tuple[RevisionOfModel, ...]
+
+
+class ModelsOnDisk(Value):
+    data: tuple[ModelOnDisk, ...]
+
+
 class KeptRevision(Value):
     repo: str
     commit: str
@@ -92,6 +111,29 @@ async def disk(request: Request) -> DiskView:
     unused = sum(entry.bytes for entry in revisions if not entry.models)
     order = sorted(revisions, key=lambda entry: -entry.bytes)
     return DiskView(**usage, unused_bytes=unused, revisions=tuple(order), engines=tuple(engines))
+
+
+@router.get("/disk/models")
+async def disk_of_models(request: Request) -> ModelsOnDisk:
+    """The revisions on the disk of each model. No other repository and no engine is read."""
+    models = gateway_of(request).loop.fleet.models
+    needed = {name: sorted(revisions(model)) for name, model in models.items()}
+    cache = HubCache(Path(_job(request).cache), Path(_job(request).notes))
+
+    def read() -> ModelsOnDisk:
+        rows = {
+            (repo, commit): RevisionOfModel(repo=repo, commit=commit, bytes=revision_bytes(folder))
+            for repo, commit in {pair for pairs in needed.values() for pair in pairs}
+            if (folder := cache.folder_of(repo, commit)) is not None
+        }
+        return ModelsOnDisk(
+            data=tuple(
+                ModelOnDisk(name=name, revisions=tuple(rows[pair] for pair in pairs if pair in rows))
+                for name, pairs in needed.items()
+            )
+        )
+
+    return await asyncio.to_thread(read)
 
 
 async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
