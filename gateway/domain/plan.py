@@ -104,6 +104,16 @@ class ModelRef(Value):
     inputs: tuple[str, ...] = Field(
         (), description="what it takes: text, image, video, audio; empty: not known"
     )
+    family: str = Field(
+        "",
+        exclude_if=lambda name: not name,
+        description="model_type of its config.json; empty: not known",
+    )
+    parameters: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description="numbers that its weights hold; None: not known",
+    )
 
 
 class AdapterRef(Value):

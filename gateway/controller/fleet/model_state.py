@@ -28,6 +28,8 @@ _STATE_ORDER = (
 # States that end without a request, and states that a request ends.
 _RECOVERING_STATES = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 _LOADABLE_STATES = _RECOVERING_STATES | {"asleep", "stopped", "stopping", "no_plan"}
+# Names of unquantized weights in Ollama's API: its file types of ggml.
+_DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 # Seconds that a request waits for the next engine of a model that is changed in place.
 _CHANGE_WAIT_S = 1800.0
 
@@ -102,11 +104,15 @@ def capacity(plan: Plan) -> int:
 
 
 def route(
-    model: ManagedModel, running_instances: Mapping[str, Instance], load_wait_s: float = 0.0
+    model: ManagedModel,
+    running_instances: Mapping[str, Instance],
+    load_wait_s: float = 0.0,
+    keep_alive_s: float = -1.0,
 ) -> routing.ModelRoute:
     """The route of the model now.
 
     running_instances: by name. load_wait_s: the wait for a model that is loaded on request.
+    keep_alive_s: time until it is unloaded without a request; below 0: for ever.
     """
     replicas, frozen = _routed_replicas(model, running_instances)
     attempts = sorted(
@@ -137,16 +143,37 @@ def route(
         frozen=tuple(sorted(frozen)),
         task=plan.model.task if plan else None,
         wait_s=_wait_s(model, state, wait_s, load_wait_s),
-        card=routing.ModelCard(
-            max_model_len=plan.max_model_len.value if plan else None,
-            inputs=plan.model.inputs if plan else (),
-            **{name: ability.state for name, ability in abilities or Abilities()},
+        card=_card(
+            [attempt.plan for attempt in attempts],
+            abilities or Abilities(),
+            -1.0 if model.wish.policy.pinned else keep_alive_s,
         ),
         toolless=(
             plan.tool_parser.reason
             if plan and abilities and plan.tool_parser.value == NO_PARSER
             else ""
         ),
+    )
+
+
+def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> routing.ModelCard:
+    """The facts of a model by the plans of its engines, the first of which serves."""
+    states = {name: ability.state for name, ability in abilities}
+    if not plans:
+        return routing.ModelCard(**states, keep_alive_s=keep_alive_s)
+    plan = plans[0]
+    method = plan.quantization.value
+    return routing.ModelCard(
+        max_model_len=plan.max_model_len.value,
+        inputs=plan.model.inputs,
+        **states,
+        family=plan.model.family,
+        parameters=plan.model.parameters,
+        quantization=_DTYPE_NAMES.get(plan.dtype.value, "") if method == "none" else method,
+        weights_bytes=plan.memory.weights_bytes * len(plan.devices),
+        memory_bytes=sum(one.memory.promised_bytes * len(one.devices) for one in plans),
+        on_gpu=bool(plan.gpus),
+        keep_alive_s=keep_alive_s,
     )
 
 

@@ -36,7 +36,8 @@ def route_table(
         instance.name: instance for instance in own_instances if instance.state == "running"
     }
     routes = {
-        name: resting_routes.get(name) or _route(model, running_instances, load_wait_s)
+        name: resting_routes.get(name)
+        or _route(model, running_instances, load_wait_s, fleet.keep_alive_s(model.wish))
         for name, model in fleet.models.items()
     }
     if waits:
@@ -63,11 +64,14 @@ def route_table(
 
 
 def _route(
-    model: ManagedModel, running_instances: Mapping[str, Instance], load_wait_s: float
+    model: ManagedModel,
+    running_instances: Mapping[str, Instance],
+    load_wait_s: float,
+    keep_alive_s: float,
 ) -> ModelRoute:
     """The route as `route` has it. An unexpected error leaves only this model without a route."""
     try:
-        return route(model, running_instances, load_wait_s)
+        return route(model, running_instances, load_wait_s, keep_alive_s)
     except Exception as error:
         if not model.setback.rest_s:
             model.setback.record_failure(error)

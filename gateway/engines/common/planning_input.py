@@ -34,6 +34,7 @@ from gateway.engines.common.speed.correction import Corrections
 from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.engines.common.speed.measured import Measured
 from gateway.models.drafter import Drafter
+from gateway.models.parameters import parameter_count
 from gateway.variables import words
 
 # Memory that the driver keeps: 615 MiB of an H200. CUDA's total is NVML's total less this; the
@@ -186,6 +187,8 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
             vocab=spec.vocab,
             chat=chat,
             inputs=inputs(spec),
+            family=spec.model_type,
+            parameters=parameter_count(spec),
         )
 
     @cached_property

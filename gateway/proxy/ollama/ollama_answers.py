@@ -11,8 +11,13 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-# Digits of nanoseconds in a second.
+from gateway.proxy.routing.table import ModelCard
+
 _NANOSECONDS = 10**9
+_LOADED_STATES = ("ready", "degraded")
+_COUNT_UNITS = {"B": 10**9, "M": 10**6, "K": 10**3}
+# Clients take a time a hundred years ahead as no end.
+_FOR_EVER_S = 100 * 365 * 86_400.0
 
 
 class AnswerTimes(NamedTuple):
@@ -132,64 +137,97 @@ def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict
     }
 
 
-def models(listed: Mapping[str, Any], *, loaded_only: bool) -> dict[str, Any]:
-    """The answer of /api/tags, or of /api/ps."""
-    rows = [
-        _model(card)
-        for card in listed.get("data") or ()
-        if not loaded_only or card.get("state") in ("ready", "degraded")
-    ]
+def models(
+    listed: Mapping[str, Any], facts: Mapping[str, ModelCard], now: float, *, loaded_only: bool
+) -> dict[str, Any]:
+    """The answer of /api/tags, or of /api/ps. facts: by name. now: Unix seconds."""
+    rows = []
+    for card in listed.get("data") or ():
+        of_model = facts.get(card["id"], ModelCard())
+        if not loaded_only:
+            rows.append(_model(card, of_model) | {"size": of_model.weights_bytes or 0})
+        elif card.get("state") in _LOADED_STATES:
+            rows.append(_model(card, of_model) | _loaded(of_model, now))
     return {"models": rows}
 
 
-def _model(card: Mapping[str, Any]) -> dict[str, Any]:
-    # Sizes and digests of weights are not told to users of the API. Ollama's program shows twelve
-    # digits of a digest and ends without them (cmd/cmd.go), so the digest is one of the name.
+def _model(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
+    # Digests of weights are not told to users of the API. Ollama's program shows twelve digits of a
+    # digest and ends without them (cmd/cmd.go), so the digest is one of the name.
     return {
         "name": card["id"],
         "model": card["id"],
         "modified_at": time_text(card.get("created") or 0),
-        "size": 0,
         "digest": hashlib.sha256(card["id"].encode("utf-8", "surrogatepass")).hexdigest(),
-        "details": _details(),
+        "details": _details(facts),
         "context_length": card.get("max_model_len") or 0,
     }
 
 
-def _details() -> dict[str, Any]:
+def _loaded(facts: ModelCard, now: float) -> dict[str, Any]:
+    """The fields of a loaded model. Ollama's program shows its processor by the two sizes, and a
+    time in the past as `Stopping...` (ListRunningHandler in cmd/cmd.go)."""
+    memory = facts.memory_bytes or 0
+    stays_s = facts.keep_alive_s if facts.keep_alive_s >= 0 else _FOR_EVER_S
     return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
+        "size": memory,
+        "size_vram": memory if facts.on_gpu else 0,
+        # At the latest: after the next request it stays as long again.
+        "expires_at": time_text(now + min(stays_s, _FOR_EVER_S)),
     }
 
 
-def model_card(card: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of /api/show."""
+def _details(facts: ModelCard) -> dict[str, Any]:
+    """Unknown facts are empty texts, as in Ollama."""
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": facts.family,
+        "families": [facts.family] if facts.family else [],
+        "parameter_size": _count_text(facts.parameters) if facts.parameters else "",
+        "quantization_level": facts.quantization,
+    }
+
+
+def _count_text(count: int) -> str:
+    """A number of parameters: `8.2B`, `494.0M`, as HumanNumber of Ollama's format/format.go."""
+    for letter, size in _COUNT_UNITS.items():
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)
+
+
+def model_card(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
+    """The answer of /api/show. A capability that is not proven is left out."""
     inputs = (card.get("modalities") or {}).get("input") or ()
     abilities = {
         "embedding": card.get("task") == "embed",
         "completion": card.get("task") in (None, "generate"),
-        "tools": bool(card.get("tools")),
+        "tools": card.get("tools") == "proven",
         "vision": "image" in inputs,
-        "thinking": bool(card.get("reasoning")),
+        "thinking": card.get("reasoning") == "proven",
     }
-    context = card.get("max_model_len")
+    # Clients read the context at the key that begins with the architecture.
+    family = facts.family or "fitserve"
+    context, parameters = card.get("max_model_len"), facts.parameters
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
-        "details": _details(),
+        "details": _details(facts),
         "model_info": {
-            "general.architecture": "fitserve",
-            **({"fitserve.context_length": context} if context else {}),
+            "general.architecture": family,
+            **({"general.parameter_count": parameters} if parameters else {}),
+            **({f"{family}.context_length": context} if context else {}),
         },
         "capabilities": [name for name, has in abilities.items() if has],
         "modified_at": time_text(card.get("created") or 0),
     }
+
+
+def pull_lines() -> list[dict[str, Any]]:
+    """The lines of /api/pull for a model that is here."""
+    return [{"status": "pulling manifest"}, {"status": "success"}]
 
 
 def error_text(answer: Any) -> str:

@@ -4,7 +4,9 @@
     /api/embed, /api/embeddings  POST /v1/embeddings
     /api/tags, /api/ps           GET /v1/models
     /api/show                    GET /v1/models
+    /api/pull                    success for a model that is here
     /api/version                 the version of fitserve
+    /api/v0/models               GET /v1/models, in the form of LM Studio
 
 Requests of /v1 never come here, see `ClientConnection`.
 """
@@ -31,7 +33,7 @@ from gateway.errors import (
 )
 from gateway.proxy import refusals
 from gateway.proxy.api.protocol import dump, error_headers, new_id
-from gateway.proxy.ollama import ollama_answers
+from gateway.proxy.ollama import lm_studio_answers, ollama_answers
 from gateway.proxy.ollama.inner_request import InnerAnswer, inner_request
 from gateway.proxy.ollama.ollama_answers import AnswerTimes, StreamedAnswer, error_text
 from gateway.proxy.ollama.ollama_requests import (
@@ -41,6 +43,7 @@ from gateway.proxy.ollama.ollama_requests import (
     generate_request,
 )
 from gateway.proxy.request_reader import admit
+from gateway.proxy.routing.table import ModelCard
 from gateway.version import __version__
 
 if TYPE_CHECKING:
@@ -56,10 +59,12 @@ _REQUESTS: dict[str, Callable[[Mapping[str, Any]], OpenAIRequest]] = {
 }
 _DEFAULT_TAG = ":latest"
 # Methods by path.
-_LISTS = {"/api/tags": "GET", "/api/ps": "GET", "/api/show": "POST", "/api/version": "GET"}
+_LISTS = {
+    **{"/api/tags": "GET", "/api/ps": "GET", "/api/show": "POST", "/api/version": "GET"},
+    **{"/api/pull": "POST", lm_studio_answers.MODELS: "GET"},
+}
 # Paths that manage models, with the command that does it here.
 _COMMANDS = {
-    "pull": "fitserve pull",
     "push": "fitserve export",
     "create": "fitserve add",
     "copy": "fitserve set --alias",
@@ -135,8 +140,15 @@ class _OllamaCall:
             await self._ask(_REQUESTS[path](body), _model_name(body))
         elif path in _LISTS:
             self._check_method(_LISTS[path])
-            body = await self._body() if path == "/api/show" else {}
-            await self._list(body)
+            await self._list(await self._body() if _LISTS[path] == "POST" else {})
+        elif path.startswith(f"{lm_studio_answers.MODELS}/"):
+            self._check_method("GET")
+            await self._list({"model": path.removeprefix(f"{lm_studio_answers.MODELS}/")})
+        elif path.startswith(lm_studio_answers.PREFIX):
+            raise NotFound(
+                f"LM Studio's {self._method} {path} is not spoken here.",
+                hint=f"Use /v1/{path.removeprefix(lm_studio_answers.PREFIX)[:100]}.",
+            )
         else:
             command = _COMMANDS.get(path.removeprefix(PREFIX).partition("/")[0], "")
             raise NotFound(
@@ -231,19 +243,37 @@ class _OllamaCall:
             if inner.status >= 400:
                 await self._reply(inner.status, {"error": error_text(listed)}, inner.headers)
                 return
+        whole = self._list_answer(listed, body)
+        if self._path == "/api/pull" and body.get("stream") is not False:
+            await self._start(200, b"application/x-ndjson", inner.headers)
+            await self._write(_lines(ollama_answers.pull_lines()), more=False)
+        else:
+            await self._reply(200, whole, inner.headers)
+
+    def _list_answer(self, listed: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer by the list of /v1/models, which has what the caller may see. Raises
+        NotFound."""
+        facts = {name: route.card for name, route in self._plane.routes.table.models.items()}
         if self._path == "/api/version":
-            await self._reply(200, {"version": __version__}, inner.headers)
-            return
-        if self._path != "/api/show":
+            return {"version": __version__}
+        if self._path == lm_studio_answers.MODELS:
+            return lm_studio_answers.models(listed, facts)
+        if self._path in ("/api/tags", "/api/ps"):
             is_ps = self._path == "/api/ps"
-            rows = ollama_answers.models(listed, loaded_only=is_ps)
-            await self._reply(200, rows, inner.headers)
-            return
+            return ollama_answers.models(listed, facts, time.time(), loaded_only=is_ps)
         name = self._served_name(_model_name(body))
         card = next((card for card in listed["data"] if card["id"] == name), None)
         if card is None:
-            raise NotFound(f"The model '{name[:100]}' does not exist here.", hint="See /api/tags.")
-        await self._reply(200, ollama_answers.model_card(card), inner.headers)
+            hint = "See /api/tags."
+            if self._path == "/api/pull":
+                hint = "The operator adds one with `fitserve add NAME SOURCE`."
+            raise NotFound(f"The model '{name[:100]}' does not exist here.", hint=hint)
+        if self._path == "/api/pull":
+            return ollama_answers.pull_lines()[-1]
+        facts_of_model = facts.get(name, ModelCard())
+        if self._path == "/api/show":
+            return ollama_answers.model_card(card, facts_of_model)
+        return lm_studio_answers.model(card, facts_of_model)
 
     def _inner_request(self, method: str, path: str, body: bytes) -> Any:
         return inner_request(self._caller, method, path, self._headers, body)

@@ -67,7 +67,12 @@ class RoutedReplica:
 class ModelCard:
     """Facts of a model in GET /v1/models beside its name and state. `tools` to `json_schema`:
     "proven", "not proven" or "unknown", as `gateway.domain.running.Abilities`. `adapter`: source of
-    an adapter. `inputs`: kinds of content in a message; empty: unknown."""
+    an adapter. `inputs`: kinds of content in a message; empty: unknown.
+
+    `family`, `quantization`: "" if unknown; `parameters`, `weights_bytes` of one copy and
+    `memory_bytes` of all: None if unknown. `on_gpu`: the memory is that of GPUs. `keep_alive_s`:
+    time until it is unloaded without a request; below 0: for ever.
+    """
 
     max_model_len: int | None = None
     inputs: tuple[str, ...] = ()
@@ -76,6 +81,13 @@ class ModelCard:
     reasoning: str = "unknown"
     json_schema: str = "unknown"
     adapter: str = ""
+    family: str = ""
+    parameters: int | None = None
+    quantization: str = ""
+    weights_bytes: int | None = None
+    memory_bytes: int | None = None
+    on_gpu: bool = False
+    keep_alive_s: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,12 @@ async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
             assert (row["name"], row["details"]["format"]) == ("m", "safetensors")
         shown = await ask(client, "/api/show", model="m:latest")
         assert "completion" in shown["capabilities"]
-        assert shown["model_info"]["fitserve.context_length"] == row["context_length"]
+        assert shown["model_info"]["llama.context_length"] == row["context_length"]
+        assert shown["details"]["family"] == "llama"
+        assert shown["details"]["parameter_size"].endswith("K")
+        assert shown["details"]["quantization_level"] == "BF16"
+        # The engine of this test has no GPU.
+        assert (row["size"] > 0, row["size_vram"], row["expires_at"] > "2100") == (True, 0, True)
         assert (await client.get("/api/version")).json()["version"]
         for path in ("/", "/api/tags", "/api/version"):
             head = await client.head(path)
@@ -91,6 +96,31 @@ async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
         await client.post("/admin/models/m/stop")
         await gateway.until("m", "stopped")
         assert (await client.get("/api/ps")).json()["models"] == []
+
+
+async def test_a_model_that_is_here_is_pulled_at_once(tmp_path: Path) -> None:
+    """Clients pull before the first request."""
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        for name in ("m", "m:latest"):
+            answer = await gateway.client.post("/api/pull", json={"model": name})
+            assert answer.headers["content-type"] == "application/x-ndjson"
+            statuses = [json.loads(line)["status"] for line in answer.text.splitlines()]
+            assert statuses == ["pulling manifest", "success"]
+        whole = await ask(gateway.client, "/api/pull", model="m", stream=False)
+        assert whole == {"status": "success"}
+
+
+async def test_the_lists_of_lm_studio_are_answered(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        listed = (await gateway.client.get("/api/v0/models")).json()
+        (row,) = listed["data"]
+        assert (row["id"], row["state"], row["arch"]) == ("m", "loaded", "llama")
+        assert (await gateway.client.get("/api/v0/models/m")).json() == row
+        assert (await gateway.client.get("/api/v0/models/nosuch")).status_code == 404
+        pointer = await ask(gateway.client, "/api/v0/chat/completions", 404, model="m")
+        assert "/v1/chat/completions" in pointer["error"]
 
 
 async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
@@ -101,7 +131,8 @@ async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
         assert "'nosuch' does not exist here" in unknown["error"]
         kind = await ask(client, "/api/embed", 400, model="m", input="x")
         assert "generates text" in kind["error"]
-        assert "fitserve pull" in (await ask(client, "/api/pull", 404, model="m"))["error"]
+        unknown = await ask(client, "/api/pull", 404, model="nosuch")
+        assert "fitserve add NAME SOURCE" in unknown["error"]
         unload = await ask(client, "/api/generate", 400, model="m", keep_alive=0)
         assert "fitserve unload m" in unload["error"]
         for wrong in (b"", b"[", b"[]", b"{}", b'{"model": 1}', b"[" * 100_000):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from gateway.proxy.ollama.ollama_answers import (
     AnswerTimes,
@@ -12,6 +15,7 @@ from gateway.proxy.ollama.ollama_answers import (
     model_card,
     models,
 )
+from gateway.proxy.routing.table import ModelCard
 
 TIMES = AnswerTimes(10.0, 10.5, 12.0)
 
@@ -70,20 +74,57 @@ def test_an_error_within_a_stream_is_a_line() -> None:
     assert error_text(None) == "The engine's answer could not be read."
 
 
+CARD = {"id": "m", "created": 0, "state": "ready", "task": "generate", "max_model_len": 4096}
+FACTS = ModelCard(family="qwen3", parameters=8_190_735_360, quantization="awq", on_gpu=True)
+FACTS = replace(FACTS, weights_bytes=5_000, memory_bytes=20_000)
+
+
 def test_lists_and_cards_tell_what_is_known() -> None:
-    card = {"id": "m", "created": 0, "state": "ready", "task": "generate", "tools": True}
-    card |= {"max_model_len": 4096, "modalities": {"input": ["text", "image"]}, "reasoning": "auto"}
-    (row,) = models({"data": [card]}, loaded_only=False)["models"]
+    asleep = {**CARD, "id": "n", "state": "stopped"}
+    listed = {"data": [CARD, asleep]}
+    rows = models(listed, {"m": FACTS}, 10.0, loaded_only=False)["models"]
+    assert [(row["name"], row["size"]) for row in rows] == [("m", 5_000), ("n", 0)]
     # Ollama's own program cuts it to twelve digits, and ends with a fault if there are fewer.
-    assert len(row["digest"]) == 64
-    asleep = {**card, "id": "n", "state": "stopped"}
-    listed = {"data": [card, asleep]}
-    assert [row["name"] for row in models(listed, loaded_only=False)["models"]] == ["m", "n"]
-    assert [row["name"] for row in models(listed, loaded_only=True)["models"]] == ["m"]
-    shown = model_card(card)
-    assert shown["capabilities"] == ["completion", "tools", "vision", "thinking"]
-    assert shown["model_info"]["fitserve.context_length"] == 4096
-    assert model_card({"id": "e", "task": "embed"})["capabilities"] == ["embedding"]
+    assert len(rows[0]["digest"]) == 64
+    details = rows[0]["details"]
+    assert (details["family"], details["families"]) == ("qwen3", ["qwen3"])
+    assert (details["parameter_size"], details["quantization_level"]) == ("8.2B", "awq")
+    assert (rows[1]["details"]["family"], rows[1]["details"]["parameter_size"]) == ("", "")
+    shown = model_card(CARD, FACTS)
+    assert shown["model_info"] == {
+        "general.architecture": "qwen3",
+        "general.parameter_count": 8_190_735_360,
+        "qwen3.context_length": 4096,
+    }
+    assert model_card(CARD, ModelCard())["model_info"]["fitserve.context_length"] == 4096
+
+
+@pytest.mark.parametrize("state", ["unknown", "not proven", "proven"])
+def test_only_a_proven_ability_is_a_capability(state: str) -> None:
+    """Clients send tools to each model that claims them."""
+    inputs = {"modalities": {"input": ["text", "image"]}}
+    shown = model_card({**CARD, **inputs, "tools": state, "reasoning": state}, FACTS)
+    proven = state == "proven"
+    assert shown["capabilities"] == (
+        ["completion", "tools", "vision", "thinking"] if proven else ["completion", "vision"]
+    )
+    embeds = model_card({"id": "e", "task": "embed", "tools": "unknown"}, FACTS)
+    assert embeds["capabilities"] == ["embedding"]
+
+
+def test_loaded_models_have_sizes_and_an_end() -> None:
+    """Without them Ollama's program says `100% CPU` and `Stopping...`."""
+
+    def row(**changes: Any) -> dict[str, Any]:
+        facts = {"m": replace(FACTS, **changes)}
+        listed = {"data": [CARD, {**CARD, "id": "n", "state": "stopped"}]}
+        (only,) = models(listed, facts, 10.0, loaded_only=True)["models"]
+        return only
+
+    assert (row()["size"], row()["size_vram"]) == (20_000, 20_000)
+    assert row(on_gpu=False)["size_vram"] == 0
+    assert row()["expires_at"].startswith("2069-")
+    assert row(keep_alive_s=60.0)["expires_at"] == "1970-01-01T00:01:10Z"
 
 
 def test_vectors_stand_in_their_order() -> None:
