@@ -46,7 +46,11 @@ def without_typed_password(text: str) -> str:
 
 
 class FitserveError(Exception):
-    """Base of all expected errors. Any other exception is a bug, and gives a bare 500."""
+    """Base of all expected errors. Any other exception is a bug, and gives a bare 500.
+
+    `exit_code` of a command: 2 where its arguments, a setting or a file that it reads are wrong, 3
+    where nothing can run or answer now, 1 where it was refused or failed otherwise.
+    """
 
     status = 500
     type = "api_error"
@@ -204,10 +208,17 @@ class Conflict(FitserveError):
     code = "conflict"
 
     @classmethod
-    def of_model(cls, name: str, *, is_leaving: bool) -> Self:
+    def of_model(cls, name: str, *, is_leaving: bool, has_failed: bool = False) -> Self:
+        """The error for a name that is taken. has_failed: its model cannot be served."""
         if is_leaving:
             hint = "Try again in a few seconds."
             return cls(f"The model {name} is still being removed.", hint=hint)
+        if has_failed:
+            return cls(
+                f"The model {name} exists already, and could not be started.",
+                hint=f"`fitserve set {name}` changes it, `fitserve retry {name}` starts it again,"
+                f" and after `fitserve rm {name}` the name is free.",
+            )
         hint = f"Remove it first (`fitserve rm {name}`), or use another name."
         return cls(f"The model {name} exists already.", hint=hint)
 
@@ -336,6 +347,12 @@ class StoreError(FitserveError):
 
     status = 507
     code = "store_error"
+
+
+class WriteFailed(FitserveError):
+    """A file that a command shall write cannot be written."""
+
+    code = "write_failed"
 
 
 class SettingsError(FitserveError):

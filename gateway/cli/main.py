@@ -1,7 +1,7 @@
 """The program `fitserve`: its options before a command, and the exit codes.
 
-Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready, 4 unknown. Heavy imports stand inside
-the commands: `fitserve plan` must not load a web server.
+Exit codes: 0 ok, 1 refused or failed, 2 usage, 3 no plan or not ready, 4 unknown. Heavy imports
+stand inside the commands: `fitserve plan` must not load a web server.
 """
 
 from __future__ import annotations

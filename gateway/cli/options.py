@@ -436,6 +436,7 @@ def _hint(error: Any, message: str) -> str:
         return (
             "`fitserve plan` plans one model. `fitserve matrix` judges several, each alone on the"
             " machine. `fitserve add --dry-run` plans one beside those of a running gateway."
+            " Nothing plans several together without a gateway."
         )
     options = {name for parameter in command.params for name in parameter.opts}
     if option.startswith("--") and "--arg" in options:

@@ -78,7 +78,10 @@ Examples:
   fitserve run qwen                               talk with the model
 
 Commands under "Serve models" and "Look" ask the running gateway
-(FITSERVE_URL)."""
+(FITSERVE_URL).
+
+Exit codes: 0 success, 1 refused or failed, 2 wrong usage, 3 no plan or not
+ready, 4 a log that proves nothing."""
 
 
 # Commands of Ollama, LM Studio and vLLM: what to type here.

@@ -45,7 +45,11 @@ def exit_failure(
         words, kind = f"The engine was killed (signal {number})", "killed"
     elif code == 0:
         # SGLang as the first process of a container reports a dead scheduler like this.
-        words, kind = "The engine ended by itself, as if nothing had failed (exit code 0)", "exited"
+        # So does one that was told to stop: by hand, or by a gateway before a restore.
+        words, kind = (
+            "The engine ended with exit code 0, without an order of this gateway",
+            "exited",
+        )
     else:
         words, kind = (
             f"The engine ended with exit code {code}",

@@ -91,7 +91,9 @@ def _gain(value: float, base: float) -> str:
 def _room(plan: Plan) -> str:
     """Whole contexts that fit at once, in all copies together."""
     copies = plan.replicas.value * plan.data_parallel.value
-    return f"{(plan.memory.full_requests or 0) * copies:,.3g}"
+    requests = (plan.memory.full_requests or 0) * copies
+    # Three digits of a small number, and no exponent of a large one.
+    return f"{requests:,.0f}" if requests >= 100 else f"{requests:.3g}"
 
 
 def gpus_of(plan: Plan) -> int:

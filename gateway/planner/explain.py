@@ -101,7 +101,7 @@ def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
         rows += [(f"{letter} {name}", gib(count), "estimate")] if count else []
     tokens = f"{memory.kv_tokens:,} tokens of {memory.kv_bytes_per_token:,} bytes"
     requests = (
-        f": {memory.full_requests:g} times the planned context" if memory.full_requests else ""
+        f": {memory.full_requests:,.10g} times the planned context" if memory.full_requests else ""
     )
     rows.append(("K KV cache", gib(memory.kv_bytes), tokens + requests))
     rows.append(("budget", gib(memory.budget_bytes), "what the engine may take"))

@@ -132,7 +132,7 @@ class ProfileTables:
         try:
             return Hardware.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise NotFound(
+            raise BadRequest(
                 f"The hardware snapshot {path} cannot be read: {error.strerror}.",
                 hint="Give a file that `fitserve probe --json` wrote.",
             ) from None

@@ -22,7 +22,7 @@ from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, say
 from gateway.domain.units import plural
 from gateway.domain.units import words as size
-from gateway.errors import BadRequest, NotReady
+from gateway.errors import BadRequest, NotReady, WriteFailed
 from gateway.version import __version__
 
 _STANDARD_STREAM = Path("-")
@@ -64,7 +64,7 @@ def backup(
             _write_backup(output)
         draft.replace(path)
     except OSError as error:
-        raise BadRequest(
+        raise WriteFailed(
             f"{path} cannot be written: {error.strerror}.",
             hint="Choose another path, or `-` for the standard output.",
         ) from None
@@ -81,7 +81,7 @@ def backup(
 
 def _write_to_standard_output() -> None:
     """Write the backup once it is whole, so that a failed one leaves the output empty. Raises
-    BadRequest."""
+    WriteFailed."""
     with tempfile.TemporaryFile() as whole:
         try:
             _write_backup(whole)
@@ -90,7 +90,7 @@ def _write_to_standard_output() -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise BadRequest(
+            raise WriteFailed(
                 f"The backup cannot be written: {error.strerror}.",
                 hint="Make room in the folder for temporary files and at the output.",
             ) from None
@@ -166,7 +166,7 @@ def restore(
 @contextlib.contextmanager
 def _archive_file(file: Path) -> Iterator[Path]:
     """The path of the backup; of the standard input, a copy as long as the context lasts. Raises
-    BadRequest."""
+    BadRequest, WriteFailed."""
     if file != _STANDARD_STREAM:
         yield file
         return
@@ -180,7 +180,7 @@ def _archive_file(file: Path) -> Iterator[Path]:
             shutil.copyfileobj(sys.stdin.buffer, copy)
             copy.flush()
         except OSError as error:
-            raise BadRequest(
+            raise WriteFailed(
                 f"The standard input cannot be kept: {error.strerror}.",
                 hint="Make room in the folder for temporary files.",
             ) from None

@@ -15,7 +15,7 @@ from gateway.domain.facts import BYTE_KINDS
 from gateway.domain.phases import phase_label
 from gateway.domain.units import gib
 from gateway.engines.registry import KIND_THAT_LOGS_ITS_VERSION
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotFound
 from gateway.profiles.profiles import Profiles
 from gateway.visible import visible_line
 
@@ -55,11 +55,11 @@ def read_log(
     source: str, engine: str | None, profiles: Profiles, machine: Hardware | None = None
 ) -> Diagnosis:
     """The failure in a log file (`-`: standard input) and its facts. engine: KIND or KIND==VERSION.
-    machine: cures name only engine versions that run on it. Raises BadRequest."""
+    machine: cures name only engine versions that run on it. Raises BadRequest, NotFound."""
     kind, _, version = (engine or "").partition("==")
     kinds = {ref.partition("==")[0] for ref in profiles.engine_files}
     if engine is not None and kind not in kinds:
-        raise BadRequest(
+        raise NotFound(
             f"{engine!r} is not a known engine.",
             hint=f"Use KIND or KIND==VERSION; the kinds are {', '.join(sorted(kinds))}.",
         )

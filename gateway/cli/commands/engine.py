@@ -66,6 +66,7 @@ def engine_install(
     if python is not None:
         adopt_environment(profile, python, settings)
         print_paragraph(f"{ref} runs from {python}, which stays unchanged")
+        _say_other_host(settings)
         return
     wheels = wheels.absolute() if wheels is not None else None
     if as_script:
@@ -73,6 +74,22 @@ def engine_install(
         return
     folder = install(profile, profiles, settings, print_paragraph, wheels)
     print_paragraph(f"{ref} is installed in {folder}")
+    _say_other_host(settings)
+
+
+def _say_other_host(settings: Any) -> None:
+    """Say where the gateway would not use the environment, as it starts containers.
+    `server/host_choice.py` chooses the host in the same way."""
+    from gateway.hosts.docker.client import listening
+
+    kind = settings.host_kind
+    if settings.runs_processes or (kind == "auto" and not listening()):
+        return
+    reason = "Docker listens here" if kind == "auto" else f"FITSERVE_HOST_KIND is {kind}"
+    print_paragraph(
+        f"{reason}, so a gateway with these settings starts engines in containers. Set"
+        " FITSERVE_HOST_KIND=process to use this environment."
+    )
 
 
 def _default_engine(settings: Any, profiles: Any) -> str:

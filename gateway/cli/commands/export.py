@@ -12,7 +12,7 @@ import typer
 from gateway.cli.client import call, model_path
 from gateway.cli.options import Engines, Json, read_wish, usage_error
 from gateway.cli.terminal import say
-from gateway.errors import BadRequest, NotReady
+from gateway.errors import BadModel, NotReady
 
 
 class Format(StrEnum):
@@ -45,7 +45,10 @@ def export(
     With --hardware, NAME is a model folder, planned for machines that need no gateway."""
     if hardware is not None:
         if form is not Format.KUBERNETES:
-            usage_error("--hardware needs --format kubernetes.")
+            usage_error(
+                "--hardware needs --format kubernetes. `fitserve plan MODEL --hardware NAME` prints"
+                " the flags of an engine for one machine."
+            )
         documents = _machine_documents(name, hardware, network, engine, port)
         _print_documents(documents, as_json=as_json)
         return
@@ -82,7 +85,7 @@ def _print_documents(documents: list[dict[str, Any]], *, as_json: bool) -> None:
 def _machine_documents(
     source: str, hardware: str, network: str | None, engines: list[str] | None, port: int
 ) -> list[dict[str, Any]]:
-    """The documents for a model folder on machines. Raises BadRequest, NotReady."""
+    """The documents for a model folder on machines. Raises BadModel, NotReady."""
     from gateway.domain import Mount
     from gateway.engines.common.engine_auth import without_dev_endpoints
     from gateway.engines.common.expert_warmups import without_skips
@@ -97,7 +100,7 @@ def _machine_documents(
 
     folder = Path(source).absolute()
     if not folder.is_dir():
-        raise BadRequest(
+        raise BadModel(
             f"{source} is no folder on this machine.",
             hint="With --hardware, give the folder that the nodes will have the model in.",
         )

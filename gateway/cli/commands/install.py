@@ -85,7 +85,7 @@ def script(
     engine: Engine, profiles: Profiles, settings: Settings, wheels: Path | None = None
 ) -> str:
     """The installation as a shell script that needs only uv; packages and hashes are in it. Raises
-    BadRequest."""
+    InstallFailed."""
     recipe, folder, sources = (
         _recipe(engine),
         engine_dir(settings.data, engine),
@@ -121,7 +121,7 @@ def _here_document(path: Path, text: str) -> str:
 
 def _recipe(engine: Engine) -> Install:
     if engine.install is None:
-        raise BadRequest(
+        raise InstallFailed(
             f"{engine.ref} cannot be installed without Docker.",
             hint=f"Run it in its container image {engine.image}.",
         )
@@ -154,11 +154,11 @@ def _package_sources(wheels: Path | None) -> dict[str, str]:
 
 
 def find_uv() -> str:
-    """The path of uv: beside this Python, or on PATH. Raises BadRequest."""
+    """The path of uv: beside this Python, or on PATH. Raises InstallFailed."""
     own_uv = Path(sys.executable).parent / "uv"
     program = str(own_uv) if own_uv.is_file() else shutil.which("uv")
     if program is None:
-        raise BadRequest(
+        raise InstallFailed(
             "The program uv, which builds the environments of engines, was not found.",
             hint="Install it: pip install 'fitserve[process]'.",
         )

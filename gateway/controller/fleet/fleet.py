@@ -27,6 +27,9 @@ from gateway.planner.sharing.offers import bytes_reserved
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
 from gateway.planner.starts import PlacedEngine, Stage, shape
 
+# States of a replica that is not started before somebody changes something.
+_FAILED_STATES = ("no_plan", "quarantined")
+
 
 class Fleet:
     """`models` is by name. Only the loop and its effects change it."""
@@ -470,7 +473,10 @@ class Fleet:
     def check_new(self, wish: Wish) -> None:
         """Raises Conflict where a new model cannot have the names of the wish."""
         if (model := self.models.get(wish.name)) is not None:
-            raise Conflict.of_model(wish.name, is_leaving=model.is_deleting)
+            has_failed = bool(model.replicas) and all(
+                replica.status.state in _FAILED_STATES for replica in model.replicas
+            )
+            raise Conflict.of_model(wish.name, is_leaving=model.is_deleting, has_failed=has_failed)
         self.check_names(wish)
 
     def check_names(self, wish: Wish) -> None:

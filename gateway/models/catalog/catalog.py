@@ -33,6 +33,9 @@ MAX_INDEX_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
+_MODELS_FILE_HINT = (
+    "`fitserve config check` checks a file of models, and `fitserve apply` serves it."
+)
 # The file names that transformers gives to the shards of a model.
 _SHARD = re.compile(r"(?P<begin>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 _MAX_SHARDS = 10_000
@@ -411,7 +414,6 @@ def _resolve(source: str) -> Path:
     except (ValueError, RuntimeError):
         raise BadModel(f"{name} is not a path.", hint=hint) from None
     if not path.is_dir():
-        raise BadModel(
-            f"{name} is not a folder.", hint=GGUF_HINT if path.suffix.lower() == ".gguf" else hint
-        )
+        hints = {".gguf": GGUF_HINT, ".yaml": _MODELS_FILE_HINT, ".yml": _MODELS_FILE_HINT}
+        raise BadModel(f"{name} is not a folder.", hint=hints.get(path.suffix.lower(), hint))
     return path

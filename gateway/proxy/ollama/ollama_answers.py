@@ -16,8 +16,8 @@ from gateway.proxy.routing.table import ModelCard
 _NANOSECONDS = 10**9
 _LOADED_STATES = ("ready", "degraded")
 _COUNT_UNITS = {"B": 10**9, "M": 10**6, "K": 10**3}
-# Clients take a time a hundred years ahead as no end.
-_FOR_EVER_S = 100 * 365 * 86_400.0
+# Clients take such a time ahead as no end.
+_CENTURY_S = 100 * 365 * 86_400.0
 
 
 class AnswerTimes(NamedTuple):
@@ -147,7 +147,7 @@ def models(
         if not loaded_only:
             rows.append(_model(card, of_model) | {"size": of_model.weights_bytes or 0})
         elif card.get("state") in _LOADED_STATES:
-            rows.append(_model(card, of_model) | _loaded(of_model, now))
+            rows.append(_model(card, of_model) | _stay_fields(of_model, now))
     return {"models": rows}
 
 
@@ -164,16 +164,16 @@ def _model(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
     }
 
 
-def _loaded(facts: ModelCard, now: float) -> dict[str, Any]:
+def _stay_fields(facts: ModelCard, now: float) -> dict[str, Any]:
     """The fields of a loaded model. Ollama's program shows its processor by the two sizes, and a
     time in the past as `Stopping...` (ListRunningHandler in cmd/cmd.go)."""
     memory = facts.memory_bytes or 0
-    stays_s = facts.keep_alive_s if facts.keep_alive_s >= 0 else _FOR_EVER_S
+    stays_s = facts.keep_alive_s if facts.keep_alive_s >= 0 else _CENTURY_S
     return {
         "size": memory,
         "size_vram": memory if facts.on_gpu else 0,
         # At the latest: after the next request it stays as long again.
-        "expires_at": time_text(now + min(stays_s, _FOR_EVER_S)),
+        "expires_at": time_text(now + min(stays_s, _CENTURY_S)),
     }
 
 

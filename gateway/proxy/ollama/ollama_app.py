@@ -60,8 +60,12 @@ _REQUESTS: dict[str, Callable[[Mapping[str, Any]], OpenAIRequest]] = {
 _DEFAULT_TAG = ":latest"
 # Methods by path.
 _LISTS = {
-    **{"/api/tags": "GET", "/api/ps": "GET", "/api/show": "POST", "/api/version": "GET"},
-    **{"/api/pull": "POST", lm_studio_answers.MODELS: "GET"},
+    "/api/tags": "GET",
+    "/api/ps": "GET",
+    "/api/show": "POST",
+    "/api/version": "GET",
+    "/api/pull": "POST",
+    lm_studio_answers.MODELS: "GET",
 }
 # Paths that manage models, with the command that does it here.
 _COMMANDS = {

@@ -117,19 +117,21 @@ async def disk(request: Request) -> DiskView:
 async def disk_of_models(request: Request) -> ModelsOnDisk:
     """The revisions on the disk of each model. No other repository and no engine is read."""
     models = gateway_of(request).loop.fleet.models
-    needed = {name: sorted(revisions(model)) for name, model in models.items()}
+    by_model = {name: sorted(revisions(model)) for name, model in models.items()}
     cache = HubCache(Path(_job(request).cache), Path(_job(request).notes))
 
     def read() -> ModelsOnDisk:
         rows = {
             (repo, commit): RevisionOfModel(repo=repo, commit=commit, bytes=revision_bytes(folder))
-            for repo, commit in {pair for pairs in needed.values() for pair in pairs}
+            for repo, commit in {pair for pairs in by_model.values() for pair in pairs}
             if (folder := cache.folder_of(repo, commit)) is not None
         }
         return ModelsOnDisk(
             data=tuple(
-                ModelOnDisk(name=name, revisions=tuple(rows[pair] for pair in pairs if pair in rows))
-                for name, pairs in needed.items()
+                ModelOnDisk(
+                    name=name, revisions=tuple(rows[pair] for pair in pairs if pair in rows)
+                )
+                for name, pairs in by_model.items()
             )
         )
 

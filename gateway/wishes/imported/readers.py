@@ -63,6 +63,8 @@ _SWAP_KEYS_OF_GATEWAY = {
     "startPort": "the gateway chooses the ports of engines",
     "peers": "write a model with `endpoints` for each model of a peer",
     "hooks": "`policy: {pinned: true}` keeps a model loaded",
+    "matrix": "no sets are needed: models share the GPUs as they fit. In the place of evict_costs,"
+    " `policy: {priority: N}` keeps a model longer",
 }
 _GROUPS = (
     "groups are not needed: models share the GPUs as they fit. `policy: {pinned: true}` keeps one,"

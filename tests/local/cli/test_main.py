@@ -448,6 +448,47 @@ def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        # An argument, a setting or a file that the command reads is wrong.
+        (2, ("nosuch",)),
+        (2, ("plan",)),
+        (2, ("plan", "{demo}", "--context", "5x")),
+        (2, ("plan", "{demo}", "--nosuch")),
+        (2, ("plan", "{demo}", "--hardware", "/no/such.json")),
+        (2, ("fits", "--for", "nosuch")),
+        (2, ("import", "/no/such")),
+        (2, ("config", "check", "/no/such")),
+        (2, ("apply", "/no/such")),
+        (2, ("facts", "import", "/no/such")),
+        (2, ("restore", "/no/such")),
+        (2, ("diagnose", "/no/such")),
+        (2, ("export", "m", "--hardware", "h100")),
+        (2, ("backup", "{demo}/config.json")),
+        # It was understood, and refused: nothing has this name, or the work failed.
+        (1, ("plan", "/no/such")),
+        (1, ("plan", "{demo}", "--hardware", "nosuch")),
+        (1, ("plan", "{demo}", "--engine", "llama")),
+        (1, ("diagnose", "{demo}/config.json", "--engine", "llama")),
+        (1, ("export", "/no/such", "--format", "kubernetes", "--hardware", "2xgb10")),
+        (1, ("engine", "rm", "vllm==1")),
+        (1, ("backup", "/no/such/file")),
+        (1, ("import", "{demo}/Modelfile", "-o", "/no/such/file")),
+        # Nothing runs, or answers now.
+        (3, ("plan", "{demo}", "--context", "99999999", "--hardware", "cpu")),
+        (3, ("show", "m")),
+    ],
+)
+def test_one_rule_gives_the_exit_code(
+    demo: Path, tmp_path: Path, code: int, arguments: tuple[str, ...]
+) -> None:
+    (demo / "Modelfile").write_text("FROM org/model\n")
+    typed = [argument.format(demo=demo) for argument in arguments]
+    done = fitserve(*typed, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
+    assert done.returncode == code, done.stdout + done.stderr
+
+
 async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> None:
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
@@ -688,6 +729,11 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     hopeless = await run("add", "n", str(source), *engine, "--min-context", "999999", "--wait")
     assert hopeless.returncode == 3
     assert "999999 tokens was asked for" in hopeless.stderr
+    # A name stays taken after a start that failed, with the commands that go on.
+    again = await run("add", "n", str(source), *engine)
+    words = " ".join(again.stderr.split())
+    assert (again.returncode, "could not be started" in words) == (1, True)
+    assert all(f"`fitserve {command} n`" in words for command in ("set", "retry", "rm"))
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,10 @@ def test_only_an_error_code_of_a_start_is_held_against_the_plan(
     assert failure.kind == kind
     assert environmental(failure) is not blames_the_plan
     assert failure.line == "some line"
+
+
+def test_an_end_with_code_0_is_blamed_on_nobody() -> None:
+    """So ends an engine that was told to stop before a backup was restored, too."""
+    failure = exit_failure(instance(0), "serving", [], was_ready=True)
+    assert "by itself" not in failure.message
+    assert "without an order of this gateway while it was serving" in failure.message

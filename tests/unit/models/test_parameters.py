@@ -1,5 +1,6 @@
 """Numbers of parameters, as their publishers tell them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from gateway.domain import ModelSpec
 from gateway.domain.model import Quant, TensorGroup
 from gateway.models.parameters import parameter_count
 
+Rows = Sequence[tuple[str, tuple[int, ...], str]]
 
-def spec(rows: list[tuple[str, tuple[int, ...], str]], quant: Quant | None = None) -> ModelSpec:
+
+def spec(rows: Rows, quant: Quant | None = None) -> ModelSpec:
     tensors = tuple(
         TensorGroup(name=name, count=2, shape=shape, dtype=dtype, shard="replicated")
         for name, shape, dtype in rows
@@ -38,7 +41,11 @@ def spec(rows: list[tuple[str, tuple[int, ...], str]], quant: Quant | None = Non
             {"method": "fp8"},
         ),
         (
-            [("a.qweight", (8, 32), "I32"), ("a.qzeros", (1, 4), "I32"), ("a.scales", (1, 9), "F16")],
+            [
+                ("a.qweight", (8, 32), "I32"),
+                ("a.qzeros", (1, 4), "I32"),
+                ("a.scales", (1, 9), "F16"),
+            ],
             {"method": "gptq", "config": {"bits": 4}},
         ),
         (
@@ -54,9 +61,7 @@ def spec(rows: list[tuple[str, tuple[int, ...], str]], quant: Quant | None = Non
         ),
     ],
 )
-def test_packed_numbers_are_counted_singly(
-    rows: list[tuple[str, tuple[int, ...], str]], quant: dict[str, Any] | None
-) -> None:
+def test_packed_numbers_are_counted_singly(rows: Rows, quant: dict[str, Any] | None) -> None:
     block = Quant.model_validate(quant) if quant is not None else None
     assert parameter_count(spec(rows, block)) == 2 * 64 * 32
 

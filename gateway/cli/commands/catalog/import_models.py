@@ -12,7 +12,7 @@ from gateway.cli.options import Json
 from gateway.cli.terminal import print_message, say
 from gateway.domain.units import plural
 from gateway.domain.units import words as size
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, WriteFailed
 from gateway.visible import visible_line
 
 _MAX_FILE_BYTES = 1024 * 1024
@@ -75,7 +75,7 @@ def _read_models(file: Path) -> Any:
 
 
 def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
-    """Write the models file. Raises BadRequest for an existing file."""
+    """Write the models file. Raises BadRequest for an existing file, WriteFailed."""
     import yaml
 
     text = yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=100)
@@ -89,7 +89,7 @@ def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
     except FileExistsError:
         raise BadRequest(f"{output} exists already.", hint="Choose another name.") from None
     except OSError as error:
-        raise BadRequest(
+        raise WriteFailed(
             f"{output} cannot be written: {error.strerror}.", hint="Correct the path."
         ) from None
     print_message(

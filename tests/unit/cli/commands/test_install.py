@@ -2,9 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands.install import install, package_sources, pip_arguments
+from gateway.cli.commands.install import (
+    InstallFailed,
+    install,
+    package_sources,
+    pip_arguments,
+)
 from gateway.domain import Install
-from gateway.errors import BadRequest
 from gateway.machine.environment import engine_dir
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
@@ -57,7 +61,7 @@ def test_what_is_complete_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_a_recipe_says_where_it_runs(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="container image"):
+    with pytest.raises(InstallFailed, match="container image"):
         install(engine("cpu"), Profiles(), Settings(data_dir=tmp_path), lambda _: None)
 
 

@@ -126,6 +126,8 @@ def test_a_folder_that_cannot_be_is_named(source: str, says: str) -> None:
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     assert "is not a folder" in refusal(tmp_path / "model.gguf").message
+    (tmp_path / "models.yaml").touch()
+    assert "fitserve apply" in refusal(tmp_path / "models.yaml").hint
 
 
 def test_shards_are_those_of_the_index_and_other_files_are_ignored(tmp_path: Path) -> None:

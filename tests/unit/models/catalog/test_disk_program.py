@@ -36,7 +36,7 @@ def test_a_file_of_an_engine_costs_a_few_calls(tmp_path: Path) -> None:
     job = DiskJob(str(tmp_path / "hub"), str(tmp_path / "notes"), str(data))
     disk_usage(job)  # imports
 
-    def count(frame: FrameType, event: str, argument: object) -> None:  # noqa: ARG001
+    def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
@@ -59,6 +59,7 @@ def test_reading_is_not_put_behind_other_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody waits for it, and a nice process waits a minute on a busy machine."""
+
     class Input:
         buffer = io.BytesIO(
             json.dumps(DiskJob(str(tmp_path), str(tmp_path), str(tmp_path))).encode()

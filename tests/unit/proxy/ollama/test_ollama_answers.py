@@ -115,7 +115,7 @@ def test_only_a_proven_ability_is_a_capability(state: str) -> None:
 def test_loaded_models_have_sizes_and_an_end() -> None:
     """Without them Ollama's program says `100% CPU` and `Stopping...`."""
 
-    def row(**changes: Any) -> dict[str, Any]:
+    def row(**changes: Any) -> Any:
         facts = {"m": replace(FACTS, **changes)}
         listed = {"data": [CARD, {**CARD, "id": "n", "state": "stopped"}]}
         (only,) = models(listed, facts, 10.0, loaded_only=True)["models"]
