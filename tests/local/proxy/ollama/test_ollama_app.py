@@ -85,7 +85,7 @@ async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
         assert "completion" in shown["capabilities"]
         assert shown["model_info"]["llama.context_length"] == row["context_length"]
         assert shown["details"]["family"] == "llama"
-        assert shown["details"]["parameter_size"].endswith("K")
+        assert shown["details"]["parameter_size"] == "1.4M"
         assert shown["details"]["quantization_level"] == "BF16"
         # The engine of this test has no GPU.
         assert (row["size"] > 0, row["size_vram"], row["expires_at"] > "2100") == (True, 0, True)

@@ -60,4 +60,4 @@ def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     file = tmp_path / "swap.yaml"
     file.write_text(SWAP)
     done = fitserve("import", str(file), "-o", str(tmp_path / "gone" / "models.yaml"))
-    assert (done.returncode, "cannot be written" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "cannot be written" in done.stderr) == (1, True), done.stderr
