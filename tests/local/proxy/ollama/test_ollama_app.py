@@ -123,6 +123,34 @@ async def test_the_lists_of_lm_studio_are_answered(tmp_path: Path) -> None:
         assert "/v1/chat/completions" in pointer["error"]
 
 
+async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
+    """The requests of Ollama's Python client, LangChain and LlamaIndex, which send fields of their
+    own: options, keep_alive, truncate."""
+    async with running(tmp_path, healthy) as gateway:
+        folder = model_folder(tmp_path / "model")
+        (folder / "modules.json").write_text(
+            '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]'
+        )
+        await gateway.add("e", folder)
+        await gateway.until("e", "ready")
+        client = gateway.client
+        shown = await ask(client, "/api/show", model="e")
+        assert shown["capabilities"] == ["embedding"]
+        fields = {"options": {"num_ctx": 2048}, "keep_alive": "5m", "truncate": True}
+        texts = ["a", "a longer text", "a"]
+        whole = await ask(client, "/api/embed", model="e:latest", input=texts, **fields)
+        assert (whole["model"], len(whole["embeddings"])) == ("e:latest", 3)
+        first, second, third = whole["embeddings"]
+        assert first == third != second
+        assert whole["prompt_eval_count"] > 0
+        (single,) = (await ask(client, "/api/embed", model="e", input="a"))["embeddings"]
+        assert single == first
+        old = await ask(client, "/api/embeddings", model="e", prompt="a", **fields)
+        assert old == {"embedding": first}
+        chat = await ask(client, "/api/chat", 400, model="e", messages=MESSAGES)
+        assert chat["error"]
+
+
 async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await serve(gateway, tmp_path)
