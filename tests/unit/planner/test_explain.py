@@ -211,7 +211,7 @@ def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen:
         ),
         (
             ("plan", "{qwen}", "--hardware", "/no/such.json"),
-            1,
+            2,
             "snapshot /no/such.json cannot be read: No such file",
         ),
         (("plan", "{qwen}", "--hardware", "{qwen}/config.json"), 2, "is not a hardware snapshot"),

@@ -128,8 +128,9 @@ async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
     own: options, keep_alive, truncate."""
     async with running(tmp_path, healthy) as gateway:
         folder = model_folder(tmp_path / "model")
+        kind = "sentence_transformers.models.Transformer"
         (folder / "modules.json").write_text(
-            '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]'
+            json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}])
         )
         await gateway.add("e", folder)
         await gateway.until("e", "ready")
