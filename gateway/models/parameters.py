@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.domain.model import ModelSpec
+from gateway.domain import ModelSpec
 
 # Tensors beside the weights of a quantized layer: scales, zero points, order, constants.
 _SIDE_NAMES = (

@@ -25,7 +25,7 @@ from gateway.diagnosis.remedy import Case, fill
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import FailureRows, Signatures, parse_groups
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotFound
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 from tests.support.long_log import FATAL, long_log
@@ -711,7 +711,10 @@ def test_a_healthy_log_is_no_failure() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [("/nowhere.log",), ("-", "--engine", "tgi==1.0")])
-def test_what_cannot_be_read_is_said(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [(("/nowhere.log",), BadRequest), (("-", "--engine", "tgi==1.0"), NotFound)],
+)
+def test_what_cannot_be_read_is_said(arguments: tuple[str, ...], kind: type[Exception]) -> None:
     _, _, error = run(*arguments)
-    assert isinstance(error, BadRequest)
+    assert isinstance(error, kind)
