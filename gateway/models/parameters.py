@@ -23,7 +23,8 @@ def parameter_count(spec: ModelSpec) -> int | None:
     do not say how many bits a packed number has."""
     count = 0
     for group in spec.tensors:
-        if group.name.endswith(_SIDE_NAMES):
+        # Whole numbers of 64 bits are positions, which are no parameters.
+        if group.name.endswith(_SIDE_NAMES) or group.dtype == "I64":
             continue
         packed = 1
         if group.dtype == "I32":

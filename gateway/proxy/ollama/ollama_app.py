@@ -141,7 +141,11 @@ class _OllamaCall:
         if path in _REQUESTS:
             self._check_method("POST")
             body = await self._body()
-            await self._ask(_REQUESTS[path](body), _model_name(body))
+            if path == "/api/embed" and body.get("input") in (None, "", []):
+                # No text has no vectors (EmbedHandler in server/routes.go); an engine refuses it.
+                await self._list(body)
+            else:
+                await self._ask(_REQUESTS[path](body), _model_name(body))
         elif path in _LISTS:
             self._check_method(_LISTS[path])
             await self._list(await self._body() if _LISTS[path] == "POST" else {})
@@ -274,6 +278,10 @@ class _OllamaCall:
             raise NotFound(f"The model '{name[:100]}' does not exist here.", hint=hint)
         if self._path == "/api/pull":
             return ollama_answers.pull_lines()[-1]
+        if self._path == "/api/embed":
+            now = time.time()
+            times = AnswerTimes(self._begun, None, now)
+            return ollama_answers.embeddings({}, str(_model_name(body)), times)
         facts_of_model = facts.get(name, ModelCard())
         if self._path == "/api/show":
             return ollama_answers.model_card(card, facts_of_model)

@@ -35,7 +35,7 @@ def spec(rows: Rows, quant: Quant | None = None) -> ModelSpec:
 @pytest.mark.parametrize(
     ("rows", "quant"),
     [
-        ([("a.weight", (64, 32), "BF16")], None),
+        ([("a.weight", (64, 32), "BF16"), ("position_ids", (1, 512), "I64")], None),
         (
             [("a.weight", (64, 32), "F8_E4M3"), ("a.weight_scale_inv", (1, 1), "F32")],
             {"method": "fp8"},

@@ -148,6 +148,10 @@ async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
         assert single == first
         old = await ask(client, "/api/embeddings", model="e", prompt="a", **fields)
         assert old == {"embedding": first}
+        for nothing in ([], ""):
+            empty = await ask(client, "/api/embed", model="e", input=nothing)
+            assert (empty["model"], empty["embeddings"]) == ("e", [])
+        await ask(client, "/api/embed", 404, model="nosuch", input=[])
         chat = await ask(client, "/api/chat", 400, model="e", messages=MESSAGES)
         assert chat["error"]
 
