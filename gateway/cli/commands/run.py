@@ -21,7 +21,8 @@ from gateway.visible import visible_line
 # The exit code of a command that Ctrl-C ended.
 _INTERRUPT_EXIT_CODE = 130
 _POLL_S = 0.3
-_FINAL_STATES = ("quarantined", "stopping")
+# A model that stops is loaded again after its end.
+_FINAL_STATES = ("quarantined",)
 # In these states a request gets an answer or an error.
 _ANSWER_STATES = ("ready", "no_plan", "unreachable")
 

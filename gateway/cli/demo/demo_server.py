@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,9 +130,16 @@ def _curl_text(settings: Settings, name: str) -> str:
     return (
         f"\nAsk it:\n\n  curl {settings.own_url}/v1/chat/completions -H 'content-type:"
         f" application/json'{key} -d {shlex.quote(body)}\n\nPage: {settings.own_url}/\nAny OpenAI"
-        f" client: {settings.own_url}/v1\n\nCtrl-C stops {name} and the gateway. Models that were"
-        " added meanwhile go on.\n"
+        f" client: {settings.own_url}/v1\nCommands: {_command_text()} --help\n\nCtrl-C stops"
+        f" {name} and the gateway. Models that were added meanwhile go on.\n"
     )
+
+
+def _command_text() -> str:
+    """The program as this shell finds it: by its name, or by its path in an environment."""
+    program = Path(sys.executable).parent / "fitserve"
+    is_found = shutil.which("fitserve") is not None or not program.is_file()
+    return "fitserve" if is_found else shlex.quote(str(program))
 
 
 def _run_silently(*arguments: str) -> int:

@@ -137,7 +137,8 @@ async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
         client = gateway.client
         shown = await ask(client, "/api/show", model="e")
         assert shown["capabilities"] == ["embedding"]
-        fields = {"options": {"num_ctx": 2048}, "keep_alive": "5m", "truncate": True}
+        fields: dict[str, Any] = {"options": {"num_ctx": 2048}, "keep_alive": "5m"}
+        fields["truncate"] = True
         texts = ["a", "a longer text", "a"]
         whole = await ask(client, "/api/embed", model="e:latest", input=texts, **fields)
         assert (whole["model"], len(whole["embeddings"])) == ("e:latest", 3)
@@ -148,8 +149,9 @@ async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
         assert single == first
         old = await ask(client, "/api/embeddings", model="e", prompt="a", **fields)
         assert old == {"embedding": first}
-        for nothing in ([], ""):
-            empty = await ask(client, "/api/embed", model="e", input=nothing)
+        no_texts: tuple[Any, ...] = ([], "")
+        for no_text in no_texts:
+            empty = await ask(client, "/api/embed", model="e", input=no_text)
             assert (empty["model"], empty["embeddings"]) == ("e", [])
         await ask(client, "/api/embed", 404, model="nosuch", input=[])
         chat = await ask(client, "/api/chat", 400, model="e", messages=MESSAGES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,17 @@ def test_a_foreign_gateway_at_the_port_gets_no_model(
     program = _Program(serve=2)
     assert _serve(monkeypatch, tmp_path, program) == 2
     assert program.commands == ["engine"]
+
+
+def test_the_program_is_named_as_the_shell_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a first start from a checkout it stands in an environment that no shell knows."""
+    program = tmp_path / "bin" / "fitserve"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo_server._command_text() == str(program)
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert demo_server._command_text() == "fitserve"
