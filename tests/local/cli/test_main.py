@@ -447,7 +447,6 @@ def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) 
     assert not (tmp_path / "demo-model").exists()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [
@@ -489,6 +488,7 @@ def test_one_rule_gives_the_exit_code(
     assert done.returncode == code, done.stdout + done.stderr
 
 
+@pytest.mark.anyio
 async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> None:
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
