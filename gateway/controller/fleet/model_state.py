@@ -172,7 +172,7 @@ def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> routi
         quantization=_DTYPE_NAMES.get(plan.dtype.value, "") if method == "none" else method,
         weights_bytes=plan.memory.weights_bytes * len(plan.devices),
         memory_bytes=sum(one.memory.promised_bytes * len(one.devices) for one in plans),
-        on_gpu=bool(plan.gpus),
+        is_on_gpu=bool(plan.gpus),
         keep_alive_s=keep_alive_s,
     )
 

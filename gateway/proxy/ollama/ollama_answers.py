@@ -171,7 +171,7 @@ def _stay_fields(facts: ModelCard, now: float) -> dict[str, Any]:
     stays_s = facts.keep_alive_s if facts.keep_alive_s >= 0 else _CENTURY_S
     return {
         "size": memory,
-        "size_vram": memory if facts.on_gpu else 0,
+        "size_vram": memory if facts.is_on_gpu else 0,
         # At the latest: after the next request it stays as long again.
         "expires_at": time_text(now + min(stays_s, _CENTURY_S)),
     }

@@ -259,7 +259,7 @@ class _OllamaCall:
             await self._reply(200, whole, inner.headers)
 
     def _list_answer(self, listed: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer by the list of /v1/models, which has what the caller may see. Raises
+        """The answer by the list of /v1/models, which has only the models of the caller. Raises
         NotFound."""
         facts = {name: route.card for name, route in self._plane.routes.table.models.items()}
         if self._path == "/api/version":

@@ -70,7 +70,7 @@ class ModelCard:
     an adapter. `inputs`: kinds of content in a message; empty: unknown.
 
     `family`, `quantization`: "" if unknown; `parameters`, `weights_bytes` of one copy and
-    `memory_bytes` of all: None if unknown. `on_gpu`: the memory is that of GPUs. `keep_alive_s`:
+    `memory_bytes` of all: None if unknown. `is_on_gpu`: the memory is that of GPUs. `keep_alive_s`:
     time until it is unloaded without a request; below 0: for ever.
     """
 
@@ -86,7 +86,7 @@ class ModelCard:
     quantization: str = ""
     weights_bytes: int | None = None
     memory_bytes: int | None = None
-    on_gpu: bool = False
+    is_on_gpu: bool = False
     keep_alive_s: float = -1.0
 
 

@@ -75,7 +75,7 @@ def test_an_error_within_a_stream_is_a_line() -> None:
 
 
 CARD = {"id": "m", "created": 0, "state": "ready", "task": "generate", "max_model_len": 4096}
-FACTS = ModelCard(family="qwen3", parameters=8_190_735_360, quantization="awq", on_gpu=True)
+FACTS = ModelCard(family="qwen3", parameters=8_190_735_360, quantization="awq", is_on_gpu=True)
 FACTS = replace(FACTS, weights_bytes=5_000, memory_bytes=20_000)
 
 
@@ -122,7 +122,7 @@ def test_loaded_models_have_sizes_and_an_end() -> None:
         return only
 
     assert (row()["size"], row()["size_vram"]) == (20_000, 20_000)
-    assert row(on_gpu=False)["size_vram"] == 0
+    assert row(is_on_gpu=False)["size_vram"] == 0
     assert row()["expires_at"].startswith("2069-")
     assert row(keep_alive_s=60.0)["expires_at"] == "1970-01-01T00:01:10Z"
 
