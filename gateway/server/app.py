@@ -35,6 +35,7 @@ from gateway.models.catalog.hub import Hub
 from gateway.planner.service.machine_planner import MachinePlanner
 from gateway.planner.service.messages import WorkerConfig
 from gateway.planner.service.plan_process import PlanProcess
+from gateway.planner.service.search_process import SearchProcess
 from gateway.profiles.profiles import Profiles
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.access.failed_logins import FailedLogins
@@ -64,6 +65,7 @@ from gateway.server.admin import (
     prepared_routes,
     pull_routes,
     request_routes,
+    search_routes,
     tune_routes,
     usage_routes,
 )
@@ -102,6 +104,7 @@ _ROUTERS = (
     machine_routes.router,
     prepared_routes.router,
     request_routes.router,
+    search_routes.router,
     usage_routes.router,
     model_routes.router,
     live_stream.router,
@@ -225,7 +228,8 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     hub = Hub(
         settings.hf_endpoint, settings.hf_token, settings.data / "hub", models=settings.models
     )
-    planning = PlanProcess(_planning_start(front, host, hub, allowed))
+    config = _planning_start(front, host, hub, allowed)
+    planning = PlanProcess(config)
     launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
     loop = Loop(
@@ -250,6 +254,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         host=host,
         hub=hub,
         planning=planning,
+        searches=SearchProcess(config),
         calibrator=Calibrator(host, front.profiles, settings.data / "asking"),
         launcher=launcher,
         loop=loop,

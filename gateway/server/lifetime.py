@@ -131,6 +131,7 @@ class Lifetime:
         if not self._app.is_replaced:
             await self._end_engines()
         await parts.planning.close()
+        await parts.searches.close()
         await parts.host.close()
         parts.keyring.close()
         await parts.usage.close()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.measuring.tuning.tuning import Tuning
     from gateway.models.catalog.hub import Hub
     from gateway.planner.service.plan_process import PlanProcess
+    from gateway.planner.service.search_process import SearchProcess
     from gateway.profiles.profiles import Profiles
     from gateway.proxy.access.auth import Keys
     from gateway.proxy.access.keyring import Keyring
@@ -70,6 +71,7 @@ class Gateway:
     host: Host
     hub: Hub
     planning: PlanProcess
+    searches: SearchProcess
     calibrator: Calibrator
     launcher: Launcher
     loop: Loop

@@ -6,6 +6,9 @@ direction    frames
 first        JSON of WorkerConfig
 request      JSON of PlanRequest; facts, one a line
 answer       JSON of PlanAnswer; JSON of PlanResult without its byte fields; these fields
+
+The search process has the same first message. Its request is JSON of SearchRequest, its answer JSON
+of PlanAnswer and of the models.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
+from gateway.domain import Hardware
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.domain.units import GIB, MIB
+from gateway.errors import FitserveError
 from gateway.secret import Secret, secret_text
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
@@ -31,6 +36,9 @@ PLAN_BYTES = MIB
 DECISION_BYTES = 8 * MIB
 # Names and shapes of the tensors of a quantized model: 100 bytes for each.
 HEADER_BYTES = 64 * MIB
+
+# Characters of a message, which may quote a config.json.
+MAX_TEXT = 4000
 
 LENGTH = struct.Struct(">I")
 ANSWER_FRAMES = 6
@@ -79,8 +87,40 @@ class PlanAnswer(NamedTuple):
     last: bool = False
 
 
+class SearchRequest(NamedTuple):
+    """A search for models, with the machine that they are judged for.
+
+    words, use, limit, folders: as ModelSearch. held_bytes: by GPU UUID, of engines of this gateway;
+    they count as free.
+    """
+
+    words: str
+    use: Literal["chat", "code", "vision", "embed"] | None
+    limit: int
+    folders: tuple[str, ...]
+    machine: Hardware
+    held_bytes: dict[str, int]
+
+
 REQUEST = TypeAdapter(PlanRequest)
+SEARCH_REQUEST = TypeAdapter(SearchRequest)
 RESULT = TypeAdapter(PlanResult)
+
+
+def error_fields(error: FitserveError) -> dict[str, str | None]:
+    """The fields of a PlanAnswer's error."""
+    # The class that the gateway knows: subclasses may be of modules that only read models.
+    name = next(
+        kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FitserveError.__module__
+    )
+    return message_fields(name, error.message[:MAX_TEXT], error.hint, error.param)
+
+
+def message_fields(
+    class_name: str, message: str, hint: str, param: str | None = None
+) -> dict[str, str | None]:
+    """An error's fields. class_name: of a FitserveError; "": a fault of the program."""
+    return {"class": class_name, "message": message, "hint": hint[:MAX_TEXT], "param": param}
 
 
 def request_frames(request: PlanRequest, facts: Sequence[str]) -> list[bytes]:

@@ -86,7 +86,7 @@ class PlanProcess:
         finally:
             self._waiting -= 1
         if answer.error is not None:
-            raise _error(source, answer.error)
+            raise planning_error(source, answer.error)
         return read_result(frames)
 
     async def close(self) -> None:
@@ -101,12 +101,12 @@ class PlanProcess:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 if self._child is None or self._child.returncode is not None:
-                    self._child = await self._start()
+                    self._child = await start_child(_PROGRAM, self._config)
                 child = self._child
                 assert child.stdin is not None  # noqa: S101
                 child.stdin.write(message)
                 await child.stdin.drain()
-                head, *rest = [await self._frame(child) for _ in range(ANSWER_FRAMES)]
+                head, *rest = [await read_frame(child) for _ in range(ANSWER_FRAMES)]
             answer = PlanAnswer(*json.loads(head))
             is_whole = not answer.last
         except TimeoutError:
@@ -124,40 +124,6 @@ class PlanProcess:
                 await self.close()
         return answer, rest
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        variables = {
-            # Each arena of the allocator counts against the limit of memory, even an empty one.
-            "MALLOC_ARENA_MAX": "2",
-            "HF_HOME": str(Path(self._config.data) / "hub"),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            # The library's warnings hold signed addresses.
-            "HF_HUB_VERBOSITY": "error",
-        }
-        try:
-            child = await spawn(_PROGRAM, variables)  # its settings come on stdin
-        except OSError as error:
-            raise Busy(
-                f"The process that plans cannot be started: {error.strerror}.",
-                hint=(
-                    "The machine is short of memory, processes or file descriptors. Free some, then"
-                    " try again."
-                ),
-                retry_after_s=30,
-            ) from None
-        with suppress(OSError):
-            # Set here, so that streams go before its start too.
-            os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
-        assert child.stdin is not None  # noqa: S101
-        child.stdin.write(pack([self._config.frame]))
-        return child
-
-    async def _frame(self, child: asyncio.subprocess.Process) -> bytes:
-        assert child.stdout is not None  # noqa: S101
-        (length,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
-        if length > HEADER_BYTES:
-            raise EOFError
-        return await child.stdout.readexactly(length)
-
     async def _exit_code(self) -> int:
         """The exit code of a child that ended, or sent something else than an answer."""
         child = self._child
@@ -170,7 +136,46 @@ class PlanProcess:
         return await kill(child)
 
 
-def _error(source: str, fields: dict[str, str | None]) -> FitserveError:
+async def start_child(program: str, config: WorkerConfig) -> asyncio.subprocess.Process:
+    """A process that plans, with its settings as the first message. Raises Busy."""
+    variables = {
+        # Each arena of the allocator counts against the limit of memory, even an empty one.
+        "MALLOC_ARENA_MAX": "2",
+        "HF_HOME": str(Path(config.data) / "hub"),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        # The library's warnings hold signed addresses.
+        "HF_HUB_VERBOSITY": "error",
+    }
+    try:
+        child = await spawn(program, variables)  # its settings come on stdin
+    except OSError as error:
+        raise Busy(
+            f"The process that plans cannot be started: {error.strerror}.",
+            hint=(
+                "The machine is short of memory, processes or file descriptors. Free some, then"
+                " try again."
+            ),
+            retry_after_s=30,
+        ) from None
+    with suppress(OSError):
+        # Set here, so that streams go before its start too.
+        os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
+    assert child.stdin is not None  # noqa: S101
+    child.stdin.write(pack([config.frame]))
+    return child
+
+
+async def read_frame(child: asyncio.subprocess.Process) -> bytes:
+    """The next frame of a child's answer. Raises EOFError."""
+    assert child.stdout is not None  # noqa: S101
+    (length,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
+    if length > HEADER_BYTES:
+        raise EOFError
+    return await child.stdout.readexactly(length)
+
+
+def planning_error(source: str, fields: dict[str, str | None]) -> FitserveError:
+    """The error that a child told. source: of the model, for messages."""
     kind = _ERRORS.get(fields["class"] or "")
     if kind is not None:
         return kind(fields["message"] or "", hint=fields["hint"] or "", param=fields["param"])

@@ -33,12 +33,15 @@ from gateway.planner.service.messages import (
     DECISION_BYTES,
     HEADER_BYTES,
     LENGTH,
+    MAX_TEXT,
     MEMORY_BYTES,
     PLAN_BYTES,
     PROCESSOR_S,
     REQUEST,
     PlanAnswer,
     WorkerConfig,
+    error_fields,
+    message_fields,
     pack,
     result_frames,
 )
@@ -47,15 +50,12 @@ from gateway.planner.service.model_planner import (
     WishedModel,
     check_weights_present,
 )
+from gateway.planner.service.process_limits import limit_process, limit_processor_time
 from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
 
-# Files in the cache of the Hub's library are smaller by the limits of gateway.models.catalog.
-_FILE_BYTES = 256 * MIB
 # A process that holds more ends after its answer: the allocator gives little back.
 _KEPT_BYTES = 384 * MIB
-# Characters of a message, which may quote a config.json.
-_MAX_TEXT = 4000
 # As `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of them in cycles.
 _OBJECTS = 100_000
 
@@ -102,7 +102,7 @@ class PlanWorker:
         questions = open_questions(decision)
         return PlanResult(
             plan=decision.plans[0] if decision.plans else None,
-            reason="" if decision.plans else why_no_plan(decision)[:_MAX_TEXT],
+            reason="" if decision.plans else why_no_plan(decision)[:MAX_TEXT],
             decision=_checked_size(decision),
             # If the engine of the best plan cannot be asked, its forecast is started.
             questions=questions[:1] if decision.plans else questions,
@@ -163,13 +163,7 @@ def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> lis
     try:
         result = worker.plan(request, facts)
     except FitserveError as error:
-        # The class that the gateway knows: subclasses may be of modules that only read models.
-        name = next(
-            kind.__name__
-            for kind in type(error).__mro__
-            if kind.__module__ == FitserveError.__module__
-        )
-        answer = PlanAnswer(_error(name, error.message[:_MAX_TEXT], error.hint, error.param))
+        answer = PlanAnswer(error_fields(error))
     except MemoryError:
         message = (
             f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that"
@@ -179,10 +173,10 @@ def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> lis
             "Files of a real model take a tenth of that: look at config.json, the index and the"
             " headers of the weights."
         )
-        answer = PlanAnswer(_error("BadModel", message, hint), last=True)
+        answer = PlanAnswer(message_fields("BadModel", message, hint), last=True)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:500]
-        answer = PlanAnswer(_error("", message, traceback.format_exc()[-_MAX_TEXT:]))
+        answer = PlanAnswer(message_fields("", message, traceback.format_exc()[-MAX_TEXT:]))
     # Resident memory now. The peak of getrusage begins with that of the gateway, whose memory the
     # process had until its program was loaded.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
@@ -190,30 +184,20 @@ def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> lis
     return [json.dumps(answer).encode(), *result_frames(result)]
 
 
-def _error(
-    class_name: str, message: str, hint: str, param: str | None = None
-) -> dict[str, str | None]:
-    return {"class": class_name, "message": message, "hint": hint[:_MAX_TEXT], "param": param}
-
-
 def main() -> None:
     """PlanAnswer requests until stdin closes."""
     gc.set_threshold(_OBJECTS)
-    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
-    _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    limit_process(PROCESSOR_S)
     # Copies of the pipes, so that no print mixes with answers and no input reads requests.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     received: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests, received), daemon=True).start()
-    _limit_processor_time()
     worker = PlanWorker(WorkerConfig.read(received.get()[0]))
     while True:
         head, facts = received.get()
-        _limit_processor_time()
+        limit_processor_time(PROCESSOR_S)
         answers.write(pack(answer_frames(worker, REQUEST.validate_json(head), facts)))
         answers.flush()
 
@@ -240,19 +224,6 @@ def _read(requests: BinaryIO, size: int) -> bytes:
     if len(received) < size:
         os._exit(0)
     return received
-
-
-def _limit_processor_time() -> None:
-    """The kernel ends the process PROCESSOR_S seconds of processor time from now."""
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(spent.ru_utime + spent.ru_stime) + 1 + PROCESSOR_S)
-
-
-def _limit(kind: int, maximum: int) -> None:
-    """Set a limit, unless the gateway itself has a lower one."""
-    hard = resource.getrlimit(kind)[1]
-    soft = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
-    resource.setrlimit(kind, (soft, hard))
 
 
 if __name__ == "__main__":

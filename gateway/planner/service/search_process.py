@@ -1,0 +1,84 @@
+"""The gateway's end of the search process (search_program.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from gateway.errors import BadModel, Busy
+from gateway.planner.service.messages import (
+    SEARCH_REQUEST,
+    PlanAnswer,
+    SearchRequest,
+    WorkerConfig,
+    pack,
+)
+from gateway.planner.service.plan_process import planning_error, read_frame, start_child
+from gateway.worker_process import kill
+
+# For one search, without its wait: the reads, then the plans.
+_PATIENCE_S = 300.0
+# Searches that may wait for the running one.
+_MAX_WAITING = 3
+_PROGRAM = "gateway.planner.service.search_program"
+
+
+class SearchProcess:
+    """Searches for models, one at a time, each in a child of its own."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def search(self, request: SearchRequest) -> dict[str, Any]:
+        """The answer of `search_models`. Cancellation ends the child.
+
+        Raises BadRequest, BadModel, Busy.
+        """
+        if self._waiting > _MAX_WAITING:
+            raise Busy(
+                f"{_MAX_WAITING} searches wait for the running one.",
+                hint="Try again in a minute.",
+                retry_after_s=30,
+            )
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._exchange(pack([SEARCH_REQUEST.dump_json(request)]))
+        finally:
+            self._waiting -= 1
+
+    async def close(self) -> None:
+        """End the running search."""
+        if self._child is not None:
+            await kill(self._child)
+
+    async def _exchange(self, message: bytes) -> dict[str, Any]:
+        """Send the message to a new child, and read its answer."""
+        child = self._child = await start_child(_PROGRAM, self._config)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                assert child.stdin is not None  # noqa: S101
+                child.stdin.write(message)
+                await child.stdin.drain()
+                answer = PlanAnswer(*json.loads(await read_frame(child)))
+                models: dict[str, Any] = json.loads(await read_frame(child))
+        except TimeoutError:
+            raise BadModel(
+                f"The search took longer than {_PATIENCE_S:.0f} seconds.",
+                hint="Search for fewer models.",
+            ) from None
+        except (EOFError, ConnectionError):
+            raise BadModel(
+                "The search ended before its answer.",
+                hint="Search for fewer models. The gateway's log may say more.",
+            ) from None
+        finally:
+            self._child = None
+            await kill(child)
+        if answer.error is not None:
+            raise planning_error("a search for models", answer.error)
+        return models

@@ -1,0 +1,118 @@
+"""The program of the search process: models that a search finds, judged for one machine.
+
+A search reads and plans dozens of foreign models, as the plan process reads one. So the program has
+its limits, and one process serves one search. The process ends when its stdin closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gateway.domain.units import gib
+from gateway.errors import FitserveError
+from gateway.models.catalog.hub import Hub
+from gateway.planner.parallel import without_engines
+from gateway.planner.service.messages import (
+    LENGTH,
+    MAX_TEXT,
+    MEMORY_BYTES,
+    SEARCH_REQUEST,
+    PlanAnswer,
+    SearchRequest,
+    WorkerConfig,
+    error_fields,
+    message_fields,
+    pack,
+)
+from gateway.planner.service.model_finder import (
+    ModelFinder,
+    ModelSearch,
+    find_models,
+    fitting_parameters,
+)
+from gateway.planner.service.offline import OfflinePlanner
+from gateway.planner.service.process_limits import limit_process
+from gateway.profiles.profiles import Profiles
+from gateway.settings import Settings
+
+# Fifty models and three quantized variants of each take less than half of it.
+_PROCESSOR_S = 240
+
+
+def search_models(config: WorkerConfig, request: SearchRequest) -> dict[str, Any]:
+    """The answer to a search: `data`, as JudgedModel.fields, and `note`; "": nothing to note.
+
+    Raises BadRequest, BadModel.
+    """
+    words, use = request.words, request.use
+    machine = without_engines(request.machine, request.held_bytes)
+    hub = Hub(
+        config.hf_endpoint,
+        config.hf_token,
+        Path(config.data) / "hub",
+        models=Path(config.models) if config.models else None,
+    )
+    profiles = Profiles(roots=tuple(map(Path, config.roots)), learned=Path(config.data) / "learned")
+    settings = Settings(data_dir=Path(config.data), engine_env=dict(config.engine_env))
+    planner = OfflinePlanner(profiles, hub, settings)
+    parameters = None if words else fitting_parameters(machine, use)
+    search = ModelSearch(words, use, request.limit, tuple(map(Path, request.folders)), parameters)
+    models, problem = find_models(hub, search)
+    judged = ModelFinder(planner, ("this machine", machine), use).judge(models, by_size=not words)
+    note = f"Only models on this machine are listed: {problem}" if problem else ""
+    return {"data": [model.fields() for model in judged], "note": note}
+
+
+def answer_frames(config: WorkerConfig, request: SearchRequest) -> list[bytes]:
+    """The frames of an answer, also for a search that fails."""
+    answer = PlanAnswer()
+    found: dict[str, Any] = {}
+    try:
+        found = search_models(config, request)
+    except FitserveError as error:
+        answer = PlanAnswer(error_fields(error))
+    except MemoryError:
+        message = f"The search took more than the {gib(MEMORY_BYTES)} of memory that it may take."
+        answer = PlanAnswer(message_fields("BadModel", message, "Search for fewer models."))
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"[:500]
+        answer = PlanAnswer(message_fields("", message, traceback.format_exc()[-MAX_TEXT:]))
+    return [json.dumps(answer).encode(), json.dumps(found).encode()]
+
+
+def main() -> None:
+    """Answer one search."""
+    limit_process(_PROCESSOR_S)
+    # Copies of the pipes, so that no print mixes with the answer and no input reads the request.
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    config, request = (
+        WorkerConfig.read(_frame(requests)),
+        SEARCH_REQUEST.validate_json(_frame(requests)),
+    )
+    threading.Thread(target=_end_with_gateway, args=(requests,), daemon=True).start()
+    answers.write(pack(answer_frames(config, request)))
+    answers.flush()
+    # Threads that still read from a slow Hub do not keep the process.
+    os._exit(0)
+
+
+def _frame(requests: BinaryIO) -> bytes:
+    (size,) = LENGTH.unpack(requests.read(LENGTH.size))
+    return requests.read(size)
+
+
+def _end_with_gateway(requests: BinaryIO) -> None:
+    """End the process when the gateway closes its pipe, or ends."""
+    requests.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

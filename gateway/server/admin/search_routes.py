@@ -1,0 +1,96 @@
+"""The admin API of searches for models that fit this machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from pydantic import ConfigDict, Field
+
+from gateway.domain import Hardware, Value
+from gateway.errors import BadModel, BadRequest, Busy
+from gateway.models.catalog.hub_search import Use
+from gateway.planner.service.messages import SearchRequest
+from gateway.proxy.api.error_bodies import errors
+from gateway.server.parts import Gateway, gateway_of
+
+router = APIRouter(prefix="/admin", tags=["admin"])
+
+
+class SearchBody(Value):
+    # Built now, because FastAPI inspects the model of a body before any validation.
+    model_config = ConfigDict(defer_build=False)
+
+    words: str = Field(
+        "", max_length=200, description="words in the names; empty: suggestions, best first"
+    )
+    use: Use | None = Field(None, description="of the models; None: any, and chat for suggestions")
+    limit: int = Field(10, ge=1, le=50, description="models to read and plan")
+    folders: tuple[str, ...] = Field(
+        (), max_length=8, description="folders of this machine with models"
+    )
+
+
+class SearchedModel(Value):
+    """A model with the planner's verdict for this machine. why: the refusal; "": it fits."""
+
+    fits: bool
+    name: str
+    source: str = Field(description="for `POST /admin/models`")
+    base: str = Field(description="the repository of which this is a quantized form, or itself")
+    why: str
+    form: str = Field(description="the quantization of its weights")
+    context: int
+    tokens_s: float | None = Field(description="expected, of one request alone; None: unknown")
+    gpus: int
+    engine: str
+    weights_bytes: int
+
+
+class SearchedModels(Value):
+    """Models that fit come first, the best form of each before its others."""
+
+    data: tuple[SearchedModel, ...]
+    note: str = Field(description="why the Hub was not searched; empty: it was")
+
+
+@router.post("/search", responses=errors(BadRequest, BadModel, Busy))
+async def search_models(request: Request, body: SearchBody) -> SearchedModels:
+    """Search the Hub, or without it the cache of this machine, and the folders. Each model and its
+    quantized variants are planned for this machine as if no model of this gateway were loaded; in a
+    cluster for the machine with the most memory. A client that leaves ends its search."""
+    parts = gateway_of(request)
+    words = body.words.strip()
+    question = SearchRequest(
+        words,
+        body.use or (None if words else "chat"),
+        body.limit,
+        body.folders,
+        await _machine(parts),
+        parts.loop.fleet.claims(None),
+    )
+    search = asyncio.ensure_future(parts.searches.search(question))
+    leave = asyncio.ensure_future(_wait_for_leave(request))
+    try:
+        await asyncio.wait({search, leave}, return_when=asyncio.FIRST_COMPLETED)
+        if search.done():
+            return SearchedModels.model_validate(search.result())
+        return SearchedModels(data=(), note="The client left.")  # nobody reads it
+    finally:
+        search.cancel()
+        leave.cancel()
+        await asyncio.wait({search, leave})
+
+
+async def _machine(parts: Gateway) -> Hardware:
+    """This machine, or the one of a cluster with the most memory of GPUs."""
+    if parts.host.machines is None:
+        return await parts.loop.plan_preview.hardware()
+    nodes = (await parts.host.machines.cluster()).nodes
+    machines = [node.hardware for node in nodes]
+    return max(machines, key=lambda one: sum(gpu.total_bytes or 0 for gpu in one.gpus))
+
+
+async def _wait_for_leave(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
