@@ -58,6 +58,7 @@ unit/test_measured_grid.py
 unit/test_mentions.py
 unit/test_names.py
 unit/test_outside.py
+unit/test_page_style.py
 unit/test_pure_rooms.py
 unit/test_security.py
 unit/test_style.py

@@ -1,11 +1,14 @@
-// Calls to the gateway that this page comes from. A key that is needed is asked for once, and kept in this tab alone.
+// Calls to the gateway that this page comes from. A key that is needed is asked for once, and kept
+// in this tab alone.
 import { askKey } from "./parts/key_dialog.js";
 
-const KEPT = "fitserve.key";
+const KEY_ITEM = "fitserve.key";
 // Seconds before a reading is repeated whose connection was lost.
 const RESTS_S = [0.3, 1, 2];
 
-/** An answer that is no success, in the gateway's own words; status 0: no answer, or half of one. */
+/**
+ * An answer that is no success, in the gateway's own words; status 0: no answer, or half of one.
+ */
 export class ApiError extends Error {
   constructor(status, message, param = null) {
     super(message);
@@ -16,9 +19,9 @@ export class ApiError extends Error {
 }
 
 /** Whether this tab has a key. */
-export const hasKey = () => sessionStorage.getItem(KEPT) !== null;
+export const hasKey = () => sessionStorage.getItem(KEY_ITEM) !== null;
 
-export const useKey = (key) => sessionStorage.setItem(KEPT, key);
+export const useKey = (key) => sessionStorage.setItem(KEY_ITEM, key);
 
 /**
  * The value of the answer.
@@ -42,8 +45,8 @@ export async function* pieces(method, path, body, options = {}) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
-      const { done, value } = await connected(reader.read());
-      if (done) return;
+      const { done: isEnd, value } = await explainLoss(reader.read());
+      if (isEnd) return;
       yield value;
     }
   } finally {
@@ -58,10 +61,13 @@ export async function* pieces(method, path, body, options = {}) {
 export async function* events(method, path, body, options = {}) {
   let rest = "";
   for await (const piece of pieces(method, path, body, options)) {
-    const found = (rest + piece).split(/\r?\n\r?\n/);
-    rest = found.pop() ?? "";
-    for (const event of found) {
-      const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
+    const blocks = (rest + piece).split(/\r?\n\r?\n/);
+    rest = blocks.pop() ?? "";
+    for (const event of blocks) {
+      const data = event
+        .split(/\r?\n/)
+        .filter((line) => line.startsWith("data:"))
+        .map((line) => line.slice(5).trimStart());
       if (data.length) yield data.join("\n");
     }
   }
@@ -69,30 +75,47 @@ export async function* events(method, path, body, options = {}) {
 
 async function request(method, path, body, { signal } = {}) {
   for (;;) {
-    const key = sessionStorage.getItem(KEPT);
-    const headers = { ...(key && { authorization: `Bearer ${key}` }), ...(body !== undefined && { "content-type": "application/json" }) };
-    const send = () => connected(fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store", redirect: "error" }));
-    const answer = await (method === "GET" ? repeated(send) : send());
+    const key = sessionStorage.getItem(KEY_ITEM);
+    const headers = {
+      ...(key && { authorization: `Bearer ${key}` }),
+      ...(body !== undefined && { "content-type": "application/json" }),
+    };
+    const send = () =>
+      explainLoss(
+        fetch(path, {
+          method,
+          headers,
+          signal,
+          body: body === undefined ? undefined : JSON.stringify(body),
+          cache: "no-store",
+          redirect: "error",
+        }),
+      );
+    const answer = await (method === "GET" ? repeatRead(send) : send());
     if (answer.ok) return answer;
     const error = await refusal(answer);
     if (answer.status !== 401) throw error;
     // Another call may have asked meanwhile.
-    if (sessionStorage.getItem(KEPT) === key) useKey(await askKey(key === null ? "" : error.message));
+    if (sessionStorage.getItem(KEY_ITEM) === key)
+      useKey(await askKey(key === null ? "" : error.message));
   }
 }
 
 /** What a lost connection means, instead of the browser's own words for it. */
-async function connected(promise) {
+async function explainLoss(promise) {
   try {
     return await promise;
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The connection to the gateway was lost: it ended, or the network changed. Try again.");
+    throw new ApiError(
+      0,
+      "The connection to the gateway was lost: it ended, or the network changed. Try again.",
+    );
   }
 }
 
 /** A reading has no effect, so it is sent again when its connection was lost. */
-async function repeated(send) {
+async function repeatRead(send) {
   for (const rest of RESTS_S) {
     try {
       return await send();

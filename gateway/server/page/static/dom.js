@@ -1,9 +1,11 @@
-// Elements without markup: all text becomes text nodes, so nothing that is shown can be anything else.
+// Elements without markup: all text becomes text nodes, so nothing that is shown can be anything
+// else.
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
 /**
- * An element. Of its properties functions are listeners, `true` is an attribute without value, and nothing is set for null, undefined and false.
+ * An element. Of its properties functions are listeners, `true` is an attribute without value, and
+ * nothing is set for null, undefined and false.
  * @param {string} tag
  * @param {Record<string, any>} [properties]
  * @param {...(Child | Child[])} children
@@ -31,13 +33,14 @@ export function svg(tag, properties = {}, ...children) {
 /** Sets an attribute, or takes it away; leaves what is so already. */
 export function attribute(element, name, value) {
   if (value === null || value === undefined || value === false) element.removeAttribute(name);
-  else if (element.getAttribute(name) !== String(value === true ? "" : value)) element.setAttribute(name, value === true ? "" : String(value));
+  else if (element.getAttribute(name) !== String(value === true ? "" : value))
+    element.setAttribute(name, value === true ? "" : String(value));
 }
 
 /** Sets the text of an element, where it is another one. */
 export function text(element, value) {
-  const wanted = value === null || value === undefined ? "" : String(value);
-  if (element.textContent !== wanted) element.textContent = wanted;
+  const content = value === null || value === undefined ? "" : String(value);
+  if (element.textContent !== content) element.textContent = content;
 }
 
 /** @param {Element} element @param {...(Child | Child[])} children */
@@ -47,27 +50,28 @@ export function fill(element, ...children) {
 }
 
 /**
- * Brings the children of `parent` to one per item, in order. Elements of items that stay are kept, with their focus.
+ * Brings the children of `parent` to one per item, in order. Elements of items that stay are kept,
+ * with their focus.
  * @template T
  * @param {Element} parent
  * @param {T[]} items
  * @param {(item: T) => string} key
  * @param {(item: T) => any} make  gives an object with `element` and `update(item)`
  */
-export function keyed(parent, items, key, make) {
-  const kept = parent.kept ?? (parent.kept = new Map());
-  const wanted = new Set(items.map(key));
-  for (const [name, part] of kept) {
-    if (!wanted.has(name)) {
+export function syncChildren(parent, items, key, make) {
+  const parts = parent.parts ?? (parent.parts = new Map());
+  const names = new Set(items.map(key));
+  for (const [name, part] of parts) {
+    if (!names.has(name)) {
       part.element.remove();
-      kept.delete(name);
+      parts.delete(name);
     }
   }
   let place = parent.firstElementChild;
   for (const item of items) {
     const name = key(item);
-    let part = kept.get(name);
-    if (!part) kept.set(name, (part = make(item)));
+    let part = parts.get(name);
+    if (!part) parts.set(name, (part = make(item)));
     part.update(item);
     if (part.element === place) place = place.nextElementSibling;
     else parent.insertBefore(part.element, place);
@@ -76,5 +80,8 @@ export function keyed(parent, items, key, make) {
 
 /** @returns {(Node | string)[]} */
 function present(children) {
-  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false).map((child) => (child instanceof Node ? child : String(child)));
+  return children
+    .flat(Infinity)
+    .filter((child) => child !== null && child !== undefined && child !== false)
+    .map((child) => (child instanceof Node ? child : String(child)));
 }

@@ -11,22 +11,28 @@ export function bytes(count) {
     size /= 1024;
     unit += 1;
   }
-  return `${size >= 100 || unit === 0 ? Math.round(size) : size.toFixed(1).replace(/\.0$/, "")} ${UNITS[unit]}`;
+  const isWhole = size >= 100 || unit === 0;
+  return `${isWhole ? Math.round(size) : size.toFixed(1).replace(/\.0$/, "")} ${UNITS[unit]}`;
 }
 
 /** Seconds in at most two units: "3 h 20 min". */
 export function duration(seconds) {
-  const s = Math.max(0, Math.round(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return s < 600 && s % 60 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 60)} min`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600)
+    return whole < 600 && whole % 60
+      ? `${Math.floor(whole / 60)} min ${whole % 60} s`
+      : `${Math.floor(whole / 60)} min`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
 /** Seconds of a latency: "85 ms", "1.24 s". */
 export function latency(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
+  return seconds < 1
+    ? `${Math.round(seconds * 1000)} ms`
+    : `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
 }
 
 /** A rate or a count: 12345 -> "12,345", 0.25 -> "0.25". */
@@ -43,20 +49,26 @@ export function tokens(count) {
 
 /** Unix seconds -> date and time of this browser. */
 export function moment(at) {
-  return at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+  return at === null || at === undefined
+    ? "–"
+    : new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }
 
 /** Whether `words` add nothing to the texts beside them. */
-export function isSaid(words, ...said) {
+export function isSaid(words, ...neighbours) {
   const plain = (one) => (one ?? "").toLowerCase().replace(/[.\s]+$/, "");
-  return said.some((one) => plain(one).includes(plain(words)));
+  return neighbours.some((one) => plain(one).includes(plain(words)));
 }
 
 /** Unix seconds -> time of day, with seconds where there is room. */
 export function clock(at, exact = false) {
-  return new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(exact && { second: "2-digit" }) });
+  return new Date(at * 1000).toLocaleTimeString([], {
+    hour: "2-digit",
+    minute: "2-digit",
+    ...(exact && { second: "2-digit" }),
+  });
 }
 
-export function plural(count, one, many = `${one}s`) {
-  return `${number(count)} ${count === 1 ? one : many}`;
+export function plural(count, one, form = `${one}s`) {
+  return `${number(count)} ${count === 1 ? one : form}`;
 }

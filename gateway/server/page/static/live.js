@@ -6,7 +6,10 @@ const MAX_REST_S = 15;
 const DEAD_MS = 40_000;
 const MAX_POINTS = 120;
 
-/** `state` is the newest; "change" is dispatched when it is another one, and when the connection comes and goes. */
+/**
+ * `state` is the newest; "change" is dispatched when it is another one, and when the connection
+ * comes and goes.
+ */
 export class Live extends EventTarget {
   state = { gateway: null, machine: null, models: null, requests: null, points: [], at: 0 };
   connected = false;
@@ -72,10 +75,12 @@ export class Live extends EventTarget {
   }
 
   #take(parts, first) {
-    const news = parts.points ?? [];
+    const additions = parts.points ?? [];
     // The clock of the gateway may have been set back.
-    const kept = first ? [] : this.state.points.filter((point) => !news.length || point.at < news[0].at);
-    const points = [...kept, ...news].slice(-MAX_POINTS);
+    const earlier = first
+      ? []
+      : this.state.points.filter((point) => !additions.length || point.at < additions[0].at);
+    const points = [...earlier, ...additions].slice(-MAX_POINTS);
     this.state = { ...this.state, ...parts, points };
     this.#ahead = parts.at - Date.now() / 1000;
     this.#tell(true);

@@ -1,5 +1,5 @@
 // The page: which view the address asks for, and the live state that it shows.
-import { attribute, fill, h, keyed, text } from "./dom.js";
+import { attribute, fill, h, syncChildren, text } from "./dom.js";
 import { plural } from "./format.js";
 import { Live } from "./live.js";
 import { add } from "./views/add.js";
@@ -25,19 +25,20 @@ const main = document.getElementById("main");
 let view = null;
 
 function route() {
-  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodePart);
   view?.close?.();
   view = Object.hasOwn(VIEWS, page) ? VIEWS[page]({ live }, ...rest) : missing(page, PAGES);
   document.title = view.title === "Overview" ? "fitserve" : `${view.title} – fitserve`;
   fill(main, view.element);
   view.update?.(live.state);
-  for (const link of document.querySelectorAll("#nav a")) attribute(link, "aria-current", link.hash === (page ? `#/${page}` : "#/") ? "page" : null);
+  for (const link of document.querySelectorAll("#nav a"))
+    attribute(link, "aria-current", link.hash === (page ? `#/${page}` : "#/") ? "page" : null);
   if (document.activeElement !== document.body) main.focus({ preventScroll: true });
   window.scrollTo(0, 0);
 }
 
 /** A part of an address; as it stands where it is broken. */
-function decoded(part) {
+function decodePart(part) {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -50,8 +51,22 @@ function show() {
   const { gateway } = live.state;
   const problems = gateway?.problems ?? [];
   attribute(link, "data-tone", !live.connected ? "bad" : problems.length ? "warn" : "good");
-  text(link, !live.connected ? (gateway ? "Connection lost; trying again" : "Connecting") : problems.length ? plural(problems.length, "problem") : "Live");
-  keyed(document.getElementById("problems"), problems, (problem) => problem, (problem) => ({ element: h("li", {}, problem), update() {} }));
+  text(
+    link,
+    !live.connected
+      ? gateway
+        ? "Connection lost; trying again"
+        : "Connecting"
+      : problems.length
+        ? plural(problems.length, "problem")
+        : "Live",
+  );
+  syncChildren(
+    document.getElementById("problems"),
+    problems,
+    (problem) => problem,
+    (problem) => ({ element: h("li", {}, problem), update() {} }),
+  );
   if (live.connected) view?.update?.(live.state);
 }
 

@@ -7,34 +7,109 @@ import { differences } from "./wish_form.js";
 /** @param {any[]} attempts oldest first @param {(attempt: number) => void} showLog */
 export function attemptList(attempts, showLog) {
   if (!attempts.length) return h("p", { class: "empty" }, "Nothing was started yet.");
-  return h("ol", { class: "attempts" }, [...attempts].reverse().map((one) => h("li", {}, head(one, showLog), one.failure && failure(one.failure, one.failed_while), one.follows && next(one.follows))));
+  return h(
+    "ol",
+    { class: "attempts" },
+    [...attempts]
+      .reverse()
+      .map((one) =>
+        h(
+          "li",
+          {},
+          head(one, showLog),
+          one.failure && failure(one.failure, one.failed_while),
+          one.follows && next(one.follows),
+        ),
+      ),
+  );
 }
 
 function head(attempt, showLog) {
   const chip = stateChip();
   chip.update(attempt.failure ? "failed" : attempt.state);
   const until = attempt.ended_at ?? attempt.ready_at;
-  const took = until === null ? null : attempt.ready_at !== null && attempt.ended_at !== null ? `served ${duration(attempt.ended_at - attempt.ready_at)}` : `${attempt.ready_at === null ? "ended after" : "ready after"} ${duration(until - attempt.started_at)}`;
+  const took =
+    until === null
+      ? null
+      : attempt.ready_at !== null && attempt.ended_at !== null
+        ? `served ${duration(attempt.ended_at - attempt.ready_at)}`
+        : [
+            attempt.ready_at === null ? "ended after" : "ready after",
+            duration(until - attempt.started_at),
+          ].join(" ");
   return h(
     "div",
     { class: "row between" },
-    h("div", { class: "row" }, h("h2", {}, `Start ${attempt.id}`), chip.element, h("span", {}, attempt.engine.replace("==", " ")), h("span", { class: "muted" }, [`replica ${attempt.replica}`, `${tokens(attempt.max_model_len)} context`, attempt.otherwise, moment(attempt.started_at), took].filter(Boolean).join(" · "))),
-    h("button", { type: "button", class: "quiet", click: () => showLog(attempt.id), "aria-label": `Log of start ${attempt.id}` }, "Log"),
+    h(
+      "div",
+      { class: "row" },
+      h("h2", {}, `Start ${attempt.id}`),
+      chip.element,
+      h("span", {}, attempt.engine.replace("==", " ")),
+      h(
+        "span",
+        { class: "muted" },
+        [
+          `replica ${attempt.replica}`,
+          `${tokens(attempt.max_model_len)} context`,
+          attempt.otherwise,
+          moment(attempt.started_at),
+          took,
+        ]
+          .filter(Boolean)
+          .join(" · "),
+      ),
+    ),
+    h(
+      "button",
+      {
+        type: "button",
+        class: "quiet",
+        click: () => showLog(attempt.id),
+        "aria-label": `Log of start ${attempt.id}`,
+      },
+      "Log",
+    ),
   );
 }
 
-function failure(found, phase) {
+function failure(verdict, phase) {
   return h(
     "div",
     { class: "failure" },
-    h("p", {}, h("strong", {}, found.kind.replaceAll("_", " ")), ` while ${phase}: `, found.message),
-    found.line && h("pre", { class: "proof", tabindex: "0", "aria-label": "The line that proves it" }, found.line_number ? h("span", { class: "muted" }, `line ${found.line_number}  `) : null, found.line),
-    found.advice && !found.steps.includes(found.advice) && h("p", { class: "muted" }, found.advice),
-    found.steps.length > 0 && h("ol", { class: "steps" }, found.steps.map((step) => h("li", {}, step))),
-    found.disturbed && h("p", { class: "muted" }, `Nothing was learned from it: ${found.disturbed}`),
+    h(
+      "p",
+      {},
+      h("strong", {}, verdict.kind.replaceAll("_", " ")),
+      ` while ${phase}: `,
+      verdict.message,
+    ),
+    verdict.line &&
+      h(
+        "pre",
+        { class: "proof", tabindex: "0", "aria-label": "The line that proves it" },
+        verdict.line_number ? h("span", { class: "muted" }, `line ${verdict.line_number}  `) : null,
+        verdict.line,
+      ),
+    verdict.advice &&
+      !verdict.steps.includes(verdict.advice) &&
+      h("p", { class: "muted" }, verdict.advice),
+    verdict.steps.length > 0 &&
+      h(
+        "ol",
+        { class: "steps" },
+        verdict.steps.map((step) => h("li", {}, step)),
+      ),
+    verdict.disturbed &&
+      h("p", { class: "muted" }, `Nothing was learned from it: ${verdict.disturbed}`),
   );
 }
 
 function next(follows) {
-  return h("div", { class: "muted" }, `Then start ${follows.attempt}, ${follows.differs.length ? "changed:" : "by the same plan."}`, follows.differs.length ? differences(follows.differs) : null);
+  return h(
+    "div",
+    { class: "muted" },
+    `Then start ${follows.attempt}, ${follows.differs.length ? "changed:" : "by the same plan."}`,
+    follows.differs.length ? differences(follows.differs) : null,
+  );
 }

@@ -1,4 +1,5 @@
-// Pictures of a message: chosen or pasted, shown on a canvas, and sent inside the request. No address of them is opened.
+// Pictures of a message: chosen or pasted, shown on a canvas, and sent inside the request. No
+// address of them is opened.
 import { attribute, fill, h } from "../dom.js";
 import { note } from "./notes.js";
 
@@ -10,17 +11,40 @@ const SENT_AS_IS = ["image/png", "image/jpeg", "image/webp"];
 
 /** A picture of a message. @param {string} url  with its data @param {string} name */
 export function imageView({ url, name }) {
-  const canvas = h("canvas", { width: "1", height: "1", role: "img", "aria-label": name || "picture" });
-  bitmapOf(url).then((bitmap) => draw(canvas, bitmap, SHOWN_PX), () => attribute(canvas, "hidden", true));
+  const canvas = h("canvas", {
+    width: "1",
+    height: "1",
+    role: "img",
+    "aria-label": name || "picture",
+  });
+  bitmapOf(url).then(
+    (bitmap) => draw(canvas, bitmap, SHOWN_PX),
+    () => attribute(canvas, "hidden", true),
+  );
   return canvas;
 }
 
-/** The chooser of a message. @returns {{element: any, take: () => any[], paste: (event: ClipboardEvent) => void, permit: (is: boolean) => void}} */
+/**
+ * The chooser of a message.
+ * @returns {{element: any, take: () => any[], paste: (event: ClipboardEvent) => void, permit: (is:
+ *   boolean) => void}}
+ */
 export function imageChooser() {
   let chosen = [];
   let permitted = false;
-  const input = h("input", { type: "file", id: "chat-images", accept: "image/*", multiple: true, hidden: true, change: () => add([...input.files]).then(() => (input.value = "")) });
-  const button = h("button", { type: "button", hidden: true, click: () => input.click() }, "Add a picture");
+  const input = h("input", {
+    type: "file",
+    id: "chat-images",
+    accept: "image/*",
+    multiple: true,
+    hidden: true,
+    change: () => add([...input.files]).then(() => (input.value = "")),
+  });
+  const button = h(
+    "button",
+    { type: "button", hidden: true, click: () => input.click() },
+    "Add a picture",
+  );
   const list = h("ul", { class: "row pictures" });
 
   async function add(files) {
@@ -35,7 +59,26 @@ export function imageChooser() {
   }
 
   function show() {
-    fill(list, chosen.map((one) => h("li", {}, imageView(one), h("button", { type: "button", class: "quiet", "aria-label": `Remove ${one.name}`, click: () => ((chosen = chosen.filter((other) => other !== one)), show()) }, "✕"))));
+    fill(
+      list,
+      chosen.map((one) =>
+        h(
+          "li",
+          {},
+          imageView(one),
+          h(
+            "button",
+            {
+              type: "button",
+              class: "quiet",
+              "aria-label": `Remove ${one.name}`,
+              click: () => ((chosen = chosen.filter((picture) => picture !== one)), show()),
+            },
+            "✕",
+          ),
+        ),
+      ),
+    );
   }
 
   return {
@@ -45,7 +88,9 @@ export function imageChooser() {
       attribute(button, "hidden", !is);
     },
     paste(event) {
-      const files = [...(event.clipboardData?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+      const files = [...(event.clipboardData?.files ?? [])].filter((file) =>
+        file.type.startsWith("image/"),
+      );
       // Programs for texts and tables add a picture of the words.
       if (!permitted || !files.length || event.clipboardData.types.includes("text/plain")) return;
       event.preventDefault();
@@ -56,10 +101,10 @@ export function imageChooser() {
       show();
     },
     take() {
-      const taken = chosen;
+      const batch = chosen;
       chosen = [];
       show();
-      return taken;
+      return batch;
     },
   };
 }
@@ -68,7 +113,8 @@ export function imageChooser() {
 async function encode(file) {
   const bitmap = await createImageBitmap(file);
   const isSmall = Math.max(bitmap.width, bitmap.height) <= MOST_SIDE && file.size <= MOST_BYTES;
-  if (isSmall && SENT_AS_IS.includes(file.type)) return `data:${file.type};base64,${base64(new Uint8Array(await file.arrayBuffer()))}`;
+  if (isSmall && SENT_AS_IS.includes(file.type))
+    return `data:${file.type};base64,${base64(new Uint8Array(await file.arrayBuffer()))}`;
   const canvas = document.createElement("canvas");
   draw(canvas, bitmap, MOST_SIDE, "white");
   return canvas.toDataURL("image/jpeg", 0.9);
@@ -76,7 +122,8 @@ async function encode(file) {
 
 function base64(data) {
   let text = "";
-  for (let at = 0; at < data.length; at += 0x8000) text += String.fromCharCode(...data.subarray(at, at + 0x8000));
+  for (let at = 0; at < data.length; at += 0x8000)
+    text += String.fromCharCode(...data.subarray(at, at + 0x8000));
   return btoa(text);
 }
 

@@ -5,22 +5,28 @@ const PREFIX = "fitserve.chat/";
 /** @param {string} place @returns {{messages: any[], options: Record<string, any>}} */
 export function readChat(place) {
   try {
-    const kept = JSON.parse(localStorage.getItem(PREFIX + place) ?? "{}");
-    return { messages: Array.isArray(kept.messages) ? kept.messages : [], options: kept.options ?? {} };
+    const stored = JSON.parse(localStorage.getItem(PREFIX + place) ?? "{}");
+    return {
+      messages: Array.isArray(stored.messages) ? stored.messages : [],
+      options: stored.options ?? {},
+    };
   } catch {
     return { messages: [], options: {} };
   }
 }
 
-/** Pictures are left out where they find no room. @returns {boolean} whether there was room for the texts */
+/**
+ * Pictures are left out where they find no room.
+ * @returns {boolean} whether there was room for the texts
+ */
 export function keepChat(place, { messages, options }) {
   if (!messages.length && !Object.keys(options).length) {
     localStorage.removeItem(PREFIX + place);
     return true;
   }
-  for (const kept of [messages, messages.map(({ images, ...rest }) => rest)]) {
+  for (const rows of [messages, messages.map(({ images, ...rest }) => rest)]) {
     try {
-      localStorage.setItem(PREFIX + place, JSON.stringify({ messages: kept, options }));
+      localStorage.setItem(PREFIX + place, JSON.stringify({ messages: rows, options }));
       return true;
     } catch (error) {
       console.debug("the conversation was not kept:", error.message);

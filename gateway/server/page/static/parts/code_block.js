@@ -4,6 +4,20 @@ import { copyButton } from "./copy.js";
 
 /** @param {string} label @param {string} code */
 export function codeBlock(label, code) {
-  const shown = h("pre", { class: "command", tabindex: "0", role: "region", "aria-label": label || "Code" }, h("code", {}, code));
-  return h("figure", { class: "code" }, h("figcaption", { class: "row between whole" }, h("span", { class: "muted small" }, label), copyButton(() => code, label || "the code")), shown);
+  const block = h(
+    "pre",
+    { class: "command", tabindex: "0", role: "region", "aria-label": label || "Code" },
+    h("code", {}, code),
+  );
+  return h(
+    "figure",
+    { class: "code" },
+    h(
+      "figcaption",
+      { class: "row between whole" },
+      h("span", { class: "muted small" }, label),
+      copyButton(() => code, label || "the code"),
+    ),
+    block,
+  );
 }

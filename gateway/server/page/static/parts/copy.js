@@ -1,10 +1,17 @@
 // A button that copies a text.
 import { h, text } from "../dom.js";
 
-/** @param {() => string} read @param {string} about  the thing that is copied, for people who hear the page */
+/**
+ * @param {() => string} read
+ * @param {string} about  the thing that is copied, for people who hear the page
+ */
 export function copyButton(read, about) {
   const word = h("span", {}, "Copy");
-  const button = h("button", { type: "button", class: "quiet", "aria-label": `Copy ${about}` }, word);
+  const button = h(
+    "button",
+    { type: "button", class: "quiet", "aria-label": `Copy ${about}` },
+    word,
+  );
   button.addEventListener("click", async () => {
     text(word, (await copy(read())) ? "Copied" : "Press Ctrl+C");
   });
@@ -12,7 +19,10 @@ export function copyButton(read, about) {
   return button;
 }
 
-/** Browsers have a clipboard for pages of this machine and of https; for others there is the older way. */
+/**
+ * Browsers have a clipboard for pages of this machine and of https; for others there is the older
+ * way.
+ */
 async function copy(words) {
   try {
     await navigator.clipboard.writeText(words);

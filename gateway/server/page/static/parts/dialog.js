@@ -1,4 +1,5 @@
-// Questions in front of the page. Escape and the button say no; the focus goes back to where it was.
+// Questions in front of the page. Escape and the button say no; the focus goes back to where it
+// was.
 import { fill, h } from "../dom.js";
 
 /**
@@ -13,8 +14,8 @@ export function show(title, build) {
     let value = null;
     const heading = h("h2", { id: "dialog-title" }, title);
     const dialog = h("dialog", { "aria-labelledby": "dialog-title" });
-    const close = (given) => {
-      value = given;
+    const close = (answer) => {
+      value = answer;
       dialog.close();
     };
     fill(dialog, heading, ...build(close));
@@ -30,7 +31,8 @@ export function show(title, build) {
 /**
  * @param {string} title
  * @param {string} detail  what it does, in a sentence
- * @param {{action: string, danger?: boolean, more?: any[]}} options  more: what stands above the buttons
+ * @param {{action: string, danger?: boolean, more?: any[]}} options  more: what stands above the
+ *   buttons
  * @returns {Promise<boolean>}
  */
 export async function confirm(title, detail, { action, danger = false, more = [] }) {
@@ -41,7 +43,11 @@ export async function confirm(title, detail, { action, danger = false, more = []
       "div",
       { class: "row end" },
       h("button", { type: "button", click: () => close(false) }, "Cancel"),
-      h("button", { type: "button", class: danger ? "danger" : "primary", click: () => close(true) }, action),
+      h(
+        "button",
+        { type: "button", class: danger ? "danger" : "primary", click: () => close(true) },
+        action,
+      ),
     ),
   ]);
   return answer === true;

@@ -1,4 +1,5 @@
-// What is wrong with a field, beside it: the gateway names the field, and the form knows where it is.
+// What is wrong with a field, beside it: the gateway names the field, and the form knows where it
+// is.
 import { attribute, h, text } from "../dom.js";
 
 // For programs: a form has its fields in front of it.
@@ -10,32 +11,35 @@ const HINT = /\s*GET \/admin\/openapi\.json describes .*$/;
  *   show: whether the error belongs to a field
  */
 export function fieldErrors(fields) {
-  let shown = null;
+  let current = null;
 
   function clear() {
-    if (!shown) return;
-    shown.words.remove();
-    attribute(shown.input, "aria-invalid", null);
-    attribute(shown.input, "aria-describedby", shown.before);
-    shown = null;
+    if (!current) return;
+    current.words.remove();
+    attribute(current.input, "aria-invalid", null);
+    attribute(current.input, "aria-describedby", current.before);
+    current = null;
   }
 
   return {
     clear,
     show(error, focus = false) {
       clear();
-      const found = [...fields()].find(([name]) => error.param === name || error.param?.startsWith(`${name}.`));
-      if (!found) return false;
-      const [, input] = found;
+      const match = [...fields()].find(
+        ([name]) => error.param === name || error.param?.startsWith(`${name}.`),
+      );
+      if (!match) return false;
+      const [, input] = match;
       const before = input.getAttribute("aria-describedby");
       const id = `${input.id}-wrong`;
       const words = h("p", { class: "problem small", id, role: "alert" });
-      shown = { words, input, before };
+      current = { words, input, before };
       text(words, sentence(error));
       (input.closest(".field") ?? input.parentElement).append(words);
       attribute(input, "aria-invalid", "true");
       attribute(input, "aria-describedby", [before, id].filter(Boolean).join(" "));
-      for (let fold = input.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+      for (let fold = input.closest("details"); fold; fold = fold.parentElement.closest("details"))
+        fold.open = true;
       if (focus) input.focus();
       return true;
     },

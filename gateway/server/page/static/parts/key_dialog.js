@@ -1,17 +1,24 @@
 // The key: asked for once, however many calls need it.
 import { h } from "../dom.js";
 
-let asked = null;
+let pending = null;
 
 /** @param {string} problem  what was wrong with the last one @returns {Promise<string>} */
 export function askKey(problem) {
-  asked ??= ask(problem).finally(() => (asked = null));
-  return asked;
+  pending ??= ask(problem).finally(() => (pending = null));
+  return pending;
 }
 
 function ask(problem) {
   return new Promise((resolve) => {
-    const field = h("input", { id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "key-about" });
+    const field = h("input", {
+      id: "key",
+      type: "password",
+      autocomplete: "off",
+      spellcheck: "false",
+      required: true,
+      "aria-describedby": "key-about",
+    });
     const dialog = h(
       "dialog",
       { "aria-labelledby": "key-title", cancel: (event) => event.preventDefault() },
@@ -29,7 +36,11 @@ function ask(problem) {
         problem && h("p", { class: "problem", role: "alert" }, problem),
         h("label", { for: "key" }, "Key"),
         field,
-        h("p", { id: "key-about", class: "muted" }, "It stays in this tab, and is gone when the tab is closed."),
+        h(
+          "p",
+          { id: "key-about", class: "muted" },
+          "It stays in this tab, and is gone when the tab is closed.",
+        ),
         h("div", { class: "row end" }, h("button", { class: "primary" }, "Continue")),
       ),
     );

@@ -9,9 +9,20 @@ const MAX_LINES = 3000;
 export function logView(model, choice) {
   let running = null;
   const status = h("p", { class: "muted small", role: "status" });
-  const lines = h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Engine log" });
+  const lines = h("pre", {
+    class: "log",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "Engine log",
+  });
   const follow = h("input", { type: "checkbox", id: "follow", checked: true });
-  const filter = h("input", { type: "search", id: "filter", placeholder: "Filter lines", "aria-label": "Filter lines", input: () => lines.childNodes.forEach(screen) });
+  const filter = h("input", {
+    type: "search",
+    id: "filter",
+    placeholder: "Filter lines",
+    "aria-label": "Filter lines",
+    input: () => lines.childNodes.forEach(screen),
+  });
 
   function screen(line) {
     attribute(line, "hidden", !line.textContent.toLowerCase().includes(filter.value.toLowerCase()));
@@ -22,13 +33,18 @@ export function logView(model, choice) {
     const mine = (running = new AbortController());
     fill(lines);
     text(status, "");
-    const which = attempt === null ? "" : `&attempt=${attempt}`;
+    const choiceQuery = attempt === null ? "" : `&attempt=${attempt}`;
     let rest = "";
     try {
-      for await (const piece of pieces("GET", `/admin/models/${encodeURIComponent(model)}/logs?follow=true&tail=${TAIL}${which}`, undefined, { signal: mine.signal })) {
-        const found = (rest + piece).split("\n");
-        rest = found.pop() ?? "";
-        append(found);
+      for await (const piece of pieces(
+        "GET",
+        `/admin/models/${encodeURIComponent(model)}/logs?follow=true&tail=${TAIL}${choiceQuery}`,
+        undefined,
+        { signal: mine.signal },
+      )) {
+        const rows = (rest + piece).split("\n");
+        rest = rows.pop() ?? "";
+        append(rows);
       }
       append(rest ? [rest] : []);
       text(status, lines.childNodes.length ? "The engine has ended." : "Nothing was printed.");
@@ -37,9 +53,11 @@ export function logView(model, choice) {
     }
   }
 
-  function append(found) {
-    if (!found.length) return;
-    const added = found.slice(-MAX_LINES).map((line) => h("div", { class: tone(line) }, line || " "));
+  function append(rows) {
+    if (!rows.length) return;
+    const added = rows
+      .slice(-MAX_LINES)
+      .map((line) => h("div", { class: tone(line) }, line || " "));
     added.forEach(screen);
     lines.append(...added);
     while (lines.childNodes.length > MAX_LINES) lines.firstChild.remove();
@@ -47,7 +65,18 @@ export function logView(model, choice) {
   }
 
   return {
-    element: h("div", { class: "stack tight" }, h("div", { class: "row between" }, h("div", { class: "row" }, choice, h("div", { class: "filter" }, filter)), h("label", { class: "check", for: "follow" }, follow, "Follow")), lines, status),
+    element: h(
+      "div",
+      { class: "stack tight" },
+      h(
+        "div",
+        { class: "row between" },
+        h("div", { class: "row" }, choice, h("div", { class: "filter" }, filter)),
+        h("label", { class: "check", for: "follow" }, follow, "Follow"),
+      ),
+      lines,
+      status,
+    ),
     read,
     close: () => running?.abort(),
   };

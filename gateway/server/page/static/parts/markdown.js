@@ -1,8 +1,10 @@
-// Markdown as elements. The parser gives tokens; only elements that stand here are made of them, and markup in the text stays text.
+// Markdown as elements. The parser gives tokens; only elements that stand here are made of them,
+// and markup in the text stays text.
 import { fill, h } from "../dom.js";
 import { codeBlock } from "./code_block.js";
 
-// Longer texts without a blank line are shown as they are: the parser's time grows with the square of their length.
+// Longer texts without a blank line are shown as they are: the parser's time grows with the square
+// of their length.
 const MOST_INLINE = 5000;
 const SCHEMES = ["http:", "https:", "mailto:"];
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
@@ -30,20 +32,20 @@ function parser() {
 export function markdownView() {
   const element = h("div", { class: "said markdown" });
   let lex = null;
-  let wanted = "";
+  let latest = "";
   let scheduled = false;
   /** The complete blocks: their source, and how many elements they have. */
-  let done = { source: "", count: 0 };
+  let drawn = { source: "", count: 0 };
 
   function render() {
     scheduled = false;
-    const source = wanted.replace(/\r\n?/g, "\n");
-    if (!source.startsWith(done.source)) {
-      done = { source: "", count: 0 };
+    const source = latest.replace(/\r\n?/g, "\n");
+    if (!source.startsWith(drawn.source)) {
+      drawn = { source: "", count: 0 };
       fill(element);
     }
-    while (element.childNodes.length > done.count) element.lastChild.remove();
-    const rest = source.slice(done.source.length);
+    while (element.childNodes.length > drawn.count) element.lastChild.remove();
+    const rest = source.slice(drawn.source.length);
     let tokens = null;
     try {
       tokens = lex(rest);
@@ -54,7 +56,7 @@ export function markdownView() {
     }
     // A last block may go on, and the space after it too.
     const open = tokens.findLastIndex((token) => token.type !== "space");
-    let { source: complete, count } = done;
+    let { source: complete, count } = drawn;
     tokens.forEach((token, place) => {
       element.append(...blocks([token]));
       if (place < open) {
@@ -62,21 +64,24 @@ export function markdownView() {
         count = element.childNodes.length;
       }
     });
-    done = { source: complete, count };
+    drawn = { source: complete, count };
   }
 
   return {
     element,
     update(text) {
-      if (text === wanted) return;
-      wanted = text;
+      if (text === latest) return;
+      latest = text;
       if (lex === null) {
         fill(element, h("p", { class: "plain" }, text));
-        parser().then((found) => {
-          if (lex === null) fill(element);
-          lex = found;
-          render();
-        }, () => {});
+        parser().then(
+          (module) => {
+            if (lex === null) fill(element);
+            lex = module;
+            render();
+          },
+          () => {},
+        );
       } else if (!scheduled) {
         scheduled = true;
         requestAnimationFrame(render);
@@ -85,26 +90,40 @@ export function markdownView() {
   };
 }
 
-const blocks = (tokens) => (tokens ?? []).flatMap((token) => (Object.hasOwn(BLOCKS, token.type) ? BLOCKS[token.type](token) : inline([token])));
-const inline = (tokens) => (tokens ?? []).flatMap((token) => (Object.hasOwn(INLINE, token.type) ? INLINE[token.type](token) : [token.raw ?? ""]));
+const blocks = (tokens) =>
+  (tokens ?? []).flatMap((token) =>
+    Object.hasOwn(BLOCKS, token.type) ? BLOCKS[token.type](token) : inline([token]),
+  );
+const inline = (tokens) =>
+  (tokens ?? []).flatMap((token) =>
+    Object.hasOwn(INLINE, token.type) ? INLINE[token.type](token) : [token.raw ?? ""],
+  );
 
 const BLOCKS = {
   space: () => [],
   def: () => [],
   // The headings of an answer are none of the page.
-  heading: (token) => [h("p", { class: `heading level-${Math.min(token.depth, 4)}` }, inline(token.tokens))],
+  heading: (token) => [
+    h("p", { class: `heading level-${Math.min(token.depth, 4)}` }, inline(token.tokens)),
+  ],
   paragraph: (token) => [h("p", {}, inline(token.tokens))],
-  text: (token) => (token.tokens ? inline(token.tokens) : [decoded(token.text)]),
+  text: (token) => (token.tokens ? inline(token.tokens) : [decodeEntities(token.text)]),
   code: (token) => [codeBlock((token.lang ?? "").split(/\s/)[0], token.text)],
   blockquote: (token) => [h("blockquote", {}, blocks(token.tokens))],
   hr: () => [h("hr")],
   html: (token) => [h("p", { class: "plain" }, token.raw.trim())],
-  list: (token) => [h(token.ordered ? "ol" : "ul", { start: token.ordered && token.start !== 1 ? token.start : null }, token.items.map((item) => h("li", {}, blocks(item.tokens))))],
+  list: (token) => [
+    h(
+      token.ordered ? "ol" : "ul",
+      { start: token.ordered && token.start !== 1 ? token.start : null },
+      token.items.map((item) => h("li", {}, blocks(item.tokens))),
+    ),
+  ],
   table: (token) => [markdownTable(token)],
 };
 
 const INLINE = {
-  text: (token) => (token.tokens ? inline(token.tokens) : [decoded(token.text)]),
+  text: (token) => (token.tokens ? inline(token.tokens) : [decodeEntities(token.text)]),
   escape: (token) => [token.text],
   strong: (token) => [h("strong", {}, inline(token.tokens))],
   em: (token) => [h("em", {}, inline(token.tokens))],
@@ -121,11 +140,24 @@ const INLINE = {
 function link(href, words) {
   let url;
   try {
-    url = new URL(decoded(href));
+    url = new URL(decodeEntities(href));
   } catch {
     return words;
   }
-  return SCHEMES.includes(url.protocol) ? [h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href }, words)] : words;
+  return SCHEMES.includes(url.protocol)
+    ? [
+        h(
+          "a",
+          {
+            href: url.href,
+            target: "_blank",
+            rel: "noopener noreferrer nofollow",
+            title: url.href,
+          },
+          words,
+        ),
+      ]
+    : words;
 }
 
 /** No link is inside of another: the words of an inner one stay. */
@@ -137,20 +169,36 @@ function withoutLinks(word) {
 
 function markdownTable(token) {
   const head = token.header.map((cell) => cell.text);
-  const cell = (one, place) => h("td", { role: "cell", "data-head": head[place] }, inline(one.tokens));
-  const title = (one) => (one.text ? h("th", { scope: "col", role: "columnheader" }, inline(one.tokens)) : h("td", { role: "cell" }));
+  const cell = (one, place) =>
+    h("td", { role: "cell", "data-head": head[place] }, inline(one.tokens));
+  const title = (one) =>
+    one.text
+      ? h("th", { scope: "col", role: "columnheader" }, inline(one.tokens))
+      : h("td", { role: "cell" });
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" },
-    h("table", { role: "table" }, h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, token.header.map(title))), h("tbody", { role: "rowgroup" }, token.rows.map((row) => h("tr", { role: "row" }, row.map(cell))))),
+    h(
+      "table",
+      { role: "table" },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, token.header.map(title))),
+      h(
+        "tbody",
+        { role: "rowgroup" },
+        token.rows.map((row) => h("tr", { role: "row" }, row.map(cell))),
+      ),
+    ),
   );
 }
 
 /** "&amp;" -> "&": the parser leaves entities as they are. */
-function decoded(words) {
-  return words.replace(/&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(\w{2,6}));/g, (whole, decimal, hex, name) => {
-    if (name) return ENTITIES[name] ?? whole;
-    const code = decimal ? Number(decimal) : parseInt(hex, 16);
-    return code && code <= 0x10ffff ? String.fromCodePoint(code) : whole;
-  });
+function decodeEntities(words) {
+  return words.replace(
+    /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(\w{2,6}));/g,
+    (whole, decimal, hex, name) => {
+      if (name) return ENTITIES[name] ?? whole;
+      const code = decimal ? Number(decimal) : parseInt(hex, 16);
+      return code && code <= 0x10ffff ? String.fromCodePoint(code) : whole;
+    },
+  );
 }

@@ -1,5 +1,5 @@
 // Memory of one GPU or of the machine: what engines may take, by model, and what is used now.
-import { h, keyed, text } from "../dom.js";
+import { h, syncChildren, text } from "../dom.js";
 import { bytes } from "../format.js";
 
 const HUES = 8;
@@ -11,7 +11,10 @@ export function hue(model) {
   return hues.get(model);
 }
 
-/** @returns {{element: any, update: (memory: {total: number | null, used: number | null, holders: {model: string, replica: number, planned: number}[]}) => void}} */
+/**
+ * @returns {{element: any, update: (memory: {total: number | null, used: number | null, holders:
+ *   {model: string, replica: number, planned: number}[]}) => void}}
+ */
 export function memoryBar() {
   const segments = h("div", { class: "segments" });
   const used = h("div", { class: "used" });
@@ -22,22 +25,45 @@ export function memoryBar() {
     update({ total, used: taken, holders }) {
       const share = (size) => (total ? `${Math.min(100, (100 * size) / total)}%` : "0%");
       const named = holders.map((one) => ({ ...one, key: `${one.model} ${one.replica}` }));
-      keyed(segments, named, (one) => one.key, (one) => {
-        const element = h("div", { class: `segment hue-${hue(one.model)}` });
-        return { element, update: (now) => (element.style.width = share(now.planned)) };
-      });
+      syncChildren(
+        segments,
+        named,
+        (one) => one.key,
+        (one) => {
+          const element = h("div", { class: `segment hue-${hue(one.model)}` });
+          return { element, update: (now) => (element.style.width = share(now.planned)) };
+        },
+      );
       used.hidden = taken === null;
       if (taken !== null) used.style.width = share(taken);
       const planned = named.reduce((sum, one) => sum + one.planned, 0);
       bar.setAttribute(
         "aria-label",
-        `${taken === null ? "" : `${bytes(taken)} of ${bytes(total)} used; `}${planned ? `${bytes(planned)} planned for ${named.map((one) => one.model).join(", ")}` : "nothing planned"}`,
+        [
+          taken === null ? null : `${bytes(taken)} of ${bytes(total)} used`,
+          planned
+            ? `${bytes(planned)} planned for ${named.map((one) => one.model).join(", ")}`
+            : "nothing planned",
+        ]
+          .filter(Boolean)
+          .join("; "),
       );
-      keyed(legend, named, (one) => one.key, (one) => {
-        const size = h("span", { class: "figure" });
-        const element = h("li", {}, h("span", { class: `swatch hue-${hue(one.model)}`, "aria-hidden": "true" }), h("a", { href: `#/models/${encodeURIComponent(one.model)}` }, one.model), size);
-        return { element, update: (now) => text(size, bytes(now.planned)) };
-      });
+      syncChildren(
+        legend,
+        named,
+        (one) => one.key,
+        (one) => {
+          const size = h("span", { class: "figure" });
+          const element = h(
+            "li",
+            {},
+            h("span", { class: `swatch hue-${hue(one.model)}`, "aria-hidden": "true" }),
+            h("a", { href: `#/models/${encodeURIComponent(one.model)}` }, one.model),
+            size,
+          );
+          return { element, update: (now) => text(size, bytes(now.planned)) };
+        },
+      );
     },
   };
 }

@@ -1,14 +1,18 @@
-// One message of a chat: its text, thoughts folded away, pictures, calls of tools, and what can be done with it.
+// One message of a chat: its text, thoughts folded away, pictures, calls of tools, and what can be
+// done with it.
 import { attribute, fill, h, text } from "../dom.js";
 import { imageView } from "./chat_images.js";
 import { copyButton } from "./copy.js";
 import { markdownView } from "./markdown.js";
 
-const WHO = { user: "You", assistant: "Model", tool: "Tool" };
+const SPEAKERS = { user: "You", assistant: "Model", tool: "Tool" };
 
-/** @param {string} role @param {{edit?: () => void, repeat?: () => void}} actions  of this message */
+/**
+ * @param {string} role
+ * @param {{edit?: () => void, repeat?: () => void}} actions  of this message
+ */
 export function messageView(role, { edit, repeat } = {}) {
-  let said = "";
+  let spokenText = "";
   const thoughts = h("pre", { class: "said muted" });
   const thinking = h("details", { hidden: true }, h("summary", {}, "Thoughts"), thoughts);
   const answer = role === "assistant" ? markdownView() : null;
@@ -18,20 +22,45 @@ export function messageView(role, { edit, repeat } = {}) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const waiting = h("p", { class: "muted waiting" });
   const figures = h("span", { class: "muted small" });
-  const buttons = [role !== "tool" && copyButton(() => said, "this text"), edit && h("button", { type: "button", class: "quiet", click: edit }, "Edit"), repeat && h("button", { type: "button", class: "quiet", click: repeat }, "Again")];
+  const buttons = [
+    role !== "tool" && copyButton(() => spokenText, "this text"),
+    edit && h("button", { type: "button", class: "quiet", click: edit }, "Edit"),
+    repeat && h("button", { type: "button", class: "quiet", click: repeat }, "Again"),
+  ];
   const actions = h("div", { class: "row actions", hidden: true }, figures, buttons);
   return {
-    element: h("article", { class: `message ${role}` }, h("p", { class: "by" }, WHO[role] ?? role), pictures, waiting, thinking, content, tools, problem, actions),
+    element: h(
+      "article",
+      { class: `message ${role}` },
+      h("p", { class: "by" }, SPEAKERS[role] ?? role),
+      pictures,
+      waiting,
+      thinking,
+      content,
+      tools,
+      problem,
+      actions,
+    ),
     /** `complete`: no more of it comes. */
     update(message, complete = true) {
-      said = message.content?.trim() ?? "";
+      spokenText = message.content?.trim() ?? "";
       text(thoughts, message.reasoning?.trim() ?? "");
       attribute(thinking, "hidden", !message.reasoning);
-      if (answer) answer.update(said);
-      else text(content, said);
-      attribute(content, "hidden", !said);
+      if (answer) answer.update(spokenText);
+      else text(content, spokenText);
+      attribute(content, "hidden", !spokenText);
       fill(pictures, (message.images ?? []).map(imageView));
-      fill(tools, (message.tool_calls ?? []).map((tool) => h("p", { class: "call mono" }, h("span", { class: "tag" }, "calls"), ` ${tool.function.name}(${tool.function.arguments})`)));
+      fill(
+        tools,
+        (message.tool_calls ?? []).map((tool) =>
+          h(
+            "p",
+            { class: "call mono" },
+            h("span", { class: "tag" }, "calls"),
+            ` ${tool.function.name}(${tool.function.arguments})`,
+          ),
+        ),
+      );
       text(problem, message.trouble ?? "");
       attribute(problem, "hidden", !message.trouble);
       text(figures, message.figures ?? "");

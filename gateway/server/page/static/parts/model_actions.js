@@ -1,4 +1,5 @@
-// What can be done with a model: stop, start, try again, update, delete. What cannot be taken back is asked about first.
+// What can be done with a model: stop, start, try again, update, delete. What cannot be taken back
+// is asked about first.
 import { call } from "../api.js";
 import { attribute, h } from "../dom.js";
 import { confirm } from "./dialog.js";
@@ -19,7 +20,11 @@ export function modelActions(name) {
   };
   const start = button("Start", () => call("POST", `${at}/start`), "primary");
   const stop = button("Stop", async () => {
-    const sure = await confirm(`Stop ${name}?`, "Its engines finish their requests, then end. The model stays unloaded until it is started.", { action: "Stop" });
+    const sure = await confirm(
+      `Stop ${name}?`,
+      "Its engines finish their requests, then end. The model stays unloaded until it is started.",
+      { action: "Stop" },
+    );
     if (sure) await call("POST", `${at}/stop`);
   });
   const retry = button("Try again now", () => call("POST", `${at}/retry`), "primary");
@@ -28,13 +33,17 @@ export function modelActions(name) {
   return {
     element: h("div", { class: "row actions" }, retry, start, stop, update, remove),
     update(model) {
-      const here = model !== null && !model.deleting;
-      const runs = here && model.endpoints.length === 0 && model.source !== null;
+      const exists = model !== null && !model.deleting;
+      const runs = exists && model.endpoints.length === 0 && model.source !== null;
       attribute(start, "hidden", !(runs && model.stopped));
       attribute(stop, "hidden", !(runs && !model.stopped));
-      attribute(retry, "hidden", !(runs && ["quarantined", "backing_off", "no_plan"].includes(model.state)));
+      attribute(
+        retry,
+        "hidden",
+        !(runs && ["quarantined", "backing_off", "no_plan"].includes(model.state)),
+      );
       attribute(update, "hidden", !(runs && !model.source.startsWith("/")));
-      attribute(remove, "hidden", !here);
+      attribute(remove, "hidden", !exists);
     },
   };
 }
@@ -42,22 +51,52 @@ export function modelActions(name) {
 async function updateModel(name, at) {
   const before = (await call("GET", at)).wish.commits;
   const after = (await call("PATCH", `${at}?dry_run=true`, { commits: null })).commits;
-  const moved = Object.entries(after).filter(([repository, commit]) => before[repository] !== commit);
+  const moved = Object.entries(after).filter(
+    ([repository, commit]) => before[repository] !== commit,
+  );
   if (!moved.length) {
     note(`${name}: nothing newer.`);
     return;
   }
-  const rows = moved.map(([repository, commit]) => ({ what: repository, old: before[repository]?.slice(0, 12) ?? null, new: commit.slice(0, 12) }));
-  const sure = await confirm(`Update ${name}?`, "The new commit is brought here and takes the place of the old one, which comes back where it fails.", { action: "Update", more: [differences(rows)] });
+  const rows = moved.map(([repository, commit]) => ({
+    what: repository,
+    old: before[repository]?.slice(0, 12) ?? null,
+    new: commit.slice(0, 12),
+  }));
+  const sure = await confirm(
+    `Update ${name}?`,
+    "The new commit is brought here and takes the place of the old one, " +
+      "which comes back where it fails.",
+    { action: "Update", more: [differences(rows)] },
+  );
   if (!sure) return;
-  const gone = Object.fromEntries(Object.keys(before).filter((repository) => !(repository in after)).map((repository) => [repository, null]));
-  await call("PATCH", at, { commits: { ...gone, ...after } });
+  const removals = Object.fromEntries(
+    Object.keys(before)
+      .filter((repository) => !(repository in after))
+      .map((repository) => [repository, null]),
+  );
+  await call("PATCH", at, { commits: { ...removals, ...after } });
   note(`${name} is being updated.`);
 }
 
 async function removeModel(name, at) {
   const weights = h("input", { type: "checkbox", id: "weights" });
-  const sure = await confirm(`Delete ${name}?`, "Its engines end and it is forgotten. Clients that ask for it get an error.", { action: "Delete", danger: true, more: [h("label", { class: "check", for: "weights" }, weights, "Delete its weights from the disk too, where no other model needs them")] });
+  const sure = await confirm(
+    `Delete ${name}?`,
+    "Its engines end and it is forgotten. Clients that ask for it get an error.",
+    {
+      action: "Delete",
+      danger: true,
+      more: [
+        h(
+          "label",
+          { class: "check", for: "weights" },
+          weights,
+          "Delete its weights from the disk too, where no other model needs them",
+        ),
+      ],
+    },
+  );
   if (!sure) return;
   await call("DELETE", `${at}${weights.checked ? "?weights=true" : ""}`);
   note(`${name} is being removed.`);

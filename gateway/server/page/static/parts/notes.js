@@ -5,18 +5,21 @@ const SHOWN_MS = 8000;
 
 /** @param {string} message @param {boolean} [bad] */
 export function note(message, bad = false) {
-  const gone = () => element.remove();
+  const dismiss = () => element.remove();
   const element = h(
     "div",
     { class: bad ? "note bad" : "note" },
     h("p", {}, message),
-    h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", click: gone }, "✕"),
+    h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", click: dismiss }, "✕"),
   );
   document.getElementById("notes").append(element);
-  if (!bad) setTimeout(gone, SHOWN_MS);
+  if (!bad) setTimeout(dismiss, SHOWN_MS);
 }
 
-/** Runs what a button does; what goes wrong is said. @returns {Promise<boolean>} whether it went well */
+/**
+ * Runs what a button does; what goes wrong is said.
+ * @returns {Promise<boolean>} whether it went well
+ */
 export async function attempt(work) {
   try {
     await work();

@@ -1,4 +1,5 @@
-// A plan, told whole: what it gives, why each choice was made, what it takes, and what was ruled out.
+// A plan, told whole: what it gives, why each choice was made, what it takes, and what was ruled
+// out.
 import { h } from "../dom.js";
 import { bytes, latency, number, plural, tokens } from "../format.js";
 
@@ -24,43 +25,96 @@ export function planFigures(plan) {
   const { speed, memory } = plan;
   const tiles = [
     ["Engine", plan.engine.version, plan.engine.kind],
-    ["GPUs", plan.gpus.length ? String(plan.gpus.length) : "CPU", plan.gpus.length ? parallel(plan) : "no GPU"],
-    ["Context", tokens(plan.max_model_len.value), `${number(memory.full_requests, 1)} full ones fit`],
-    ["Memory", bytes(memory.budget_bytes + memory.beside_bytes), `of ${bytes(memory.gpu_bytes)}${plan.gpus.length > 1 ? " each" : ""}`],
+    [
+      "GPUs",
+      plan.gpus.length ? String(plan.gpus.length) : "CPU",
+      plan.gpus.length ? parallel(plan) : "no GPU",
+    ],
+    [
+      "Context",
+      tokens(plan.max_model_len.value),
+      `${number(memory.full_requests, 1)} full ones fit`,
+    ],
+    [
+      "Memory",
+      bytes(memory.budget_bytes + memory.beside_bytes),
+      `of ${bytes(memory.gpu_bytes)}${plan.gpus.length > 1 ? " each" : ""}`,
+    ],
     speed && ["One request", `${number(speed.stream.value, 0)} tok/s`, band(speed.stream)],
-    speed && [`${plural(speed.concurrency, "request")} at once`, `${number(speed.total.value, 0)} tok/s`, band(speed.total)],
+    speed && [
+      `${plural(speed.concurrency, "request")} at once`,
+      `${number(speed.total.value, 0)} tok/s`,
+      band(speed.total),
+    ],
     speed && ["First token", latency(speed.first_token_2k_s.value), "of a prompt of 2k"],
   ];
   return h(
     "dl",
     { class: "tiles" },
-    tiles.filter(Boolean).map(([name, value, more]) => h("div", {}, h("dt", {}, name), h("dd", {}, h("span", { class: "value" }, value), h("span", { class: "muted small" }, more)))),
+    tiles
+      .filter(Boolean)
+      .map(([name, value, more]) =>
+        h(
+          "div",
+          {},
+          h("dt", {}, name),
+          h(
+            "dd",
+            {},
+            h("span", { class: "value" }, value),
+            h("span", { class: "muted small" }, more),
+          ),
+        ),
+      ),
   );
 }
 
 function parallel(plan) {
-  const found = [["tensor parallel", plan.tensor_parallel.value], ["stages", plan.pipeline_parallel.value], ["replicas", plan.replicas.value]].filter(([, count]) => count > 1);
-  return found.length ? found.map(([word, count]) => `${word} ${count}`).join(", ") : "one engine";
+  const degrees = [
+    ["tensor parallel", plan.tensor_parallel.value],
+    ["stages", plan.pipeline_parallel.value],
+    ["replicas", plan.replicas.value],
+  ].filter(([, count]) => count > 1);
+  return degrees.map(([word, count]) => `${word} ${count}`).join(", ") || "one engine";
 }
 
 const band = (estimate) => `${number(estimate.low, 0)} to ${number(estimate.high, 0)}`;
 
 export function planWarnings(plan) {
-  const said = [...plan.warnings, ...(plan.advice ? [plan.advice] : [])];
-  return said.length ? h("ul", { class: "warnings" }, said.map((line) => h("li", {}, line))) : null;
+  const warnings = [...plan.warnings, ...(plan.advice ? [plan.advice] : [])];
+  return warnings.length
+    ? h(
+        "ul",
+        { class: "warnings" },
+        warnings.map((line) => h("li", {}, line)),
+      )
+    : null;
 }
 
 /** Every choice with its reason and where the rule comes from. */
 export function planChoices(plan) {
-  const rows = Object.entries(plan).filter(([, choice]) => choice && typeof choice === "object" && "reason" in choice && "value" in choice);
+  const rows = Object.entries(plan).filter(
+    ([, choice]) => choice && typeof choice === "object" && "reason" in choice && "value" in choice,
+  );
   const variables = Object.entries(plan.variables ?? {});
-  return table("Choices", ["Choice", "Value", "Why", "Source"], [...rows, ...variables].map(([name, choice]) => [LABELS[name] ?? name.replaceAll("_", " "), said(choice.value), choice.reason, h("span", { class: "muted" }, choice.source)]));
+  return table(
+    "Choices",
+    ["Choice", "Value", "Why", "Source"],
+    [...rows, ...variables].map(([name, choice]) => [
+      LABELS[name] ?? name.replaceAll("_", " "),
+      valueText(choice.value),
+      choice.reason,
+      h("span", { class: "muted" }, choice.source),
+    ]),
+  );
 }
 
 export function planMemory(plan) {
   const { memory } = plan;
   const total = Math.max(memory.gpu_bytes, 1);
-  const parts = PARTS.map(([name, field], hue) => ({ name, size: memory[field], hue })).filter((part) => part.size > 0);
+  const parts = PARTS.map(([name, field], hue) => ({ name, size: memory[field], hue })).filter(
+    (part) => part.size > 0,
+  );
   const segments = parts.map((part) => {
     const element = h("div", { class: `segment hue-${part.hue}` });
     element.style.width = `${(100 * part.size) / total}%`;
@@ -69,31 +123,104 @@ export function planMemory(plan) {
   return h(
     "div",
     { class: "memory" },
-    h("div", { class: "bar tall", role: "img", "aria-label": `Of ${bytes(memory.gpu_bytes)}: ${parts.map((part) => `${part.name} ${bytes(part.size)}`).join(", ")}` }, h("div", { class: "segments" }, segments)),
-    h("ul", { class: "legend" }, parts.map((part) => h("li", {}, h("span", { class: `swatch hue-${part.hue}`, "aria-hidden": "true" }), part.name, " ", h("span", { class: "figure muted" }, bytes(part.size))))),
+    h(
+      "div",
+      {
+        class: "bar tall",
+        role: "img",
+        "aria-label":
+          `Of ${bytes(memory.gpu_bytes)}: ` +
+          parts.map((part) => `${part.name} ${bytes(part.size)}`).join(", "),
+      },
+      h("div", { class: "segments" }, segments),
+    ),
+    h(
+      "ul",
+      { class: "legend" },
+      parts.map((part) =>
+        h(
+          "li",
+          {},
+          h("span", { class: `swatch hue-${part.hue}`, "aria-hidden": "true" }),
+          part.name,
+          " ",
+          h("span", { class: "figure muted" }, bytes(part.size)),
+        ),
+      ),
+    ),
   );
 }
 
 export function planKernels(plan) {
-  const layers = plan.kernels.map((layer) => [`${layer.layer} × ${layer.count}`, layer.kernel ?? layer.status, layer.note || layer.refused.map((one) => `not ${one.kernel}: ${one.reason}`).join("; ")]);
-  const attention = plan.attention.map((layer) => [`attention ${layer.kind} × ${layer.layers}`, layer.backend ?? layer.status, layer.refused.map((one) => `not ${one.backend ?? one.kernel}: ${one.reason}`).join("; ")]);
-  return layers.length + attention.length ? table("Kernels", ["Layers", "Kernel", "Why not another"], [...attention, ...layers]) : null;
+  const layers = plan.kernels.map((layer) => [
+    `${layer.layer} × ${layer.count}`,
+    layer.kernel ?? layer.status,
+    layer.note || layer.refused.map((one) => `not ${one.kernel}: ${one.reason}`).join("; "),
+  ]);
+  const attention = plan.attention.map((layer) => [
+    `attention ${layer.kind} × ${layer.layers}`,
+    layer.backend ?? layer.status,
+    layer.refused.map((one) => `not ${one.backend ?? one.kernel}: ${one.reason}`).join("; "),
+  ]);
+  return layers.length + attention.length
+    ? table("Kernels", ["Layers", "Kernel", "Why not another"], [...attention, ...layers])
+    : null;
 }
 
 export function planCommand(plan) {
   const variables = Object.entries(plan.env).map(([name, value]) => `${name}=${value}`);
-  return h("pre", { class: "command", tabindex: "0", "aria-label": "Command line" }, [...variables, `${plan.engine.kind} ${plan.engine.version}`, ...plan.argv].join("\n"));
+  return h(
+    "pre",
+    { class: "command", tabindex: "0", "aria-label": "Command line" },
+    [...variables, `${plan.engine.kind} ${plan.engine.version}`, ...plan.argv].join("\n"),
+  );
 }
 
 /** The other plans of a decision, and what was ruled out. */
 export function otherPlans(decision) {
-  const others = decision.plans.slice(1).map((plan) => [`${plan.engine.kind} ${plan.engine.version}`, `${plural(Math.max(plan.gpus.length, 1), plan.gpus.length ? "GPU" : "CPU")}, ${tokens(plan.max_model_len.value)} context`, plan.speed ? `${number(plan.speed.total.value, 0)} tok/s` : "–", plan.warnings[0] ?? ""]);
-  const rejected = decision.rejected.map((one) => [`${one.engine.kind} ${one.engine.version}`, one.tensor_parallel > 1 ? `tensor parallel ${one.tensor_parallel}` : "one GPU", one.verdict.replaceAll("_", " "), one.reasons.join("; ")]);
-  const away = (decision.engines ?? []).filter((one) => !one.here).map((one) => [one.engine.replace("==", " "), one.why, one.gives, one.do]);
+  const alternatives = decision.plans
+    .slice(1)
+    .map((plan) => [
+      `${plan.engine.kind} ${plan.engine.version}`,
+      [
+        plan.gpus.length ? plural(plan.gpus.length, "GPU") : "CPU",
+        `${tokens(plan.max_model_len.value)} context`,
+      ].join(", "),
+      plan.speed ? `${number(plan.speed.total.value, 0)} tok/s` : "–",
+      plan.warnings[0] ?? "",
+    ]);
+  const rejected = decision.rejected.map((one) => [
+    `${one.engine.kind} ${one.engine.version}`,
+    one.tensor_parallel > 1 ? `tensor parallel ${one.tensor_parallel}` : "one GPU",
+    one.verdict.replaceAll("_", " "),
+    one.reasons.join("; "),
+  ]);
+  const missing = (decision.engines ?? [])
+    .filter((one) => !one.here)
+    .map((one) => [one.engine.replace("==", " "), one.why, one.gives, one.do]);
   return [
-    others.length ? section(`Next best plans (${others.length})`, table("Next best plans", ["Engine", "How", "Speed", "What it costs"], others)) : null,
-    rejected.length ? section(`Ruled out (${rejected.length})`, table("Ruled out", ["Engine", "How", "Verdict", "Why"], rejected)) : null,
-    away.length ? section(`Engines that are not here (${away.length})`, table("Engines that are not here", ["Engine", "Why", "What it would give", "What to do"], away)) : null,
+    alternatives.length
+      ? section(
+          `Next best plans (${alternatives.length})`,
+          table("Next best plans", ["Engine", "How", "Speed", "What it costs"], alternatives),
+        )
+      : null,
+    rejected.length
+      ? section(
+          `Ruled out (${rejected.length})`,
+          table("Ruled out", ["Engine", "How", "Verdict", "Why"], rejected),
+        )
+      : null,
+    missing.length
+      ? section(
+          `Engines that are not here (${missing.length})`,
+          table(
+            "Engines that are not here",
+            ["Engine", "Why", "What it would give", "What to do"],
+            missing,
+          ),
+        )
+      : null,
   ];
 }
 
@@ -104,13 +231,23 @@ export function decisionView(decision) {
   if (!plan) {
     return [
       h("p", { class: "problem" }, "No plan fits."),
-      h("ul", { class: "warnings" }, decision.refusal.map((line) => h("li", {}, line.replaceAll("`", "")))),
+      h(
+        "ul",
+        { class: "warnings" },
+        decision.refusal.map((line) => h("li", {}, line.replaceAll("`", ""))),
+      ),
       ...otherPlans(decision),
     ];
   }
   return [
     planFigures(plan),
-    takes.length ? h("ul", { class: "warnings" }, takes.map((offer) => h("li", {}, offer.words))) : null,
+    takes.length
+      ? h(
+          "ul",
+          { class: "warnings" },
+          takes.map((offer) => h("li", {}, offer.words)),
+        )
+      : null,
     planWarnings(plan),
     section("Memory", planMemory(plan), true),
     section("Why", planChoices(plan)),
@@ -128,17 +265,33 @@ export function section(title, content, open = false) {
 /** @param {string} caption @param {string[]} head @param {any[][]} rows */
 export function table(caption, head, rows) {
   // The roles say what a narrow table still is, though its style takes it apart.
-  const named = (cell, place) => (place ? h("td", { role: "cell", "data-head": head[place] }, cell) : h("th", { scope: "row", role: "rowheader", "data-head": head[0] }, cell));
+  const named = (cell, place) =>
+    place
+      ? h("td", { role: "cell", "data-head": head[place] }, cell)
+      : h("th", { scope: "row", role: "rowheader", "data-head": head[0] }, cell);
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h(
       "table",
       { role: "table" },
-      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head.map((name) => h("th", { scope: "col", role: "columnheader" }, name)))),
-      h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, row.map(named)))),
+      h(
+        "thead",
+        { role: "rowgroup" },
+        h(
+          "tr",
+          { role: "row" },
+          head.map((name) => h("th", { scope: "col", role: "columnheader" }, name)),
+        ),
+      ),
+      h(
+        "tbody",
+        { role: "rowgroup" },
+        rows.map((row) => h("tr", { role: "row" }, row.map(named))),
+      ),
     ),
   );
 }
 
-const said = (value) => (value === true ? "yes" : value === false ? "no" : value === "" ? "–" : String(value));
+const valueText = (value) =>
+  value === true ? "yes" : value === false ? "no" : value === "" ? "–" : String(value);

@@ -1,5 +1,6 @@
-// A plot of several series over time, drawn by uPlot: axes with units and times, gaps where nothing was measured, values under the pointer.
-import { attribute, fill, h, keyed, text } from "../dom.js";
+// A plot of several series over time, drawn by uPlot: axes with units and times, gaps where nothing
+// was measured, values under the pointer.
+import { attribute, fill, h, syncChildren, text } from "../dom.js";
 import { hue } from "./memory_bar.js";
 
 const HEIGHT = 150;
@@ -8,20 +9,29 @@ const AXIS_PX = 58;
 const LABEL_PX = 64;
 
 let loading = null;
-const library = () => (loading ??= import("../vendor/uplot.js").then((found) => found.default));
+const library = () => (loading ??= import("../vendor/uplot.js").then((module) => module.default));
 
 /**
  * @param {string} title
- * @param {{format: (value: number | null) => string, moment: (at: number) => string, bars?: boolean}} options
- *   format: a value with its unit; moment: a time of the axis; bars: of counts, one for each time, on top of each other
- * @returns {{element: any, update: (data: {at: number[], series: {name: string, values: (number | null)[]}[], from: number, to: number}) => void, close: () => void}}
+ * @param {{format: (value: number | null) => string, moment: (at: number) => string, bars?:
+ *   boolean}} options
+ *   format: a value with its unit; moment: a time of the axis; bars: of counts, one for each time,
+ * on top of each other
+ * @returns {{element: any, update: (data: {at: number[], series: {name: string, values: (number |
+ *   null)[]}[], from: number, to: number}) => void, close: () => void}}
  *   at, from, to: Unix seconds; a value null: nothing was measured
  */
 export function plot(title, { format, moment, bars = false }) {
   const place = h("div", { class: "canvas", role: "img" });
   const tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
   const legend = h("ul", { class: "legend" });
-  const element = h("figure", { class: "plot" }, h("figcaption", { class: "label" }, title), h("div", { class: "over" }, place, tip), legend);
+  const element = h(
+    "figure",
+    { class: "plot" },
+    h("figcaption", { class: "label" }, title),
+    h("div", { class: "over" }, place, tip),
+    legend,
+  );
   let data = null;
   let chart = null;
   let drawn = "";
@@ -41,7 +51,7 @@ export function plot(title, { format, moment, bars = false }) {
       chart = null;
     }
     drawn = names;
-    const values = bars ? stacked(data.series) : data.series.map((one) => one.values);
+    const values = bars ? stackSeries(data.series) : data.series.map((one) => one.values);
     if (!chart) chart = new uPlot(options(width), [data.at, ...values], place);
     else {
       if (chart.width !== width) chart.setSize({ width, height: HEIGHT });
@@ -51,7 +61,12 @@ export function plot(title, { format, moment, bars = false }) {
 
   function options(width) {
     const colour = (name) => () => getComputedStyle(element).getPropertyValue(name);
-    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "11px sans-serif" };
+    const axis = {
+      stroke: colour("--muted"),
+      grid: { stroke: colour("--line"), width: 1 },
+      ticks: { stroke: colour("--line"), width: 1 },
+      font: "11px sans-serif",
+    };
     const paths = bars ? uPlot.paths.bars({ size: [0.7, 48] }) : undefined;
     return {
       width,
@@ -59,12 +74,38 @@ export function plot(title, { format, moment, bars = false }) {
       padding: [8, bars ? LABEL_PX / 2 : 10, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false } },
-      scales: { x: { range: () => [data.from, data.to] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+      scales: {
+        x: { range: () => [data.from, data.to] },
+        y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] },
+      },
       axes: [
-        { ...axis, space: LABEL_PX, size: 30, values: (_, splits) => splits.map((at) => moment(at)), ...(bars && { splits: () => everyDay(data.at, width) }) },
-        { ...axis, space: 30, size: AXIS_PX, values: (_, splits) => splits.map((value) => (value === null || (bars && !Number.isInteger(value)) ? "" : format(value))) },
+        {
+          ...axis,
+          space: LABEL_PX,
+          size: 30,
+          values: (_, splits) => splits.map((at) => moment(at)),
+          ...(bars && { splits: () => everyDay(data.at, width) }),
+        },
+        {
+          ...axis,
+          space: 30,
+          size: AXIS_PX,
+          values: (_, splits) =>
+            splits.map((value) =>
+              value === null || (bars && !Number.isInteger(value)) ? "" : format(value),
+            ),
+        },
       ],
-      series: [{}, ...data.series.map((one) => ({ label: one.name, stroke: colourOf(one.name), width: bars ? 0 : 1.6, paths, ...(bars && { fill: colourOf(one.name), points: { show: false } }) }))],
+      series: [
+        {},
+        ...data.series.map((one) => ({
+          label: one.name,
+          stroke: colourOf(one.name),
+          width: bars ? 0 : 1.6,
+          paths,
+          ...(bars && { fill: colourOf(one.name), points: { show: false } }),
+        })),
+      ],
       hooks: { setCursor: [point] },
     };
   }
@@ -72,10 +113,20 @@ export function plot(title, { format, moment, bars = false }) {
   /** The values at the pointer, beside it. */
   function point({ cursor }) {
     const { idx: at, left } = cursor;
-    const rows = at === null || at === undefined ? [] : data.series.filter((one) => one.values[at] !== null && one.values[at] !== undefined && !(bars && !one.values[at]));
+    const rows =
+      at === null || at === undefined
+        ? []
+        : data.series.filter(
+            (one) =>
+              one.values[at] !== null && one.values[at] !== undefined && !(bars && !one.values[at]),
+          );
     attribute(tip, "hidden", !rows.length || left < 0);
     if (!rows.length) return;
-    fill(tip, h("p", { class: "muted" }, moment(data.at[at], true)), rows.map((one) => h("p", {}, swatch(one.name), `${one.name} ${format(one.values[at])}`)));
+    fill(
+      tip,
+      h("p", { class: "muted" }, moment(data.at[at], true)),
+      rows.map((one) => h("p", {}, swatch(one.name), `${one.name} ${format(one.values[at])}`)),
+    );
     const most = place.clientWidth - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(most, left + AXIS_PX + 12))}px`;
   }
@@ -84,15 +135,44 @@ export function plot(title, { format, moment, bars = false }) {
     element,
     update(given) {
       data = given;
-      const now = data.series.map((one) => ({ name: one.name, said: format(bars ? one.values.reduce((sum, value) => sum + (value ?? 0), 0) : (one.values.at(-1) ?? null)) }));
-      const highest = Math.max(0, ...(bars ? stacked(data.series) : data.series.map((one) => one.values)).flat().map((value) => value ?? 0));
-      attribute(place, "aria-label", `${title}: ${now.map((one) => `${one.name} ${one.said}`).join(", ") || "nothing yet"}; highest ${format(highest)}`);
-      keyed(legend, now, (one) => one.name, (one) => {
-        const value = h("span", { class: "figure muted" });
-        return { element: h("li", {}, swatch(one.name), h("span", {}, one.name), value), update: (item) => text(value, item.said) };
-      });
+      const legendRows = data.series.map((one) => ({
+        name: one.name,
+        figure: format(
+          bars
+            ? one.values.reduce((sum, value) => sum + (value ?? 0), 0)
+            : (one.values.at(-1) ?? null),
+        ),
+      }));
+      const rowWords = legendRows.map((one) => `${one.name} ${one.figure}`).join(", ");
+      const highest = Math.max(
+        0,
+        ...(bars ? stackSeries(data.series) : data.series.map((one) => one.values))
+          .flat()
+          .map((value) => value ?? 0),
+      );
+      attribute(
+        place,
+        "aria-label",
+        `${title}: ${rowWords || "nothing yet"}; highest ${format(highest)}`,
+      );
+      syncChildren(
+        legend,
+        legendRows,
+        (one) => one.name,
+        (one) => {
+          const value = h("span", { class: "figure muted" });
+          return {
+            element: h("li", {}, swatch(one.name), h("span", {}, one.name), value),
+            update: (item) => text(value, item.figure),
+          };
+        },
+      );
       if (uPlot) draw();
-      else library().then((found) => ((uPlot = found), draw()), () => {});
+      else
+        library().then(
+          (module) => ((uPlot = module), draw()),
+          () => {},
+        );
     },
     close() {
       size.disconnect();
@@ -116,8 +196,12 @@ function colourOf(name) {
 }
 
 /** Sums from the last series to each: the first is drawn first, and the others over it. */
-function stacked(series) {
-  return series.map((_, first) => series[first].values.map((_value, at) => series.slice(first).reduce((sum, one) => sum + (one.values[at] ?? 0), 0)));
+function stackSeries(series) {
+  return series.map((_, first) =>
+    series[first].values.map((_value, at) =>
+      series.slice(first).reduce((sum, one) => sum + (one.values[at] ?? 0), 0),
+    ),
+  );
 }
 
 /** As many days as there is room for, the last among them. */
@@ -127,12 +211,18 @@ function everyDay(at, width) {
 }
 
 /**
- * Points with an empty one between those that are further apart than `most` seconds, so that a line breaks there.
- * @template {{at: number}} T @param {T[]} points @param {number} most @returns {(T | {at: number, models: null})[]}
+ * Points with an empty one between those that are further apart than `most` seconds, so that a line
+ * breaks there.
+ * @template {{at: number}} T
+ * @param {T[]} points
+ * @param {number} most
+ * @returns {(T | {at: number, models: null})[]}
  */
 export function withGaps(points, most) {
   return points.flatMap((point, place) => {
     const before = points[place - 1];
-    return before && point.at - before.at > most ? [{ at: (before.at + point.at) / 2, models: null }, point] : [point];
+    return before && point.at - before.at > most
+      ? [{ at: (before.at + point.at) / 2, models: null }, point]
+      : [point];
   });
 }

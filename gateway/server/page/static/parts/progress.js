@@ -7,22 +7,28 @@ const SPAN_S = 20;
 
 /**
  * @param {() => number} now
- * @returns {{element: any, update: (progress: {done: number, total: number, rate: number | null} | null) => void}}
+ * @returns {{element: any, update: (progress: {done: number, total: number, rate: number | null} |
+ *   null) => void}}
  */
 export function progressBar(now) {
   const bar = h("progress", { max: "1", "aria-label": "Transferred" });
   const figures = h("span", { class: "figure muted small" });
   const element = h("div", { class: "progress", hidden: true }, bar, figures);
-  let seen = [];
+  let samples = [];
   return {
     element,
     update(progress) {
       attribute(element, "hidden", !progress);
-      if (!progress) return void (seen = []);
-      seen = [...seen.filter((one) => one.at > now() - SPAN_S && one.done <= progress.done), { at: now(), done: progress.done }];
+      if (!progress) return void (samples = []);
+      samples = [
+        ...samples.filter((one) => one.at > now() - SPAN_S && one.done <= progress.done),
+        { at: now(), done: progress.done },
+      ];
       bar.value = progress.total ? progress.done / progress.total : 0;
-      const rate = progress.rate ?? measured(seen);
-      const left = rate ? `, ${bytes(rate)}/s, ${duration((progress.total - progress.done) / rate)} left` : "";
+      const rate = progress.rate ?? rateOf(samples);
+      const left = rate
+        ? `, ${bytes(rate)}/s, ${duration((progress.total - progress.done) / rate)} left`
+        : "";
       text(figures, `${bytes(progress.done)} of ${bytes(progress.total)}${left}`);
     },
   };
@@ -32,7 +38,9 @@ export function progressBar(now) {
 export const transferName = (words) => (words ?? "").split(": ")[0];
 
 /** Bytes per second; null: not known yet. */
-function measured(seen) {
-  const [first, last] = [seen[0], seen.at(-1)];
-  return last.at - first.at >= 2 && last.done > first.done ? (last.done - first.done) / (last.at - first.at) : null;
+function rateOf(samples) {
+  const [first, last] = [samples[0], samples.at(-1)];
+  return last.at - first.at >= 2 && last.done > first.done
+    ? (last.done - first.done) / (last.at - first.at)
+    : null;
 }

@@ -1,11 +1,12 @@
 // A start: its phases as steps, with elapsed and expected time, and a bar where the time is known.
-import { attribute, h, keyed, text } from "../dom.js";
+import { attribute, h, syncChildren, text } from "../dom.js";
 import { bytes, duration, isSaid } from "../format.js";
 import { transferName } from "./progress.js";
 import { stateWords } from "./state.js";
 
 /**
- * The phases that ended, the one that runs, and those that are expected; one line where there is no room for them.
+ * The phases that ended, the one that runs, and those that are expected; one line where there is no
+ * room for them.
  * @param {() => number} now
  * @param {{short?: boolean}} [options]
  */
@@ -13,7 +14,12 @@ export function startView(now, { short = false } = {}) {
   const list = h("ol", { class: "phases", "aria-label": "Phases of the start" });
   const bar = h("progress", { max: "1", "aria-label": "Start" });
   const figures = h("span", { class: "muted small" });
-  const element = h("div", { class: "stack tight start", hidden: true }, list, h("div", { class: "progress" }, bar, figures));
+  const element = h(
+    "div",
+    { class: "stack tight start", hidden: true },
+    list,
+    h("div", { class: "progress" }, bar, figures),
+  );
   return {
     element,
     update(start) {
@@ -21,10 +27,21 @@ export function startView(now, { short = false } = {}) {
       if (!start) return;
       const passed = start.since === null ? 0 : Math.max(0, now() - start.since);
       attribute(list, "hidden", short || !start.steps.length);
-      if (!short) keyed(list, start.steps, (one) => one.phase, () => stepRow(now));
+      if (!short)
+        syncChildren(
+          list,
+          start.steps,
+          (one) => one.phase,
+          () => stepRow(now),
+        );
       attribute(bar, "hidden", start.high_s === null);
       bar.value = start.high_s ? Math.min(1, passed / start.high_s) : 0;
-      text(figures, [short ? phaseWords(start, now()) : "", wholeWords(start, now())].filter(Boolean).join(", "));
+      text(
+        figures,
+        [short ? phaseWords(start, now()) : "", wholeWords(start, now())]
+          .filter(Boolean)
+          .join(", "),
+      );
     },
   };
 }
@@ -42,7 +59,8 @@ function stepRow(now) {
       text(name, step.phase);
       const usual = step.expected_s ? duration(step.expected_s) : "";
       if (state === "done") text(time, duration(step.took_s));
-      else if (state === "now") text(time, `${duration(now() - step.since)}${usual && ` of ${usual}`}`);
+      else if (state === "now")
+        text(time, `${duration(now() - step.since)}${usual && ` of ${usual}`}`);
       else text(time, usual);
     },
   };
@@ -51,7 +69,11 @@ function stepRow(now) {
 /** "loading weights 12 s of 30 s"; "": no phase is known. */
 function phaseWords(start, at) {
   const step = start.steps.find((one) => one.since !== null);
-  return step ? `${step.phase} ${duration(at - step.since)}${step.expected_s ? ` of ${duration(step.expected_s)}` : ""}` : "";
+  return step
+    ? [step.phase, duration(at - step.since), step.expected_s && `of ${duration(step.expected_s)}`]
+        .filter(Boolean)
+        .join(" ")
+    : "";
 }
 
 function wholeWords(start, at) {
@@ -60,9 +82,14 @@ function wholeWords(start, at) {
     const low = duration(start.low_s);
     const high = duration(start.high_s);
     const whole = low === high ? low : `${low} to ${high}`;
-    words.push(`${start.since === null ? "the start takes" : `${duration(at - start.since)} of`} ${whole} in all`);
+    words.push(
+      start.since === null
+        ? `the start takes ${whole} in all`
+        : `${duration(at - start.since)} of ${whole} in all`,
+    );
     if (start.grade === "estimate") words.push("an estimate");
-    if (start.grade === "elsewhere") words.push("measured on another machine", "without reading weights");
+    if (start.grade === "elsewhere")
+      words.push("measured on another machine", "without reading weights");
   }
   if (start.is_cache_empty) words.push("nothing is compiled yet");
   return words.join(", ");
@@ -70,14 +97,24 @@ function wholeWords(start, at) {
 
 /**
  * The thing that a request to a model waits for: "waiting: a is starting (loading weights 41 s)".
- * @param {any} model  of the live state @param {number} at  the gateway's clock @param {number} since  when the request was sent
+ * @param {any} model  of the live state
+ * @param {number} at  the gateway's clock
+ * @param {number} since  when the request was sent
  */
 export function waitWords(model, at, since) {
   const passed = duration(at - since);
   if (model.state === "ready") return `waiting for the first token, ${passed}`;
   const replica = model.replicas.find((one) => one.progress || one.start) ?? model.replicas[0];
-  const transfer = replica?.progress && `${transferName(replica.phase)}: ${bytes(replica.progress.done)} of ${bytes(replica.progress.total)}`;
-  const phase = transfer || (replica?.start && phaseWords(replica.start, at)) || (model.state === "asleep" ? "" : model.detail);
+  const transfer =
+    replica?.progress &&
+    [
+      transferName(replica.phase),
+      `${bytes(replica.progress.done)} of ${bytes(replica.progress.total)}`,
+    ].join(": ");
+  const phase =
+    transfer ||
+    (replica?.start && phaseWords(replica.start, at)) ||
+    (model.state === "asleep" ? "" : model.detail);
   const state = stateWords(model.state);
   const about = phase && !isSaid(phase, state) ? ` (${phase})` : "";
   return `waiting: ${model.name} ${state}${about}, ${passed}`;

@@ -40,7 +40,12 @@ export const stateWords = (state) => SENTENCES[state] ?? `is ${state}`;
 
 export function stateChip() {
   const word = h("span");
-  const element = h("span", { class: "state" }, h("span", { class: "dot", "aria-hidden": "true" }), word);
+  const element = h(
+    "span",
+    { class: "state" },
+    h("span", { class: "dot", "aria-hidden": "true" }),
+    word,
+  );
   return {
     element,
     update(state) {

@@ -1,11 +1,13 @@
-// The form of a wish: what a model is to be. One row of the table per field; what is not here is set by the command line.
+// The form of a wish: what a model is to be. One row of the table per field; what is not here is
+// set by the command line.
 import { attribute, fill, h } from "../dom.js";
 
 /**
  * @typedef {object} Field
  * @property {string} name   of the wish; "policy.x" is within its policy
  * @property {string} label
- * @property {"text" | "number" | "list" | "flags" | "texts" | "gpus" | "check" | "template" | string[]} kind  flags, texts: name=value in lines; an array: the choices of a select
+ * @property {"text" | "number" | "list" | "flags" | "texts" | "gpus" | "check" | "template" |
+ *   string[]} kind  flags, texts: name=value in lines; an array: the choices of a select
  * @property {string} [help]
  * @property {string} [example]
  */
@@ -13,65 +15,170 @@ import { attribute, fill, h } from "../dom.js";
 /** @type {Record<string, Field[]>} */
 const FIELDS = {
   "": [
-    { name: "goal", label: "Made for", kind: ["balanced", "latency", "throughput", "context"], help: "one user, many at once, long contexts, or all" },
-    { name: "context", label: "Context", kind: "number", help: "tokens that the model will have: 8192, 32k" },
-    { name: "gpus", label: "GPUs", kind: "gpus", help: "all, few, how many, or their numbers: 0,1", example: "as many as help" },
+    {
+      name: "goal",
+      label: "Made for",
+      kind: ["balanced", "latency", "throughput", "context"],
+      help: "one user, many at once, long contexts, or all",
+    },
+    {
+      name: "context",
+      label: "Context",
+      kind: "number",
+      help: "tokens that the model will have: 8192, 32k",
+    },
+    {
+      name: "gpus",
+      label: "GPUs",
+      kind: "gpus",
+      help: "all, few, how many, or their numbers: 0,1",
+      example: "as many as help",
+    },
     { name: "concurrency", label: "Requests at once", kind: "number", help: "expected" },
   ],
   "When it is loaded": [
-    { name: "policy.keep_alive", label: "Keep loaded", kind: "text", help: "without a request: 5m, 1h30m, 0, or -1 for ever" },
-    { name: "policy.priority", label: "Priority", kind: "number", help: "the lowest gives way first" },
-    { name: "policy.wait_s", label: "Requests wait", kind: "number", help: "seconds, while it becomes ready" },
-    { name: "policy.max_attempts", label: "Failed starts", kind: "number", help: "before it is given up" },
+    {
+      name: "policy.keep_alive",
+      label: "Keep loaded",
+      kind: "text",
+      help: "without a request: 5m, 1h30m, 0, or -1 for ever",
+    },
+    {
+      name: "policy.priority",
+      label: "Priority",
+      kind: "number",
+      help: "the lowest gives way first",
+    },
+    {
+      name: "policy.wait_s",
+      label: "Requests wait",
+      kind: "number",
+      help: "seconds, while it becomes ready",
+    },
+    {
+      name: "policy.max_attempts",
+      label: "Failed starts",
+      kind: "number",
+      help: "before it is given up",
+    },
     { name: "policy.pinned", label: "Never unload it", kind: "check" },
   ],
   "Engine and plan": [
-    { name: "engines", label: "Engines", kind: "list", help: "vllm, or sglang==0.5.23; empty: all", example: "all" },
-    { name: "image", label: "Container image", kind: "text", help: "instead of the one its project publishes" },
+    {
+      name: "engines",
+      label: "Engines",
+      kind: "list",
+      help: "vllm, or sglang==0.5.23; empty: all",
+      example: "all",
+    },
+    {
+      name: "image",
+      label: "Container image",
+      kind: "text",
+      help: "instead of the one its project publishes",
+    },
     { name: "tensor_parallel", label: "Tensor parallel", kind: "number" },
     { name: "replicas", label: "Replicas", kind: "number", help: "empty: as many as help" },
-    { name: "min_context", label: "Least context", kind: "number", help: "instead of one context; a plan with less is refused" },
+    {
+      name: "min_context",
+      label: "Least context",
+      kind: "number",
+      help: "instead of one context; a plan with less is refused",
+    },
     { name: "max_context", label: "Most context", kind: "number", help: "instead of one context" },
     { name: "dtype", label: "Dtype", kind: ["auto", "bfloat16", "float16", "float32"] },
-    { name: "speculative", label: "Speculation", kind: ["", "auto", "off", "mtp", "ngram"], help: "without a drafter" },
+    {
+      name: "speculative",
+      label: "Speculation",
+      kind: ["", "auto", "off", "mtp", "ngram"],
+      help: "without a drafter",
+    },
     { name: "drafter", label: "Drafter", kind: "text", help: "folder or repository" },
     { name: "num_speculative_tokens", label: "Drafted tokens", kind: "number" },
-    { name: "args", label: "Engine flags", kind: "flags", help: "one per line, flag=value; they win over the planner" },
+    {
+      name: "args",
+      label: "Engine flags",
+      kind: "flags",
+      help: "one per line, flag=value; they win over the planner",
+    },
     { name: "env", label: "Variables", kind: "texts", help: "one per line, NAME=value" },
-    { name: "chat_template", label: "Chat template", kind: "template", help: "a Jinja text, instead of the model's own" },
-    { name: "text_only", label: "Accept a plan for text alone", kind: "check", help: "where the model also takes images, video or audio" },
+    {
+      name: "chat_template",
+      label: "Chat template",
+      kind: "template",
+      help: "a Jinja text, instead of the model's own",
+    },
+    {
+      name: "text_only",
+      label: "Accept a plan for text alone",
+      kind: "check",
+      help: "where the model also takes images, video or audio",
+    },
     { name: "check", label: "Ask the engine's own code before its start", kind: "check" },
-    { name: "policy.allow_remote_code", label: "Let the engine run code of the model's repository", kind: "check" },
+    {
+      name: "policy.allow_remote_code",
+      label: "Let the engine run code of the model's repository",
+      kind: "check",
+    },
   ],
   "Names and source": [
     { name: "aliases", label: "Other names", kind: "list", help: "with commas" },
-    { name: "loras", label: "LoRA adapters", kind: "texts", help: "one per line, name=folder or name=org/repository" },
+    {
+      name: "loras",
+      label: "LoRA adapters",
+      kind: "texts",
+      help: "one per line, name=folder or name=org/repository",
+    },
     { name: "revision", label: "Revision", kind: "text", help: "branch, tag or commit" },
   ],
 };
 
-const WHERE = { name: "endpoints", label: "Base URLs", kind: "list", help: "ending in /v1, with commas" };
+const WHERE = {
+  name: "endpoints",
+  label: "Base URLs",
+  kind: "list",
+  help: "ending in /v1, with commas",
+};
 
-/** What there is to say of an engine that runs elsewhere, beside where that is. @type {Record<string, Field[]>} */
-export const ELSEWHERE = {
+/**
+ * What there is to say of an engine that runs elsewhere, beside where that is.
+ * @type {Record<string, Field[]>}
+ */
+export const ENDPOINT_FIELDS = {
   "": [
-    { name: "endpoint_key", label: "Its key", kind: "text", help: "where the gateway finds it, never the key itself: file:NAME in DATA_DIR/endpoint-keys, or env:FITSERVE_ENDPOINT_KEY_NAME", example: "none" },
+    {
+      name: "endpoint_key",
+      label: "Its key",
+      kind: "text",
+      help:
+        "where the gateway finds it, never the key itself: file:NAME in DATA_DIR/endpoint-keys," +
+        " or env:FITSERVE_ENDPOINT_KEY_NAME",
+      example: "none",
+    },
     { name: "aliases", label: "Other names", kind: "list", help: "with commas" },
-    { name: "policy.wait_s", label: "Requests wait", kind: "number", help: "seconds, while none of them answers" },
+    {
+      name: "policy.wait_s",
+      label: "Requests wait",
+      kind: "number",
+      help: "seconds, while none of them answers",
+    },
   ],
 };
 
 /** Of a model that is there. */
-export const fieldsOf = (wish) => (wish.endpoints.length ? { "": [WHERE, ...ELSEWHERE[""]] } : FIELDS);
+export const fieldsOf = (wish) =>
+  wish.endpoints.length ? { "": [WHERE, ...ENDPOINT_FIELDS[""]] } : FIELDS;
 
 const DEFAULTS = { goal: "balanced", dtype: "auto", check: true };
 let forms = 0;
 
 /**
- * @param {{wish?: Record<string, any>, present?: Record<string, string>, fields?: Record<string, Field[]>, changed: () => void}} options
+ * @param {{wish?: Record<string, any>, present?: Record<string, string>, fields?: Record<string,
+ *   Field[]>, changed: () => void}} options
  *   wish: what is there already; present: what holds where a field of it is empty
  * @returns {{element: any, read: () => Record<string, any>, inputs: () => [string, any][]}}
- *   inputs: by the name of their field; read: every field, null where it is empty; `policy` is an object of its own
+ *   inputs: by the name of their field; read: every field, null where it is empty; `policy` is an
+ * object of its own
  */
 export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) {
   const prefix = `wish-${(forms += 1)}`;
@@ -86,10 +193,19 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
     inputs.set(field, input);
     if (field.kind === "check") return h("label", { class: "check", for: id }, input, field.label);
     // A choice has no place for it beside the choice.
-    const words = Array.isArray(field.kind) && now && now !== input.value ? [field.help, `now ${now}`].filter(Boolean).join("; ") : field.help;
+    const words =
+      Array.isArray(field.kind) && now && now !== input.value
+        ? [field.help, `now ${now}`].filter(Boolean).join("; ")
+        : field.help;
     const help = words && h("span", { class: "help", id: `${id}-help` }, words);
     if (help) attribute(input, "aria-describedby", `${id}-help`);
-    return h("div", { class: isLines(field) ? "field wide" : "field" }, h("label", { for: id }, field.label), input, help);
+    return h(
+      "div",
+      { class: isLines(field) ? "field wide" : "field" },
+      h("label", { for: id }, field.label),
+      input,
+      help,
+    );
   }
 
   const parts = Object.entries(fields).map(([title, group]) => {
@@ -101,19 +217,22 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
     inputs: () => [...inputs].map(([field, input]) => [field.name, input]),
     read() {
       /** @type {Record<string, any>} */
-      const found = {};
+      const values = {};
       for (const [field, input] of inputs) {
         const [head, inner] = field.name.split(".");
         const value = valueOf(input, field);
-        if (inner) (found[head] ??= {})[inner] = value;
-        else found[head] = value;
+        if (inner) (values[head] ??= {})[inner] = value;
+        else values[head] = value;
       }
-      return found;
+      return values;
     },
   };
 }
 
-/** What a merge patch has to say so that `before` becomes `after`; only of the fields that `after` has. */
+/**
+ * What a merge patch has to say so that `before` becomes `after`; only of the fields that `after`
+ * has.
+ */
 export function patchOf(before, after) {
   /** @type {Record<string, any>} */
   const patch = {};
@@ -124,22 +243,33 @@ export function patchOf(before, after) {
       const inner = patchOf(old ?? {}, value);
       if (Object.keys(inner).length) patch[name] = inner;
     } else if (["args", "env", "loras"].includes(name) && value !== null) {
-      patch[name] = { ...Object.fromEntries(Object.keys(old ?? {}).map((key) => [key, null])), ...value };
+      patch[name] = {
+        ...Object.fromEntries(Object.keys(old ?? {}).map((key) => [key, null])),
+        ...value,
+      };
     } else patch[name] = value;
   }
   return patch;
 }
 
 /** Without the fields that nobody filled in. */
-export function filled(fields) {
-  const entries = Object.entries(fields)
-    .map(([name, value]) => [name, value !== null && typeof value === "object" && !Array.isArray(value) ? filled(value) : value])
-    .filter(([, value]) => !isEmpty(value));
-  return Object.fromEntries(entries);
+export function withoutEmpty(fields) {
+  const entries = Object.entries(fields).map(([name, value]) => [name, withoutEmptyInside(value)]);
+  return Object.fromEntries(entries.filter(([, value]) => !isEmpty(value)));
+}
+
+function withoutEmptyInside(value) {
+  return value !== null && typeof value === "object" && !Array.isArray(value)
+    ? withoutEmpty(value)
+    : value;
 }
 
 function isEmpty(value) {
-  return value === null || value === undefined || (typeof value === "object" && Object.keys(value).length === 0);
+  return (
+    value === null ||
+    value === undefined ||
+    (typeof value === "object" && Object.keys(value).length === 0)
+  );
 }
 
 function pick(wish, name) {
@@ -147,42 +277,66 @@ function pick(wish, name) {
 }
 
 function inputOf(field, id) {
-  const common = { id, name: field.name, placeholder: field.example, autocomplete: "off", spellcheck: "false" };
-  if (Array.isArray(field.kind)) return h("select", { id, name: field.name }, field.kind.map((choice) => h("option", { value: choice }, choice || "none")));
+  const common = {
+    id,
+    name: field.name,
+    placeholder: field.example,
+    autocomplete: "off",
+    spellcheck: "false",
+  };
+  if (Array.isArray(field.kind))
+    return h(
+      "select",
+      { id, name: field.name },
+      field.kind.map((choice) => h("option", { value: choice }, choice || "none")),
+    );
   if (field.kind === "check") return h("input", { id, name: field.name, type: "checkbox" });
   if (isLines(field)) return h("textarea", { ...common, rows: 2, class: "mono" });
-  return h("input", { ...common, type: "text", inputmode: field.kind === "number" ? "numeric" : null });
+  return h("input", {
+    ...common,
+    type: "text",
+    inputmode: field.kind === "number" ? "numeric" : null,
+  });
 }
 
 function write(input, field, value) {
   if (field.kind === "check") input.checked = value === true;
   else if (field.kind === "template") input.value = value?.text ?? "";
-  else if (isLines(field)) input.value = Object.entries(value ?? {}).map(([name, one]) => `${name}=${one}`).join("\n");
+  else if (isLines(field))
+    input.value = Object.entries(value ?? {})
+      .map(([name, one]) => `${name}=${one}`)
+      .join("\n");
   else if (Array.isArray(value)) input.value = value.join(", ");
   else input.value = value ?? "";
 }
 
 function valueOf(input, field) {
   if (field.kind === "check") return input.checked;
-  const said = input.value.trim();
-  if (!said) return null;
-  if (field.kind === "number") return numberOf(said);
-  if (field.kind === "list") return words(said);
+  const typed = input.value.trim();
+  if (!typed) return null;
+  if (field.kind === "number") return numberOf(typed);
+  if (field.kind === "list") return words(typed);
   if (field.kind === "template") return { text: input.value, name: "" };
-  if (isLines(field)) return Object.fromEntries(said.split("\n").filter((line) => line.trim()).map(field.kind === "flags" ? flagOf : pairOf));
-  if (field.kind === "gpus") return gpusOf(said);
-  return said;
+  if (isLines(field))
+    return Object.fromEntries(
+      typed
+        .split("\n")
+        .filter((line) => line.trim())
+        .map(field.kind === "flags" ? flagOf : pairOf),
+    );
+  if (field.kind === "gpus") return gpusOf(typed);
+  return typed;
 }
 
 /** What is no number is sent as it is: the gateway says what is wrong with it. */
-const numberOf = (said) => (/^-?\d+(\.\d+)?$/.test(said) ? Number(said) : said);
+const numberOf = (typed) => (/^-?\d+(\.\d+)?$/.test(typed) ? Number(typed) : typed);
 
-/** @param {string} said */
-export const words = (said) => said.split(/[\s,]+/).filter(Boolean);
+/** @param {string} typed */
+export const words = (typed) => typed.split(/[\s,]+/).filter(Boolean);
 
-function gpusOf(said) {
-  if (said === "all" || said === "few") return said;
-  return /^\d+$/.test(said) ? Number(said) : words(said);
+function gpusOf(typed) {
+  if (typed === "all" || typed === "few") return typed;
+  return /^\d+$/.test(typed) ? Number(typed) : words(typed);
 }
 
 const isLines = (field) => ["flags", "texts", "template"].includes(field.kind);
@@ -200,8 +354,24 @@ function flagOf(line) {
   return [name, value === "false" ? false : numberOf(value)];
 }
 
-/** The differences that a change makes, as rows. @param {{what: string, old: string | null, new: string | null}[]} rows */
+/**
+ * The differences that a change makes, as rows.
+ * @param {{what: string, old: string | null, new: string | null}[]} rows
+ */
 export function differences(rows) {
   const list = h("ul", { class: "differences" });
-  return fill(list, ...rows.map((row) => h("li", {}, h("span", { class: "label" }, row.what), " ", h("del", {}, row.old ?? "–"), " → ", h("ins", {}, row.new ?? "–"))));
+  return fill(
+    list,
+    ...rows.map((row) =>
+      h(
+        "li",
+        {},
+        h("span", { class: "label" }, row.what),
+        " ",
+        h("del", {}, row.old ?? "–"),
+        " → ",
+        h("ins", {}, row.new ?? "–"),
+      ),
+    ),
+  );
 }

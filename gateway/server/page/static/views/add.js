@@ -3,7 +3,7 @@ import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { fieldErrors } from "../parts/field_errors.js";
 import { decisionView } from "../parts/plan.js";
-import { ELSEWHERE, filled, wishForm, words } from "../parts/wish_form.js";
+import { ENDPOINT_FIELDS, withoutEmpty, wishForm, words } from "../parts/wish_form.js";
 
 const REST_MS = 400;
 
@@ -15,44 +15,95 @@ export function add({ live }) {
   let kind = "source";
 
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
-  const status = h("p", { class: "muted", role: "status" }, "The plan appears here as you type. Nothing is started.");
+  const status = h(
+    "p",
+    { class: "muted", role: "status" },
+    "The plan appears here as you type. Nothing is started.",
+  );
   const plan = h("div", { class: "stack plan" });
-  const source = h("input", { id: "source", type: "text", autocomplete: "off", spellcheck: "false", required: true, placeholder: "Qwen/Qwen3-8B or /models/my-model", "aria-describedby": "source-help" });
+  const source = h("input", {
+    id: "source",
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    required: true,
+    placeholder: "Qwen/Qwen3-8B or /models/my-model",
+    "aria-describedby": "source-help",
+  });
   const sourceLabel = h("label", { for: "source" }, "Model");
   const sourceHelp = h("span", { class: "help", id: "source-help" });
-  const name = h("input", { id: "name", type: "text", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "name-help" });
-  const form = wishForm({ changed: () => later() });
-  const elsewhere = wishForm({ fields: ELSEWHERE, changed: () => later() });
-  const wrong = fieldErrors(() => [["name", name], [kind === "source" ? "source" : "endpoints", source], ...(kind === "source" ? form : elsewhere).inputs()]);
+  const name = h("input", {
+    id: "name",
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    required: true,
+    "aria-describedby": "name-help",
+  });
+  const form = wishForm({ changed: () => schedulePlan() });
+  const endpointForm = wishForm({ fields: ENDPOINT_FIELDS, changed: () => schedulePlan() });
+  const wrong = fieldErrors(() => [
+    ["name", name],
+    [kind === "source" ? "source" : "endpoints", source],
+    ...(kind === "source" ? form : endpointForm).inputs(),
+  ]);
   const submit = h("button", { class: "primary" }, "Add");
   const kinds = ["source", "endpoint"].map((one) => {
     const id = `kind-${one}`;
-    const radio = h("input", { type: "radio", name: "kind", id, value: one, checked: one === kind, change: () => ((kind = one), shown(), later()) });
-    return h("label", { class: "choice", for: id }, radio, one === "source" ? "Run a model here" : "An engine that runs elsewhere");
+    const radio = h("input", {
+      type: "radio",
+      name: "kind",
+      id,
+      value: one,
+      checked: one === kind,
+      change: () => ((kind = one), showKind(), schedulePlan()),
+    });
+    return h(
+      "label",
+      { class: "choice", for: id },
+      radio,
+      one === "source" ? "Run a model here" : "An engine that runs elsewhere",
+    );
   });
 
-  function shown() {
+  function showKind() {
     const runs = kind === "source";
     text(sourceLabel, runs ? "Model" : "Base URLs");
-    text(sourceHelp, runs ? "a Hugging Face repository, or a folder of this machine" : "ending in /v1, separated by commas; fitserve never starts or stops them");
-    attribute(source, "placeholder", runs ? "Qwen/Qwen3-8B or /models/my-model" : "http://gpu-2:8000/v1");
+    text(
+      sourceHelp,
+      runs
+        ? "a Hugging Face repository, or a folder of this machine"
+        : "ending in /v1, separated by commas; fitserve never starts or stops them",
+    );
+    attribute(
+      source,
+      "placeholder",
+      runs ? "Qwen/Qwen3-8B or /models/my-model" : "http://gpu-2:8000/v1",
+    );
     attribute(form.element, "hidden", !runs);
-    attribute(elsewhere.element, "hidden", runs);
+    attribute(endpointForm.element, "hidden", runs);
   }
 
   function wish() {
-    const given = source.value.trim();
-    if (kind === "source") return { name: name.value.trim() || "plan", source: given, ...filled(form.read()) };
-    return { name: name.value.trim(), endpoints: words(given), ...filled(elsewhere.read()) };
+    const address = source.value.trim();
+    if (kind === "source")
+      return { name: name.value.trim() || "plan", source: address, ...withoutEmpty(form.read()) };
+    const endpoints = words(address);
+    return { name: name.value.trim(), endpoints, ...withoutEmpty(endpointForm.read()) };
   }
 
-  function later() {
+  function schedulePlan() {
     clearTimeout(timer);
     running?.abort();
     wrong.clear();
     fill(plan);
     if (kind !== "source" || !source.value.trim()) {
-      text(status, kind === "source" ? "The plan appears here as you type. Nothing is started." : "There is nothing to plan: the engine runs elsewhere.");
+      text(
+        status,
+        kind === "source"
+          ? "The plan appears here as you type. Nothing is started."
+          : "There is nothing to plan: the engine runs elsewhere.",
+      );
       return;
     }
     text(status, "Planning …");
@@ -60,14 +111,17 @@ export function add({ live }) {
   }
 
   async function dryRun() {
-    const mine = (running = new AbortController());
+    const request = (running = new AbortController());
     try {
-      const decision = await call("POST", "/admin/models?dry_run=true", wish(), { signal: mine.signal });
-      if (mine.signal.aborted) return;
+      const decision = await call("POST", "/admin/models?dry_run=true", wish(), {
+        signal: request.signal,
+      });
+      if (request.signal.aborted) return;
       text(status, decision.plans.length ? "This would be started:" : "");
       fill(plan, ...decisionView(decision));
     } catch (error) {
-      if (!mine.signal.aborted) text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
+      if (!request.signal.aborted)
+        text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
@@ -89,10 +143,10 @@ export function add({ live }) {
 
   source.addEventListener("input", () => {
     if (!named) name.value = nameFor(source.value);
-    later();
+    schedulePlan();
   });
   name.addEventListener("input", () => ((named = name.value !== ""), wrong.clear()));
-  shown();
+  showKind();
   return {
     title: "Add a model",
     element: h(
@@ -107,13 +161,25 @@ export function add({ live }) {
           { class: "card", submit: send },
           h("fieldset", { class: "row" }, h("legend", { class: "hidden" }, "What it is"), kinds),
           h("div", { class: "field" }, sourceLabel, source, sourceHelp),
-          h("div", { class: "field" }, h("label", { for: "name" }, "Name"), name, h("span", { class: "help", id: "name-help" }, "what clients put in `model`")),
+          h(
+            "div",
+            { class: "field" },
+            h("label", { for: "name" }, "Name"),
+            name,
+            h("span", { class: "help", id: "name-help" }, "what clients put in `model`"),
+          ),
           form.element,
-          elsewhere.element,
+          endpointForm.element,
           problem,
           h("div", { class: "row end" }, h("a", { class: "button", href: "#/" }, "Cancel"), submit),
         ),
-        h("section", { class: "card", "aria-labelledby": "dry-run" }, h("h2", { id: "dry-run" }, "Dry run"), status, plan),
+        h(
+          "section",
+          { class: "card", "aria-labelledby": "dry-run" },
+          h("h2", { id: "dry-run" }, "Dry run"),
+          status,
+          plan,
+        ),
       ),
     ),
     close() {
@@ -126,5 +192,9 @@ export function add({ live }) {
 /** "Qwen/Qwen3-8B" -> "qwen3-8b" */
 function nameFor(source) {
   const last = source.trim().replace(/\/+$/, "").split("/").pop() ?? "";
-  return last.toLowerCase().replace(/[^a-z0-9_.-]+/g, "-").replace(/^[.-]+/, "").slice(0, 90);
+  return last
+    .toLowerCase()
+    .replace(/[^a-z0-9_.-]+/g, "-")
+    .replace(/^[.-]+/, "")
+    .slice(0, 90);
 }

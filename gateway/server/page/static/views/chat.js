@@ -1,4 +1,5 @@
-// A chat to try a model: the answer as it comes, what it thinks, tools that it calls, and pictures that it sees. This browser keeps it.
+// A chat to try a model: the answer as it comes, what it thinks, tools that it calls, and pictures
+// that it sees. This browser keeps it.
 import { events } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { latency, number } from "../format.js";
@@ -13,11 +14,14 @@ import { waitWords } from "../parts/start.js";
 // A model that calls tools again and again comes to an end.
 const MAX_ROUNDS = 4;
 
-/** @param {{live: import("../live.js").Live}} context @param {string} [fixed]  the model; else one is chosen */
+/**
+ * @param {{live: import("../live.js").Live}} context
+ * @param {string} [fixed]  the model; else one is chosen
+ */
 export function chat({ live }, fixed = "") {
-  const kept = readChat(fixed);
+  const stored = readChat(fixed);
   /** @type {any[]} */
-  const messages = kept.messages;
+  const messages = stored.messages;
   let running = null;
   /** The answer that has not begun, and when it was asked for. */
   let pending = null;
@@ -26,16 +30,42 @@ export function chat({ live }, fixed = "") {
   /** What was written before an edit, and comes back after it. */
   let draft = { content: "", images: [] };
   let wasKept = true;
-  const log = h("div", { class: "messages", role: "log", "aria-label": "Conversation", "aria-live": "off", tabindex: "0" });
-  const hint = h("p", { class: "empty" }, "Ask something. This browser keeps the conversation until you clear it.");
+  const log = h("div", {
+    class: "messages",
+    role: "log",
+    "aria-label": "Conversation",
+    "aria-live": "off",
+    tabindex: "0",
+  });
+  const hint = h(
+    "p",
+    { class: "empty" },
+    "Ask something. This browser keeps the conversation until you clear it.",
+  );
   const model = h("select", { id: "chat-model" });
-  const options = chatOptions(kept.options, () => keep());
+  const options = chatOptions(stored.options, () => keep());
   const images = imageChooser();
-  const ask = h("textarea", { id: "chat-ask", rows: 2, placeholder: "Message", "aria-label": "Message", required: true, paste: images.paste });
+  const ask = h("textarea", {
+    id: "chat-ask",
+    rows: 2,
+    placeholder: "Message",
+    "aria-label": "Message",
+    required: true,
+    paste: images.paste,
+  });
   const send = h("button", { class: "primary" }, "Send");
   const stop = h("button", { type: "button", hidden: true, click: () => running?.abort() }, "Stop");
-  const clear = h("button", { type: "button", class: "quiet", click: () => (running?.abort(), cut(0), edit(null)) }, "Clear");
-  const editing = h("p", { class: "row muted small", hidden: true }, "The messages after this one are replaced.", h("button", { type: "button", class: "quiet", click: () => edit(null) }, "Cancel"));
+  const clear = h(
+    "button",
+    { type: "button", class: "quiet", click: () => (running?.abort(), cut(0), edit(null)) },
+    "Clear",
+  );
+  const editing = h(
+    "p",
+    { class: "row muted small", hidden: true },
+    "The messages after this one are replaced.",
+    h("button", { type: "button", class: "quiet", click: () => edit(null) }, "Cancel"),
+  );
   const status = h("p", { class: "hidden", role: "status" });
 
   ask.addEventListener("keydown", (event) => {
@@ -47,12 +77,12 @@ export function chat({ live }, fixed = "") {
 
   async function submit(event) {
     event.preventDefault();
-    const said = ask.value.trim();
-    if (!said || running) return;
+    const prompt = ask.value.trim();
+    if (!prompt || running) return;
     if (edited !== null) cut(edited);
     const sent = images.take();
     edit(null);
-    push({ role: "user", content: said, ...(sent.length && { images: sent }) });
+    push({ role: "user", content: prompt, ...(sent.length && { images: sent }) });
     keep();
     await answers();
   }
@@ -73,47 +103,48 @@ export function chat({ live }, fixed = "") {
   /** One answer of the model; whether it called tools, so that it has to be asked again. */
   async function answer() {
     const { signal } = running;
-    const asked = body();
-    const made = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
-    const shown = push(made, false);
+    const question = body();
+    const reply = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
+    const view = push(reply, false);
     const clock = { began: performance.now(), first: null, last: 0, usage: null, end: null };
-    pending = { shown, since: live.now() };
+    pending = { view, since: live.now() };
     tellWait();
     try {
-      for await (const data of events("POST", "/v1/chat/completions", asked, { signal })) {
+      for await (const data of events("POST", "/v1/chat/completions", question, { signal })) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
         clock.usage = chunk.usage ?? clock.usage;
         clock.end = chunk.choices?.[0]?.finish_reason ?? clock.end;
-        if (!take(made, chunk.choices?.[0]?.delta ?? {})) continue;
+        if (!take(reply, chunk.choices?.[0]?.delta ?? {})) continue;
         clock.last = performance.now();
         clock.first ??= clock.last;
         endWait();
         const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-        shown.update(made, false);
+        view.update(reply, false);
         if (isAtEnd) follow();
       }
     } catch (error) {
-      made.trouble = signal.aborted ? "Stopped." : error.message;
+      reply.trouble = signal.aborted ? "Stopped." : error.message;
       // Calls that are cut off are run by nobody.
-      made.tool_calls = [];
+      reply.tool_calls = [];
     }
     endWait();
     // Some engines count their calls from 1.
-    made.tool_calls = made.tool_calls.filter(Boolean);
-    made.figures = figures(clock);
-    shown.update(made);
-    text(status, made.content || "The answer has ended.");
-    for (const tool of made.tool_calls) push({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
+    reply.tool_calls = reply.tool_calls.filter(Boolean);
+    reply.figures = figures(clock);
+    view.update(reply);
+    text(status, reply.content || "The answer has ended.");
+    for (const tool of reply.tool_calls)
+      push({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
     keep();
-    return made.tool_calls.length > 0 && !signal.aborted;
+    return reply.tool_calls.length > 0 && !signal.aborted;
   }
 
   /** The reason why no word has come yet, in the place of the answer. */
   function tellWait() {
-    const asked = live.model(fixed || model.value);
-    if (pending && asked) pending.shown.wait(waitWords(asked, live.now(), pending.since));
+    const chosen = live.model(fixed || model.value);
+    if (pending && chosen) pending.view.wait(waitWords(chosen, live.now(), pending.since));
   }
 
   function endWait() {
@@ -123,30 +154,44 @@ export function chat({ live }, fixed = "") {
 
   function body() {
     const system = options.system() ? [{ role: "system", content: options.system() }] : [];
-    return { model: fixed || model.value, messages: [...system, ...messages.map(request).filter(Boolean)], stream: true, stream_options: { include_usage: true }, ...options.fields() };
+    return {
+      model: fixed || model.value,
+      messages: [...system, ...messages.map(request).filter(Boolean)],
+      stream: true,
+      stream_options: { include_usage: true },
+      ...options.fields(),
+    };
   }
 
   function keep() {
     const isKept = keepChat(fixed, { messages, options: options.read() });
-    if (wasKept && !isKept) note("This browser has no room for this conversation: it will be lost with this page. Clear other chats.", true);
+    if (wasKept && !isKept)
+      note(
+        "This browser has no room for this conversation: it will be lost with this page." +
+          " Clear other chats.",
+        true,
+      );
     wasKept = isKept;
   }
 
   function push(message, complete = true) {
     messages.push(message);
-    const shown = show(message, complete);
+    const view = show(message, complete);
     follow();
-    return shown;
+    return view;
   }
 
   function show(message, complete = true) {
     hint.remove();
     const place = () => messages.indexOf(message);
-    const actions = { user: { edit: () => edit(place()) }, assistant: { repeat: () => repeat(place()) } }[message.role];
-    const shown = messageView(message.role, actions);
-    shown.update(message, complete);
-    log.append(shown.element);
-    return shown;
+    const actions = {
+      user: { edit: () => edit(place()) },
+      assistant: { repeat: () => repeat(place()) },
+    }[message.role];
+    const view = messageView(message.role, actions);
+    view.update(message, complete);
+    log.append(view.element);
+    return view;
   }
 
   /** Takes away the messages from a place on. */
@@ -161,11 +206,11 @@ export function chat({ live }, fixed = "") {
   function edit(place) {
     if (running && place !== null) return;
     if (place !== null && edited === null) draft = { content: ask.value, images: images.take() };
-    const shown = place === null ? draft : messages[place];
+    const origin = place === null ? draft : messages[place];
     if (place === null) draft = { content: "", images: [] };
     edited = place;
-    ask.value = shown.content;
-    images.set(shown.images ?? []);
+    ask.value = origin.content;
+    images.set(origin.images ?? []);
     attribute(editing, "hidden", place === null);
     if (place !== null) ask.focus();
   }
@@ -180,7 +225,8 @@ export function chat({ live }, fixed = "") {
 
   const follow = () => (log.scrollTop = log.scrollHeight);
 
-  const permit = () => images.permit(live.model(fixed || model.value)?.inputs.includes("image") ?? false);
+  const permit = () =>
+    images.permit(live.model(fixed || model.value)?.inputs.includes("image") ?? false);
   model.addEventListener("change", permit);
 
   fill(log, hint);
@@ -193,11 +239,29 @@ export function chat({ live }, fixed = "") {
     element: h(
       "section",
       { class: "card chat", "aria-label": "Chat" },
-      fixed ? null : h("div", { class: "row between whole" }, h("h1", {}, "Chat"), h("div", { class: "row whole" }, h("label", { for: "chat-model" }, "Model"), model)),
+      fixed
+        ? null
+        : h(
+            "div",
+            { class: "row between whole" },
+            h("h1", {}, "Chat"),
+            h("div", { class: "row whole" }, h("label", { for: "chat-model" }, "Model"), model),
+          ),
       options.element,
       log,
       status,
-      h("form", { class: "ask", submit }, editing, ask, h("div", { class: "row between" }, images.element, h("div", { class: "row end" }, clear, stop, send))),
+      h(
+        "form",
+        { class: "ask", submit },
+        editing,
+        ask,
+        h(
+          "div",
+          { class: "row between" },
+          images.element,
+          h("div", { class: "row end" }, clear, stop, send),
+        ),
+      ),
     ),
     update({ models }) {
       tellWait();
@@ -206,8 +270,13 @@ export function chat({ live }, fixed = "") {
       const names = models.filter((one) => !one.deleting).map((one) => one.name);
       if (names.join("\n") === [...model.options].map((one) => one.value).join("\n")) return;
       const chosen = model.value;
-      fill(model, names.map((name) => h("option", { value: name }, name)));
-      model.value = names.includes(chosen) ? chosen : (models.find((one) => one.state === "ready")?.name ?? names[0] ?? "");
+      fill(
+        model,
+        names.map((name) => h("option", { value: name }, name)),
+      );
+      model.value = names.includes(chosen)
+        ? chosen
+        : (models.find((one) => one.state === "ready")?.name ?? names[0] ?? "");
     },
     close: () => running?.abort(),
   };
@@ -216,16 +285,27 @@ export function chat({ live }, fixed = "") {
 /** A message as the model gets it; null: it has nothing to say. */
 function request({ role, content, images, tool_calls: calls, tool_call_id: id }) {
   if (role === "tool") return { role, tool_call_id: id, content };
-  if (role === "assistant") return content || calls?.length ? { role, content: content || null, ...(calls?.length && { tool_calls: calls }) } : null;
+  if (role === "assistant")
+    return content || calls?.length
+      ? { role, content: content || null, ...(calls?.length && { tool_calls: calls }) }
+      : null;
   if (!images?.length) return { role, content };
-  return { role, content: [...images.map(({ url }) => ({ type: "image_url", image_url: { url } })), { type: "text", text: content }] };
+  return {
+    role,
+    content: [
+      ...images.map(({ url }) => ({ type: "image_url", image_url: { url } })),
+      { type: "text", text: content },
+    ],
+  };
 }
 
 function figures({ began, first, last, usage, end }) {
   return [
     first !== null && `first token ${latency((first - began) / 1000)}`,
     usage && `${number(usage.completion_tokens)} tokens`,
-    usage && last > first && `${number((usage.completion_tokens - 1) / ((last - first) / 1000), 1)} tokens/s`,
+    usage &&
+      last > first &&
+      `${number((usage.completion_tokens - 1) / ((last - first) / 1000), 1)} tokens/s`,
     end === "length" && "cut off: the most tokens were reached",
   ]
     .filter(Boolean)
@@ -233,12 +313,16 @@ function figures({ began, first, last, usage, end }) {
 }
 
 /** Adds what a piece of the answer brings; whether it brought anything. */
-function take(made, delta) {
+function take(reply, delta) {
   const thought = delta.reasoning_content ?? delta.reasoning ?? "";
-  made.reasoning += thought;
-  made.content += delta.content ?? "";
+  reply.reasoning += thought;
+  reply.content += delta.content ?? "";
   for (const piece of delta.tool_calls ?? []) {
-    const tool = (made.tool_calls[piece.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+    const tool = (reply.tool_calls[piece.index] ??= {
+      id: "",
+      type: "function",
+      function: { name: "", arguments: "" },
+    });
     tool.id ||= piece.id ?? "";
     tool.function.name += piece.function?.name ?? "";
     tool.function.arguments += piece.function?.arguments ?? "";

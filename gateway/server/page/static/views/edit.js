@@ -16,41 +16,65 @@ export function edit(view) {
   const status = h("p", { class: "muted", role: "status" }, "Nothing is changed yet.");
   const rows = h("div");
   const submit = h("button", { class: "primary", disabled: true }, "Change");
-  const form = wishForm({ wish: view.wish, present: presentValues(view), fields: fieldsOf(view.wish), changed: () => later() });
+  const form = wishForm({
+    wish: view.wish,
+    present: presentValues(view),
+    fields: fieldsOf(view.wish),
+    changed: () => schedulePlan(),
+  });
   const wrong = fieldErrors(form.inputs);
   let timer = 0;
   let running = null;
   const before = form.read();
 
-  function later() {
+  function schedulePlan() {
     clearTimeout(timer);
     running?.abort();
     const patch = patchOf(before, form.read());
     fill(rows);
     attribute(problem, "hidden", true);
     wrong.clear();
-    const same = !Object.keys(patch).length;
-    attribute(submit, "disabled", same);
-    text(status, same ? "Nothing is changed yet." : "Planning …");
-    if (!same) timer = setTimeout(() => dryRun(patch), REST_MS);
+    const isSame = !Object.keys(patch).length;
+    attribute(submit, "disabled", isSame);
+    text(status, isSame ? "Nothing is changed yet." : "Planning …");
+    if (!isSame) timer = setTimeout(() => dryRun(patch), REST_MS);
   }
 
   async function dryRun(patch) {
-    const mine = (running = new AbortController());
+    const request = (running = new AbortController());
     try {
-      const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: mine.signal });
-      if (mine.signal.aborted) return;
-      text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "New engines are started. If there is room, the old ones serve until then." : `No engine is restarted.${answer.no_effect ? ` The plan stays: ${answer.no_effect}.` : ""}`);
+      const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: request.signal });
+      if (request.signal.aborted) return;
+      text(
+        status,
+        answer.reason
+          ? `No plan: ${answer.reason}`
+          : answer.anew
+            ? "New engines are started. If there is room, the old ones serve until then."
+            : [
+                "No engine is restarted.",
+                answer.no_effect && `The plan stays: ${answer.no_effect}.`,
+              ]
+                .filter(Boolean)
+                .join(" "),
+      );
       fill(rows, differences([...answer.wish, ...answer.plan]));
     } catch (error) {
-      if (!mine.signal.aborted) text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
+      if (!request.signal.aborted)
+        text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
   async function send(event) {
     event.preventDefault();
     const patch = patchOf(before, form.read());
-    if (!(await confirm(`Change ${view.name}?`, status.textContent, { action: "Change", more: [rows.cloneNode(true)] }))) return;
+    if (
+      !(await confirm(`Change ${view.name}?`, status.textContent, {
+        action: "Change",
+        more: [rows.cloneNode(true)],
+      }))
+    )
+      return;
     try {
       await call("PATCH", at, patch);
       note(`${view.name} is being changed.`);
@@ -65,16 +89,44 @@ export function edit(view) {
   return h(
     "div",
     { class: "columns" },
-    h("form", { class: "card", submit: send, "aria-label": `Edit ${view.name}` }, form.element, problem, h("div", { class: "row end" }, submit)),
-    h("section", { class: "card", "aria-labelledby": "otherwise" }, h("h2", { id: "otherwise" }, "Changes"), status, rows),
+    h(
+      "form",
+      { class: "card", submit: send, "aria-label": `Edit ${view.name}` },
+      form.element,
+      problem,
+      h("div", { class: "row end" }, submit),
+    ),
+    h(
+      "section",
+      { class: "card", "aria-labelledby": "otherwise" },
+      h("h2", { id: "otherwise" }, "Changes"),
+      status,
+      rows,
+    ),
   );
 }
 
 /** What holds where the wish says nothing: the choices of the running plan. */
 function presentValues({ plan, keep_alive: keptFor }) {
-  const kept = keptFor === null || keptFor === undefined ? {} : { "policy.keep_alive": keptFor < 0 ? "for ever" : duration(keptFor) };
-  if (!plan) return kept;
-  const chosen = { context: plan.max_model_len, tensor_parallel: plan.tensor_parallel, replicas: plan.replicas, dtype: plan.dtype, concurrency: plan.max_num_seqs };
-  const values = Object.entries(chosen).filter(([, choice]) => choice).map(([name, choice]) => [name, String(choice.value)]);
-  return { ...Object.fromEntries(values), gpus: plan.gpus.length ? String(plan.gpus.length) : "CPU", engines: `${plan.engine.kind}==${plan.engine.version}`, ...kept };
+  const keepAlive =
+    keptFor === null || keptFor === undefined
+      ? {}
+      : { "policy.keep_alive": keptFor < 0 ? "for ever" : duration(keptFor) };
+  if (!plan) return keepAlive;
+  const chosen = {
+    context: plan.max_model_len,
+    tensor_parallel: plan.tensor_parallel,
+    replicas: plan.replicas,
+    dtype: plan.dtype,
+    concurrency: plan.max_num_seqs,
+  };
+  const values = Object.entries(chosen)
+    .filter(([, choice]) => choice)
+    .map(([name, choice]) => [name, String(choice.value)]);
+  return {
+    ...Object.fromEntries(values),
+    gpus: plan.gpus.length ? String(plan.gpus.length) : "CPU",
+    engines: `${plan.engine.kind}==${plan.engine.version}`,
+    ...keepAlive,
+  };
 }

@@ -1,6 +1,6 @@
 // What happened, with its evidence, as it happens: of one model or of all, of one day or of all.
 import { call, events } from "../api.js";
-import { attribute, fill, h, keyed, text } from "../dom.js";
+import { attribute, fill, h, syncChildren, text } from "../dom.js";
 import { clock, plural } from "../format.js";
 import { attempt } from "../parts/notes.js";
 
@@ -12,24 +12,37 @@ export function history() {
   const stop = new AbortController();
   const list = h("div", { class: "stack" });
   const empty = h("p", { class: "empty", hidden: true });
-  const older = h("p", { class: "muted small", hidden: true }, `These are the newest ${plural(MAX_ROWS, "event")}. Older ones: fitserve events.`);
+  const older = h(
+    "p",
+    { class: "muted small", hidden: true },
+    `These are the newest ${plural(MAX_ROWS, "event")}. Older ones: fitserve events.`,
+  );
   const model = h("select", { id: "history-model", change: () => show() });
   const day = h("select", { id: "history-day", change: () => show() });
   /** Newest first. */
-  let found = [];
+  let entries = [];
   let newest = 0;
 
   async function read() {
     await attempt(async () => {
-      const { data, newest: last, oldest } = await call("GET", `/admin/events?follow=false&last=${MAX_ROWS}`, undefined, { signal: stop.signal });
+      const {
+        data,
+        newest: last,
+        oldest,
+      } = await call("GET", `/admin/events?follow=false&last=${MAX_ROWS}`, undefined, {
+        signal: stop.signal,
+      });
       newest = last;
-      found = [...data].reverse();
+      entries = [...data].reverse();
       attribute(older, "hidden", !data.length || data[0].id <= oldest);
       show();
     });
     while (!stop.signal.aborted) {
       try {
-        for await (const data of events("GET", `/admin/events?after=${newest}`, undefined, { signal: stop.signal })) take(JSON.parse(data));
+        for await (const data of events("GET", `/admin/events?after=${newest}`, undefined, {
+          signal: stop.signal,
+        }))
+          take(JSON.parse(data));
       } catch (error) {
         if (!stop.signal.aborted) console.debug("the events ended:", error.message);
       }
@@ -40,21 +53,28 @@ export function history() {
   function take(event) {
     newest = event.id ?? event.newest;
     if (!event.words) return;
-    found = [event, ...found].slice(0, MAX_ROWS);
+    entries = [event, ...entries].slice(0, MAX_ROWS);
     show();
   }
 
   function show() {
-    choose(model, "All models", [...new Set(found.map((one) => one.model).filter(Boolean))].sort());
-    const all = Map.groupBy(found, dayOf);
-    choose(day, "All days", [...all.keys()]);
-    const days = [...all]
+    const names = new Set(entries.map((one) => one.model).filter(Boolean));
+    choose(model, "All models", [...names].sort());
+    const byDay = Map.groupBy(entries, dayOf);
+    choose(day, "All days", [...byDay.keys()]);
+    const days = [...byDay]
       .filter(([name]) => !day.value || name === day.value)
-      .map(([name, rows]) => ({ name, rows: rows.filter((one) => !model.value || one.model === model.value) }))
+      .map(([name, rows]) => ({
+        name,
+        rows: rows.filter((one) => !model.value || one.model === model.value),
+      }))
       .filter(({ rows }) => rows.length);
-    text(empty, found.length ? "Nothing happened to this model on this day." : "Nothing has happened yet.");
+    text(
+      empty,
+      entries.length ? "Nothing happened to this model on this day." : "Nothing has happened yet.",
+    );
     attribute(empty, "hidden", days.length > 0);
-    keyed(list, days, (one) => one.name, dayList);
+    syncChildren(list, days, (one) => one.name, dayList);
   }
 
   read();
@@ -64,7 +84,17 @@ export function history() {
       "div",
       { class: "stack" },
       h("h1", {}, "History"),
-      h("div", { class: "row" }, h("div", { class: "row whole choose" }, h("label", { for: "history-model" }, "Model"), model), h("div", { class: "row whole choose" }, h("label", { for: "history-day" }, "Day"), day)),
+      h(
+        "div",
+        { class: "row" },
+        h(
+          "div",
+          { class: "row whole choose" },
+          h("label", { for: "history-model" }, "Model"),
+          model,
+        ),
+        h("div", { class: "row whole choose" }, h("label", { for: "history-day" }, "Day"), day),
+      ),
       h("section", { class: "card", "aria-label": "Events" }, empty, list, older),
     ),
     close: () => stop.abort(),
@@ -72,11 +102,14 @@ export function history() {
 }
 
 /** The choices of a filter; what was chosen stays. */
-function choose(select, all, names) {
+function choose(select, allLabel, names) {
   const now = ["", ...names];
   if ([...select.options].map((one) => one.value).join("\n") === now.join("\n")) return;
   const chosen = select.value;
-  fill(select, now.map((name) => h("option", { value: name }, name || all)));
+  fill(
+    select,
+    now.map((name) => h("option", { value: name }, name || allLabel)),
+  );
   select.value = now.includes(chosen) ? chosen : "";
 }
 
@@ -85,15 +118,46 @@ const dayOf = (event) => DAY.format(event.at * 1000);
 
 function dayList({ name }) {
   const rows = h("ol", { class: "history" });
-  return { element: h("section", {}, h("h2", {}, name), rows), update: (one) => keyed(rows, one.rows, (event) => String(event.id), (event) => ({ element: row(event), update() {} })) };
+  return {
+    element: h("section", {}, h("h2", {}, name), rows),
+    update: (one) =>
+      syncChildren(
+        rows,
+        one.rows,
+        (event) => String(event.id),
+        (event) => ({ element: row(event), update() {} }),
+      ),
+  };
 }
 
 function row(event) {
-  const evidence = Object.keys(event.data ?? {}).length ? h("details", {}, h("summary", {}, "Evidence"), h("pre", { class: "command", tabindex: "0", role: "group", "aria-label": `Evidence of event ${event.id}` }, JSON.stringify(event.data, null, 2))) : null;
+  const evidence = Object.keys(event.data ?? {}).length
+    ? h(
+        "details",
+        {},
+        h("summary", {}, "Evidence"),
+        h(
+          "pre",
+          {
+            class: "command",
+            tabindex: "0",
+            role: "group",
+            "aria-label": `Evidence of event ${event.id}`,
+          },
+          JSON.stringify(event.data, null, 2),
+        ),
+      )
+    : null;
   return h(
     "li",
     {},
-    h("div", { class: "row" }, h("span", { class: "muted figure" }, clock(event.at, true)), event.model && h("a", { href: `#/models/${encodeURIComponent(event.model)}` }, event.model), h("span", { class: "tag" }, event.kind.replace(/[._]/g, " "))),
+    h(
+      "div",
+      { class: "row" },
+      h("span", { class: "muted figure" }, clock(event.at, true)),
+      event.model && h("a", { href: `#/models/${encodeURIComponent(event.model)}` }, event.model),
+      h("span", { class: "tag" }, event.kind.replace(/[._]/g, " ")),
+    ),
     h("p", {}, event.words),
     evidence,
   );

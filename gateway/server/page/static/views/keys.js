@@ -19,12 +19,20 @@ const LIMITS = [
 
 export function keys() {
   const list = h("ul", { class: "keys" });
-  const empty = h("p", { class: "empty", hidden: true }, "There is no key: programs of this machine may do everything. The first key closes the gateway to callers without a key, so create an admin key first.");
+  const empty = h(
+    "p",
+    { class: "empty", hidden: true },
+    "There is no key: programs of this machine may do everything. The first key closes the" +
+      " gateway to callers without a key, so create an admin key first.",
+  );
 
   async function load() {
     const { data } = await call("GET", "/admin/keys");
     attribute(empty, "hidden", data.length > 0);
-    fill(list, data.map((key) => row(key, load)));
+    fill(
+      list,
+      data.map((key) => row(key, load)),
+    );
   }
 
   attempt(load);
@@ -34,17 +42,41 @@ export function keys() {
       "div",
       { class: "stack" },
       h("h1", {}, "Keys"),
-      h("div", { class: "columns" }, h("section", { class: "card", "aria-labelledby": "keys-title" }, h("h2", { id: "keys-title" }, "In force"), empty, list), newKey(load)),
+      h(
+        "div",
+        { class: "columns" },
+        h(
+          "section",
+          { class: "card", "aria-labelledby": "keys-title" },
+          h("h2", { id: "keys-title" }, "In force"),
+          empty,
+          list,
+        ),
+        newKey(load),
+      ),
     ),
   };
 }
 
 function row(key, changed) {
-  const limits = LIMITS.filter(([field]) => key[field] !== null && key[field] !== undefined).map(([field, label]) => `${number(key[field])} ${label.toLowerCase()}`);
-  const about = [key.models ? `only ${key.models.join(", ")}` : "all models", ...limits, key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`];
+  const limits = LIMITS.filter(([field]) => key[field] !== null && key[field] !== undefined).map(
+    ([field, label]) => `${number(key[field])} ${label.toLowerCase()}`,
+  );
+  const about = [
+    key.models ? `only ${key.models.join(", ")}` : "all models",
+    ...limits,
+    key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`,
+  ];
   const remove = async () => {
-    const sure = await confirm(`Remove the key ${key.name}?`, "The key becomes invalid at once. Its current requests are finished.", { action: "Remove", danger: true });
-    if (sure && (await attempt(() => call("DELETE", `/admin/keys/${encodeURIComponent(key.name)}`)))) {
+    const sure = await confirm(
+      `Remove the key ${key.name}?`,
+      "The key becomes invalid at once. Its current requests are finished.",
+      { action: "Remove", danger: true },
+    );
+    if (
+      sure &&
+      (await attempt(() => call("DELETE", `/admin/keys/${encodeURIComponent(key.name)}`)))
+    ) {
       note(`The key ${key.name} is removed.`);
       await attempt(changed);
     }
@@ -52,19 +84,65 @@ function row(key, changed) {
   return h(
     "li",
     {},
-    h("div", { class: "who" }, h("span", { class: "name" }, key.name), h("span", { class: "row tags" }, key.scopes.map((scope) => h("span", { class: "tag" }, scope))), h("span", { class: "muted small" }, about.join(" · "))),
-    key.created_at === null ? null : h("button", { type: "button", class: "danger", click: remove, "aria-label": `Remove the key ${key.name}` }, "Remove"),
+    h(
+      "div",
+      { class: "who" },
+      h("span", { class: "name" }, key.name),
+      h(
+        "span",
+        { class: "row tags" },
+        key.scopes.map((scope) => h("span", { class: "tag" }, scope)),
+      ),
+      h("span", { class: "muted small" }, about.join(" · ")),
+    ),
+    key.created_at === null
+      ? null
+      : h(
+          "button",
+          {
+            type: "button",
+            class: "danger",
+            click: remove,
+            "aria-label": `Remove the key ${key.name}`,
+          },
+          "Remove",
+        ),
   );
 }
 
 function newKey(changed) {
-  const name = h("input", { id: "key-name", type: "text", autocomplete: "off", spellcheck: "false", required: true });
-  const models = h("input", { id: "key-models", type: "text", autocomplete: "off", spellcheck: "false", placeholder: "all", "aria-describedby": "key-models-help" });
-  const scopes = SCOPES.map(([scope, help]) => [scope, h("input", { type: "checkbox", id: `scope-${scope}`, checked: scope === "inference" }), help]);
-  const limits = LIMITS.map(([field, label]) => [field, h("input", { id: `limit-${field}`, type: "number", min: "1", placeholder: "no limit" }), label]);
+  const name = h("input", {
+    id: "key-name",
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    required: true,
+  });
+  const models = h("input", {
+    id: "key-models",
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "all",
+    "aria-describedby": "key-models-help",
+  });
+  const scopes = SCOPES.map(([scope, help]) => [
+    scope,
+    h("input", { type: "checkbox", id: `scope-${scope}`, checked: scope === "inference" }),
+    help,
+  ]);
+  const limits = LIMITS.map(([field, label]) => [
+    field,
+    h("input", { id: `limit-${field}`, type: "number", min: "1", placeholder: "no limit" }),
+    label,
+  ]);
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
 
-  const wrong = fieldErrors(() => [["name", name], ["models", models], ...limits.map(([field, input]) => [field, input])]);
+  const wrong = fieldErrors(() => [
+    ["name", name],
+    ["models", models],
+    ...limits.map(([field, input]) => [field, input]),
+  ]);
 
   async function send(event) {
     event.preventDefault();
@@ -75,14 +153,18 @@ function newKey(changed) {
       name: name.value.trim(),
       scopes: scopes.filter(([, box]) => box.checked).map(([scope]) => scope),
       ...(allowed.length && { models: allowed }),
-      ...Object.fromEntries(limits.filter(([, input]) => input.value).map(([field, input]) => [field, Number(input.value)])),
+      ...Object.fromEntries(
+        limits
+          .filter(([, input]) => input.value)
+          .map(([field, input]) => [field, Number(input.value)]),
+      ),
     };
     try {
-      const made = await call("POST", "/admin/keys", grant);
+      const created = await call("POST", "/admin/keys", grant);
       // The first key closes the gateway, for this page too.
-      if (!hasKey() && made.scopes.includes("admin")) useKey(made.key);
+      if (!hasKey() && created.scopes.includes("admin")) useKey(created.key);
       event.target.reset();
-      await showOnce(made);
+      await showOnce(created);
       await attempt(changed);
     } catch (error) {
       if (wrong.show(error, true)) return;
@@ -96,29 +178,65 @@ function newKey(changed) {
     { class: "card", submit: send, "aria-labelledby": "new-key" },
     h("h2", { id: "new-key" }, "New key"),
     h("div", { class: "field" }, h("label", { for: "key-name" }, "Name"), name),
-    h("fieldset", { class: "stack tight" }, h("legend", {}, "It may"), scopes.map(([scope, box, help]) => h("label", { class: "check", for: `scope-${scope}` }, box, h("span", {}, scope, " ", h("span", { class: "muted" }, help))))),
-    h("div", { class: "field" }, h("label", { for: "key-models" }, "Models"), models, h("span", { class: "help", id: "key-models-help" }, "with commas")),
-    h("div", { class: "fields" }, limits.map(([field, input, label]) => h("div", { class: "field" }, h("label", { for: `limit-${field}` }, label), input))),
+    h(
+      "fieldset",
+      { class: "stack tight" },
+      h("legend", {}, "It may"),
+      scopes.map(([scope, box, help]) =>
+        h(
+          "label",
+          { class: "check", for: `scope-${scope}` },
+          box,
+          h("span", {}, scope, " ", h("span", { class: "muted" }, help)),
+        ),
+      ),
+    ),
+    h(
+      "div",
+      { class: "field" },
+      h("label", { for: "key-models" }, "Models"),
+      models,
+      h("span", { class: "help", id: "key-models-help" }, "with commas"),
+    ),
+    h(
+      "div",
+      { class: "fields" },
+      limits.map(([field, input, label]) =>
+        h("div", { class: "field" }, h("label", { for: `limit-${field}` }, label), input),
+      ),
+    ),
     problem,
     h("div", { class: "row end" }, h("button", { class: "primary" }, "Make key")),
   );
 }
 
 /** The key is in this answer, and nowhere after. */
-function showOnce(made) {
-  const shown = h("input", { id: "made-key", type: "text", readonly: true, class: "mono", value: made.key, focus: (event) => event.target.select() });
+function showOnce(created) {
+  const keyField = h("input", {
+    id: "made-key",
+    type: "text",
+    readonly: true,
+    class: "mono",
+    value: created.key,
+    focus: (event) => event.target.select(),
+  });
   const copy = h("button", { type: "button", class: "primary" }, "Copy");
   copy.addEventListener("click", async () => {
     try {
-      await navigator.clipboard.writeText(made.key);
+      await navigator.clipboard.writeText(created.key);
       text(copy, "Copied");
     } catch {
-      shown.select();
+      keyField.select();
     }
   });
-  return show(`The key ${made.name}`, (close) => [
+  return show(`The key ${created.name}`, (close) => [
     h("p", {}, "It is shown now and never again."),
-    h("div", { class: "field" }, h("label", { for: "made-key" }, "Key"), shown),
-    h("div", { class: "row end" }, copy, h("button", { type: "button", click: () => close(true) }, "Done")),
+    h("div", { class: "field" }, h("label", { for: "made-key" }, "Key"), keyField),
+    h(
+      "div",
+      { class: "row end" },
+      copy,
+      h("button", { type: "button", click: () => close(true) }, "Done"),
+    ),
   ]);
 }

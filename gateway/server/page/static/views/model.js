@@ -5,7 +5,17 @@ import { isSaid, moment, plural } from "../format.js";
 import { attemptList } from "../parts/attempts.js";
 import { logView } from "../parts/log.js";
 import { modelActions } from "../parts/model_actions.js";
-import { decisionView, otherPlans, planChoices, planCommand, planFigures, planKernels, planMemory, planWarnings, section } from "../parts/plan.js";
+import {
+  decisionView,
+  otherPlans,
+  planChoices,
+  planCommand,
+  planFigures,
+  planKernels,
+  planMemory,
+  planWarnings,
+  section,
+} from "../parts/plan.js";
 import { stateChip } from "../parts/state.js";
 import { chat } from "./chat.js";
 import { edit } from "./edit.js";
@@ -26,7 +36,7 @@ const TABS = [
 
 /** @param {{live: import("../live.js").Live}} context @param {string} name @param {string} [tab] */
 export function model({ live }, name, tab = "plan") {
-  let shown = null;
+  let drawn = null;
   let part = null;
   let loading = false;
   let wasThere = false;
@@ -38,7 +48,20 @@ export function model({ live }, name, tab = "plan") {
   const actions = modelActions(name);
   const body = h("div", { class: "stack" });
   const path = `#/models/${encodeURIComponent(name)}`;
-  const tabs = h("nav", { class: "tabs", "aria-label": "Of this model" }, TABS.map(([key, word]) => h("a", { href: key === "plan" ? path : `${path}/${key}`, "aria-current": key === tab ? "page" : null }, word)));
+  const tabs = h(
+    "nav",
+    { class: "tabs", "aria-label": "Of this model" },
+    TABS.map(([key, word]) =>
+      h(
+        "a",
+        {
+          href: key === "plan" ? path : `${path}/${key}`,
+          "aria-current": key === tab ? "page" : null,
+        },
+        word,
+      ),
+    ),
+  );
 
   async function load() {
     loading = true;
@@ -54,8 +77,16 @@ export function model({ live }, name, tab = "plan") {
 
   function build(view) {
     part?.close?.();
-    const made = { plan: planPart, starts: startsPart, log: logPart, chat: chatPart, use: usePart, edit: editPart }[tab] ?? planPart;
-    const next = made(view, { live, name, path });
+    const makePart =
+      {
+        plan: planPart,
+        starts: startsPart,
+        log: logPart,
+        chat: chatPart,
+        use: usePart,
+        edit: editPart,
+      }[tab] ?? planPart;
+    const next = makePart(view, { live, name, path });
     fill(body, next.element);
     next.update?.(live.state);
     return next;
@@ -66,19 +97,39 @@ export function model({ live }, name, tab = "plan") {
     if (live.added.has(name)) return;
     part?.close?.();
     part = null;
-    shown = null;
+    drawn = null;
     const alias = models.find((one) => one.aliases.includes(name));
-    const words = wasThere ? `${name} was removed.` : alias ? `${name} is another name of ${alias.name}.` : `This gateway has no model ${name}.`;
-    const others = (alias ? [alias] : models).map((one) => [one.name, `#/models/${encodeURIComponent(one.name)}`]);
-    const known = JSON.stringify([words, others]);
-    if (known === absence) return;
-    absence = known;
-    fill(body, missingNote(words, [...others, ["Add a model", "#/add"]]));
+    const words = wasThere
+      ? `${name} was removed.`
+      : alias
+        ? `${name} is another name of ${alias.name}.`
+        : `This gateway has no model ${name}.`;
+    const links = (alias ? [alias] : models).map((one) => [
+      one.name,
+      `#/models/${encodeURIComponent(one.name)}`,
+    ]);
+    const notice = JSON.stringify([words, links]);
+    if (notice === absence) return;
+    absence = notice;
+    fill(body, missingNote(words, [...links, ["Add a model", "#/add"]]));
   }
 
   return {
     title: name,
-    element: h("div", { class: "stack" }, h("div", { class: "title" }, h("div", { class: "row" }, h("h1", {}, name), chip.element), actions.element, detail, about), tabs, body),
+    element: h(
+      "div",
+      { class: "stack" },
+      h(
+        "div",
+        { class: "title" },
+        h("div", { class: "row" }, h("h1", {}, name), chip.element),
+        actions.element,
+        detail,
+        about,
+      ),
+      tabs,
+      body,
+    ),
     update(state) {
       if (!state.models) return;
       const now = live.model(name);
@@ -89,15 +140,28 @@ export function model({ live }, name, tab = "plan") {
       wasThere = true;
       absence = "";
       chip.update(now.deleting ? "stopping" : now.state);
-      const isShown = now.state === "ready" || isSaid(now.detail, chip.words()) || (tab === "plan" && now.replicas.some((one) => one.phase === now.detail));
-      text(detail, [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""].filter(Boolean).join(" "));
+      const isShown =
+        now.state === "ready" ||
+        isSaid(now.detail, chip.words()) ||
+        (tab === "plan" && now.replicas.some((one) => one.phase === now.detail));
+      text(
+        detail,
+        [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""]
+          .filter(Boolean)
+          .join(" "),
+      );
       attribute(detail, "hidden", !detail.textContent);
       text(about, describe(now));
       part?.update?.(state);
       // The whole view is read again when something has happened to the model.
-      const seen = JSON.stringify([now.state, now.change, now.better, now.replicas.map((one) => [one.attempt, one.state])]);
-      if (seen !== shown && !loading) {
-        shown = seen;
+      const fingerprint = JSON.stringify([
+        now.state,
+        now.change,
+        now.better,
+        now.replicas.map((one) => [one.attempt, one.state]),
+      ]);
+      if (fingerprint !== drawn && !loading) {
+        drawn = fingerprint;
         load();
       }
     },
@@ -107,8 +171,17 @@ export function model({ live }, name, tab = "plan") {
 
 function describe(now) {
   const names = now.aliases.length ? `also ${now.aliases.join(", ")}` : "";
-  const requests = now.running + now.waiting ? `${plural(now.running, "request")} now${now.waiting ? `, ${now.waiting} waiting` : ""}` : "";
-  return [now.source ?? now.endpoints.map((one) => one.url).join(", "), names, requests || (now.used_at ? `last asked ${moment(now.used_at)}` : "never asked")].filter(Boolean).join(" · ");
+  const requests =
+    now.running + now.waiting
+      ? `${plural(now.running, "request")} now${now.waiting ? `, ${now.waiting} waiting` : ""}`
+      : "";
+  return [
+    now.source ?? now.endpoints.map((one) => one.url).join(", "),
+    names,
+    requests || (now.used_at ? `last asked ${moment(now.used_at)}` : "never asked"),
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }
 
 function planPart(view, { live, name }) {
@@ -116,57 +189,142 @@ function planPart(view, { live, name }) {
   const replicas = replicaCard(live, name);
   const requests = requestsCard(live, name);
   const content = h("div", { class: "stack" });
-  const refresh = (fresh) => fill(content, ...planContent(fresh));
+  const refresh = (latest) => fill(content, ...planContent(latest));
   refresh(view);
   const update = (state) => {
     replicas.update(state);
     requests.update(state);
     traffic.update(state);
   };
-  return { element: h("div", { class: "stack" }, replicas.element, requests.element, content, traffic.element), refresh, update, close: traffic.close };
+  return {
+    element: h(
+      "div",
+      { class: "stack" },
+      replicas.element,
+      requests.element,
+      content,
+      traffic.element,
+    ),
+    refresh,
+    update,
+    close: traffic.close,
+  };
 }
 
 function planContent(view) {
   const cards = [];
-  if (view.change) cards.push(h("section", { class: "card" }, h("h2", {}, `Change ${view.change.state}`), h("p", {}, view.change.detail)));
+  if (view.change)
+    cards.push(
+      h(
+        "section",
+        { class: "card" },
+        h("h2", {}, `Change ${view.change.state}`),
+        h("p", {}, view.change.detail),
+      ),
+    );
   if (view.plan) {
-    const parts = [h("h2", {}, "Plan"), planFigures(view.plan), planWarnings(view.plan), section("Memory of each GPU", planMemory(view.plan), true), section("Why", planChoices(view.plan)), view.plan.kernels.length + view.plan.attention.length ? section("Kernels", planKernels(view.plan)) : null, section("Command line", planCommand(view.plan)), ...(view.decision ? otherPlans(view.decision) : [])];
+    const parts = [
+      h("h2", {}, "Plan"),
+      planFigures(view.plan),
+      planWarnings(view.plan),
+      section("Memory of each GPU", planMemory(view.plan), true),
+      section("Why", planChoices(view.plan)),
+      view.plan.kernels.length + view.plan.attention.length
+        ? section("Kernels", planKernels(view.plan))
+        : null,
+      section("Command line", planCommand(view.plan)),
+      ...(view.decision ? otherPlans(view.decision) : []),
+    ];
     cards.push(h("section", { class: "card" }, parts));
-  } else if (view.decision) cards.push(h("section", { class: "card" }, h("h2", {}, "Plan"), decisionView(view.decision)));
-  else if (!view.wish.endpoints.length) cards.push(h("p", { class: "empty" }, "It is not planned yet."));
-  if (view.rival) cards.push(h("section", { class: "card" }, h("h2", {}, "A better plan"), h("p", {}, view.rival.words), h("p", { class: "muted" }, view.rival.do)));
+  } else if (view.decision)
+    cards.push(h("section", { class: "card" }, h("h2", {}, "Plan"), decisionView(view.decision)));
+  else if (!view.wish.endpoints.length)
+    cards.push(h("p", { class: "empty" }, "It is not planned yet."));
+  if (view.rival)
+    cards.push(
+      h(
+        "section",
+        { class: "card" },
+        h("h2", {}, "A better plan"),
+        h("p", {}, view.rival.words),
+        h("p", { class: "muted" }, view.rival.do),
+      ),
+    );
   if (view.abilities) cards.push(abilities(view.abilities));
   return cards;
 }
 
-function abilities(found) {
-  const rows = Object.entries(found).map(([what, one]) => h("li", {}, h("span", { class: "tag", "data-tone": one.state === "proven" ? "good" : one.state === "unknown" ? "idle" : "warn" }, one.state), " ", h("span", { class: "label" }, what.replaceAll("_", " ")), " ", h("span", { class: "muted" }, one.evidence)));
-  return h("section", { class: "card" }, h("h2", {}, "What it does for apps"), h("ul", { class: "abilities" }, rows));
+function abilities(proofs) {
+  const rows = Object.entries(proofs).map(([ability, one]) =>
+    h(
+      "li",
+      {},
+      h(
+        "span",
+        {
+          class: "tag",
+          "data-tone": one.state === "proven" ? "good" : one.state === "unknown" ? "idle" : "warn",
+        },
+        one.state,
+      ),
+      " ",
+      h("span", { class: "label" }, ability.replaceAll("_", " ")),
+      " ",
+      h("span", { class: "muted" }, one.evidence),
+    ),
+  );
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "What it does for apps"),
+    h("ul", { class: "abilities" }, rows),
+  );
 }
 
 function startsPart(view, { path }) {
   const content = h("div", { class: "card" });
-  const refresh = (fresh) => fill(content, attemptList(fresh.attempts, (attempt) => (location.hash = `${path}/log/${attempt}`)));
+  const refresh = (latest) =>
+    fill(
+      content,
+      attemptList(latest.attempts, (attempt) => (location.hash = `${path}/log/${attempt}`)),
+    );
   refresh(view);
   return { element: content, refresh };
 }
 
 function logPart(view, { name }) {
-  const asked = Number(location.hash.split("/")[4]) || null;
-  const choice = h("select", { id: "start", "aria-label": "Log of", change: () => log.read(Number(choice.value) || null) });
+  const startId = Number(location.hash.split("/")[4]) || null;
+  const choice = h("select", {
+    id: "start",
+    "aria-label": "Log of",
+    change: () => log.read(Number(choice.value) || null),
+  });
   const log = logView(name, h("div", { class: "filter" }, choice));
   let newest;
   const refresh = ({ attempts }) => {
-    const chosen = newest === undefined ? (asked ?? "") : choice.value;
-    fill(choice, h("option", { value: "" }, "the newest start"), [...attempts].reverse().map((one) => h("option", { value: one.id }, `start ${one.id}, ${one.failure ? "failed" : one.state}`)));
+    const chosen = newest === undefined ? (startId ?? "") : choice.value;
+    fill(
+      choice,
+      h("option", { value: "" }, "the newest start"),
+      [...attempts]
+        .reverse()
+        .map((one) =>
+          h("option", { value: one.id }, `start ${one.id}, ${one.failure ? "failed" : one.state}`),
+        ),
+    );
     choice.value = chosen;
     // What has begun meanwhile is the newest start now.
     const last = attempts.at(-1)?.id ?? null;
-    if (newest === undefined || (!choice.value && last !== newest)) log.read(Number(choice.value) || null);
+    if (newest === undefined || (!choice.value && last !== newest))
+      log.read(Number(choice.value) || null);
     newest = last;
   };
   refresh(view);
-  return { element: h("section", { class: "card", "aria-label": "Log" }, log.element), refresh, close: log.close };
+  return {
+    element: h("section", { class: "card", "aria-label": "Log" }, log.element),
+    refresh,
+    close: log.close,
+  };
 }
 
 function chatPart(view, { live, name }) {
@@ -178,9 +336,9 @@ function usePart(view, context) {
   let part = use(view, context);
   const element = h("div", {}, part.element);
   // The calls are those of the plan's task, which may be known later.
-  const refresh = (fresh) => {
-    if (fresh.plan?.model.task === view.plan?.model.task) return;
-    view = fresh;
+  const refresh = (latest) => {
+    if (latest.plan?.model.task === view.plan?.model.task) return;
+    view = latest;
     part = use(view, context);
     fill(element, part.element);
   };

@@ -1,5 +1,5 @@
 // All models: state, engine, requests, and what can be done with each.
-import { attribute, h, keyed, text } from "../dom.js";
+import { attribute, h, syncChildren, text } from "../dom.js";
 import { duration, isSaid, plural, tokens } from "../format.js";
 import { progressBar, transferName } from "../parts/progress.js";
 import { startView } from "../parts/start.js";
@@ -10,15 +10,36 @@ const CHANGES = { underway: "It is being changed.", refused: "The last change wa
 /** @param {import("../live.js").Live} live */
 export function modelTable(live) {
   const rows = h("ul", { class: "models" });
-  const empty = h("div", { class: "empty", hidden: true }, h("p", {}, "No model yet."), h("a", { class: "button primary", href: "#/add" }, "Add a model"));
+  const empty = h(
+    "div",
+    { class: "empty", hidden: true },
+    h("p", {}, "No model yet."),
+    h("a", { class: "button primary", href: "#/add" }, "Add a model"),
+  );
   const count = h("span", { class: "muted" });
   return {
-    element: h("section", { class: "card", "aria-labelledby": "models-title" }, h("div", { class: "row between" }, h("h2", { id: "models-title" }, "Models ", count), h("a", { class: "button primary", href: "#/add" }, "Add a model")), empty, rows),
+    element: h(
+      "section",
+      { class: "card", "aria-labelledby": "models-title" },
+      h(
+        "div",
+        { class: "row between" },
+        h("h2", { id: "models-title" }, "Models ", count),
+        h("a", { class: "button primary", href: "#/add" }, "Add a model"),
+      ),
+      empty,
+      rows,
+    ),
     update({ models }) {
       if (!models) return;
       text(count, models.length || "");
       attribute(empty, "hidden", models.length > 0);
-      keyed(rows, models, (model) => model.name, () => modelRow(live));
+      syncChildren(
+        rows,
+        models,
+        (model) => model.name,
+        () => modelRow(live),
+      );
     },
   };
 }
@@ -33,7 +54,13 @@ function modelRow(live) {
   const load = h("span", { class: "figure" });
   const age = h("span", { class: "muted" });
   return {
-    element: h("li", { class: "model" }, h("div", { class: "who" }, name, engine), h("div", { class: "now" }, chip.element, detail, progress.element, start.element), h("div", { class: "load" }, load, age)),
+    element: h(
+      "li",
+      { class: "model" },
+      h("div", { class: "who" }, name, engine),
+      h("div", { class: "now" }, chip.element, detail, progress.element, start.element),
+      h("div", { class: "load" }, load, age),
+    ),
     update(model) {
       attribute(name, "href", `#/models/${encodeURIComponent(model.name)}`);
       text(name, model.name);
@@ -41,23 +68,51 @@ function modelRow(live) {
       const bringing = model.replicas.find((one) => one.progress)?.progress ?? null;
       progress.update(bringing);
       start.update(bringing ? null : (model.replicas.find((one) => one.start)?.start ?? null));
-      const words = model.state === "ready" ? "" : bringing ? transferName(model.detail) : model.detail;
-      const isShown = isSaid(words, chip.words(), start.element.hidden ? "" : start.element.textContent);
-      text(detail, [isShown ? "" : words, CHANGES[model.change], model.better && "Another plan should be better."].filter(Boolean).join(" "));
+      const words =
+        model.state === "ready" ? "" : bringing ? transferName(model.detail) : model.detail;
+      const isShown = isSaid(
+        words,
+        chip.words(),
+        start.element.hidden ? "" : start.element.textContent,
+      );
+      text(
+        detail,
+        [
+          isShown ? "" : words,
+          CHANGES[model.change],
+          model.better && "Another plan should be better.",
+        ]
+          .filter(Boolean)
+          .join(" "),
+      );
       attribute(detail, "hidden", !detail.textContent);
-      text(engine, about(model));
-      text(load, [model.running && plural(model.running, "request"), model.waiting && `${model.waiting} waiting`].filter(Boolean).join(", ") || (model.state === "ready" ? "idle" : ""));
+      text(engine, describe(model));
+      text(
+        load,
+        [
+          model.running && plural(model.running, "request"),
+          model.waiting && `${model.waiting} waiting`,
+        ]
+          .filter(Boolean)
+          .join(", ") || (model.state === "ready" ? "idle" : ""),
+      );
       const since = Math.min(...model.replicas.map((one) => one.ready_at ?? Infinity));
-      text(age, model.state === "ready" && Number.isFinite(since) ? `up ${duration(live.now() - since)}` : "");
+      text(
+        age,
+        model.state === "ready" && Number.isFinite(since)
+          ? `up ${duration(live.now() - since)}`
+          : "",
+      );
     },
   };
 }
 
-function about(model) {
+function describe(model) {
   const replica = model.replicas.find((one) => one.engine) ?? null;
   if (model.endpoints.length) return plural(model.endpoints.length, "endpoint");
   if (!replica) return model.source ?? "";
   const gpus = replica.gpus.length ? ` on ${plural(replica.gpus.length, "GPU")}` : "";
   const copies = model.replicas.length > 1 ? `${model.replicas.length} × ` : "";
-  return `${copies}${replica.engine.replace("==", " ")}${gpus} · ${tokens(replica.context)} context`;
+  const engine = replica.engine.replace("==", " ");
+  return `${copies}${engine}${gpus} · ${tokens(replica.context)} context`;
 }

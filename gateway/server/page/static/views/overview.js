@@ -13,7 +13,15 @@ export function overview({ live }) {
   const traffic = trafficCard();
   return {
     title: "Overview",
-    element: h("div", { class: "stack" }, h("h1", { class: "hidden" }, "Overview"), models.element, requests.element, machine.element, traffic.element),
+    element: h(
+      "div",
+      { class: "stack" },
+      h("h1", { class: "hidden" }, "Overview"),
+      models.element,
+      requests.element,
+      machine.element,
+      traffic.element,
+    ),
     update(state) {
       machine.update(state);
       models.update(state);

@@ -1,5 +1,5 @@
 // The engines of one model as they are now: state, GPUs, and the requests that they work on.
-import { attribute, h, keyed, text } from "../dom.js";
+import { attribute, h, syncChildren, text } from "../dom.js";
 import { bytes, duration, isSaid, plural, tokens } from "../format.js";
 import { progressBar, transferName } from "../parts/progress.js";
 import { startView } from "../parts/start.js";
@@ -9,16 +9,29 @@ import { stateChip } from "../parts/state.js";
 export function replicaCard(live, name) {
   const list = h("ul", { class: "replicas" });
   const waiting = h("span", { class: "muted small" });
-  const element = h("section", { class: "card", "aria-labelledby": "replicas-title", hidden: true }, h("h2", { id: "replicas-title" }, "Now ", waiting), list);
+  const element = h(
+    "section",
+    { class: "card", "aria-labelledby": "replicas-title", hidden: true },
+    h("h2", { id: "replicas-title" }, "Now ", waiting),
+    list,
+  );
   return {
     element,
     update({ machine }) {
       const model = live.model(name);
       if (!model) return;
-      const rows = [...model.replicas.map((one) => ({ ...one, key: `replica ${one.index}` })), ...model.endpoints.map((one) => ({ ...one, key: one.url }))];
+      const rows = [
+        ...model.replicas.map((one) => ({ ...one, key: `replica ${one.index}` })),
+        ...model.endpoints.map((one) => ({ ...one, key: one.url })),
+      ];
       attribute(element, "hidden", !rows.length);
       text(waiting, model.waiting ? `${plural(model.waiting, "request")} waiting` : "");
-      keyed(list, rows, (one) => one.key, (one) => ("url" in one ? endpointRow() : replicaRow(live, () => machine)));
+      syncChildren(
+        list,
+        rows,
+        (one) => one.key,
+        (one) => ("url" in one ? endpointRow() : replicaRow(live, () => machine)),
+      );
     },
   };
 }
@@ -31,18 +44,55 @@ function replicaRow(live, machine) {
   const progress = progressBar(() => live.now());
   const start = startView(() => live.now());
   return {
-    element: h("li", {}, h("div", { class: "row between" }, h("div", { class: "row" }, name, chip.element, about), load), progress.element, start.element),
+    element: h(
+      "li",
+      {},
+      h(
+        "div",
+        { class: "row between" },
+        h("div", { class: "row" }, name, chip.element, about),
+        load,
+      ),
+      progress.element,
+      start.element,
+    ),
     update(one) {
       text(name, `Replica ${one.index}`);
       chip.update(one.state);
       progress.update(one.progress);
       start.update(one.progress ? null : one.start);
-      const gpus = one.gpus.map((uuid) => machine()?.gpus.find((gpu) => gpu.uuid === uuid)?.index ?? uuid);
+      const gpus = one.gpus.map(
+        (uuid) => machine()?.gpus.find((gpu) => gpu.uuid === uuid)?.index ?? uuid,
+      );
       const since = one.ready_at ?? one.started_at;
-      const facts = one.engine ? [one.engine.replace("==", " "), gpus.length ? `GPU ${gpus.join(", ")}` : "CPU", bytes(one.bytes), `${tokens(one.context)} context`, one.grade, since && `${one.ready_at ? "up" : "started"} ${duration(live.now() - since)}${one.ready_at ? "" : " ago"}`] : [];
-      const phase = one.progress ? transferName(one.phase) : isSaid(one.phase, chip.words(), one.start ? start.element.textContent : "") ? null : one.phase;
-      text(about, [phase, ...facts].filter(Boolean).join(" · ") || (isSaid(one.detail, chip.words()) ? "" : one.detail));
-      text(load, one.engine && one.state === "ready" ? `${one.in_flight} of ${plural(one.at_once, "request")} at once` : "");
+      const facts = one.engine
+        ? [
+            one.engine.replace("==", " "),
+            gpus.length ? `GPU ${gpus.join(", ")}` : "CPU",
+            bytes(one.bytes),
+            `${tokens(one.context)} context`,
+            one.grade,
+            since && one.ready_at
+              ? `up ${duration(live.now() - since)}`
+              : `started ${duration(live.now() - since)} ago`,
+          ]
+        : [];
+      const phase = one.progress
+        ? transferName(one.phase)
+        : isSaid(one.phase, chip.words(), one.start ? start.element.textContent : "")
+          ? null
+          : one.phase;
+      text(
+        about,
+        [phase, ...facts].filter(Boolean).join(" · ") ||
+          (isSaid(one.detail, chip.words()) ? "" : one.detail),
+      );
+      text(
+        load,
+        one.engine && one.state === "ready"
+          ? `${one.in_flight} of ${plural(one.at_once, "request")} at once`
+          : "",
+      );
     },
   };
 }

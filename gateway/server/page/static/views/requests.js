@@ -1,29 +1,52 @@
-// The requests that are in flight now, oldest first: who asks which model, how far each is, and the end of one that nobody wants.
+// The requests that are in flight now, oldest first: who asks which model, how far each is, and the
+// end of one that nobody wants.
 import { call } from "../api.js";
-import { attribute, h, keyed, text } from "../dom.js";
+import { attribute, h, syncChildren, text } from "../dom.js";
 import { bytes, duration, latency, number } from "../format.js";
 import { confirm } from "../parts/dialog.js";
 import { attempt } from "../parts/notes.js";
 import { stateChip } from "../parts/state.js";
 
-/** @param {import("../live.js").Live} live @param {string | null} [only]  a model, whose page hides the list while it is empty */
-export function requestsCard(live, only = null) {
+/**
+ * @param {import("../live.js").Live} live
+ * @param {string | null} [only]  a model, whose page hides the list while it is empty
+ */
+export function requestsCard(live, modelName = null) {
   const count = h("span", { class: "muted" });
   const empty = h("p", { class: "muted" }, "Nobody is waiting for an answer.");
   const list = h("ul", { class: "requests", tabindex: "0", "aria-label": "Requests in flight" });
   const more = h("p", { class: "muted small" });
-  const element = h("section", { class: "card", "aria-labelledby": "requests-title", hidden: true }, h("h2", { id: "requests-title" }, "Requests now ", count), empty, list, more);
+  const element = h(
+    "section",
+    { class: "card", "aria-labelledby": "requests-title", hidden: true },
+    h("h2", { id: "requests-title" }, "Requests now ", count),
+    empty,
+    list,
+    more,
+  );
   return {
     element,
     update({ requests }) {
       if (!requests) return attribute(element, "hidden", true);
-      const rows = requests.data.filter((one) => only === null || one.model === only);
-      attribute(element, "hidden", only !== null && !rows.length);
-      text(count, only === null && rows.length ? number(rows.length + requests.more) : "");
+      const rows = requests.data.filter((one) => modelName === null || one.model === modelName);
+      attribute(element, "hidden", modelName !== null && !rows.length);
+      text(count, modelName === null && rows.length ? number(rows.length + requests.more) : "");
       attribute(empty, "hidden", rows.length > 0);
       attribute(list, "hidden", !rows.length);
-      text(more, requests.more ? `These are the oldest ${number(requests.data.length)}${only === null ? "" : " of all models"}; ${number(requests.more)} more are in flight.` : "");
-      keyed(list, rows, (one) => `${one.id} ${one.began_at}`, () => requestRow(live));
+      text(
+        more,
+        requests.more
+          ? `These are the oldest ${number(requests.data.length)}` +
+              `${modelName === null ? "" : " of all models"};` +
+              ` ${number(requests.more)} more are in flight.`
+          : "",
+      );
+      syncChildren(
+        list,
+        rows,
+        (one) => `${one.id} ${one.began_at}`,
+        () => requestRow(live),
+      );
     },
   };
 }
@@ -38,18 +61,40 @@ function requestRow(live) {
   const end = h("button", { type: "button", class: "danger" }, "End");
   end.addEventListener("click", async () => {
     const { id, model: name, began_at } = now;
-    const sure = await confirm("End this request?", `It was sent to ${name} ${duration(live.now() - began_at)} ago. Its client gets an error, and its engine lets go of it.`, { action: "End", danger: true });
+    const sure = await confirm(
+      "End this request?",
+      `It was sent to ${name} ${duration(live.now() - began_at)} ago.` +
+        " Its client gets an error, and its engine lets go of it.",
+      { action: "End", danger: true },
+    );
     if (sure) await attempt(() => call("DELETE", `/admin/requests/${encodeURIComponent(id)}`));
   });
   return {
-    element: h("li", {}, h("div", { class: "who" }, model, from), h("div", { class: "now" }, chip.element, so_far), age, end),
+    element: h(
+      "li",
+      {},
+      h("div", { class: "who" }, model, from),
+      h("div", { class: "now" }, chip.element, so_far),
+      age,
+      end,
+    ),
     update(one) {
       now = one;
       attribute(model, "href", `#/models/${encodeURIComponent(one.model)}`);
       text(model, one.model);
-      text(from, [one.endpoint.replaceAll("_", " "), one.key ? `key ${one.key}` : "no key", one.address].filter(Boolean).join(" · "));
+      text(
+        from,
+        [one.endpoint.replaceAll("_", " "), one.key ? `key ${one.key}` : "no key", one.address]
+          .filter(Boolean)
+          .join(" · "),
+      );
       chip.update(one.phase);
-      text(so_far, one.first_byte_s === null ? "" : `${bytes(one.sent_bytes)} so far, first byte after ${latency(one.first_byte_s)}`);
+      text(
+        so_far,
+        one.first_byte_s === null
+          ? ""
+          : `${bytes(one.sent_bytes)} so far, first byte after ${latency(one.first_byte_s)}`,
+      );
       text(age, duration(live.now() - one.began_at));
       attribute(end, "aria-label", `End the request ${one.id} to ${one.model}`);
     },

@@ -10,32 +10,62 @@ const MAX_SERIES = 6;
 const rate = (value) => (value === null ? "–" : `${number(value)}/s`);
 
 /** @param {string | null} only  a model; null: the busiest ones */
-export function trafficCard(only = null) {
+export function trafficCard(modelName = null) {
   // A point has only models that something happened to.
   const plots = [
-    [plot("Tokens written", { format: rate, moment: clock }), (flow) => flow?.completion_tokens ?? 0],
+    [
+      plot("Tokens written", { format: rate, moment: clock }),
+      (flow) => flow?.completion_tokens ?? 0,
+    ],
     [plot("Requests", { format: rate, moment: clock }), (flow) => flow?.requests ?? 0],
-    [plot("First byte, 95th percentile", { format: latency, moment: clock }), (flow) => flow?.first_p95_s ?? null],
+    [
+      plot("First byte, 95th percentile", { format: latency, moment: clock }),
+      (flow) => flow?.first_p95_s ?? null,
+    ],
   ];
-  const empty = h("p", { class: "muted", hidden: true }, "No request was answered in the last 10 minutes.");
-  const grid = h("div", { class: "plots" }, plots.map(([one]) => one.element));
+  const empty = h(
+    "p",
+    { class: "muted", hidden: true },
+    "No request was answered in the last 10 minutes.",
+  );
+  const grid = h(
+    "div",
+    { class: "plots" },
+    plots.map(([one]) => one.element),
+  );
   let drawn = "";
   return {
-    element: h("section", { class: "card", "aria-labelledby": "traffic-title" }, h("h2", { id: "traffic-title" }, "Traffic ", h("span", { class: "muted small" }, "last 10 minutes")), empty, grid),
+    element: h(
+      "section",
+      { class: "card", "aria-labelledby": "traffic-title" },
+      h(
+        "h2",
+        { id: "traffic-title" },
+        "Traffic ",
+        h("span", { class: "muted small" }, "last 10 minutes"),
+      ),
+      empty,
+      grid,
+    ),
     update({ points, at: now, models }) {
       if (!models) return;
       const recent = points.filter((point) => point.at > now - SPAN_S);
-      const names = only === null ? busiest(recent) : [only];
-      const quiet = !recent.some((point) => names.some((name) => (point.models[name]?.requests ?? 0) > 0));
+      const names = modelName === null ? busiest(recent) : [modelName];
+      const quiet = !recent.some((point) =>
+        names.some((name) => (point.models[name]?.requests ?? 0) > 0),
+      );
       attribute(empty, "hidden", !quiet);
       attribute(grid, "hidden", quiet);
       const news = JSON.stringify([recent.at(-1)?.at, recent.length, names]);
       if (quiet || news === drawn) return;
       drawn = news;
-      const shown = withGaps(recent, GAP_S);
-      const at = shown.map((point) => point.at);
+      const drawnPoints = withGaps(recent, GAP_S);
+      const at = drawnPoints.map((point) => point.at);
       for (const [one, value] of plots) {
-        const series = names.map((name) => ({ name, values: shown.map(({ models }) => (models === null ? null : value(models[name]))) }));
+        const series = names.map((name) => ({
+          name,
+          values: drawnPoints.map(({ models }) => (models === null ? null : value(models[name]))),
+        }));
         one.update({ at, series, from: now - SPAN_S, to: now });
       }
     },
@@ -45,6 +75,13 @@ export function trafficCard(only = null) {
 
 function busiest(points) {
   const sums = new Map();
-  for (const point of points) for (const [name, flow] of Object.entries(point.models)) sums.set(name, (sums.get(name) ?? 0) + flow.requests);
-  return [...sums].filter(([, sum]) => sum > 0).sort((one, other) => other[1] - one[1]).slice(0, MAX_SERIES).map(([name]) => name).sort();
+  for (const point of points)
+    for (const [name, flow] of Object.entries(point.models))
+      sums.set(name, (sums.get(name) ?? 0) + flow.requests);
+  return [...sums]
+    .filter(([, sum]) => sum > 0)
+    .sort((one, next) => next[1] - one[1])
+    .slice(0, MAX_SERIES)
+    .map(([name]) => name)
+    .sort();
 }

@@ -23,30 +23,65 @@ const PLOTS = [
 export function usage() {
   const status = h("p", { class: "muted" }, "Reading …");
   const content = h("div", { class: "stack", hidden: true });
-  const by = h("select", { id: "usage-by", change: () => show() }, [["model", "model"], ["key", "key"]].map(([value, word]) => h("option", { value }, word)));
-  const plots = PLOTS.map(([field, title]) => [plot(title, { format: (value) => number(value, 0), moment: day, bars: true }), field]);
+  const by = h(
+    "select",
+    { id: "usage-by", change: () => show() },
+    [
+      ["model", "model"],
+      ["key", "key"],
+    ].map(([value, word]) => h("option", { value }, word)),
+  );
+  const plots = PLOTS.map(([field, title]) => [
+    plot(title, { format: (value) => number(value, 0), moment: day, bars: true }),
+    field,
+  ]);
   const rows = h("div");
-  let found = null;
+  let report = null;
 
   function show() {
-    const days = everyDay(found.first, found.last);
+    const days = everyDay(report.first, report.last);
     const name = (one) => (by.value === "key" ? one.key || "no key" : one.model);
     for (const [one, field] of plots) {
-      one.update({ at: days, series: sums(found.data, name, field, days), from: days[0] - DAY_S / 2, to: days.at(-1) + DAY_S / 2 });
+      one.update({
+        at: days,
+        series: sums(report.data, name, field, days),
+        from: days[0] - DAY_S / 2,
+        to: days.at(-1) + DAY_S / 2,
+      });
     }
-    fill(rows, table("Usage", ["Model", "Key", ...COUNTS.map(([, word]) => word)], totals(found.data)));
+    fill(
+      rows,
+      table("Usage", ["Model", "Key", ...COUNTS.map(([, word]) => word)], totals(report.data)),
+    );
   }
 
   attempt(async () => {
-    found = await call("GET", "/admin/usage?by=day,model,key");
-    fill(status, found.data.length ? `${found.first} to ${found.last}, days of UTC` : "No requests yet.");
-    attribute(content, "hidden", !found.data.length);
-    if (found.data.length) show();
+    report = await call("GET", "/admin/usage?by=day,model,key");
+    fill(
+      status,
+      report.data.length ? `${report.first} to ${report.last}, days of UTC` : "No requests yet.",
+    );
+    attribute(content, "hidden", !report.data.length);
+    if (report.data.length) show();
   });
-  fill(content, h("div", { class: "row whole choose" }, h("label", { for: "usage-by" }, "By"), by), h("div", { class: "plots" }, plots.map(([one]) => one.element)), rows);
+  fill(
+    content,
+    h("div", { class: "row whole choose" }, h("label", { for: "usage-by" }, "By"), by),
+    h(
+      "div",
+      { class: "plots" },
+      plots.map(([one]) => one.element),
+    ),
+    rows,
+  );
   return {
     title: "Usage",
-    element: h("div", { class: "stack" }, h("h1", {}, "Usage"), h("div", { class: "card" }, status, content)),
+    element: h(
+      "div",
+      { class: "stack" },
+      h("h1", {}, "Usage"),
+      h("div", { class: "card" }, status, content),
+    ),
     close: () => plots.forEach(([one]) => one.close()),
   };
 }
@@ -54,7 +89,8 @@ export function usage() {
 /** The Unix time in seconds at which a day begins in UTC, such as "2026-11-29". */
 const secondsOf = (date) => Date.parse(`${date}T00:00:00Z`) / 1000;
 
-const day = (at) => new Date(at * 1000).toLocaleDateString([], { timeZone: "UTC", month: "short", day: "numeric" });
+const day = (at) =>
+  new Date(at * 1000).toLocaleDateString([], { timeZone: "UTC", month: "short", day: "numeric" });
 
 function everyDay(first, last) {
   const days = [];
@@ -66,10 +102,13 @@ function everyDay(first, last) {
 function sums(data, nameOf, field, days) {
   const total = new Map();
   for (const one of data) total.set(nameOf(one), (total.get(nameOf(one)) ?? 0) + one[field]);
-  const busiest = [...total].sort((one, other) => other[1] - one[1]).slice(0, MOST_SERIES).map(([name]) => name);
-  const others = total.size > busiest.length ? ["all others"] : [];
+  const busiest = [...total]
+    .sort((one, next) => next[1] - one[1])
+    .slice(0, MOST_SERIES)
+    .map(([name]) => name);
+  const remainder = total.size > busiest.length ? ["all others"] : [];
   const places = new Map(days.map((at, place) => [at, place]));
-  const series = new Map([...busiest, ...others].map((name) => [name, days.map(() => 0)]));
+  const series = new Map([...busiest, ...remainder].map((name) => [name, days.map(() => 0)]));
   for (const one of data) {
     const values = series.get(nameOf(one)) ?? series.get("all others");
     values[places.get(secondsOf(one.day))] += one[field];
@@ -79,13 +118,16 @@ function sums(data, nameOf, field, days) {
 
 /** The rows of the table: one for each model and key. */
 function totals(data) {
-  const found = new Map();
+  const countsByName = new Map();
   for (const one of data) {
     const name = JSON.stringify([one.model, one.key]);
-    const before = found.get(name) ?? COUNTS.map(() => 0);
-    found.set(name, COUNTS.map(([field], place) => before[place] + one[field]));
+    const before = countsByName.get(name) ?? COUNTS.map(() => 0);
+    countsByName.set(
+      name,
+      COUNTS.map(([field], place) => before[place] + one[field]),
+    );
   }
-  return [...found].map(([name, counts]) => {
+  return [...countsByName].map(([name, counts]) => {
     const [model, key] = JSON.parse(name);
     return [model, key || "no key", ...counts.map((count) => number(count, 0))];
   });

@@ -1,0 +1,95 @@
+"""The style of the page's own files: width, and names of the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.unit.test_style import VAGUE, VAGUE_VALUES, is_participle
+
+STATIC = ROOT / "gateway/server/page/static"
+MAX_COLUMNS = 100
+FILES = [
+    path
+    for path in sorted(STATIC.rglob("*"))
+    if path.suffix in (".js", ".css", ".html") and path.parent.name != "vendor"
+]
+MODULES = [path for path in FILES if path.suffix == ".js"]
+
+# Short forms, which nobody searches for.
+SHORT = "el elem e x y n s i j k tmp val res cb fn obj arr"
+NAME = r"[A-Za-z_$][\w$]*"
+# Comments, and strings without the expressions of templates.
+TEXT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
+FUNCTION = re.compile(rf"\bfunction\*?\s+({NAME})|\bclass\s+({NAME})")
+VALUE = re.compile(rf"\b(?:const|let|var)\s+({NAME})")
+# A list of parameters, of an arrow or a function, and a list of names that are taken apart.
+PARAMETERS = re.compile(
+    rf"\(([^()]*)\)\s*=>|\bfunction\*?\s*(?:{NAME})?\(([^()]*)\)|\bcatch\s*\(([^()]*)\)"
+    rf"|\b(?:const|let)\s+[\[{{]([^=]*)[\]}}]\s*(?:=|of)"
+)
+ARROW = re.compile(rf"(?<![\w$.)])({NAME})\s*=>")
+# A field of an object that is taken apart has the name that its API gives it, unless it is renamed.
+PARAMETER = re.compile(rf"(?:^|[,\[{{:]|\.\.\.)\s*({NAME})\s*(?=[,\]}}=]|$)")
+
+
+def declared_names(source: str) -> Iterator[tuple[str, str]]:
+    """Kind (`function` or `value`) and name of everything that is declared."""
+    bare = TEXT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+    for match in FUNCTION.finditer(bare):
+        yield "function", match[1] or match[2]
+    for pattern in (VALUE, ARROW):
+        for match in pattern.finditer(bare):
+            yield "value", match[1]
+    for match in PARAMETERS.finditer(bare):
+        for name in PARAMETER.findall(next(filter(None, match.groups()), "")):
+            yield "value", name
+
+
+def is_vague(kind: str, name: str) -> bool:
+    word = name.strip("_$").lower()
+    if kind == "function":
+        return word in VAGUE.split() or is_participle(word)
+    return word in VAGUE_VALUES.split() or word in SHORT.split()
+
+
+def vague_names(source: str) -> set[str]:
+    return {name for kind, name in declared_names(source) if is_vague(kind, name)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(STATIC)))
+def test_lines_of_the_page_are_narrow(path: Path) -> None:
+    assert not [
+        f"{path.name}:{number}"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC)))
+def test_names_of_the_page_can_be_searched_for(path: Path) -> None:
+    assert vague_names(path.read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("const it = 1, row = 2;", {"it"}),
+        ("function told() {}", {"told"}),
+        ("async function* repeated() {}", {"repeated"}),
+        ("rows.map((x) => x)", {"x"}),
+        ("rows.map(el => el.name)", {"el"}),
+        ("const [kept, row] = rows;", {"kept"}),
+        ("({ name, fields: found }) => 1", {"found"}),
+        ("for (const [e, value] of rows) {}", {"e"}),
+        ("catch (e) {}", {"e"}),
+        ('// const it\nconst row = "let it be"; /* (x) => */', set()),
+        ("rows.found(), row.told = 1", set()),
+    ],
+)
+def test_vague_names_of_a_module(source: str, names: set[str]) -> None:
+    assert vague_names(source) == names
