@@ -68,12 +68,15 @@ class Served:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, **settings: Any) -> Iterator[Served]:
-    hardware, nvml = machine("2x3090"), two_3090()
+def gateway(folder: Path, *, has_gpus: bool = True, **settings: Any) -> Iterator[Served]:
+    """has_gpus: two of them, else the machine of the tests without its GPUs."""
+    machine_parts: dict[str, Any] = (
+        {"hardware": machine("2x3090"), "nvml": two_3090()} if has_gpus else {}
+    )
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(
-            running(folder, script, hardware=hardware, nvml=nvml, **settings)
+            running(folder, script, **machine_parts, **settings)
         ) as one,
     ):
         if settings.get("admin_key"):

@@ -20,7 +20,7 @@ from gateway.worker_process import kill
 # For one search, without its wait: the reads, then the plans.
 _PATIENCE_S = 300.0
 # Searches that may wait for the running one.
-_MAX_WAITING = 3
+_MAX_WAITING_SEARCHES = 3
 _PROGRAM = "gateway.planner.service.search_program"
 
 
@@ -38,9 +38,9 @@ class SearchProcess:
 
         Raises BadRequest, BadModel, Busy.
         """
-        if self._waiting > _MAX_WAITING:
+        if self._waiting > _MAX_WAITING_SEARCHES:
             raise Busy(
-                f"{_MAX_WAITING} searches wait for the running one.",
+                f"{_MAX_WAITING_SEARCHES} searches wait for the running one.",
                 hint="Try again in a minute.",
                 retry_after_s=30,
             )

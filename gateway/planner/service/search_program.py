@@ -71,9 +71,9 @@ def search_models(config: WorkerConfig, request: SearchRequest) -> dict[str, Any
 def answer_frames(config: WorkerConfig, request: SearchRequest) -> list[bytes]:
     """The frames of an answer, also for a search that fails."""
     answer = PlanAnswer()
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     try:
-        found = search_models(config, request)
+        models = search_models(config, request)
     except FitserveError as error:
         answer = PlanAnswer(error_fields(error))
     except MemoryError:
@@ -82,7 +82,7 @@ def answer_frames(config: WorkerConfig, request: SearchRequest) -> list[bytes]:
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:500]
         answer = PlanAnswer(message_fields("", message, traceback.format_exc()[-MAX_TEXT:]))
-    return [json.dumps(answer).encode(), json.dumps(found).encode()]
+    return [json.dumps(answer).encode(), json.dumps(models).encode()]
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ async def test_models_of_the_hub_are_judged_for_this_machine(tmp_path: Path) -> 
     with FakeHub(REPOS) as hub:
         hub.listed = ROWS
         hub.variants = {name: [] for name in REPOS}
-        settings = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
+        settings: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
         async with running(
             tmp_path,
             lambda spec: pytest.fail(spec.model),
@@ -60,7 +60,10 @@ async def test_without_the_hub_the_folders_are_searched_and_the_reason_is_told(
     tmp_path: Path,
 ) -> None:
     folder = model_folder(tmp_path / "mine" / "tiny-model")
-    settings = {"hf_endpoint": "http://127.0.0.1:1", "models_dir": tmp_path / "cache"}
+    settings: dict[str, Any] = {
+        "hf_endpoint": "http://127.0.0.1:1",
+        "models_dir": tmp_path / "cache",
+    }
     async with running(tmp_path, lambda spec: pytest.fail(spec.model), **settings) as gateway:
         answer = await search(gateway, words="tiny", folders=[str(tmp_path / "mine")])
         assert [model["source"] for model in answer["data"]] == [str(folder)]
@@ -73,7 +76,7 @@ async def test_a_client_that_leaves_ends_its_search(tmp_path: Path) -> None:
     with FakeHub(REPOS) as hub:
         hub.listed = ROWS
         # Without variants the Hub's answer stands still.
-        settings = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
+        settings: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
         async with running(tmp_path, lambda spec: pytest.fail(spec.model), **settings) as gateway:
             leaving = asyncio.ensure_future(search(gateway, words="plain"))
             patience = Patience()

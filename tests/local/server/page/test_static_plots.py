@@ -198,3 +198,27 @@ def test_usage_of_each_day_is_a_plot_by_model_and_by_key(tmp_path: Path, browser
         expect(tip).to_contain_text("Nov 2")
         expect(tip).to_contain_text("app 1,000")
         expect(tip).to_contain_text("no key 4,000")
+
+
+def test_a_value_alone_is_a_point(tmp_path: Path, browser: Browser) -> None:
+    """Between values that are missing there is no line."""
+    times = [1_000_000.0 - 5 * step for step in range(119, -1, -1)]
+    points: list[dict[str, Any]] = [{"at": at, "models": {}} for at in times]
+    points[60]["models"]["serves"] = flow(400.0)
+    state = busy_state() | {"points": points}
+    with (
+        gateway(tmp_path) as one,
+        one.enter(telling(state)) as tells,
+        visit(browser, one.url) as page,
+    ):
+        tab = page.tab
+        tab.add_init_script(WORDS)
+        tab.clock.install(time=1_000_000)
+        tab.route("**/admin/live", tells)
+        page.go()
+        title = "First byte, 95th percentile"
+        wait_for_words(tab, title)
+        columns = tab.evaluate(COLUMNS, [title, find_hue(tab, "serves")])
+        assert share(columns, 0.45, 0.55) > 0
+        assert share(columns, 0, 0.4) == share(columns, 0.6, 1) == 0
+        page.check("plot-point")

@@ -1,6 +1,7 @@
 // Every start of a model: the plan, how it ended, and the line that proves it.
 import { h } from "../dom.js";
 import { duration, moment, tokens } from "../format.js";
+import { adviceParts } from "./advice.js";
 import { stateChip } from "./state.js";
 import { differences } from "./wish_form.js";
 
@@ -93,12 +94,12 @@ function failure(verdict, phase) {
       ),
     verdict.advice &&
       !verdict.steps.includes(verdict.advice) &&
-      h("p", { class: "muted" }, verdict.advice),
+      h("p", { class: "muted" }, adviceParts(verdict.advice)),
     verdict.steps.length > 0 &&
       h(
         "ol",
         { class: "steps" },
-        verdict.steps.map((step) => h("li", {}, step)),
+        verdict.steps.map((step) => h("li", {}, adviceParts(step))),
       ),
     verdict.disturbed &&
       h("p", { class: "muted" }, `Nothing was learned from it: ${verdict.disturbed}`),

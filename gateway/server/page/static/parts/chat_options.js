@@ -25,7 +25,7 @@ const FIELDS = [
   { name: "stop", label: "Stop at", kind: "lines", help: "texts that end an answer, one per line" },
 ];
 
-/** @param {Record<string, any>} kept  as `read` gave them @param {() => void} changed */
+/** @param {Record<string, any>} values  as `read` gave them @param {() => void} changed */
 export function chatOptions(values, changed) {
   const inputs = FIELDS.map((field) => {
     const id = `chat-${field.name}`;

@@ -1,6 +1,7 @@
 // What is wrong with a field, beside it: the gateway names the field, and the form knows where it
 // is.
-import { attribute, h, text } from "../dom.js";
+import { attribute, h } from "../dom.js";
+import { showAdvice } from "./advice.js";
 
 // For programs: a form has its fields in front of it.
 const HINT = /\s*GET \/admin\/openapi\.json describes .*$/;
@@ -34,7 +35,7 @@ export function fieldErrors(fields) {
       const id = `${input.id}-wrong`;
       const words = h("p", { class: "problem small", id, role: "alert" });
       current = { words, input, before };
-      text(words, sentence(error));
+      showAdvice(words, sentence(error));
       (input.closest(".field") ?? input.parentElement).append(words);
       attribute(input, "aria-invalid", "true");
       attribute(input, "aria-describedby", [before, id].filter(Boolean).join(" "));

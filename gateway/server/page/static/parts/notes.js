@@ -1,5 +1,6 @@
 // What just happened, in the corner, and read aloud.
 import { h } from "../dom.js";
+import { adviceParts } from "./advice.js";
 
 const SHOWN_MS = 8000;
 
@@ -9,7 +10,7 @@ export function note(message, bad = false) {
   const element = h(
     "div",
     { class: bad ? "note bad" : "note" },
-    h("p", {}, message),
+    h("p", {}, adviceParts(message)),
     h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", click: dismiss }, "✕"),
   );
   document.getElementById("notes").append(element);

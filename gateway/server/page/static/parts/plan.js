@@ -2,6 +2,7 @@
 // out.
 import { h } from "../dom.js";
 import { bytes, latency, number, plural, tokens } from "../format.js";
+import { adviceParts } from "./advice.js";
 
 const LABELS = {
   max_model_len: "context",
@@ -24,21 +25,21 @@ const PARTS = [
 export function planFigures(plan) {
   const { speed, memory } = plan;
   const tiles = [
-    ["Engine", plan.engine.version, plan.engine.kind],
+    ["Engine", plan.engine.kind, `version ${plan.engine.version}`],
     [
-      "GPUs",
+      plan.gpus.length ? "GPUs" : "Runs on",
       plan.gpus.length ? String(plan.gpus.length) : "CPU",
-      plan.gpus.length ? parallel(plan) : "no GPU",
+      parallel(plan),
     ],
     [
       "Context",
       tokens(plan.max_model_len.value),
-      `${number(memory.full_requests, 1)} full ones fit`,
+      `${number(memory.full_requests, 1)} requests of it fit`,
     ],
     [
       "Memory",
       bytes(memory.budget_bytes + memory.beside_bytes),
-      `of ${bytes(memory.gpu_bytes)}${plan.gpus.length > 1 ? " each" : ""}`,
+      `of ${bytes(memory.gpu_bytes)}${memoryWords(plan)}`,
     ],
     speed && ["One request", `${number(speed.stream.value, 0)} tok/s`, band(speed.stream)],
     speed && [
@@ -69,6 +70,18 @@ export function planFigures(plan) {
   );
 }
 
+/** The memory that a plan's bytes are of. */
+const memoryWords = (plan) =>
+  plan.gpus.length === 0 ? " of RAM" : plan.gpus.length > 1 ? " each" : "";
+
+/** The title of the plan's memory. */
+export const memoryTitle = (plan) =>
+  plan.gpus.length === 0
+    ? "Memory"
+    : plan.gpus.length > 1
+      ? "Memory of each GPU"
+      : "Memory of the GPU";
+
 function parallel(plan) {
   const degrees = [
     ["tensor parallel", plan.tensor_parallel.value],
@@ -86,7 +99,7 @@ export function planWarnings(plan) {
     ? h(
         "ul",
         { class: "warnings" },
-        warnings.map((line) => h("li", {}, line)),
+        warnings.map((line) => h("li", {}, adviceParts(line))),
       )
     : null;
 }
@@ -191,7 +204,7 @@ export function otherPlans(decision) {
     ]);
   const rejected = decision.rejected.map((one) => [
     `${one.engine.kind} ${one.engine.version}`,
-    one.tensor_parallel > 1 ? `tensor parallel ${one.tensor_parallel}` : "one GPU",
+    one.tensor_parallel > 1 ? `tensor parallel ${one.tensor_parallel}` : "undivided",
     one.verdict.replaceAll("_", " "),
     one.reasons.join("; "),
   ]);
@@ -234,7 +247,7 @@ export function decisionView(decision) {
       h(
         "ul",
         { class: "warnings" },
-        decision.refusal.map((line) => h("li", {}, line.replaceAll("`", ""))),
+        decision.refusal.map((line) => h("li", {}, adviceParts(line))),
       ),
       ...otherPlans(decision),
     ];
@@ -245,11 +258,11 @@ export function decisionView(decision) {
       ? h(
           "ul",
           { class: "warnings" },
-          takes.map((offer) => h("li", {}, offer.words)),
+          takes.map((offer) => h("li", {}, adviceParts(offer.words))),
         )
       : null,
     planWarnings(plan),
-    section("Memory", planMemory(plan), true),
+    section(memoryTitle(plan), planMemory(plan), true),
     section("Why", planChoices(plan)),
     plan.kernels.length + plan.attention.length ? section("Kernels", planKernels(plan)) : null,
     section("Command line", planCommand(plan)),

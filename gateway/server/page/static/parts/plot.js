@@ -103,7 +103,9 @@ export function plot(title, { format, moment, bars = false }) {
           stroke: colourOf(one.name),
           width: bars ? 0 : 1.6,
           paths,
-          ...(bars && { fill: colourOf(one.name), points: { show: false } }),
+          ...(bars
+            ? { fill: colourOf(one.name), points: { show: false } }
+            : { points: { filter: lonePlaces } }),
         })),
       ],
       hooks: { setCursor: [point] },
@@ -208,6 +210,16 @@ function stackSeries(series) {
 function everyDay(at, width) {
   const step = Math.max(1, Math.ceil((at.length * LABEL_PX) / Math.max(1, width - AXIS_PX)));
   return at.filter((_, place) => (at.length - 1 - place) % step === 0);
+}
+
+/** Where a value has none beside it, so that no line shows it; null: every value has a point. */
+function lonePlaces(chart, series, isEachDrawn) {
+  if (isEachDrawn) return null;
+  const values = chart.data[series];
+  const isEmpty = (value) => value === null || value === undefined;
+  return values.flatMap((value, place) =>
+    !isEmpty(value) && isEmpty(values[place - 1]) && isEmpty(values[place + 1]) ? [place] : [],
+  );
 }
 
 /**

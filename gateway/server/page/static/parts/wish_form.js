@@ -176,9 +176,10 @@ let forms = 0;
  * @param {{wish?: Record<string, any>, present?: Record<string, string>, fields?: Record<string,
  *   Field[]>, changed: () => void}} options
  *   wish: what is there already; present: what holds where a field of it is empty
- * @returns {{element: any, read: () => Record<string, any>, inputs: () => [string, any][]}}
+ * @returns {{element: any, read: () => Record<string, any>, inputs: () => [string, any][],
+ *   update: (state: any) => void}}
  *   inputs: by the name of their field; read: every field, null where it is empty; `policy` is an
- * object of its own
+ *   object of its own; update: shows fields of GPUs where the live state has some
  */
 export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) {
   const prefix = `wish-${(forms += 1)}`;
@@ -215,6 +216,12 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
   return {
     element: h("div", { class: "stack" }, parts),
     inputs: () => [...inputs].map(([field, input]) => [field.name, input]),
+    update({ machine }) {
+      const hasGpus = !machine || machine.gpus.length > 0 || machine.nodes.length > 0;
+      for (const [field, input] of inputs)
+        if (field.kind === "gpus")
+          attribute(input.closest(".field"), "hidden", !hasGpus && !input.value);
+    },
     read() {
       /** @type {Record<string, any>} */
       const values = {};

@@ -1,7 +1,9 @@
 // Add a model: the form, and beside it what would be done, while one types.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
+import { showAdvice } from "../parts/advice.js";
 import { fieldErrors } from "../parts/field_errors.js";
+import { modelSearch } from "../parts/model_search.js";
 import { decisionView } from "../parts/plan.js";
 import { ENDPOINT_FIELDS, withoutEmpty, wishForm, words } from "../parts/wish_form.js";
 
@@ -13,6 +15,7 @@ export function add({ live }) {
   let running = null;
   let timer = 0;
   let kind = "source";
+  let ownerKey = "";
 
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const status = h(
@@ -40,6 +43,8 @@ export function add({ live }) {
     required: true,
     "aria-describedby": "name-help",
   });
+  const nameNote = h("p", { class: "small", role: "status" });
+  const search = modelSearch({ choose: chooseModel });
   const form = wishForm({ changed: () => schedulePlan() });
   const endpointForm = wishForm({ fields: ENDPOINT_FIELDS, changed: () => schedulePlan() });
   const wrong = fieldErrors(() => [
@@ -80,8 +85,37 @@ export function add({ live }) {
       "placeholder",
       runs ? "Qwen/Qwen3-8B or /models/my-model" : "http://gpu-2:8000/v1",
     );
+    attribute(search.element, "hidden", !runs);
     attribute(form.element, "hidden", !runs);
     attribute(endpointForm.element, "hidden", runs);
+  }
+
+  /** Takes a model that was found, and plans it. */
+  function chooseModel(address) {
+    source.value = address;
+    if (!named) name.value = nameFor(address);
+    showOwner();
+    schedulePlan();
+    source.focus();
+  }
+
+  /** A model of this name is offered to be edited. */
+  function showOwner() {
+    const typedName = name.value.trim();
+    const model = live.state.models?.find(
+      (one) => one.name === typedName || one.aliases.includes(typedName),
+    );
+    const key = model ? `${typedName} ${model.name}` : "";
+    if (key === ownerKey) return;
+    ownerKey = key;
+    if (!model) return void fill(nameNote);
+    const address = `#/models/${encodeURIComponent(model.name)}/edit`;
+    fill(
+      nameNote,
+      `${typedName} is there already: `,
+      h("a", { href: address }, `edit ${model.name}`),
+      ", or take another name.",
+    );
   }
 
   function wish() {
@@ -121,7 +155,7 @@ export function add({ live }) {
       fill(plan, ...decisionView(decision));
     } catch (error) {
       if (!request.signal.aborted)
-        text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
+        showAdvice(status, wrong.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
@@ -135,7 +169,7 @@ export function add({ live }) {
       location.hash = `#/models/${encodeURIComponent(model.name)}`;
     } catch (error) {
       const isAtField = wrong.show(error, true);
-      text(problem, isAtField ? "" : error.message);
+      showAdvice(problem, isAtField ? "" : error.message);
       attribute(problem, "hidden", isAtField);
       attribute(submit, "disabled", false);
     }
@@ -143,9 +177,14 @@ export function add({ live }) {
 
   source.addEventListener("input", () => {
     if (!named) name.value = nameFor(source.value);
+    showOwner();
     schedulePlan();
   });
-  name.addEventListener("input", () => ((named = name.value !== ""), wrong.clear()));
+  name.addEventListener("input", () => {
+    named = name.value !== "";
+    wrong.clear();
+    showOwner();
+  });
   showKind();
   return {
     title: "Add a model",
@@ -153,6 +192,7 @@ export function add({ live }) {
       "div",
       { class: "stack" },
       h("h1", {}, "Add a model"),
+      search.element,
       h(
         "div",
         { class: "columns" },
@@ -167,6 +207,7 @@ export function add({ live }) {
             h("label", { for: "name" }, "Name"),
             name,
             h("span", { class: "help", id: "name-help" }, "what clients put in `model`"),
+            nameNote,
           ),
           form.element,
           endpointForm.element,
@@ -182,7 +223,12 @@ export function add({ live }) {
         ),
       ),
     ),
+    update(state) {
+      form.update(state);
+      showOwner();
+    },
     close() {
+      search.close();
       clearTimeout(timer);
       running?.abort();
     },

@@ -2,6 +2,7 @@
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { duration } from "../format.js";
+import { showAdvice } from "../parts/advice.js";
 import { confirm } from "../parts/dialog.js";
 import { fieldErrors } from "../parts/field_errors.js";
 import { note } from "../parts/notes.js";
@@ -61,7 +62,7 @@ export function edit(view) {
       fill(rows, differences([...answer.wish, ...answer.plan]));
     } catch (error) {
       if (!request.signal.aborted)
-        text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
+        showAdvice(status, wrong.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
@@ -81,12 +82,12 @@ export function edit(view) {
       location.hash = `#/models/${encodeURIComponent(view.name)}`;
     } catch (error) {
       if (wrong.show(error, true)) return;
-      text(problem, error.message);
+      showAdvice(problem, error.message);
       attribute(problem, "hidden", false);
     }
   }
 
-  return h(
+  const element = h(
     "div",
     { class: "columns" },
     h(
@@ -104,6 +105,7 @@ export function edit(view) {
       rows,
     ),
   );
+  return { element, update: form.update };
 }
 
 /** What holds where the wish says nothing: the choices of the running plan. */

@@ -2,6 +2,8 @@
 import { call, hasKey, useKey } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { moment, number } from "../format.js";
+import { showAdvice } from "../parts/advice.js";
+import { baseUrlLine } from "../parts/base_url.js";
 import { confirm, show } from "../parts/dialog.js";
 import { fieldErrors } from "../parts/field_errors.js";
 import { attempt, note } from "../parts/notes.js";
@@ -48,9 +50,10 @@ export function keys() {
         h(
           "section",
           { class: "card", "aria-labelledby": "keys-title" },
-          h("h2", { id: "keys-title" }, "In force"),
+          h("h2", { id: "keys-title" }, "Keys in use"),
           empty,
           list,
+          baseUrlLine(),
         ),
         newKey(load),
       ),
@@ -168,7 +171,7 @@ function newKey(changed) {
       await attempt(changed);
     } catch (error) {
       if (wrong.show(error, true)) return;
-      text(problem, error.message);
+      showAdvice(problem, error.message);
       attribute(problem, "hidden", false);
     }
   }
@@ -232,6 +235,7 @@ function showOnce(created) {
   return show(`The key ${created.name}`, (close) => [
     h("p", {}, "It is shown now and never again."),
     h("div", { class: "field" }, h("label", { for: "made-key" }, "Key"), keyField),
+    baseUrlLine(),
     h(
       "div",
       { class: "row end" },

@@ -2,11 +2,13 @@
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { isSaid, moment, plural } from "../format.js";
+import { adviceParts, showAdvice } from "../parts/advice.js";
 import { attemptList } from "../parts/attempts.js";
 import { logView } from "../parts/log.js";
 import { modelActions } from "../parts/model_actions.js";
 import {
   decisionView,
+  memoryTitle,
   otherPlans,
   planChoices,
   planCommand,
@@ -69,7 +71,7 @@ export function model({ live }, name, tab = "plan") {
       const view = await call("GET", `/admin/models/${encodeURIComponent(name)}`);
       part = part?.refresh ? (part.refresh(view), part) : build(view);
     } catch (error) {
-      fill(body, h("p", { class: "empty" }, error.message));
+      fill(body, h("p", { class: "empty" }, adviceParts(error.message)));
       part = null;
     }
     loading = false;
@@ -144,7 +146,7 @@ export function model({ live }, name, tab = "plan") {
         now.state === "ready" ||
         isSaid(now.detail, chip.words()) ||
         (tab === "plan" && now.replicas.some((one) => one.phase === now.detail));
-      text(
+      showAdvice(
         detail,
         [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""]
           .filter(Boolean)
@@ -227,7 +229,7 @@ function planContent(view) {
       h("h2", {}, "Plan"),
       planFigures(view.plan),
       planWarnings(view.plan),
-      section("Memory of each GPU", planMemory(view.plan), true),
+      section(memoryTitle(view.plan), planMemory(view.plan), true),
       section("Why", planChoices(view.plan)),
       view.plan.kernels.length + view.plan.attention.length
         ? section("Kernels", planKernels(view.plan))
@@ -346,5 +348,5 @@ function usePart(view, context) {
 }
 
 function editPart(view) {
-  return { element: edit(view), refresh: () => {} };
+  return { ...edit(view), refresh: () => {} };
 }

@@ -1,6 +1,8 @@
 // All models: state, engine, requests, and what can be done with each.
 import { attribute, h, syncChildren, text } from "../dom.js";
 import { duration, isSaid, plural, tokens } from "../format.js";
+import { showAdvice } from "../parts/advice.js";
+import { baseUrlLine } from "../parts/base_url.js";
 import { progressBar, transferName } from "../parts/progress.js";
 import { startView } from "../parts/start.js";
 import { stateChip } from "../parts/state.js";
@@ -16,6 +18,7 @@ export function modelTable(live) {
     h("p", {}, "No model yet."),
     h("a", { class: "button primary", href: "#/add" }, "Add a model"),
   );
+  const address = baseUrlLine();
   const count = h("span", { class: "muted" });
   return {
     element: h(
@@ -29,11 +32,13 @@ export function modelTable(live) {
       ),
       empty,
       rows,
+      address,
     ),
     update({ models }) {
       if (!models) return;
       text(count, models.length || "");
       attribute(empty, "hidden", models.length > 0);
+      attribute(address, "hidden", !models.length);
       syncChildren(
         rows,
         models,
@@ -75,7 +80,7 @@ function modelRow(live) {
         chip.words(),
         start.element.hidden ? "" : start.element.textContent,
       );
-      text(
+      showAdvice(
         detail,
         [
           isShown ? "" : words,

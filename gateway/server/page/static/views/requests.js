@@ -9,7 +9,7 @@ import { stateChip } from "../parts/state.js";
 
 /**
  * @param {import("../live.js").Live} live
- * @param {string | null} [only]  a model, whose page hides the list while it is empty
+ * @param {string | null} [modelName]  a model, whose page hides the list while it is empty
  */
 export function requestsCard(live, modelName = null) {
   const count = h("span", { class: "muted" });

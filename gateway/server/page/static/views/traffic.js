@@ -9,7 +9,7 @@ const GAP_S = 12;
 const MAX_SERIES = 6;
 const rate = (value) => (value === null ? "–" : `${number(value)}/s`);
 
-/** @param {string | null} only  a model; null: the busiest ones */
+/** @param {string | null} modelName  a model; null: the busiest ones */
 export function trafficCard(modelName = null) {
   // A point has only models that something happened to.
   const plots = [

@@ -1,5 +1,6 @@
 // A model in other programs: its address, calls to copy, and settings of apps.
 import { h, text } from "../dom.js";
+import { baseUrl } from "../parts/base_url.js";
 import { codeBlock } from "../parts/code_block.js";
 import { section } from "../parts/plan.js";
 import { appSnippets, callSnippets } from "../parts/snippets.js";
@@ -9,7 +10,7 @@ const KEY = "KEY";
 /** @param {any} view  of the model @param {{live: import("../live.js").Live}} context */
 export function use(view, { live }) {
   const task = view.plan?.model.task ?? "generate";
-  const settings = { base: `${location.origin}/v1`, model: view.name, key: KEY, task };
+  const settings = { base: baseUrl(), model: view.name, key: KEY, task };
   const key = h("p", { class: "muted" });
   const apps = task === "generate" ? appSnippets(settings) : [];
   const element = h(

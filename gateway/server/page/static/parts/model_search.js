@@ -1,0 +1,142 @@
+// A search for models: those of the Hub or of this machine, and whether each fits.
+import { call } from "../api.js";
+import { attribute, fill, h } from "../dom.js";
+import { bytes, number, plural, tokens } from "../format.js";
+import { showAdvice } from "./advice.js";
+import { section, table } from "./plan.js";
+import { words } from "./wish_form.js";
+
+const USES = [
+  ["", "any use"],
+  ["chat", "chat"],
+  ["code", "code"],
+  ["vision", "pictures"],
+  ["embed", "embeddings"],
+];
+
+/** @param {{choose: (source: string) => void}} options  choose: takes a model of the results */
+export function modelSearch({ choose }) {
+  let running = null;
+  const query = textField("search-words", "qwen3 8b");
+  const folders = textField("search-folders", "/models");
+  const use = h(
+    "select",
+    { id: "search-use" },
+    USES.map(([value, word]) => h("option", { value }, word)),
+  );
+  const submit = h("button", {}, "Search");
+  const status = h("p", { class: "muted", role: "status" });
+  const results = h("div", { class: "stack" });
+
+  async function search(event) {
+    event.preventDefault();
+    running?.abort();
+    const request = (running = new AbortController());
+    const body = {
+      words: query.value.trim(),
+      use: use.value || null,
+      folders: words(folders.value),
+    };
+    fill(results);
+    showAdvice(status, "Models are searched, and each is planned for this machine …");
+    attribute(status, "aria-busy", "true");
+    try {
+      const answer = await call("POST", "/admin/search", body, { signal: request.signal });
+      showAdvice(status, summary(answer));
+      fill(results, ...resultTables(answer.data, choose));
+    } catch (error) {
+      if (request.signal.aborted) return;
+      showAdvice(status, error.message);
+    }
+    attribute(status, "aria-busy", null);
+  }
+
+  return {
+    element: h(
+      "form",
+      { class: "card", role: "search", "aria-labelledby": "search-title", submit: search },
+      h("h2", { id: "search-title" }, "Find a model"),
+      h(
+        "div",
+        { class: "fields search" },
+        labelField(query, "Words", "in its name; empty: suggestions, the best first"),
+        labelField(use, "Use"),
+        labelField(folders, "Folders", "of this machine, searched too; with commas"),
+        submit,
+      ),
+      status,
+      results,
+    ),
+    close: () => running?.abort(),
+  };
+}
+
+function textField(id, example) {
+  return h("input", {
+    id,
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: example,
+  });
+}
+
+function labelField(input, label, help = "") {
+  const note = help && h("span", { class: "help", id: `${input.id}-help` }, help);
+  if (note) attribute(input, "aria-describedby", note.id);
+  return h("div", { class: "field" }, h("label", { for: input.id }, label), input, note);
+}
+
+function summary({ data, note }) {
+  const fitting = data.filter((model) => model.fits).length;
+  const count = data.length
+    ? `${number(fitting)} of ${plural(data.length, "model")} fit this machine while no other` +
+      " model is loaded."
+    : "No model was found. Other words find others.";
+  return [count, note].filter(Boolean).join(" ");
+}
+
+/** The models that fit, and folded away those that do not. */
+function resultTables(models, choose) {
+  const fitting = models.filter((model) => model.fits);
+  const refused = models.filter((model) => !model.fits);
+  const hasGpus = fitting.some((model) => model.gpus);
+  const head = ["Model", "Context", "One request", hasGpus && "GPUs", "Size", "Form"];
+  const rows = fitting.map((model) => [
+    chooser(model, choose),
+    tokens(model.context),
+    model.tokens_s === null ? "unknown" : `${number(model.tokens_s, 0)} tok/s`,
+    hasGpus && (model.gpus ? String(model.gpus) : "CPU"),
+    bytes(model.weights_bytes),
+    model.form,
+  ]);
+  return [
+    fitting.length
+      ? table(
+          "Models that fit",
+          head.filter(Boolean),
+          rows.map((row) => row.filter(Boolean)),
+        )
+      : null,
+    refused.length
+      ? section(
+          `These do not fit (${refused.length})`,
+          table(
+            "Models that do not fit",
+            ["Model", "Why"],
+            refused.map((model) => [model.name, model.why]),
+          ),
+          !fitting.length,
+        )
+      : null,
+  ];
+}
+
+function chooser({ name, source }, choose) {
+  const button = h(
+    "button",
+    { type: "button", "aria-label": `Choose ${name}`, click: () => choose(source) },
+    "Choose",
+  );
+  return h("div", { class: "row" }, h("span", { class: "found" }, name), button);
+}
