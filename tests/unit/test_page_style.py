@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.unit.test_style import VAGUE, VAGUE_VALUES, is_participle
+from tests.unit.test_style import VAGUE, VAGUE_SUBJECT, VAGUE_VALUES, is_participle
 
 STATIC = ROOT / "gateway/server/page/static"
 MAX_COLUMNS = 100
@@ -73,6 +73,28 @@ def test_lines_of_the_page_are_narrow(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC)))
 def test_names_of_the_page_can_be_searched_for(path: Path) -> None:
     assert vague_names(path.read_text()) == set()
+
+
+def comments(source: str) -> Iterator[str]:
+    """The text of each comment; lines that follow each other are one."""
+    block = re.compile(r"/\*(.*?)\*/|((?:^[ ]*//[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
+    for match in block.finditer(source):
+        yield " ".join(
+            re.sub(r"^[ ]*(?://|\*)", "", match[1] or match[2], flags=re.MULTILINE).split()
+        )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC)))
+def test_no_comment_of_the_page_begins_with_who_or_what(path: Path) -> None:
+    assert not [
+        match[1] for text in comments(path.read_text()) for match in VAGUE_SUBJECT.finditer(text)
+    ]
+
+
+def test_comments_of_a_module_are_read_as_a_whole() -> None:
+    source = "// One. What\n// follows.\nconst a = 1;\n  /**\n   * Two.\n   * Who asks. */\n"
+    assert list(comments(source)) == ["One. What follows.", "Two. Who asks."]
+    assert sum(len(VAGUE_SUBJECT.findall(text)) for text in comments(source)) == 2
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ async function request(method, path, body, { signal } = {}) {
   }
 }
 
-/** What a lost connection means, instead of the browser's own words for it. */
+/** Replaces the browser's words for a lost connection. */
 async function explainLoss(promise) {
   try {
     return await promise;

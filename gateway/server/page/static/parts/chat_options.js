@@ -78,7 +78,7 @@ export function chatOptions(values, changed) {
         ),
       ),
     ),
-    /** What is kept: texts by name. */
+    /** The values to keep: texts by name. */
     read() {
       const filled = inputs
         .map(([field, input]) => [field.name, input.value])

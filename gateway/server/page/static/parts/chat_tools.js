@@ -32,7 +32,7 @@ const OPERATIONS = {
   divide: (a, b) => a / b,
 };
 
-/** What the tool answers, as text. @returns {string} */
+/** The tool's answer, as text. @returns {string} */
 export function runTool({ function: { name, arguments: argumentsText } }) {
   if (name === "current_time") return new Date().toString();
   if (name !== "calculate") return `There is no tool ${name}.`;

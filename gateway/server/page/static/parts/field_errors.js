@@ -1,5 +1,4 @@
-// What is wrong with a field, beside it: the gateway names the field, and the form knows where it
-// is.
+// An error at its field: the gateway names the field, and the form knows its place.
 import { attribute, h } from "../dom.js";
 import { showAdvice } from "./advice.js";
 

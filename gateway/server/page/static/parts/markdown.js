@@ -50,7 +50,7 @@ export function markdownView() {
     try {
       tokens = lex(rest);
     } catch {
-      // It is nested too deeply.
+      // The text is nested too deeply.
       element.append(h("p", { class: "plain" }, rest));
       return;
     }

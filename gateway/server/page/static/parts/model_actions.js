@@ -1,5 +1,4 @@
-// What can be done with a model: stop, start, try again, update, delete. What cannot be taken back
-// is asked about first.
+// Buttons for a model: stop, start, try again, update, delete. Irreversible ones ask first.
 import { call } from "../api.js";
 import { attribute, h } from "../dom.js";
 import { confirm } from "./dialog.js";

@@ -1,4 +1,4 @@
-// What just happened, in the corner, and read aloud.
+// Notes on what just happened, in the corner, and read aloud.
 import { h } from "../dom.js";
 import { adviceParts } from "./advice.js";
 

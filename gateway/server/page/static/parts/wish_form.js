@@ -141,7 +141,7 @@ const WHERE = {
 };
 
 /**
- * What there is to say of an engine that runs elsewhere, beside where that is.
+ * Fields of an engine that runs elsewhere, beside its address.
  * @type {Record<string, Field[]>}
  */
 export const ENDPOINT_FIELDS = {
@@ -236,10 +236,7 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
   };
 }
 
-/**
- * What a merge patch has to say so that `before` becomes `after`; only of the fields that `after`
- * has.
- */
+/** The merge patch that turns `before` into `after`, only of the fields that `after` has. */
 export function patchOf(before, after) {
   /** @type {Record<string, any>} */
   const patch = {};
@@ -335,7 +332,7 @@ function valueOf(input, field) {
   return typed;
 }
 
-/** What is no number is sent as it is: the gateway says what is wrong with it. */
+/** A number, or the text as it is, for which the gateway has an error. */
 const numberOf = (typed) => (/^-?\d+(\.\d+)?$/.test(typed) ? Number(typed) : typed);
 
 /** @param {string} typed */

@@ -27,7 +27,7 @@ export function chat({ live }, fixed = "") {
   let pending = null;
   /** The place of the message that is written anew; null: none. */
   let edited = null;
-  /** What was written before an edit, and comes back after it. */
+  /** The text before an edit, which comes back after it. */
   let draft = { content: "", images: [] };
   let wasKept = true;
   const log = h("div", {

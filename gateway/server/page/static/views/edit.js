@@ -108,7 +108,7 @@ export function edit(view) {
   return { element, update: form.update };
 }
 
-/** What holds where the wish says nothing: the choices of the running plan. */
+/** Values for the fields that the wish leaves empty: the choices of the running plan. */
 function presentValues({ plan, keep_alive: keptFor }) {
   const keepAlive =
     keptFor === null || keptFor === undefined

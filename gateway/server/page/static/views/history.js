@@ -1,4 +1,4 @@
-// What happened, with its evidence, as it happens: of one model or of all, of one day or of all.
+// Events with their evidence as they come, of all models and days, or of one.
 import { call, events } from "../api.js";
 import { attribute, fill, h, syncChildren, text } from "../dom.js";
 import { clock, plural } from "../format.js";

@@ -42,7 +42,7 @@ export function model({ live }, name, tab = "plan") {
   let part = null;
   let loading = false;
   let wasThere = false;
-  /** What was said of it while it is not there; "": it is. */
+  /** The notice of its absence; "": it is there. */
   let absence = "";
   const chip = stateChip();
   const detail = h("p", { class: "detail" });
@@ -94,7 +94,7 @@ export function model({ live }, name, tab = "plan") {
     return next;
   }
 
-  /** Who never saw it here is told what there is. */
+  /** Tells that the model is not there, with links to those that are. */
   function tellAbsence(models) {
     if (live.added.has(name)) return;
     part?.close?.();
@@ -315,7 +315,7 @@ function logPart(view, { name }) {
         ),
     );
     choice.value = chosen;
-    // What has begun meanwhile is the newest start now.
+    // A start that began meanwhile is the newest one.
     const last = attempts.at(-1)?.id ?? null;
     if (newest === undefined || (!choice.value && last !== newest))
       log.read(Number(choice.value) || null);

@@ -1,4 +1,4 @@
-// What clients ask for and get, of the last minutes.
+// Requests, tokens and times to the first byte of the last minutes.
 import { attribute, h } from "../dom.js";
 import { clock, latency, number } from "../format.js";
 import { plot, withGaps } from "../parts/plot.js";

@@ -1,4 +1,4 @@
-// Who used what: requests and tokens of each day, by model or by key, of the last 30 days.
+// Requests and tokens of each of the last 30 days, by model or by key.
 import { call } from "../api.js";
 import { attribute, fill, h } from "../dom.js";
 import { number } from "../format.js";
