@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -153,13 +154,26 @@ def cached_models(hub: Hub, words: str) -> list[FoundModel]:
 def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
     """Models in these folders or below, with all these words in their paths. Raises BadRequest for
     a folder that is not there."""
-    starts = [start.expanduser().absolute() for start in folders]
-    if missing := [start for start in starts if not start.is_dir()]:
-        raise BadRequest(f"There is no folder {missing[0]}.", hint="Correct --folder.")
+    starts = [_absolute(start) for start in folders]
+    if missing := [start for start in starts if not _is_folder(start)]:
+        raise BadRequest(f"There is no folder {str(missing[0])[:200]}.", hint="Correct the folder.")
     candidates = (
         FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)
     )
     return [model for model in candidates if _has_words(model, words)]
+
+
+def _absolute(folder: Path) -> Path:
+    with suppress(RuntimeError):  # `~name` of an unknown user
+        folder = folder.expanduser()
+    return folder.absolute()
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
 
 
 def _has_words(model: FoundModel, words: str) -> bool:

@@ -2,6 +2,7 @@
 import { attribute, fill, h, syncChildren, text } from "./dom.js";
 import { plural } from "./format.js";
 import { Live } from "./live.js";
+import { adviceParts } from "./parts/advice.js";
 import { add } from "./views/add.js";
 import { chat } from "./views/chat.js";
 import { history } from "./views/history.js";
@@ -65,7 +66,7 @@ function show() {
     document.getElementById("problems"),
     problems,
     (problem) => problem,
-    (problem) => ({ element: h("li", {}, problem), update() {} }),
+    (problem) => ({ element: h("li", {}, adviceParts(problem)), update() {} }),
   );
   if (live.connected) view?.update?.(live.state);
 }

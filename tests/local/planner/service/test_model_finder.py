@@ -326,8 +326,9 @@ def test_rows_in_another_form_leave_the_others(hub: FakeHub, tmp_path: Path) -> 
 
 def test_a_folder_that_is_not_there_is_told_and_many_folders_are_limited(tmp_path: Path) -> None:
     offline = Hub("http://127.0.0.1:1", None, tmp_path / "notes")
-    with pytest.raises(BadRequest, match="no folder"):
-        find_models(offline, ModelSearch("", None, 5, (tmp_path / "gone",)))
+    for folder in (tmp_path / "gone", Path("~no-user-of-this-machine/a"), Path("/" + "a" * 5000)):
+        with pytest.raises(BadRequest, match="no folder"):
+            find_models(offline, ModelSearch("", None, 5, (folder,)))
     for number in range(4):
         (tmp_path / "models" / str(number)).mkdir(parents=True)
         (tmp_path / "models" / str(number) / "config.json").write_text("{}")

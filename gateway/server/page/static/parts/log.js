@@ -1,6 +1,7 @@
 // An engine's log as it grows. Lines are text, whatever an engine prints.
 import { pieces } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
+import { showAdvice } from "./advice.js";
 
 const TAIL = 500;
 const MAX_LINES = 3000;
@@ -49,7 +50,7 @@ export function logView(model, choice) {
       append(rest ? [rest] : []);
       text(status, lines.childNodes.length ? "The engine has ended." : "Nothing was printed.");
     } catch (error) {
-      if (!mine.signal.aborted) text(status, error.message);
+      if (!mine.signal.aborted) showAdvice(status, error.message);
     }
   }
 

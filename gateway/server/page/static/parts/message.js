@@ -1,6 +1,7 @@
 // One message of a chat: its text, thoughts folded away, pictures, calls of tools, and what can be
 // done with it.
 import { attribute, fill, h, text } from "../dom.js";
+import { showAdvice } from "./advice.js";
 import { imageView } from "./chat_images.js";
 import { copyButton } from "./copy.js";
 import { markdownView } from "./markdown.js";
@@ -61,7 +62,7 @@ export function messageView(role, { edit, repeat } = {}) {
           ),
         ),
       );
-      text(problem, message.trouble ?? "");
+      showAdvice(problem, message.trouble ?? "");
       attribute(problem, "hidden", !message.trouble);
       text(figures, message.figures ?? "");
       attribute(actions, "hidden", !complete);

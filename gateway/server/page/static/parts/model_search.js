@@ -1,10 +1,9 @@
 // A search for models: those of the Hub or of this machine, and whether each fits.
 import { call } from "../api.js";
 import { attribute, fill, h } from "../dom.js";
-import { bytes, number, plural, tokens } from "../format.js";
+import { bytes, number, tokens } from "../format.js";
 import { showAdvice } from "./advice.js";
 import { section, table } from "./plan.js";
-import { words } from "./wish_form.js";
 
 const USES = [
   ["", "any use"],
@@ -35,7 +34,10 @@ export function modelSearch({ choose }) {
     const body = {
       words: query.value.trim(),
       use: use.value || null,
-      folders: words(folders.value),
+      folders: folders.value
+        .split(",")
+        .map((folder) => folder.trim())
+        .filter(Boolean),
     };
     fill(results);
     showAdvice(status, "Models are searched, and each is planned for this machine …");
@@ -90,8 +92,7 @@ function labelField(input, label, help = "") {
 function summary({ data, note }) {
   const fitting = data.filter((model) => model.fits).length;
   const count = data.length
-    ? `${number(fitting)} of ${plural(data.length, "model")} fit this machine while no other` +
-      " model is loaded."
+    ? `Fitting this machine while no other model is loaded: ${fitting} of ${data.length}.`
     : "No model was found. Other words find others.";
   return [count, note].filter(Boolean).join(" ");
 }
@@ -101,23 +102,17 @@ function resultTables(models, choose) {
   const fitting = models.filter((model) => model.fits);
   const refused = models.filter((model) => !model.fits);
   const hasGpus = fitting.some((model) => model.gpus);
-  const head = ["Model", "Context", "One request", hasGpus && "GPUs", "Size", "Form"];
+  const head = ["Model", "Context", "One request", ...(hasGpus ? ["GPUs"] : []), "Size", "Form"];
   const rows = fitting.map((model) => [
     chooser(model, choose),
     tokens(model.context),
     model.tokens_s === null ? "unknown" : `${number(model.tokens_s, 0)} tok/s`,
-    hasGpus && (model.gpus ? String(model.gpus) : "CPU"),
+    ...(hasGpus ? [model.gpus ? String(model.gpus) : "CPU"] : []),
     bytes(model.weights_bytes),
     model.form,
   ]);
   return [
-    fitting.length
-      ? table(
-          "Models that fit",
-          head.filter(Boolean),
-          rows.map((row) => row.filter(Boolean)),
-        )
-      : null,
+    fitting.length ? table("Models that fit", head, rows) : null,
     refused.length
       ? section(
           `These do not fit (${refused.length})`,

@@ -2,6 +2,7 @@
 import { call, events } from "../api.js";
 import { attribute, fill, h, syncChildren, text } from "../dom.js";
 import { clock, plural } from "../format.js";
+import { adviceParts } from "../parts/advice.js";
 import { attempt } from "../parts/notes.js";
 
 const MAX_ROWS = 1000;
@@ -158,7 +159,7 @@ function row(event) {
       event.model && h("a", { href: `#/models/${encodeURIComponent(event.model)}` }, event.model),
       h("span", { class: "tag" }, event.kind.replace(/[._]/g, " ")),
     ),
-    h("p", {}, event.words),
+    h("p", {}, adviceParts(event.words)),
     evidence,
   );
 }
