@@ -36,6 +36,9 @@ export function replicaCard(live, name) {
   };
 }
 
+const ageWords = (isReady, seconds) =>
+  isReady ? `up ${duration(seconds)}` : `started ${duration(seconds)} ago`;
+
 function replicaRow(live, machine) {
   const chip = stateChip();
   const name = h("span", { class: "label" });
@@ -72,9 +75,7 @@ function replicaRow(live, machine) {
             bytes(one.bytes),
             `${tokens(one.context)} context`,
             one.grade,
-            since && one.ready_at
-              ? `up ${duration(live.now() - since)}`
-              : `started ${duration(live.now() - since)} ago`,
+            since && ageWords(one.ready_at !== null, live.now() - since),
           ]
         : [];
       const phase = one.progress
