@@ -46,7 +46,7 @@ export function edit(view) {
     try {
       const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: request.signal });
       if (request.signal.aborted) return;
-      text(
+      showAdvice(
         status,
         answer.reason
           ? `No plan: ${answer.reason}`
