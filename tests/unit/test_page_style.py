@@ -71,6 +71,13 @@ def test_lines_of_the_page_are_narrow(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC)))
+def test_no_text_of_the_page_spans_lines(path: Path) -> None:
+    """The gateway leaves out comments by lines."""
+    bare = TEXT.sub("", path.read_text())
+    assert not [line for line in bare.splitlines() if line.count("`") % 2]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC)))
 def test_names_of_the_page_can_be_searched_for(path: Path) -> None:
     assert vague_names(path.read_text()) == set()
 

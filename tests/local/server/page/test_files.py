@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.anyio
 
 # Compressed, as browsers get them.
 MAX_BYTES = 110_000
+COMMENT = re.compile(r" *(?://|/\*|\* |\*/)")
 VENDOR = FOLDER / "vendor"
 # Bytes that were added at the end of a library.
 CHANGES = {"uplot.js": b"\nexport default uPlot;\n"}
@@ -55,6 +57,27 @@ async def test_the_page_and_all_that_it_names_come_from_here_in_few_bytes(tmp_pa
         assert (again.status_code, again.content) == (304, b"")
 
 
+async def test_comments_stay_in_the_source(tmp_path: Path) -> None:
+    async with running(tmp_path, unused_script) as gateway:
+        index = (await gateway.client.get("/")).text
+        names = re.findall(r'(?:href|src)="(/page/\w+/([^"#]+\.(?:js|css)))"', index)
+        for address, name in names:
+            served = (await gateway.client.get(address)).text.splitlines()
+            source = (FOLDER / name).read_text().splitlines()
+            if name.startswith("vendor/"):
+                assert served == source
+                continue
+            # Nothing but comments is left out.
+            rest = iter(source)
+            skipped = [
+                line
+                for kept_line in served
+                for line in takewhile(lambda line, kept_line=kept_line: line != kept_line, rest)
+            ]
+            assert not [line for line in (*skipped, *rest) if not COMMENT.match(line)], name
+            assert not [line for line in served if re.match(r" *(?://|/\*)", line)], name
+
+
 async def test_no_other_file_is_served(tmp_path: Path) -> None:
     async with running(tmp_path, unused_script) as gateway:
         version = re.findall(r"/page/(\w+)/main.js", (await gateway.client.get("/")).text)[0]
@@ -75,10 +98,11 @@ async def test_a_client_that_accepts_no_compression_gets_the_same_bytes(tmp_path
     async with running(tmp_path, unused_script) as gateway:
         index = await gateway.client.get("/")
         [main] = re.findall(r'src="(/page/\w+/main.js)"', index.text)
+        compressed = await gateway.client.get(main)
         for accepted in ("identity", "br", "gzip;q=0"):
             plain = await gateway.client.get(main, headers={"accept-encoding": accepted})
             assert "content-encoding" not in plain.headers, accepted
-            assert plain.content == (FOLDER / "main.js").read_bytes()
+            assert plain.content == compressed.content
         head = await gateway.client.head(main)
         assert head.headers["content-encoding"] == "gzip"
 

@@ -21,6 +21,7 @@ const VIEWS = {
   search: ["Add a model", "#/add"],
   fits: ["Add a model", "#/add"],
 };
+const COMMAND = new RegExp("`([^`]+)`");
 // Names in texts that stand for any name.
 const PLACEHOLDERS = ["NAME", "WORDS"];
 
@@ -30,7 +31,7 @@ const PLACEHOLDERS = ["NAME", "WORDS"];
  * @returns {any[]} texts and elements
  */
 export function adviceParts(advice) {
-  return advice.split(/`([^`]+)`/).flatMap((piece, place) => {
+  return advice.split(COMMAND).flatMap((piece, place) => {
     if (place % 2 === 0) return piece;
     return piece
       .split("; ")
