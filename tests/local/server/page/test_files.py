@@ -69,11 +69,7 @@ async def test_comments_stay_in_the_source(tmp_path: Path) -> None:
                 continue
             # Nothing but comments is left out.
             rest = iter(source)
-            skipped = [
-                line
-                for kept_line in served
-                for line in takewhile(lambda line, kept_line=kept_line: line != kept_line, rest)
-            ]
+            skipped = [line for row in served for line in takewhile(row.__ne__, rest)]
             assert not [line for line in (*skipped, *rest) if not COMMENT.match(line)], name
             assert not [line for line in served if re.match(r" *(?://|/\*)", line)], name
 
