@@ -53,7 +53,7 @@ function commandPart(command) {
   if (program !== "fitserve") return h("code", {}, command);
   if (Object.hasOwn(VIEWS, verb)) {
     const [word, address] = VIEWS[verb];
-    return h("a", { href: address }, word);
+    return h("a", { href: address, class: "inline" }, word);
   }
   if (!Object.hasOwn(MODEL_PLACES, verb) || !name || PLACEHOLDERS.includes(name))
     return h("code", {}, command);
@@ -63,5 +63,9 @@ function commandPart(command) {
     .join(" ")
     .replaceAll("--", "");
   const address = `#/models/${encodeURIComponent(name)}${end}`;
-  return h("a", { href: address }, `${word} ${name}${wishes ? `: ${wishes}` : ""}`);
+  return h(
+    "a",
+    { href: address, class: "inline" },
+    `${word} ${name}${wishes ? `: ${wishes}` : ""}`,
+  );
 }

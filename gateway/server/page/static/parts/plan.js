@@ -34,7 +34,7 @@ export function planFigures(plan) {
     [
       "Context",
       tokens(plan.max_model_len.value),
-      `${number(memory.full_requests, 1)} requests of it fit`,
+      `${number(memory.full_requests, 1)} such requests fit`,
     ],
     [
       "Memory",

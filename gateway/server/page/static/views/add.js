@@ -113,7 +113,7 @@ export function add({ live }) {
     fill(
       nameNote,
       `${typedName} is there already: `,
-      h("a", { href: address }, `edit ${model.name}`),
+      h("a", { href: address, class: "inline" }, `edit ${model.name}`),
       ", or take another name.",
     );
   }

@@ -148,7 +148,7 @@ export function chat({ live }, fixed = "") {
   }
 
   function endWait() {
-    pending?.shown.wait("");
+    pending?.view.wait("");
     pending = null;
   }
 
