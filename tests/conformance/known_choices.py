@@ -45,6 +45,8 @@ UNKNOWN = "unknown"
 VERDICTS = ("right", "wrong", UNKNOWN)
 _GPU_BYTES = 24 << 30
 _ROUNDING = 1e-4  # of a share of memory
+# One capability of each kind that rules tell apart. Answers of fewer say nothing of the others.
+_GPU_KINDS = {"8.9", "9.0", "10.0", "12.0"}
 # The method of experts that the engine leaves unquantized without a word.
 _UNQUANTIZED = ["UnquantizedFusedMoEMethod", "triton"]
 # Settings of memory.yaml that say which prefill has graphs, and so how much is set aside.
@@ -188,9 +190,12 @@ def choices_of(
     loans: dict[str, list[str]] = defaultdict(list)
     for name, other in whole.items():
         loans[other].append(name)
+    everywhere = _conditions_on(_capabilities(answers, answers))
     found = [
         *(
-            KnownChoice(of="moe", where={"families": tuple(sorted(names))}, rules=other)
+            KnownChoice(
+                of="moe", where=everywhere | {"families": tuple(sorted(names))}, rules=other
+            )
             for other, names in loans.items()
         ),
         *(
@@ -281,8 +286,9 @@ def _backend_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, A
 def _capabilities(
     capabilities: Iterable[str], answers: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Conditions on the capability: whole families where all asked GPUs of it are alike."""
-    if {*capabilities} == {*answers}:
+    """Conditions on the capability: whole families where all asked GPUs of it are alike, and none
+    where GPUs of every kind are."""
+    if {*capabilities} == {*answers} and answers.keys() >= _GPU_KINDS:
         return ()
     found: list[str] = []
     for major in sorted({one.partition(".")[0] for one in capabilities}, key=int):
@@ -407,9 +413,13 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
     return {capability: found[capability] for capability in sorted(found, key=order)}
 
 
+def _conditions_on(capabilities: tuple[str, ...]) -> dict[str, Any]:
+    return {"capabilities": capabilities} if capabilities else {}
+
+
 def _conditions(case: Case, capabilities: tuple[str, ...], names: list[str]) -> dict[str, Any]:
     """The conditions of these cases, which differ in their names alone."""
-    where: dict[str, Any] = {"capabilities": capabilities} if capabilities else {}
+    where = _conditions_on(capabilities)
     if case.of == "attention_backends":
         return where | {"architectures": tuple(sorted(names))}
     where |= {"schemes": (case.kind,)}
