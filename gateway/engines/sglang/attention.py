@@ -147,10 +147,8 @@ def server_attention(
     """
     chunk = int(args.get("max-num-batched-tokens", 0))
     model = model_of(groups, architecture, rank.kv_dtype, rank.capability, gpu_bytes, chunk)
-    flags, fields = (
-        sorted(args.keys() & set(rules.unknown_with)),
-        sorted(config.keys() & set(rules.own_fields)),
-    )
+    flags = rules.undescribed_flags(args, model)
+    fields = sorted(config.keys() & set(rules.own_fields))
     if flags or fields:
         chosen = _unknown_selection(
             f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes"

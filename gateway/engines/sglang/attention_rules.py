@@ -11,6 +11,7 @@ from typing import Literal
 from gateway.domain import KnownChoice, Value
 from gateway.domain.base import Field
 from gateway.engines.common.rules.check import Check, RuleFile
+from gateway.engines.common.rules.subject import Subject
 
 BackendOption = Literal["attention", "prefill", "decode"]
 
@@ -105,6 +106,9 @@ class BackendRules(RuleFile):
         str, ...
     ] = ()  # backends to force where the engine's own choice is refused, best first
     unknown_with: tuple[str, ...]  # flags that decide, and that these rules do not describe
+    unknown_where: dict[str, tuple[Check, ...]] = Field(
+        {}, description="flag of `unknown_with` -> models that alone it decides for"
+    )
     models: tuple[BackendStep, ...]
     limits: tuple[BackendLimit, ...]
     defaults: tuple[BackendStep, ...]
@@ -119,6 +123,15 @@ class BackendRules(RuleFile):
     described: tuple[Check, ...] = Field(
         (), description="models whose backend a step names, where nothing else describes them"
     )
+
+    def undescribed_flags(self, flags: Iterable[str], model: Subject) -> list[str]:
+        """Those of these flags that decide for the model in a way that no rule describes."""
+        return sorted(
+            flag
+            for flag in set(flags) & set(self.unknown_with)
+            if flag not in self.unknown_where
+            or any(check.refusal(model) is None for check in self.unknown_where[flag])
+        )
 
     def with_choices(
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, BackendRules]

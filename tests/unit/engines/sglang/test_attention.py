@@ -104,6 +104,15 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
     assert all(row.backend is None and row.refused[0].reason for row in unknown)
 
 
+@pytest.mark.parametrize("version", SGLANG)
+def test_a_cache_without_prefixes_decides_for_states_on_data_center_blackwell(version: str) -> None:
+    args = {"disable-radix-cache": True}
+    for name, capability in (("qwen3-8b", "9.0"), ("qwen3-8b", "10.0"), ("qwen3.5-9b", "12.1")):
+        usual, without = (rows(version, name, capability, each)["full"] for each in ({}, args))
+        assert usual.backend == without.backend is not None
+    assert rows(version, "qwen3.5-9b", "10.0", args)["full"].status == "unknown"
+
+
 # --- plans ---
 
 
