@@ -58,6 +58,7 @@ from gateway.models.rank import Rank
 
 _STATES_SHARE = "mamba-full-memory-ratio"
 _STATE_DTYPE = "mamba-ssm-dtype"
+_MOST_TOKENS = "max-total-tokens"
 _STRATEGIES = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
 # The largest batch of decoding that gets a CUDA graph, as versions name it.
 _GRAPH_FLAGS = ("cuda-graph-max-bs-decode", "cuda-graph-max-bs")
@@ -172,6 +173,7 @@ class SglangRules(SglangKind):
             page,
             *_states_of(candidate, rules),
             matrices=str(args[_STATE_DTYPE]) if _STATE_DTYPE in args else None,
+            most_tokens=int(args[_MOST_TOKENS]) if _MOST_TOKENS in args else None,
         )
         if not pool.bytes_per_token and any(
             group.kind not in ("encoder", "vision") for group in pool.attention
@@ -286,10 +288,7 @@ class SglangRules(SglangKind):
     def _memory_parts(self, footprint: Footprint) -> tuple[int, int, int]:
         """Bytes that its processes take, that are free as it finds them before it loads, and that
         it reserves."""
-        begins, candidate = (
-            process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp),
-            footprint.candidate,
-        )
+        begins, candidate = _process_bytes(footprint), footprint.candidate
         host_bytes = max((left_bytes(gpu) for gpu in candidate.gpus), default=0)
         seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
         free = max(1, seen_bytes - begins)
@@ -297,9 +296,12 @@ class SglangRules(SglangKind):
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
-        begins = process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp)
+        begins = _process_bytes(footprint)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
         kv = max(0, budget_bytes - reserved - begins - weights_bytes)
+        most = footprint.candidate.args.get(_MOST_TOKENS)
+        if most is not None and not footprint.cache.states_per_request:
+            kv = min(kv, int(most) * per_token)
         return Memory(
             gpu_bytes=footprint.candidate.devices.least,
             budget_bytes=budget_bytes,
@@ -320,12 +322,8 @@ class SglangRules(SglangKind):
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
         """Where GPU and host share their memory, the tokens of the cache: a share of what is free
         at the start is more or less with each page that the host takes or frees."""
-        has_flag = "max-total-tokens" in candidate.engine.flags and memory.kv_tokens > 0
-        return (
-            {"max-total-tokens": memory.kv_tokens}
-            if candidate.has_unified_memory and has_flag
-            else {}
-        )
+        has_flag = _MOST_TOKENS in candidate.engine.flags and memory.kv_tokens > 0
+        return {_MOST_TOKENS: memory.kv_tokens} if candidate.has_unified_memory and has_flag else {}
 
     # Asked for each budget that is tried. Rules live as long as the process.
     @lru_cache(maxsize=16)  # noqa: B019
@@ -395,6 +393,11 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     buffered = strategy.startswith("extra_buffer") if strategy != "auto" else buffered
     slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
     return slots, None if most is None else int(most)
+
+
+def _process_bytes(footprint: Footprint) -> int:
+    ranks = _world(footprint.load.rank) * footprint.load.rank.pp
+    return process_bytes(ranks)
 
 
 def _world(rank: Rank) -> int:

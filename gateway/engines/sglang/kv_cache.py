@@ -28,9 +28,16 @@ class TokenPool(FrozenRecord, frozen=True):
     slots: int = 0  # states of a running request, with those kept of its prefixes; 0: no limit
     most_states: int | None = None  # a number by flags; None: those that a share of the bytes holds
     matrices: str | None = None  # --mamba-ssm-dtype
+    most_tokens: int | None = None  # --max-total-tokens
 
     def tokens(self, kv_bytes: int) -> int | None:
         """None: these layers are not known to these rules."""
+        count = self._tokens_of(kv_bytes)
+        if count is None or self.most_tokens is None:
+            return count
+        return min(count, self.most_tokens // self.page * self.page)
+
+    def _tokens_of(self, kv_bytes: int) -> int | None:
         return kv_tokens(
             self.rules,
             self.attention,
@@ -45,7 +52,7 @@ class TokenPool(FrozenRecord, frozen=True):
 
     @property
     def bytes_per_token(self) -> int:
-        tokens = self.tokens(_PROBE)
+        tokens = self._tokens_of(_PROBE)
         return _PROBE // tokens if tokens else 0
 
     @property

@@ -1,4 +1,5 @@
-"""CUDA graphs of decoding for the planned requests at once, where SGLang would capture fewer."""
+"""CUDA graphs of decoding for the planned requests at once, where SGLang would capture fewer, and
+flags that limit its cache."""
 
 from __future__ import annotations
 
@@ -77,3 +78,10 @@ def test_the_memory_of_more_graphs_is_counted() -> None:
     taken = more.memory.activation_bytes - usual.memory.activation_bytes
     assert taken == (256 - 32) * 2 * 1024**2
     assert more.memory.kv_tokens < usual.memory.kv_tokens
+
+
+def test_the_users_limit_of_tokens_is_the_cache() -> None:
+    plan = make_plan("h200", args={"max-total-tokens": 4096})
+    assert plan.memory.kv_tokens == plan.max_model_len.value == 4096
+    assert plan.memory.kv_bytes == 4096 * plan.memory.kv_bytes_per_token
+    assert "--max-total-tokens=4096" in plan.argv

@@ -169,6 +169,16 @@ def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:
     assert (narrow.tokens(10 * GIB) or 0) > tokens
 
 
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3.6-35b-a3b"])
+def test_no_more_tokens_than_a_flag_allows(name: str) -> None:
+    usual = pool(name)
+    limited = usual.evolve(most_tokens=4100, page=64)
+    assert (usual.tokens(10 * GIB) or 0) > 4096
+    assert limited.tokens(10 * GIB) == 4096
+    assert limited.tokens(10**6) == usual.evolve(page=64).tokens(10**6)
+    assert limited.bytes_per_token == usual.bytes_per_token
+
+
 def test_the_users_requests_number_the_states_without_a_radix_cache() -> None:
     def tokens(**args: Any) -> int:
         engine = PROFILES.engine(SGLANG_REF)
