@@ -397,7 +397,7 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
 
 def _process_bytes(footprint: Footprint) -> int:
     ranks = _world(footprint.load.rank) * footprint.load.rank.pp
-    return process_bytes(ranks)
+    return process_bytes(ranks, through_host=footprint.candidate.through_host)
 
 
 def _world(rank: Rank) -> int:

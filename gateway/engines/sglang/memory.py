@@ -24,8 +24,10 @@ _GIB_IN_MIB = 1024
 # CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
 # (benchmarks/notebook/performance.md).
 _PROCESS = 728 * MIB
-# Of more ranks NCCL too. Measured with vLLM on two H200; SGLang was not measured.
+# Of more ranks NCCL too. Measured with vLLM on two H200; SGLang was not measured there. On two
+# RTX 4090 without peer access SGLang took 0.19 GiB in all: a public log of 2026-04-14.
 _NCCL = 1024 * MIB
+_NCCL_THROUGH_HOST = 192 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
 # takes 10 % more.
 _VIT_LAYERS, _VIT_HIDDEN_SIZE = 24, 1024
@@ -214,10 +216,11 @@ def _vision_factor(model: ModelTraits) -> float:
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 
-def process_bytes(ranks: int) -> int:
+def process_bytes(ranks: int, *, through_host: bool = False) -> int:
     """Bytes that a rank's process takes of its GPU before SGLang reads the free memory, which the
     static fraction refers to."""
-    return _PROCESS + (_NCCL if ranks > 1 else 0)
+    nccl_bytes = _NCCL_THROUGH_HOST if through_host else _NCCL
+    return _PROCESS + (nccl_bytes if ranks > 1 else 0)
 
 
 def fraction_within(static: StaticMemory, free_bytes: int) -> float:
