@@ -6,7 +6,7 @@ for more requests than blocks, after loading and compiling (resolve_cudagraph_mo
 vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). Requests
 that surely have no state are refused, those that may have none get a warning. SGLang
 computes fewer requests at once than it was told (resolve_max_num_reqs in
-srt/mem_cache/kv_cache_configurator.py of 0.5.23).
+srt/mem_cache/kv_cache_configurator.py of 0.5.23), so that nothing is kept back for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _MAX_RESERVE_PARTS = 2
 # same plan.
 _STEPS = ((64, 8), (16, 4))
 _SOURCE = "state blocks"
+_MAY_REFUSE = "may refuse to start, or compute fewer"
 # The engine ends where more requests may come than its cache has states, if they have CUDA graphs.
 _TRAIT = "requests_within_states"
 # Levels without full graphs, which alone need a state for each request (OPTIMIZATION_LEVEL_00 and
@@ -74,7 +75,8 @@ def stateful_requests(
                 "memory model",
                 evidence=candidate.evidence.with_sizes(memory),
             )
-        return limit, f"{beyond}. The engine may refuse to start, or compute fewer."
+        effect = "computes no more" if candidate.rules.caps_requests else _MAY_REFUSE
+        return limit, f"{beyond}. The engine {effect}."
     requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
     reason = _reason(footprint, estimate.kv_bytes)
     if requests < estimate.expected:
@@ -143,6 +145,8 @@ def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
     expected = states // per_request
     if not expected:
         return None
+    if rules.caps_requests:
+        return _States(_round_down(expected), expected, expected, states, memory.kv_bytes)
     unsure = max(0, memory.high - rules.used_bytes(footprint, memory))
     gpus = footprint.candidate.gpus
     if gpus and gpus[0].capability in _MEASURED_CAPABILITIES:

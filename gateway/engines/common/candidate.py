@@ -358,6 +358,11 @@ class EngineRules(EngineKind, Protocol):
         """Whether the engine's sizes (ranks of tensor parallelism, requests and tokens at once) are
         those of all groups together."""
 
+    @property
+    def caps_requests(self) -> bool:
+        """Whether the engine computes fewer requests at once than it is told where its cache has
+        too few states, instead of ending or losing its CUDA graphs."""
+
     def runner(self, candidate: Candidate) -> int:
         """Number of the engine's model runner for this model."""
 

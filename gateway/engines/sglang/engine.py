@@ -241,6 +241,11 @@ class SglangRules(SglangKind):
         srt/server_args.py:2641 (0.5.10.post1)."""
         return True
 
+    @property
+    def caps_requests(self) -> bool:
+        """resolve_max_num_reqs in srt/mem_cache/kv_cache_configurator.py (0.5.23)."""
+        return True
+
     def runner(self, candidate: Candidate) -> int:
         return 1
 

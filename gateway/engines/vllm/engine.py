@@ -295,6 +295,11 @@ class VllmRules(VllmKind):
         """Each group has a scheduler of its own: DPEngineCoreProc in vllm/v1/engine/core.py."""
         return False
 
+    @property
+    def caps_requests(self) -> bool:
+        """resolve_cudagraph_mode_and_sizes in vllm/config/compilation.py (0.26.0)."""
+        return False
+
     def runner(self, candidate: Candidate) -> int:
         # The second runner cannot do ngram (_get_v2_model_runner_unsupported_features,
         # vllm/config/vllm.py).

@@ -221,6 +221,17 @@ def test_without_graphs_more_requests_wait_for_a_state() -> None:
     assert any("The engine may refuse" in text for text in plan.warnings)
 
 
+def test_an_engine_that_caps_requests_gets_those_that_are_expected() -> None:
+    plan = first("qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True)
+    reason = plan.max_num_seqs.reason
+    states, each = map(int, re.findall(r"about (\d+) state blocks .*, (\d+) for each", reason)[0])
+    assert states // each - 8 < plan.max_num_seqs.value <= states // each
+    args = {"max-running-requests": 1024}
+    many = first("qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True, args=args)
+    assert many.max_num_seqs.value == 1024
+    assert any(text.endswith("The engine computes no more.") for text in many.warnings)
+
+
 def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
     """Else each start would be followed by another plan."""
     plan = first("qwen-27b modelopt-nvfp4", "5090", VLLM_REF)
