@@ -110,7 +110,8 @@ class MoeRules(RuleFile):
     )  # by --moe-backend: the conditions for every GPU and for experts of any method
     undescribed: dict[Kind, tuple[str, ...]] = Field(
         default_factory=dict
-    )  # scheme -> values of --moe-backend that the engine takes and no rule describes
+    )  # scheme -> values of --moe-backend that the engine takes and no rule describes; "*": all
+    # that a method does not list
     variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend
 
     loans: tuple[MoeLoan, ...] = Field((), description="experts that other rules describe")
@@ -204,7 +205,8 @@ def choose_moe(
             return _unknown_choice(
                 f"what --moe-backend {forced} does with these experts is not known here"
             )
-        if forced in rules.undescribed.get(shape.scheme.kind, ()):
+        undescribed = rules.undescribed.get(shape.scheme.kind, ())
+        if forced in undescribed or ("*" in undescribed and forced not in method.forced):
             return _unknown_choice(f"these rules do not describe --moe-backend {forced}")
         if forced not in method.forced:
             reason = f"is not a choice for {shape.scheme.kind} experts"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.models.scheme import MoeShape, Scheme
+from gateway.profiles.profiles import Profiles
 from tests.conformance.moe_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
 from tests.support.examples import examples
@@ -150,6 +151,32 @@ def test_4_bit_experts_of_2880_in_groups_of_32_load_and_would_crash(version: str
     assert [product for product, _ in crash.crashes] == ["w13", "w2"]
     assert choice(2880, 64).status == "ok"
     assert choice(2944, 32).status == "ok"
+
+
+@pytest.mark.parametrize("version", ["0.5.10.post1", "0.5.23"])
+def test_triton_that_is_asked_of_sglang_computes_experts_of_16_and_8_bits(version: str) -> None:
+    """Their methods take the runner that is named: create_moe_runner in
+    srt/layers/quantization/unquant.py and fp8.py. Those of GPTQ assert that none is."""
+    engine = Profiles().engine(f"sglang=={version}")
+    rules = Profiles().rules([engine])[engine.ref].moe  # type: ignore[union-attr]
+
+    def choice(scheme: Scheme, origin: str, forced: str, capability: str) -> MoeChoice:
+        sizes: dict[str, Any] = {"hidden": 2048, "intermediate": 768, "experts": 128}
+        shape = MoeShape(
+            **sizes, scheme=scheme, origin=origin, dtype="bfloat16", routing="renormalize",
+            family="qwen3_moe",
+        )  # fmt: skip
+        return choose_moe(rules, shape, capability, forced=forced)
+
+    plain = (Scheme(kind="unquantized"), "")
+    block = (Scheme(kind="fp8_block", bits=8, group=128), "fp8")
+    gptq = (Scheme(kind="wna16", bits=4, group=128), "gptq")
+    for capability in ("9.0", "10.0"):
+        assert choice(*plain, "triton", capability).kernel == "triton"
+        assert choice(*block, "triton", capability).kernel == "triton"
+    assert choice(*block, "auto", "10.0").kernel == "flashinfer_trtllm"
+    for case in ((*plain, "flashinfer_cutlass"), (*block, "deep_gemm"), (*gptq, "triton")):
+        assert choice(*case, "9.0").status == "unknown"
 
 
 @pytest.mark.parametrize(
