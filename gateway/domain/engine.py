@@ -20,6 +20,9 @@ class Flag(Value):
     default: Scalar | None = None
     ours: bool = False
     same_as: str | None = Field(None, description="the flag that this is another name of")
+    keys: tuple[str, ...] | None = Field(
+        None, description="the only keys that its JSON object may have"
+    )
 
 
 class Install(Value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.domain import Engine, Flag, NodeRanks, Plan, Scalar
@@ -313,6 +313,8 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
         )
     if isinstance(typed, str):
         check_text(f"--{name}", typed, param="args")
+    if flag.keys is not None:
+        _check_keys(f"--{name} of {engine.ref}", json.loads(str(typed)), flag.keys)
     if flag.choices is not None and str(typed) not in flag.choices:
         near = _suggest_name(
             f"--{name} of {engine.ref} cannot be {_quote(value)}", str(typed), flag.choices
@@ -326,6 +328,15 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
             param="args",
         )
     return typed
+
+
+def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
+    hint = f"It is an object of: {', '.join(keys)}."
+    if not isinstance(document, dict):
+        raise BadFlag(f"{flag} takes a JSON object, not a list.", hint=hint, param="args")
+    if closed := sorted(document.keys() - set(keys)):
+        mistake = f"{flag} cannot set {_quote(closed[0])}: only what extends a context is open."
+        raise BadFlag(mistake, hint=hint, param="args")
 
 
 def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:

@@ -1,6 +1,7 @@
 """The model as flags of the user change it: its config, its task and its limits. Pure.
 
-Sources: hf_overrides, _get_runner_type and _get_convert_type in vllm/config/model.py of 0.33.0.
+Sources: hf_overrides, _get_runner_type and _get_convert_type in vllm/config/model.py of 0.33.0;
+model_override_args in srt/utils/hf_transformers/config.py of SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from gateway.errors import BadModel, BadRequest
 from gateway.models.spec import read_model, without_head
 from gateway.models.task import classifying_task
 
-_CONFIG = "hf-overrides"
-_PLACE = f"config.json or --{_CONFIG}"
+# Fields of config.json, as vLLM and SGLang take them.
+CONFIG_FLAGS = ("hf-overrides", "json-model-override-args")
 # Fields of a ModelSpec that follow from config.json alone.
 _CONFIG_FIELDS = (
     *("architecture", "model_type", "task", "dtype", "max_position", "open_limit", "guessed"),
@@ -30,9 +31,9 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
     Exact sizes of the weight files stay.
     """
     flags = {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
-    config = _object(flags.get(_CONFIG))
-    if config:
-        spec = _with_config(spec, _merge(spec.config, config))
+    for flag in CONFIG_FLAGS:
+        if config := _object(flags.get(flag)):
+            spec = _with_config(spec, _merge(spec.config, config), flag)
     for flag in _TASK_FLAGS:
         task = {
             "embed": "embed",
@@ -65,7 +66,7 @@ def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return merged
 
 
-def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
+def _with_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpec:
     hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
     # Another architecture has another structure.
     has_same_class = config.get("architectures") == spec.config.get("architectures")
@@ -74,18 +75,17 @@ def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
         read = read_model(*facts, spec.structure if has_same_class else "")
     except BadModel as error:
         raise BadRequest(
-            f"--{_CONFIG} makes no model of {spec.source}: {error.message}",
+            f"--{flag} makes no model of {spec.source}: {error.message}",
             hint="Correct the flag, or leave it out.",
             param="args",
         ) from None
+    place = f"config.json or --{flag}"
     changed = spec.evolve(
         **{name: getattr(read, name) for name in _CONFIG_FIELDS},
         quant=read.quant or spec.quant,
         sources={
-            "config": _PLACE,
-            **{
-                name: source.replace("config.json", _PLACE) for name, source in read.sources.items()
-            },
+            "config": place,
+            **{name: source.replace("config.json", place) for name, source in read.sources.items()},
         },
     )
     return changed if changed.generates else without_head(changed)

@@ -84,6 +84,12 @@ NARROWED_FLAGS = {
     ),
 }
 
+# Flags whose JSON object may have these keys alone: others of config.json name code, or a tower to
+# fetch.
+NARROWED_OBJECTS = {
+    "json-model-override-args": "max_position_embeddings rope_parameters rope_scaling",
+}
+
 
 # Hints for flags that have an option of fitserve.
 SUBSTITUTES = {
@@ -121,6 +127,8 @@ def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
     (gateway/planner/flags.py)."""
     if "same_as" in question:
         return question
+    if name in NARROWED_OBJECTS:
+        return {"type": "json", "keys": NARROWED_OBJECTS[name].split()}
     choices = question["choices"]
     if name in NARROWED_FLAGS:
         allowed = NARROWED_FLAGS[name].split()

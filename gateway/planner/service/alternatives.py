@@ -17,6 +17,7 @@ from gateway.domain.record import FrozenRecord
 from gateway.domain.units import plural
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import REPOSITORY, Hub
+from gateway.planner.overrides import CONFIG_FLAGS
 from gateway.planner.sizes import lacks, wanted_context
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ _OPTIONS = {
 }
 # Verdicts that no option of the wish cures.
 _CURELESS_VERDICTS = {"unsupported_architecture", "driver_too_old", "unsupported_platform"}
-_CONFIG = "hf-overrides"
 # Model cards name no larger factor (Qwen2.5, Qwen3).
 _MAX_YARN_FACTOR = 4
 _BITS = {"fp8": 8, "awq": 4}
@@ -178,13 +178,13 @@ def _extension(unplanned: Unplanned) -> str:
     """The flag that extends the model's context to the wished one by YaRN, with its plan; "": none
     does. Only plain rotary embeddings are extended.
 
-    Versions of vLLM read a scaled limit or `max_position_embeddings`: both are set. SGLang's flag
-    for this is closed to users.
+    Versions of vLLM read a scaled limit or `max_position_embeddings`, SGLang the latter: both are
+    set.
     """
     spec, wish = unplanned.spec, unplanned.wish
     least, limit, config = wish.least_context, spec.max_position, spec.config
     is_plain = config.get("rope_theta") is not None and not config.get("rope_scaling")
-    is_overridden = any(name.replace("_", "-") == _CONFIG for name in wish.args)
+    is_overridden = any(name.replace("_", "-") in CONFIG_FLAGS for name in wish.args)
     if least is None or least <= limit or not is_plain or is_overridden:
         return ""
     factor = math.ceil(least / limit)
@@ -198,10 +198,10 @@ def _extension(unplanned: Unplanned) -> str:
         "rope_theta": config["rope_theta"],
     }
     override = json.dumps({"max_position_embeddings": factor * limit, "rope_scaling": scaling})
-    plan = _first_plan(unplanned, wish.evolve(args={**wish.args, _CONFIG: override}))
-    if plan is None:
-        return ""
-    return f"`--arg '{_CONFIG}={override}'` (YaRN; answers change): {_plan_words(plan)}"
+    for flag in CONFIG_FLAGS:
+        if plan := _first_plan(unplanned, wish.evolve(args={**wish.args, flag: override})):
+            return f"`--arg '{flag}={override}'` (YaRN; answers change): {_plan_words(plan)}"
+    return ""
 
 
 def _first_plan(unplanned: Unplanned, wish: Wish) -> Plan | None:

@@ -29,6 +29,7 @@ FLAGS = {
     "dtype": Flag(type="str", choices=("auto", "half")),
     "role": Flag(type="str"),
     "hf-overrides": Flag(type="json"),
+    "rope": Flag(type="json", keys=("rope_scaling",)),
     "host": Flag(type="str", ours=True),
     "model": Flag(type="str"),
     "api-key": Flag(type="str", ours=True),
@@ -266,6 +267,8 @@ WRONG: list[tuple[str, Scalar, str]] = [
     ("hf-overrides", "[NaN]", "takes a JSON object or list"),
     ("hf-overrides", "[" * 5000, "takes a JSON object or list"),
     ("hf-overrides", "[" + "0," * 4090 + "0]", "too long"),
+    ("rope", "[]", "takes a JSON object, not a list"),
+    ("rope", '{"rope_scaling": {}, "auto_map": {}}', "cannot set 'auto_map'"),
 ]
 
 

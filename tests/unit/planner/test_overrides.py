@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from gateway.domain import Decision
+from gateway.domain import Decision, Engine, Scalar
 from gateway.errors import BadRequest
 from gateway.planner.overrides import apply_overrides
 from gateway.profiles.profiles import Profiles
@@ -17,6 +18,7 @@ from tests.support.published import published_model
 from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
+ENGINE = PROFILES.engine(VLLM_REF)
 RERANKER = {
     "architectures": ["Qwen3ForSequenceClassification"],
     "classifier_from_token": ["no", "yes"],
@@ -24,8 +26,7 @@ RERANKER = {
 }
 
 
-def make_decision(**args: Any) -> Decision:
-    engine = PROFILES.engine(VLLM_REF)
+def make_decision(args: Mapping[str, Scalar] = {}, engine: Engine = ENGINE) -> Decision:
     return decide(
         published_model("qwen3-8b"),
         machine("8xh100"),
@@ -38,7 +39,7 @@ def make_decision(**args: Any) -> Decision:
 
 def test_a_language_model_becomes_a_reranker() -> None:
     plain = make_decision().plans[0]
-    best = make_decision(**{"hf-overrides": json.dumps(RERANKER)}).plans[0]
+    best = make_decision({"hf-overrides": json.dumps(RERANKER)}).plans[0]
     assert (plain.model.task, best.model.task) == ("generate", "rerank")
     # The output head is not loaded: a 151936 x 4096 matrix in 16 bits.
     assert plain.memory.weights_bytes - best.memory.weights_bytes == 151936 * 4096 * 2
@@ -60,12 +61,25 @@ def test_flags_change_the_task(args: dict[str, str], task: str) -> None:
 
 
 def test_an_override_changes_the_limit_and_says_so() -> None:
-    best = make_decision(**{"hf-overrides": '{"max_position_embeddings": 8192}'}).plans[0]
+    best = make_decision({"hf-overrides": '{"max_position_embeddings": 8192}'}).plans[0]
     assert best.max_model_len.value == 8192
     assert best.max_model_len.source == "max_position_embeddings in config.json or --hf-overrides"
     rope = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}
     longer = apply_overrides(published_model("qwen3-8b"), {"hf-overrides": json.dumps(rope)})
     assert longer.max_position == 2 * 40960
+
+
+def test_sglang_reads_the_length_beside_a_scaled_rope() -> None:
+    """get_context_length multiplies no length that has an original one beside it."""
+    engine = PROFILES.engine("sglang==0.5.23")
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40960}
+
+    def context(**config: Any) -> int:
+        args: dict[str, Scalar] = {"json-model-override-args": json.dumps(config)}
+        return int(make_decision(args, engine).plans[0].max_model_len.value)
+
+    assert context(rope_scaling=rope) == 40960
+    assert context(rope_scaling=rope, max_position_embeddings=163840) == 163840
 
 
 def test_objects_inside_are_merged() -> None:

