@@ -58,7 +58,7 @@ from gateway.models.rank import Rank
 
 _STATES_SHARE = "mamba-full-memory-ratio"
 _STATE_DTYPE = "mamba-ssm-dtype"
-_MOST_TOKENS = "max-total-tokens"
+_POOL_LIMIT = "max-total-tokens"
 _STRATEGIES = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
 # The largest batch of decoding that gets a CUDA graph, as versions name it.
 _GRAPH_FLAGS = ("cuda-graph-max-bs-decode", "cuda-graph-max-bs")
@@ -173,7 +173,7 @@ class SglangRules(SglangKind):
             page,
             *_states_of(candidate, rules),
             matrices=str(args[_STATE_DTYPE]) if _STATE_DTYPE in args else None,
-            most_tokens=int(args[_MOST_TOKENS]) if _MOST_TOKENS in args else None,
+            most_tokens=int(args[_POOL_LIMIT]) if _POOL_LIMIT in args else None,
         )
         if not pool.bytes_per_token and any(
             group.kind not in ("encoder", "vision") for group in pool.attention
@@ -304,7 +304,7 @@ class SglangRules(SglangKind):
         begins = _process_bytes(footprint)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
         kv = max(0, budget_bytes - reserved - begins - weights_bytes)
-        most = footprint.candidate.args.get(_MOST_TOKENS)
+        most = footprint.candidate.args.get(_POOL_LIMIT)
         if most is not None and not footprint.cache.states_per_request:
             kv = min(kv, int(most) * per_token)
         return Memory(
@@ -327,8 +327,8 @@ class SglangRules(SglangKind):
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
         """Where GPU and host share their memory, the tokens of the cache: a share of what is free
         at the start is more or less with each page that the host takes or frees."""
-        has_flag = _MOST_TOKENS in candidate.engine.flags and memory.kv_tokens > 0
-        return {_MOST_TOKENS: memory.kv_tokens} if candidate.has_unified_memory and has_flag else {}
+        has_flag = _POOL_LIMIT in candidate.engine.flags and memory.kv_tokens > 0
+        return {_POOL_LIMIT: memory.kv_tokens} if candidate.has_unified_memory and has_flag else {}
 
     # Asked for each budget that is tried. Rules live as long as the process.
     @lru_cache(maxsize=16)  # noqa: B019
