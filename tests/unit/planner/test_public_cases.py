@@ -1,4 +1,5 @@
-"""Public reports of starts that engines refused or that ran short, as plans must foresee them.
+"""Public reports of starts that engines refused or that ran short, and sizes that public logs name,
+as plans must foresee them.
 
 Each outcome is the report's own, and holds for the engine's code of the planned version. Figures of
 memory are those of the engines' logs of 2026: weights within 2 %, the KV cache within 10 %. Where a
@@ -329,3 +330,109 @@ def test_either_model_runner_has_its_own_room(runner: str) -> None:
     memory = decision_of(start, env).plans[0].memory
     assert memory is not None
     assert memory.kv_tokens == pytest.approx(RUNNERS[runner], rel=0.03)
+
+
+# --- sizes that logs of SGLang name ---
+
+
+class SglangStart(NamedTuple):
+    """Sizes of a start of SGLang. requests: at once, by its states of recurrent layers."""
+
+    source: str
+    fields: Mapping[str, Any]
+    hardware: str
+    version: str
+    wanted: Mapping[str, Any]
+    weights_gib: float
+    tokens: int
+    requests: int | None = None
+    backend: str = ""
+    experts: str = ""  # their runner
+
+
+QWEN_27B = config(
+    "qwen3.5-9b",
+    text_config=config("qwen3.5-9b")["text_config"]
+    | {
+        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
+        "num_attention_heads": 24, "linear_num_value_heads": 48,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
+    },
+    vision_config=config("qwen3.5-9b")["vision_config"] | {"out_hidden_size": 5120},
+    # The publisher leaves these layers and the tower in 16 bits.
+    quantization_config=FP8
+    | {
+        "ignored_layers": [
+            "lm_head",
+            *(
+                f"model.visual.blocks.{number}.{part}"
+                for number in range(27)
+                for part in ("attn.proj", "attn.qkv", "mlp.linear_fc1", "mlp.linear_fc2")
+            ),
+            *(
+                f"model.language_model.layers.{number}.linear_attn.in_proj_{part}"
+                for number in range(64)
+                for part in "ab"
+            ),
+        ]
+    },
+)  # fmt: skip
+SHARE = "mem-fraction-static"
+SGLANG_STARTS = (
+    SglangStart(
+        "Qwen3-32B on one H100, 2026-10",
+        QWEN3_32B, "8xh100", "0.5.19",
+        {"tensor_parallel": 1, "context": 8192, "args": {SHARE: 0.9}},
+        61.07, 39_078,
+    ),
+    SglangStart(
+        "Qwen3.8-27B-FP8 on one H100, 2026-08-22",
+        QWEN_27B, "8xh100", "0.5.18",
+        {"tensor_parallel": 1, "text_only": True, "args": {SHARE: 0.85}},
+        28.47, 330_323, 24, "fa3",
+    ),
+    SglangStart(
+        "Qwen3.6-27B-FP8 on one RTX PRO 6000, 2026-05-09",
+        QWEN_27B, "rtx-pro-6000", "0.5.11", {"text_only": True, "args": {SHARE: 0.8}},
+        28.47, 403_904,
+    ),
+    SglangStart(
+        "Qwen3-30B-A3B-FP8 on one H100, 2026-08-27",
+        config("qwen3-30b-a3b", quantization_config=FP8), "8xh100", "0.5.18",
+        {"tensor_parallel": 1, "args": {"attention-backend": "triton"}},
+        29.15, 392_920, None, "triton",
+    ),
+    SglangStart(
+        "Qwen3-8B on one B200, 2026-04-27",
+        config("qwen3-8b"), "8xb200", "0.5.10.post1", {"tensor_parallel": 1},
+        15.28, 992_896, None, "trtllm_mha",
+    ),
+    SglangStart(
+        "Qwen3.5-9B on two RTX 4090, 2026-04-14",
+        config("qwen3.5-9b"), "2x4090", "0.5.10.post1",
+        {"tensor_parallel": 2, "text_only": True, "args": {SHARE: 0.8}},
+        8.85, 327_310, 60, "flashinfer",  # 62 in the log: plans take steps of four
+    ),
+    SglangStart(
+        "Qwen3-30B-A3B on one RTX PRO 6000, with its tokens, backend and runner named",
+        config("qwen3-30b-a3b"), "rtx-pro-6000", "0.5.13",
+        {
+            "args": {
+                SHARE: 0.9, "max-total-tokens": 4096, "disable-cuda-graph": True,
+                "attention-backend": "triton", "moe-runner-backend": "triton",
+            },
+        },
+        56.89, 4096, None, "triton", "triton",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("start", SGLANG_STARTS, ids=lambda start: start.source)
+def test_a_plan_foresees_what_a_log_says(start: SglangStart) -> None:
+    ref = f"sglang=={start.version}"
+    plan = make_decision(dict(start.fields), start.hardware, ref, **start.wanted).plans[0]
+    assert plan.memory.weights_bytes / GIB == pytest.approx(start.weights_gib, rel=0.02)
+    assert plan.memory.kv_tokens == pytest.approx(start.tokens, rel=0.03)
+    assert start.requests in (None, plan.max_num_seqs.value)
+    assert start.backend in ("", *(row.backend for row in plan.attention))
+    assert start.experts in ("", *(row.kernel for row in plan.kernels if "expert" in row.layer))
