@@ -39,6 +39,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max-num-seqs": (1, 10**6),
     "max-num-batched-tokens": (1, 10**9),
     "block-size": (1, 2**16),
+    "max-total-tokens": (1, 10**9),
     "gpu-memory-utilization": (0.01, 1),
     CACHE_BYTES: (1, 2**50),
 }
@@ -335,7 +336,9 @@ def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
     if not isinstance(document, dict):
         raise BadFlag(f"{flag} takes a JSON object, not a list.", hint=hint, param="args")
     if closed := sorted(document.keys() - set(keys)):
-        mistake = f"{flag} cannot set {_quote(closed[0])}: only what extends a context is open."
+        mistake = (
+            f"{flag} cannot set {_quote(closed[0])}: only fields for longer contexts are open."
+        )
         raise BadFlag(mistake, hint=hint, param="args")
 
 

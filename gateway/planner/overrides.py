@@ -12,11 +12,14 @@ from typing import Any
 
 from gateway.domain import ModelSpec, Scalar
 from gateway.errors import BadModel, BadRequest
+from gateway.models.families.config import Fields
+from gateway.models.families.text_config import text_of
 from gateway.models.spec import read_model, without_head
 from gateway.models.task import classifying_task
 
 # Fields of config.json, as vLLM and SGLang take them.
-CONFIG_FLAGS = ("hf-overrides", "json-model-override-args")
+_FLAT_FLAG = "json-model-override-args"
+CONFIG_FLAGS = ("hf-overrides", _FLAT_FLAG)
 # Fields of a ModelSpec that follow from config.json alone.
 _CONFIG_FIELDS = (
     *("architecture", "model_type", "task", "dtype", "max_position", "open_limit", "guessed"),
@@ -32,7 +35,12 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
     """
     flags = {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
     for flag in CONFIG_FLAGS:
-        if config := _object(flags.get(flag)):
+        config = _object(flags.get(flag))
+        if config and flag == _FLAT_FLAG:
+            # The outer fields of a nested config never reach its text model.
+            if not text_of(Fields(spec.config, spec.source)).is_nested:
+                spec = _with_config(spec, {**spec.config, **config}, flag)
+        elif config:
             spec = _with_config(spec, _merge(spec.config, config), flag)
     for flag in _TASK_FLAGS:
         task = {

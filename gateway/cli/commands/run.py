@@ -21,7 +21,7 @@ from gateway.visible import visible_line
 # The exit code of a command that Ctrl-C ended.
 _INTERRUPT_EXIT_CODE = 130
 _POLL_S = 0.3
-# A model that stops is loaded again after its end.
+_STOP_STATES = ("stopping", "stopped")
 _FINAL_STATES = ("quarantined",)
 # In these states a request gets an answer or an error.
 _ANSWER_STATES = ("ready", "no_plan", "unreachable")
@@ -122,20 +122,23 @@ def _wait_until_ready(name: str) -> Any:
     """The view of the model once it can answer. Raises NotReady if it cannot be served."""
     import time
 
-    started, reports = False, WaitReports(name)
+    # Only a model that was stopped before is loaded. Its owner may stop it during the wait.
+    may_load, was_loading, reports = True, False, WaitReports(name)
     with status() as show_status:
         while True:
             view = call("GET", model_path(name))
             if view["state"] in _ANSWER_STATES:
                 return view
-            if view["state"] == "stopped" and not started:
-                started = True
+            if view["state"] == "stopped" and may_load:
+                may_load = False
                 call("POST", model_path(name, "/start"))
-            elif view["state"] in _FINAL_STATES:
+            elif view["state"] in _FINAL_STATES or (view["state"] == "stopped" and was_loading):
                 raise NotReady(
                     f"{name} cannot be served: {visible_line(view['detail']).rstrip('.')}.",
                     hint=f"`fitserve show {name}` shows the details.",
                 )
+            if view["state"] not in _STOP_STATES:
+                may_load, was_loading = False, True
             if line := reports.line(view, time.monotonic()):
                 show_status(line)
             time.sleep(_POLL_S)

@@ -37,10 +37,12 @@ _GEMMA_FRAMES, _GEMMA_FRAME_TOKENS, _GEMMA_FRAME_MARKS = 32, 70, 8
 _GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")
 _MEDIA_FLAGS = frozenset({"language-model-only", "limit-mm-per-prompt"})
 _ITEM_LIMIT = 999  # the engine's limit of items in a prompt
+# No field of a tower has a larger value.
+_LARGEST_FIELD = 10**6
 
 
 class _Item(NamedTuple):
-    """The largest item: tokens of the language model, and patches of the tower."""
+    """The largest item: tokens of the language model, at least 1, and patches of the tower."""
 
     tokens: int
     patches: int
@@ -106,9 +108,8 @@ def _find_item(
         if family in _QWEN_VIDEOS and videos:
             tokens *= max(1, min(_QWEN_FRAME_PAIRS, _length(spec, args) // tokens))
         elif not images:
-            tokens = _QWEN_VIDEO_PIXELS // 2 // of_token
+            tokens = max(1, _QWEN_VIDEO_PIXELS // 2 // of_token)
         return _Item(tokens, tokens * merge**2)
-    side = _number(vision, "image_size", 0) // patch
     if tower == "gemma4_vision":
         pool = _number(vision, "pooling_kernel_size", 3) ** 2
         if videos:
@@ -117,11 +118,15 @@ def _find_item(
             return _Item(tokens, frames * _GEMMA_FRAME_TOKENS * pool)
         tokens = _number(vision, "default_output_length", 280)
         return _Item(tokens, tokens * pool)
+    side = _number(vision, "image_size", 0) // patch
     if family == "gemma3" and side:
         return _Item(_number(spec.config, "mm_tokens_per_image", 256), side**2)
-    if tower == "pixtral" and side:
-        rows = side // _number(spec.config, "spatial_merge_size", 2)
-        return _Item(rows * (rows + 1), side**2)
+    if tower == "pixtral":
+        side = _number(vision, "image_size", 1024) // _number(vision, "patch_size", 16)
+        # Models without the field, such as Llava's, merge nothing: pixtral.py.
+        merge = _number(spec.config, "spatial_merge_size", 2 if family == "mistral3" else 1)
+        rows = max(1, side // merge)
+        return _Item(rows * (rows + 1), max(1, side) ** 2)
     return None
 
 
@@ -177,4 +182,4 @@ def _object(value: Scalar | None) -> dict[str, Any]:
 
 def _number(fields: Mapping[str, Any], name: str, usual: int) -> int:
     value = fields.get(name)
-    return value if type(value) is int and value > 0 else usual
+    return value if type(value) is int and 0 < value <= _LARGEST_FIELD else usual

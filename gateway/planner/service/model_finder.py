@@ -230,6 +230,10 @@ class ModelFinder:
             decision = self._planner.decide_on(wish, *self._machine)
         except FitserveError as error:
             return judged.evolve(why=error.message)
+        except Exception as error:
+            # One odd repository leaves the others their verdicts.
+            fault = type(error).__name__
+            return judged.evolve(why=f"The planner failed: {fault}. This is a fault of fitserve.")
         if not decision.plans:
             return judged.evolve(why=cause(decision), form=_form(spec.quant))
         return _with_plan(judged, decision, spec, wish)

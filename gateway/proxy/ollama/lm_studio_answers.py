@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.proxy.ollama.ollama_answers import LOADED_STATES
 from gateway.proxy.routing.table import ModelCard
 
 PREFIX = "/api/v0/"
 MODELS = "/api/v0/models"
-_LOADED_STATES = ("ready", "degraded")
 
 
 def models(listed: Mapping[str, Any], facts: Mapping[str, ModelCard]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def models(listed: Mapping[str, Any], facts: Mapping[str, ModelCard]) -> dict[st
 def model(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
     """The answer of /api/v0/models/MODEL. An unknown fact is an empty text, or left out."""
     context = card.get("max_model_len")
-    is_loaded = card.get("state") in _LOADED_STATES
+    is_loaded = card.get("state") in LOADED_STATES
     return {
         "id": card["id"],
         "object": "model",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gateway.proxy.routing.table import ModelCard
 
 _NANOSECONDS = 10**9
-_LOADED_STATES = ("ready", "degraded")
+LOADED_STATES = ("ready", "degraded")
 _COUNT_UNITS = {"B": 10**9, "M": 10**6, "K": 10**3}
 # Clients take such a time ahead as no end.
 _CENTURY_S = 100 * 365 * 86_400.0
@@ -146,7 +146,7 @@ def models(
         of_model = facts.get(card["id"], ModelCard())
         if not loaded_only:
             rows.append(_model(card, of_model) | {"size": of_model.weights_bytes or 0})
-        elif card.get("state") in _LOADED_STATES:
+        elif card.get("state") in LOADED_STATES:
             rows.append(_model(card, of_model) | _stay_fields(of_model, now))
     return {"models": rows}
 

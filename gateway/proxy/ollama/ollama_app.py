@@ -290,8 +290,11 @@ class _OllamaCall:
     def _inner_request(self, method: str, path: str, body: bytes) -> Any:
         return inner_request(self._caller, method, path, self._headers, body)
 
-    def _served_name(self, name: str) -> str:
-        """The name of a model, with or without the tag `:latest` as it is known here."""
+    def _served_name(self, name: Any) -> str:
+        """The name of a model, with or without the tag `:latest` as it is known here. Raises
+        NotFound."""
+        if not isinstance(name, str):
+            raise NotFound("The request names no model.", hint="See /api/tags.")
         routes = self._plane.routes.table.models
         short = name.removesuffix(_DEFAULT_TAG)
         spellings = (name, short, short + _DEFAULT_TAG)

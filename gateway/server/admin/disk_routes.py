@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -12,7 +11,6 @@ from pydantic import Field
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import ModelRef, Value
 from gateway.models.catalog.disk import DiskJob, read_disk, revision_bytes, revision_of
-from gateway.models.catalog.hub_cache import HubCache
 from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -116,9 +114,9 @@ async def disk(request: Request) -> DiskView:
 @router.get("/disk/models")
 async def disk_of_models(request: Request) -> ModelsOnDisk:
     """The revisions on the disk of each model. No other repository and no engine is read."""
-    models = gateway_of(request).loop.fleet.models
+    parts = gateway_of(request)
+    models, cache = parts.loop.fleet.models, parts.hub.disk
     by_model = {name: sorted(revisions(model)) for name, model in models.items()}
-    cache = HubCache(Path(_job(request).cache), Path(_job(request).notes))
 
     def read() -> ModelsOnDisk:
         rows = {

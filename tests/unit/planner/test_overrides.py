@@ -82,6 +82,19 @@ def test_sglang_reads_the_length_beside_a_scaled_rope() -> None:
     assert context(rope_scaling=rope, max_position_embeddings=163840) == 163840
 
 
+def test_sglang_replaces_the_outer_fields_alone() -> None:
+    """`update` of a dictionary (get_config in hf_transformers/config.py, 0.5.23)."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40960}
+    spec = published_model("qwen3-8b")
+    spec = spec.evolve(config={**spec.config, "rope_scaling": rope})
+    flag = {"json-model-override-args": '{"rope_scaling": {"factor": 8.0}}'}
+    assert apply_overrides(spec, flag).config["rope_scaling"] == {"factor": 8.0}
+    # The text model of a nested config has fields of its own.
+    nested = published_model("qwen3.5-9b")
+    flag = {"json-model-override-args": json.dumps({"rope_scaling": rope})}
+    assert apply_overrides(nested, flag) == nested
+
+
 def test_objects_inside_are_merged() -> None:
     spec = apply_overrides(
         published_model("qwen2.5-vl-7b"), {"hf-overrides": '{"vision_config": {"depth": 2}}'}

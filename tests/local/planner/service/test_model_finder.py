@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import ModelSpec, Quant, Wish
+from gateway.domain import Decision, ModelSpec, Quant, Wish
 from gateway.errors import BadModel, BadRequest
 from gateway.models.catalog.hub import Hub
 from gateway.models.catalog.hub_search import FoundModel
@@ -158,6 +158,22 @@ def test_each_use_has_models_that_can_do_it(
     hub: FakeHub, tmp_path: Path, use: str, names: set[str]
 ) -> None:
     assert {model.name for model in judge_all(hub, tmp_path, use=use)} == names
+
+
+def test_a_model_that_the_planner_stumbles_over_leaves_the_others_their_verdicts(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide_on = OfflinePlanner.decide_on
+
+    def decide(planner: OfflinePlanner, wish: Wish, *machine: Any) -> Decision:
+        if wish.source == "qwen/plain-8b":
+            raise ZeroDivisionError
+        return decide_on(planner, wish, *machine)
+
+    monkeypatch.setattr(OfflinePlanner, "decide_on", decide)
+    models = {model.name: model for model in judge_all(hub, tmp_path, use="chat")}
+    assert "ZeroDivisionError" in models["qwen/plain-8b"].why
+    assert models["qwen/small-1b"].fits
 
 
 def make_group(name: str, size: float, **fields: Any) -> list[JudgedModel]:

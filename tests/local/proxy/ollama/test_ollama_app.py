@@ -118,7 +118,8 @@ async def test_the_lists_of_lm_studio_are_answered(tmp_path: Path) -> None:
         (row,) = listed["data"]
         assert (row["id"], row["state"], row["arch"]) == ("m", "loaded", "llama")
         assert (await gateway.client.get("/api/v0/models/m")).json() == row
-        assert (await gateway.client.get("/api/v0/models/nosuch")).status_code == 404
+        for path in ("/api/v0/models/nosuch", "/api/v0/models/"):
+            assert (await gateway.client.get(path)).status_code == 404
         pointer = await ask(gateway.client, "/api/v0/chat/completions", 404, model="m")
         assert "/v1/chat/completions" in pointer["error"]
 

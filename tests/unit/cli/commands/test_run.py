@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.commands import run
+from gateway.errors import NotReady
 
 
 @pytest.mark.parametrize(
@@ -17,16 +18,38 @@ def test_a_model_that_stops_is_loaded_again(
     monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...]
 ) -> None:
     """`fitserve run` right after `fitserve stop` was refused."""
-    left, calls = list(states), []
+    posts = answer_states(monkeypatch, states)
+    assert run._wait_until_ready("m")["state"] == "ready"
+    assert posts == ["/admin/models/m/start"]
+
+
+@pytest.mark.parametrize(
+    ("states", "starts"),
+    [
+        (("starting", "stopping", "stopped"), 0),
+        (("stopped", "stopped", "starting", "stopped"), 1),
+    ],
+)
+def test_a_stop_during_the_wait_ends_it(
+    monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...], starts: int
+) -> None:
+    posts = answer_states(monkeypatch, states)
+    with pytest.raises(NotReady, match="stopped"):
+        run._wait_until_ready("m")
+    assert len(posts) == starts
+
+
+def answer_states(monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...]) -> list[str]:
+    """Answer looks at the model with these states. Returns the paths of the orders."""
+    left, posts = list(states), list[str]()
 
     def call(method: str, path: str) -> Any:
-        calls.append((method, path))
         if method == "POST":
+            posts.append(path)
             return {}
         state = left.pop(0)
         return {"name": "m", "state": state, "detail": state, "replicas": [], "change": None}
 
     monkeypatch.setattr(run, "call", call)
     monkeypatch.setattr(run, "_POLL_S", 0)
-    assert run._wait_until_ready("m")["state"] == "ready"
-    assert [path for method, path in calls if method == "POST"] == ["/admin/models/m/start"]
+    return posts

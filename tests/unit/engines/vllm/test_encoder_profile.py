@@ -83,3 +83,38 @@ def test_media_are_given_up_by_flags() -> None:
     assert not leaves_towers(published_model("qwen3-8b"), {"language-model-only": True})
     assert run_of("qwen3-vl-8b", language_model_only=True) is None
     assert run_of("qwen3-8b") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "outer", "vision"),
+    [
+        ("mistral-small-3.2-24b", {}, {"image_size": 16, "patch_size": 14}),
+        ("mistral-small-3.2-24b", {"spatial_merge_size": 1000}, {}),
+        ("mistral-small-3.2-24b", {"spatial_merge_size": 10**400}, {}),
+        ("mistral-small-3.2-24b", {}, {"image_size": 10**400, "patch_size": None}),
+        ("gemma-3-27b", {"mm_tokens_per_image": 10**400}, {"image_size": "896"}),
+        ("qwen3-vl-8b", {}, {"patch_size": 4000, "spatial_merge_size": 10**300}),
+    ],
+)
+@pytest.mark.parametrize("limit", [None, {"image": 0}])
+def test_odd_fields_give_a_finite_run(
+    name: str, outer: dict[str, Any], vision: dict[str, Any], limit: dict[str, int] | None
+) -> None:
+    spec = published_model(name)
+    tower = spec.config["vision_config"] | vision
+    spec = spec.evolve(config={**spec.config, **outer, "vision_config": tower})
+    args = {"limit-mm-per-prompt": json.dumps(limit)} if limit else {}
+    run = encoder_run(spec, args, Workload("cuda", Rank(), 2048, 256, graphs=True))
+    assert run is None or 0 < run.kept_bytes <= run.peak_bytes < 2**100
+
+
+def test_a_pixtral_tower_of_llava_merges_no_patches() -> None:
+    """Its config.json has no `spatial_merge_size`."""
+    spec = published_model("mistral-small-3.2-24b")
+    config = {name: value for name, value in spec.config.items() if name != "spatial_merge_size"}
+    tower = {"model_type": "pixtral"}
+    spec = spec.evolve(config={**config, "model_type": "llava", "vision_config": tower})
+    run = encoder_run(spec, {}, Workload("cuda", Rank(), 2048, 256, graphs=True))
+    assert run is not None
+    assert run.is_known
+    assert run.kept_bytes == 64 * 65 * spec.hidden * 2
