@@ -274,7 +274,7 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     assert engines(seed)[other] == kept
     assert victim not in engines(seed)
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
-    seed.again(QWEN36, "--engine", "vllm==0.19.1")
+    seed.again(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
 
 
 def both_ready(seed: Seed) -> Any:

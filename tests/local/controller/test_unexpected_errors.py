@@ -199,10 +199,10 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
 ) -> None:
     broken = [True]
 
-    def raising(model: Any, urls: Any, load_wait_s: float) -> Any:
+    def raising(model: Any, *facts: Any) -> Any:
         if broken and model.wish.name == "bad":
             raise SurprisingError("no route")
-        return route(model, urls, load_wait_s)
+        return route(model, *facts)
 
     monkeypatch.setattr("gateway.controller.fleet.route_table.route", raising)
     async with running(tmp_path, healthy) as gateway:
