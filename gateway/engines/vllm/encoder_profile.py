@@ -38,7 +38,7 @@ _GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")
 _MEDIA_FLAGS = frozenset({"language-model-only", "limit-mm-per-prompt"})
 _ITEM_LIMIT = 999  # the engine's limit of items in a prompt
 # No field of a tower has a larger value.
-_LARGEST_FIELD = 10**6
+_FIELD_LIMIT = 10**6
 
 
 class _Item(NamedTuple):
@@ -182,4 +182,4 @@ def _object(value: Scalar | None) -> dict[str, Any]:
 
 def _number(fields: Mapping[str, Any], name: str, usual: int) -> int:
     value = fields.get(name)
-    return value if type(value) is int and 0 < value <= _LARGEST_FIELD else usual
+    return value if type(value) is int and 0 < value <= _FIELD_LIMIT else usual

@@ -284,14 +284,14 @@ def test_a_context_that_the_engine_named_is_kept(
         kind="max_context", scope=told.scope, value=most, grade="failed", source="it said so"
     )
     later_decision = make_decision(spec, hardware, ref, (fact,))
-    for plan in later_decision.plans:
-        about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
-        assert not about or plan.max_model_len.value <= most
-    fingerprints = {
-        plan.fingerprint
-        for plan in former_decision.plans
-        if plan.scope == told.scope and plan.max_model_len.value > most
-    }
+
+    def exceeds(plan: Plan) -> bool:
+        """Whether the fact is about the plan, perhaps as a part of its layout, and refuses it."""
+        is_about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
+        return is_about and plan.max_model_len.value > most
+
+    assert not any(exceeds(plan) for plan in later_decision.plans)
+    fingerprints = {plan.fingerprint for plan in former_decision.plans if exceeds(plan)}
     check_others(spec, former_decision, later_decision, fingerprints)
 
 
