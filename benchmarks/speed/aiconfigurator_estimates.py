@@ -93,9 +93,8 @@ def estimate(setting: Setting, folder: Path, system: str) -> Iterator[tuple[str,
             .iloc[0]
         )
         if load.tokens_out > 1:
-            rate = float(said["tokens/s"]) * min(
-                1, streams / float(said["concurrency"])
-            )  # it fills a pipeline with streams of its own
+            # The tool fills a pipeline with streams of its own.
+            rate = float(said["tokens/s"]) * min(1, streams / float(said["concurrency"]))
             yield (
                 load.name,
                 {

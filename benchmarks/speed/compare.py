@@ -153,9 +153,8 @@ def noise(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
             if "first" in row
         ]
         again += [measured_figures(row["loads"]) for row in group]
-        again += [
-            measured_figures(one) for row in group for one in row.get("passes", ())[:-1]
-        ]  # the last one is `loads`
+        # The last pass is `loads`.
+        again += [measured_figures(one) for row in group for one in row.get("passes", ())[:-1]]
         for one, other in combinations(again, 2):
             for load, what in one.keys() & other.keys():
                 apart.setdefault((group[0]["model"], load, what), []).append(

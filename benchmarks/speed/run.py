@@ -276,9 +276,8 @@ class Run:
             "--load-format=dummy",
         ]
         argv += [*options.flags, *setting.flags]
-        if (
-            standing.engines > 1
-        ):  # what is measured of a GPU while others load is no measure of memory
+        # A measurement of a GPU while others load is no measure of memory.
+        if standing.engines > 1:
             argv += [
                 f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}",
                 "--gpu-memory-utilization=0.02",

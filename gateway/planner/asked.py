@@ -207,9 +207,8 @@ def _sizes(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, st
         cache = candidate.cache
     except Refused:  # the rules say nothing of it, so that nothing is contradicted
         return
-    online = (
-        candidate.variant.quantization and candidate.inputs.spec.quant is None
-    )  # the engine's parameters are those from before
+    # The parameters of the engine are those from before its quantization.
+    online = candidate.variant.quantization and candidate.inputs.spec.quant is None
     if not online and _are_different(weights_bytes, answer.weights):
         yield "weights", f"{weights_bytes} bytes on a rank", f"{answer.weights} bytes on a rank"
     for length, needed_bytes in (

@@ -356,9 +356,8 @@ class Profiles(ProfileTables):
         kinds = {reference.kind: reference for reference in reversed(references)}
         for ref in self.diff_files:
             kind, _, version = ref.partition("==")
-            if (
-                sibling := kinds.get(kind)
-            ) is not None:  # versions of a kind have images of one name
+            # Versions of a kind have images of one name.
+            if (sibling := kinds.get(kind)) is not None:
                 references.append(
                     sibling.evolve(
                         version=version,

@@ -149,9 +149,8 @@ class DataPlane:
             try:
                 connection.sweep(now)
             except Exception:
-                log.exception(
-                    "internal error in the data plane"
-                )  # An error in one connection leaves the limits of the others in force.
+                # An error in one connection leaves the limits of the others in force.
+                log.exception("internal error in the data plane")
         if self.limits.end_revoked and self.keys.table is not self._checked:
             self._end_revoked_requests()
         self.body_budget.sweep(now)

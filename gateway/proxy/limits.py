@@ -109,10 +109,8 @@ def read_head(
 
     `received`: bytes of the reads that contain the head; they may contain more.
     """
-    if version not in (
-        "1.0",
-        "1.1",
-    ):  # The parser accepts a request line without a version, for HTTP/0.9.
+    # The parser accepts a request line without a version, for HTTP/0.9.
+    if version not in ("1.0", "1.1"):
         raise BadRequest(
             "The request is not HTTP/1.1.", hint="Send HTTP/1.1 at the end of the request line."
         )

@@ -137,9 +137,8 @@ class RequestReader:
             return False
         except httptools.HttpParserError as error:
             log.debug("bytes that are not HTTP: %r", error)
-            if (
-                connection.is_discarding
-            ):  # The bytes before the error may have been refused already.
+            # The bytes before the error may have been refused already.
+            if connection.is_discarding:
                 pass
             elif isinstance(error.__context__, MemoryError):
                 connection.refuse_and_close(refusals.no_memory())

@@ -82,18 +82,15 @@ class UpstreamPool:
                     lambda: connection, self.host, self.port, ssl=self._tls
                 )
             is_connected = True
-        except (
-            OSError,
-            UnicodeError,
-        ) as error:  # TimeoutError and SSLError are OSErrors; a host name may be invalid
+        except (OSError, UnicodeError) as error:
+            # TimeoutError and SSLError are OSErrors. A host name may be invalid.
             exchange.unreachable(error)
         else:
             exchange.send_request(connection)
         finally:
             if not is_connected:
-                self.connections.discard(
-                    connection
-                )  # uvloop closes a cancelled connection without a call of its protocol
+                # uvloop closes a cancelled connection without a call of its protocol.
+                self.connections.discard(connection)
 
     def distrust(self) -> None:
         """Shortens reuse, because the engine closed an idle connection."""

@@ -200,10 +200,8 @@ def _wish(
     for folder, key, at in folders:
         try:
             folder[key] = _absolute_source(references.folder, folder[key])
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # a character that no path has; an unknown home
+        except (ValueError, RuntimeError) as error:
+            # No path has such a character, or the home is unknown.
             mistakes.append(
                 Mistake(
                     document.place(at),

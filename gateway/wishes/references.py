@@ -66,11 +66,8 @@ class References:
                 value = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
             except UnicodeDecodeError:
                 raise Unresolved(f"{path} cannot be read: it is no text") from None
-            except (
-                OSError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # a character that no path has; an unknown home
+            except (OSError, ValueError, RuntimeError) as error:
+                # No path has such a character, or the home is unknown.
                 raise Unresolved(
                     f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
                 ) from None

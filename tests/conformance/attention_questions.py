@@ -130,9 +130,8 @@ def questions(version: str) -> Iterator[Question]:
         yield Question("gemma4", 512, forced="FLASHINFER")
         yield Question("gemma4", 512, forced="FLASH_ATTN")
     added = [name for bound, names in ADDED.items() if since(version, bound) for name in names]
-    if since(version, "0.26") and not since(
-        version, "0.33"
-    ):  # from 0.33 on its own new ones are asked for
+    # From 0.33 on its own new backends are asked for.
+    if since(version, "0.26") and not since(version, "0.33"):
         added.append("TOKENSPEED_MLA")
     for forced in (*ORDINARY, *added):
         for head, kv in ((128, "auto"), (512, "auto"), (128, "fp8"), (100, "auto")):

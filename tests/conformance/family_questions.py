@@ -145,9 +145,8 @@ def _answer(model: str) -> dict[str, Any]:
 
 
 def answers(version: str) -> list[dict[str, Any]]:
-    with suppress(
-        ModuleNotFoundError, AttributeError
-    ):  # later versions ask for it where it is used
+    # Later versions ask for the module where they use it.
+    with suppress(ModuleNotFoundError, AttributeError):
         workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
         workspace.init_workspace_manager(importlib.import_module("torch").device("meta"))
     return [_answer(model) for model in questions(version)]

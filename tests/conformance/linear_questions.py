@@ -174,9 +174,8 @@ def _accepting(question: Question) -> list[Any]:
         disabled = ",".join(filter(None, [question.disabled, *kernels]))
         answer = _answer(question._replace(disabled=disabled))
         kernel, first = answer[0], first or answer
-        if (
-            kernel is None or kernel in kernels
-        ):  # a path that does not heed what is disabled repeats itself
+        # A path that does not heed disabled kernels repeats itself.
+        if kernel is None or kernel in kernels:
             return [kernels, first[1]]
         kernels.append(kernel)
 
@@ -322,9 +321,8 @@ def _marlin_before_the_list(q: Question, method: Any) -> str:
     )
     platform: Any = importlib.import_module("vllm.platforms").current_platform
     if platform.get_device_capability().to_int() < config.get_min_capability():
-        raise ValueError(
-            "The quantization method is not supported for the current GPU"
-        )  # as VllmConfig does
+        # VllmConfig raises this error.
+        raise ValueError("The quantization method is not supported for the current GPU")
     return "Marlin" if method.Fp8LinearMethod(config).use_marlin else ""
 
 

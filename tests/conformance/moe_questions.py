@@ -276,9 +276,8 @@ def _pad(q: Question, method: Any, backend: str | None) -> list[int] | None:
         and backend == "MARLIN"
         and hasattr(marlin, "marlin_moe_padded_intermediate")
     ):
-        made[1] = marlin.marlin_moe_padded_intermediate(
-            made[1], q.group
-        )  # as it does once the weights are loaded
+        # The engine does this once the weights are loaded.
+        made[1] = marlin.marlin_moe_padded_intermediate(made[1], q.group)
     return made if made != [q.hidden, q.intermediate // ranks] else None
 
 
@@ -292,11 +291,12 @@ def _quant_config(q: Question, current: Any) -> Any:
     model = current.model_config
     block = quantization_block(q)
     model.quantization, model.quantization_config, model.hf_overrides = None, None, {}
+    # The folder has no weights.
     model.model, model.revision, model.allow_deprecated_quantization = (
         str(Path(__file__).parent),
         None,
         False,
-    )  # no weights
+    )
     model.model_arch_config = types.SimpleNamespace(
         quantization_config=block,
         total_num_attention_heads=32,

@@ -63,9 +63,10 @@ def complete(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def argv(model: str, quant: str, tp: int) -> list[str]:
+    # The planner chooses this dtype too.
     dtype = str(config_of(model, quant).get("torch_dtype") or "bfloat16").replace(
         "float32", "bfloat16"
-    )  # as the planner says
+    )
     more = ["--is-embedding"] if pooling(model) else []
     return [
         f"--tp-size={tp}",

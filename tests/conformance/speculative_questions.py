@@ -238,9 +238,8 @@ def _list(name: str) -> list[str]:
         return sorted(drafters)
     if name == "methods":
         methods = get_args(importlib.import_module("vllm.config.speculative").SpeculativeMethod)
-        return sorted(
-            method for method in methods if not method.endswith("_mtp")
-        )  # other names of mtp
+        # Names that end so are other names of mtp.
+        return sorted(method for method in methods if not method.endswith("_mtp"))
     supports: Any = importlib.import_module("vllm.model_executor.models.interfaces").supports_eagle3
     found = []
     for group in [

@@ -119,9 +119,8 @@ def test_experts_are_dealt_whole_with_expert_parallelism() -> None:
     assert (
         linear_bytes(layer, Rank(tp=8, ep=8)) == linear_bytes(layer, Rank(tp=1, ep=8)) == 16 * one
     )
-    assert (
-        linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * one
-    )  # the first rank has one more than the last
+    # The first rank has one expert more than the last.
+    assert linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * one
     assert linear_bytes(layer, Rank(tp=3, ep=3)) == 43 * one
 
 

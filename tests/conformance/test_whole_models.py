@@ -200,9 +200,8 @@ def built_alike(
     """What the planner says otherwise of a model that the engine builds."""
     found = []
     theirs, counts = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
-    if version == "0.19.1" and model.startswith(
-        "gemma-4"
-    ):  # its towers are modules of transformers, whose layers are torch's
+    # The towers are modules of transformers, whose layers are torch's.
+    if version == "0.19.1" and model.startswith("gemma-4"):
         towers = ("vision_tower.", "audio_tower.")
         counts = Counter(
             {

@@ -47,9 +47,8 @@ class Seen:
     """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of
     answers that came whole."""
 
-    ended: Counter[str] = field(
-        default_factory=Counter
-    )  # done, broken, refused with STATUS, left, cut, timeout
+    # The keys are done, broken, refused with STATUS, left, cut and timeout.
+    ended: Counter[str] = field(default_factory=Counter)
     first: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
 

@@ -154,9 +154,8 @@ class DemandStorm(BootStorm):
                         self.heard.cut += not why
                     if not why:
                         continue
-                if (
-                    _STOPS in why and began < self._back_at
-                ):  # by a worker of the gateway that was killed
+                # A worker of the gateway that was killed gives this reason.
+                if _STOPS in why and began < self._back_at:
                     with self._lock:
                         self.heard.cut += 1
                     continue

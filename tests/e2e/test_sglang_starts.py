@@ -143,9 +143,8 @@ def test_the_engine_takes_the_flags_of_every_plan(
     answers: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
 ) -> None:
     answer = answers[engine]
-    assert (
-        len({start.name for start, _ in answer}) > 75
-    )  # of about 150 checkpoints; others do not fit, or have no kernel
+    # Of about 150 checkpoints, the others do not fit or have no kernel.
+    assert len({start.name for start, _ in answer}) > 75
     wrong = [
         f"{' '.join(start.name)} {' '.join(start.argv)}: {said['refused']}"
         for start, said in answer

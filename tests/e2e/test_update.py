@@ -161,9 +161,8 @@ def test_another_engine_version_takes_over_and_one_that_fails_does_not(
         hub.repos["org/name"].commit = MOVED
         result = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--dry-run")
         assert f"{kind}=={NEW}" in result.stdout, result.stderr
-        assert (
-            gateway.cli("update", "m", "--engine", f"{kind}=={NEW}").returncode != 0
-        )  # nobody said yes
+        # Nobody said yes.
+        assert gateway.cli("update", "m", "--engine", f"{kind}=={NEW}").returncode != 0
         assert now(gateway) == (COMMIT, "99.0.0")
         completed = gateway.cli(
             "update", "m", "--engine", f"{kind}=={NEW}", "--yes", "--wait", "--json"

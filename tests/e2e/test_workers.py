@@ -266,9 +266,8 @@ def test_a_follower_that_leaves_ends_the_request_in_the_control_process(tmp_path
                 log = followers.enter_context(
                     gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"})
                 )
-                followed.append(
-                    log.iter_text()
-                )  # kept: an iterator that is dropped closes its answer
+                # The iterator is kept, because a dropped one closes its answer.
+                followed.append(log.iter_text())
                 next(followed[-1])
             assert readers() >= 10
         wait_for("nobody reads for clients who left", lambda: readers() < 5)

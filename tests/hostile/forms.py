@@ -293,7 +293,6 @@ async def model_read_by_starlette(kind: bytes, body: bytes) -> tuple[bool, objec
     except (MultiPartException, KeyError, UnicodeError, LookupError):
         return False, None
     finally:
-        for file in (
-            parser._files_to_close_on_error
-        ):  # those of a part without an end too, which are in no form
+        # Files of a part without an end, which are in no form, are closed too.
+        for file in parser._files_to_close_on_error:
             file.close()

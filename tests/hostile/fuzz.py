@@ -65,10 +65,11 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
         if b"transfer-encoding: chunked\r\n" in lines:
             end = re.match(rb"(?:[0-9a-f]+\r\n.*?\r\n)*?0\r\n\r\n", data, re.DOTALL | re.IGNORECASE)
             if end is None:
+                # The answer breaks off in its body, as it must when the engine breaks off.
                 return (
                     found,
                     b"",
-                )  # broken off in its body, as it must be when the engine breaks off
+                )
             data = data[end.end() :]
         elif length is not None:
             data = data[int(length[1]) :]
@@ -209,10 +210,11 @@ class Tally:
     inputs: Counter[str] = field(default_factory=Counter)  # by kind
     answered: Counter[str] = field(default_factory=Counter)  # answers of engines, by kind
     statuses: Counter[int] = field(default_factory=Counter)
+    # The items are the seconds until the end of the connection, and the bytes sent.
     slowest: tuple[float, bytes] = (
         0.0,
         b"",
-    )  # seconds until the end of the connection, and what was sent
+    )
     violations: list[tuple[str, bytes]] = field(default_factory=list)
 
 

@@ -250,9 +250,8 @@ async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path
         # From the same address: a key that was made cannot be guessed, the admin's was used before;
         # no key is no guess.
         assert await knock(one, app, "GET", "/v1/models") == 200
-        assert (
-            await knock(one, None, "GET", "/admin/models") == 200
-        )  # the client's own header, the admin key
+        # The client's own header has the admin key.
+        assert await knock(one, None, "GET", "/admin/models") == 200
         async with httpx.AsyncClient(
             base_url=one.url, trust_env=False, timeout=hang_s()
         ) as stranger:

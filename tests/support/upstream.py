@@ -112,9 +112,8 @@ class Upstream:
     def __init__(self, script: Callable[[Call], Awaitable[None]]) -> None:
         self._script = script
         self._handlers: set[asyncio.Task[None]] = set()
-        self._scripts: set[asyncio.Task[None]] = (
-            set()
-        )  # the handlers that are not closing their connection yet
+        # These handlers are not closing their connection yet.
+        self._scripts: set[asyncio.Task[None]] = set()
         self.calls: list[Call] = []
         self.url = ""
 

@@ -97,6 +97,8 @@ OLD_ROOMS = (
     "gateway/engines",
     "gateway/server/page",
 )
+# A comment behind the bracket that closes a statement, where a formatter had to break its line.
+STRANDED_COMMENT = re.compile(r"^[ \t]*[)\]}].*\S  # (?!fmt: |type: |noqa)", re.MULTILINE)
 OPERATOR = re.compile(r"__\w+__")
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -411,6 +413,40 @@ def test_no_clause_begins_with_who_or_what() -> None:
     files = sentence_files()
     assert {"gateway", "scripts", "tests"} == {path.relative_to(ROOT).parts[0] for path in files}
     assert not [clause for path in files for clause in places_of_vague_clauses(path)]
+
+
+def stranded_comments(source: str) -> Iterator[int]:
+    """The lines of comments that a formatter left behind a closing bracket."""
+    return (source.count("\n", 0, row.start()) + 1 for row in STRANDED_COMMENT.finditer(source))
+
+
+def test_no_comment_stands_behind_a_closing_bracket() -> None:
+    files = [
+        *(path for path in (ROOT / "scripts").iterdir() if path.is_file()),
+        *(
+            path
+            for folder in ("gateway", "tests", "benchmarks")
+            for path in (ROOT / folder).rglob("*.py")
+        ),
+    ]
+    assert not [
+        place(path, line) for path in sorted(files) for line in stranded_comments(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("a = (\n    b\n)  # why", [3]),
+        ("    d: tuple[\n        str, ...\n    ] = ()  # a list", [3]),
+        ("    if (\n        a\n    ):  # why", [3]),
+        ("a = (\n    b\n)  # fmt: skip", []),
+        ("a = (b)  # why", []),
+        ("# why\na = (\n    b,  # a part\n)", []),
+    ],
+)
+def test_a_stranded_comment(source: str, lines: list[int]) -> None:
+    assert list(stranded_comments(source)) == lines
 
 
 def test_every_module_says_in_few_words_what_it_is() -> None:

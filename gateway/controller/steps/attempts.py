@@ -110,9 +110,8 @@ class Attempts:
             disturbed, _ = await self._gate.foreign_change(attempt)
         failure = excuse(attempt, failure, disturbed)
         if abilities.ended_by_asking(attempt.evolve(state="failed", ended_at=now)):
-            failure = failure.evolve(
-                proves="nothing"
-            )  # its plan serves clients that do not use the ability
+            # The plan serves clients that do not use the ability.
+            failure = failure.evolve(proves="nothing")
         failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         failure = await self._with_remedy(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)

@@ -125,9 +125,8 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
                 answer["start"] = {"asked": start, **rehearsal}
             say(out, **place, answer=answer)
         except Exception as error:
-            if of_this_package(
-                error
-            ):  # nothing that the engine said: the inquiry ends, and the forecast stays
+            # The engine did not say this. So the inquiry ends, and the forecast stays.
+            if of_this_package(error):
                 raise
             if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
                 raise  # the limit of this process says nothing about the model

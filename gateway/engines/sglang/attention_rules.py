@@ -97,14 +97,12 @@ class BackendRules(RuleFile):
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     mla: tuple[str, ...]  # architectures that are computed as MLA
     mla_source: str = ""
-    own_backends: tuple[
-        str, ...
-    ]  # architectures with engine settings that these rules do not describe
+    # These architectures have engine settings that these rules do not describe.
+    own_backends: tuple[str, ...]
     own_backends_source: str = ""
     own_fields: tuple[str, ...] = ()  # of config.json, with which the same holds
-    repairs: tuple[
-        str, ...
-    ] = ()  # backends to force where the engine's own choice is refused, best first
+    # The best comes first of the backends to force where the engine's own choice is refused.
+    repairs: tuple[str, ...] = ()
     unknown_with: tuple[str, ...]  # flags that decide, and that these rules do not describe
     unknown_where: dict[str, tuple[Check, ...]] = Field(
         {}, description="flag of `unknown_with` -> models that alone it decides for"

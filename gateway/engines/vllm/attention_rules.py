@@ -38,9 +38,8 @@ class VllmBackend(Value):
     roles: tuple[AttentionRole, ...] = ("decoder",)
     takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
     combination: tuple[Check, ...] = ()
-    starts: Check = (
-        Check()
-    )  # refusals after selection: in its constructor, or as its kernels are compiled
+    # These refusals come after selection: in the constructor, or as kernels are compiled.
+    starts: Check = Check()
     starts_source: str = ""
 
 
@@ -134,9 +133,8 @@ class OverrideStep(Value):
     match: Check = Check()
     backend: str | None = None
     flash_attention: int | None = None
-    with_forced: tuple[
-        str, ...
-    ] = ()  # backends that a user may force without losing `flash_attention`
+    # A user may force these backends without losing `flash_attention`.
+    with_forced: tuple[str, ...] = ()
 
 
 class OwnBackend(Value):
@@ -175,26 +173,22 @@ class AttentionRules(RuleFile):
     flash_backends: tuple[str, ...]  # backends whose layers ask for a version of FlashAttention
     recurrent: dict[str, str]
     recurrent_source: str = ""
-    own_recurrent: dict[str, dict[str, str]] = Field(
-        default_factory=dict
-    )  # architecture -> kind of recurrent layer -> the backend that its own class names
+    # By architecture and kind of recurrent layer, the backend that its own class names.
+    own_recurrent: dict[str, dict[str, str]] = Field(default_factory=dict)
     own_recurrent_source: str = ""
     multimodal_prefix: tuple[str, ...]  # model types
     multimodal_prefix_source: str = ""
-    vision_prefix: dict[str, str] = Field(
-        default_factory=dict
-    )  # model type -> use_bidirectional_attention where config.json does not set it
+    # By model type, use_bidirectional_attention where config.json does not set it.
+    vision_prefix: dict[str, str] = Field(default_factory=dict)
     vision_prefix_source: str = ""
     models: tuple[ModelOverride, ...] = ()
     own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
     own_backends_source: str = ""
-    own_choices: dict[str, tuple[OwnBackend, ...]] = Field(
-        default_factory=dict
-    )  # architecture of own_backends -> its backends in the order of its class
+    # By architecture of own_backends, its backends in the order of its class.
+    own_choices: dict[str, tuple[OwnBackend, ...]] = Field(default_factory=dict)
     own_choices_source: str = ""
-    plain_towers: tuple[
-        str, ...
-    ] = ()  # architectures whose vision tower asks torch itself for attention
+    # The vision tower of these architectures asks torch itself for attention.
+    plain_towers: tuple[str, ...] = ()
     plain_towers_source: str = ""
 
     def order(self, subject: Subject) -> tuple[str, ...]:

@@ -149,9 +149,8 @@ class RankProcess:
         os.close(answer_fd)
 
     def send(self, part: dict[str, Any]) -> None:
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # the end of the process is seen at the next read
+        # The next read sees the end of the process.
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._questions, json.dumps(part).encode() + b"\n")
 
     def lines(self) -> list[dict[str, Any]] | None:

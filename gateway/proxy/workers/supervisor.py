@@ -85,12 +85,10 @@ class _Worker:
     sent_loads: dict[str, int] | None = None  # last sent
     tables_sent: int = 0  # route tables sent
     tables_applied: int = 0  # route tables that it has applied
-    waiting: dict[str, float] = field(
-        default_factory=dict
-    )  # by model: start of the wait, by the clock of this process
-    queries: deque[asyncio.Future[RequestsReport]] = field(
-        default_factory=deque
-    )  # unanswered queries
+    # By model, the start of the wait by the clock of this process.
+    waiting: dict[str, float] = field(default_factory=dict)
+    # The queries are unanswered.
+    queries: deque[asyncio.Future[RequestsReport]] = field(default_factory=deque)
 
 
 class Workers:

@@ -886,9 +886,8 @@ async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is
             assert (await asyncio.wait_for(first[0].readline(), HANG_S)).startswith(
                 b"HTTP/1.1 408 "
             )
-            await until(
-                lambda: budget._waiting == 0
-            )  # the second goes beyond what is free in place of the first
+            # The second request goes beyond the free memory in place of the first.
+            await until(lambda: budget._waiting == 0)
             for _, writer in (first, second):
                 writer.transport.abort()
         budget.release(hog)

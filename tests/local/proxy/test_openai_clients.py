@@ -178,9 +178,8 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Ga
         loop = asyncio.get_running_loop()
         began = loop.time()
         await asyncio.gather(*(stay() for _ in range(60)))
-        whole = (
-            loop.time() - began
-        )  # how long sixty at once take here: the next ones leave at sixty points of that
+        # The next sixty requests leave at sixty points of the time that sixty at once take here.
+        whole = loop.time() - began
         assert sum(len(upstream.requests) for upstream in upstreams) == 60
         for _ in range(3):
             await asyncio.gather(

@@ -186,13 +186,14 @@ def test_a_client_that_runs_out_of_patience_ends_the_engines_work(
 ) -> None:
     engine = engines["slow"]
     request_count, left_count = engine.request_count, engine.left_count
+    # On a busy machine a short delay ends before the engine is asked.
     for patience_s in (
         0.3,
         1,
         3,
         10,
         30,
-    ):  # on a busy machine a short one ends before the engine is asked
+    ):
         client = openai_client(gateway.url if through else engine.url, timeout=patience_s)
         with client, pytest.raises(openai.APITimeoutError):
             answer = client.chat.completions.create(

@@ -97,9 +97,8 @@ def test_polls_of_the_gateway_are_not_in_the_access_log_by_default() -> None:
     )
     start = quiet.process_command[1:]
     assert launch("/e", quiet).argv[1 : len(start) + 3] == (*start, "--hush", "/health")
-    assert (
-        "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv
-    )  # this version has no such flag
+    # This version has no such flag.
+    assert "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv
 
 
 def test_every_start_gets_the_switches_of_the_api_that_its_version_has() -> None:

@@ -207,9 +207,8 @@ def test_the_native_format_of_the_same_model_is_padded_and_runs() -> None:
     native = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4"])
     for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
         assert make_decision(native, "rtx-pro-6000", engine).plans, engine
-    assert make_decision(
-        config("gpt-oss-20b"), "rtx-pro-6000", "vllm==0.18.0"
-    ).plans  # 42 GB of bf16 fit
+    # The 42 GB of bf16 fit.
+    assert make_decision(config("gpt-oss-20b"), "rtx-pro-6000", "vllm==0.18.0").plans
 
 
 @pytest.mark.parametrize("tp", [1, 2])

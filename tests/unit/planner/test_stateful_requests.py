@@ -125,16 +125,18 @@ def first(name: str, machine: str, ref: str, **fields: Any) -> Plan:
 @pytest.mark.parametrize(
     ("name", "machine", "least"),
     [
+        # The source is vllm-project/recipes#831, with 104 blocks by our own figures.
         (
             "qwen-27b modelopt-nvfp4",
             "5090",
             64,
-        ),  # vllm-project/recipes#831: 104 blocks by our own figures
+        ),
+        # The source is vllm-project/vllm#49064, which reports 856 blocks on one GPU.
         (
             "qwen-27b fp8-block",
             "2xh100",
             512,
-        ),  # vllm-project/vllm#49064: 856 blocks reported on one
+        ),
         ("qwen-27b", "2xh100", 256),
     ],
 )

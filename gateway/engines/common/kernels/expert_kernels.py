@@ -62,9 +62,8 @@ class Rounding(Value):
 class ExpertBackend(Value):
     source: str = ""
     requires: tuple[Check, ...] = ()  # checks in the engine's Python
-    then: tuple[
-        Check, ...
-    ] = ()  # asked once the backend is chosen: if refused, the engine tries no other backend
+    # These checks come after the choice of the backend. If one refuses, the engine tries no other.
+    then: tuple[Check, ...] = ()
     runs: tuple[Check, ...] = ()  # asked by the CUDA code alone, of each of the two products
     pads: tuple[Rounding, ...] = ()  # the first that applies
     slow: str = ""  # why a faster backend would be better
@@ -79,12 +78,10 @@ class ExpertMethod(Value):
     source: str = ""
     backends: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
-    forced: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict
-    )  # by --moe-backend; a name that is missing is refused
-    ignores: tuple[
-        str, ...
-    ] = ()  # values of --moe-backend that leave the choice automatic; "*": all
+    # The keys are values of --moe-backend. A name that is missing is refused.
+    forced: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    # These values of --moe-backend leave the choice automatic. "*" means all.
+    ignores: tuple[str, ...] = ()
     requires: tuple[Check, ...] = ()  # for every backend
     refuses: str = ""  # why the engine turns layers that match away
 
@@ -100,18 +97,15 @@ class MoeRules(RuleFile):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
-    families: tuple[
-        str, ...
-    ] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
+    # Model types that the rules of methods may name. Empty: the engine asks for few by name.
+    families: tuple[str, ...] = ()
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
-    forced_requires: dict[str, tuple[Check, ...]] = Field(
-        default_factory=dict
-    )  # by --moe-backend: the conditions for every GPU and for experts of any method
-    undescribed: dict[Kind, tuple[str, ...]] = Field(
-        default_factory=dict
-    )  # scheme -> values of --moe-backend that the engine takes and no rule describes; "*": all
-    # that a method does not list
+    # The keys are values of --moe-backend. Their checks hold for every GPU and any method.
+    forced_requires: dict[str, tuple[Check, ...]] = Field(default_factory=dict)
+    # By scheme, the values of --moe-backend that the engine takes and no rule describes. The key
+    # "*" has those of all schemes that a method does not list.
+    undescribed: dict[Kind, tuple[str, ...]] = Field(default_factory=dict)
     variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend
 
     loans: tuple[MoeLoan, ...] = Field((), description="experts that other rules describe")

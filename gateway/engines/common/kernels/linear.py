@@ -59,9 +59,8 @@ class Pads(Value):
 class LinearKernel(Value):
     source: str = ""
     requires: tuple[Check, ...] = ()
-    runs: tuple[
-        Check, ...
-    ] = ()  # asked when the layer is first computed, once the kernel is chosen
+    # These checks come when the layer is first computed, once the kernel is chosen.
+    runs: tuple[Check, ...] = ()
     pads: Pads | None = None
     disablable: bool = True  # VLLM_DISABLED_KERNELS can name this kernel
     slow: str = ""  # why a faster kernel would be better

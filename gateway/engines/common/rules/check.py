@@ -46,11 +46,8 @@ class RuleFile(Value):
     """One rule file of an engine version, compared by identity: a file is read once, and results
     are cached for it."""
 
-    def __hash__(
-        self,
-    ) -> (
-        int
-    ):  # a method of its own: object's would be replaced in each subclass, for values are frozen
+    # Values are frozen, so an inherited method of `object` would be replaced in each subclass.
+    def __hash__(self) -> int:
         return id(self)
 
     def __eq__(self, other: object) -> bool:

@@ -377,41 +377,35 @@ CONDITIONS: dict[str, Condition] = {
     "min_gib": Condition(_adapter(float), _min_gib),  # memory of the smallest GPU
     "package": Condition(_NAME, _package),
     "variable": Condition(_NAME, _variable),  # an environment variable that is on
-    "enabled": Condition(
-        _NAME, _kernel_refusal
-    ),  # a kernel on which the engine insists beside the chosen one
+    # The engine insists on a kernel beside the chosen one.
+    "enabled": Condition(_NAME, _kernel_refusal),
     # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtypes),
     # How the weights of a layer are quantized: dense ones and experts.
     "schemes": _membership("schemes", _layer(lambda s: s.scheme.kind), _adapter(tuple[Kind, ...])),
     "bits": _membership("weights of bits", _layer(lambda s: s.scheme.bits), _NUMBERS),
-    "weights": _membership(
-        "weights", _layer(lambda s: s.scheme.weights)
-    ),  # "4-bit symmetric", "8-bit with zero points"
+    # Values are texts such as "4-bit symmetric" and "8-bit with zero points".
+    "weights": _membership("weights", _layer(lambda s: s.scheme.weights)),
     "symmetric": _switch("symmetric quantization", _layer(lambda s: s.scheme.symmetric)),
     "weight_only": _switch("weights quantized alone", _layer(lambda s: s.scheme.weight_only)),
     "static_activation": _switch(
         "static activation scales", _layer(lambda s: s.scheme.static_activation)
     ),
-    "activations": _membership(
-        "activations", lambda subject: subject.activation
-    ),  # how the code path quantizes them
-    "origins": _membership(
-        "checkpoints of", _origins
-    ),  # the quantizing program: quant_method, or "online"
+    # The code path quantizes activations in this way.
+    "activations": _membership("activations", lambda subject: subject.activation),
+    # The quantizing program is a quant_method, or "online".
+    "origins": _membership("checkpoints of", _origins),
     "layouts": _membership("weights packed as", _layer(lambda s: s.scheme.layout)),
     "act_order": _layer_condition(_act_order, _adapter(Literal["no", "yes", "unsharded"])),
-    "groups": _membership(
-        "group size", _layer(lambda s: s.scheme.group), _NUMBERS
-    ),  # -1: one for all inputs
+    # The size -1 means one group for all inputs.
+    "groups": _membership("group size", _layer(lambda s: s.scheme.group), _NUMBERS),
     "min_group": _minimum("group size", _layer(lambda s: s.scheme.group), _BELOW),
     "group_is_full_k": _layer_condition(_group_is_full_k, _YES),
     "whole_groups": _layer_condition(
         _whole_groups, _adapter(Literal["layer", "rank", "rank unless one group"])
     ),
-    "block_groups": _layer_condition(
-        _block_groups, _NUMBERS
-    ),  # groups in one block of K that a kernel takes
+    # A kernel takes so many groups in one block of K.
+    "block_groups": _layer_condition(_block_groups, _NUMBERS),
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
     "k_multiple": _divisibility("K", _layer(lambda s: s.k), _OVER),
     "n_multiple": _divisibility("N", _layer(lambda s: s.n), _OVER),
@@ -426,9 +420,8 @@ CONDITIONS: dict[str, Condition] = {
     # Experts. Sizes are those of one rank.
     "families": _membership("models of", _family),  # model_type of the text model
     "not_families": _NOT_FAMILIES,
-    "functions": _membership(
-        "the activation function", _experts(lambda e: e.function)
-    ),  # between the two products
+    # The activation function stands between the two products.
+    "functions": _membership("the activation function", _experts(lambda e: e.function)),
     "routings": _membership("routing", _experts(lambda e: e.routing)),
     "gated": _switch("gated experts", _experts(lambda e: e.is_gated)),
     "bias": _switch("experts with bias", _experts(lambda e: e.bias)),
@@ -462,9 +455,8 @@ CONDITIONS: dict[str, Condition] = {
     "block_multiple": Condition(_SIZE, _block_multiple),  # where --block-size names a block
     "heads": _membership("heads per rank", _attention(lambda a: a.heads), _NUMBERS),
     "max_heads": _maximum("heads per rank", _attention(lambda a: a.heads)),
-    "head_dims": _membership(
-        "head size", _attention(lambda a: a.head_dim), _NUMBERS
-    ),  # of MLA: latent and rope together
+    # The head size of MLA is that of latent and rope together.
+    "head_dims": _membership("head size", _attention(lambda a: a.head_dim), _NUMBERS),
     "head_multiple": _divisibility("head size", _attention(lambda a: a.head_dim)),
     "min_head": _minimum("head size", _attention(lambda a: a.head_dim)),
     "max_head": _maximum("head size", _attention(lambda a: a.head_dim)),

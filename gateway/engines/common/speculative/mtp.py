@@ -81,9 +81,8 @@ def drafting_bytes(
     layer_bytes = sum(
         (size or 0) // linear.count for size, linear in zip(sizes, drafting_linears, strict=True)
     )
-    joined = (
-        2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
-    )  # the token and the hidden state, into one
+    # This product joins the token and the hidden state.
+    joined = 2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
     return layers * (layer_bytes + joined)
 
 

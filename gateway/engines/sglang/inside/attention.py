@@ -19,9 +19,9 @@ class Backends(NamedTuple):
     prefill: str
     decode: str
     page: int
-    recurrent: (
-        list[str] | None
-    )  # class, kernels of the prefill, kernels of decoding; None: the model has no such layers
+    # The items are class, kernels of the prefill and kernels of decoding. A model without such
+    # layers has None.
+    recurrent: list[str] | None
     hybrid: Any  # the configuration that says which layers keep a state; None, where no layer does
 
 

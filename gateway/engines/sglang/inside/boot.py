@@ -163,9 +163,8 @@ def boot(
     stubs.fake_ops(OPS, {})
     _ready(memory_bytes)
     common: Any = importlib.import_module("sglang.srt.utils.common")
-    common.CachedKernel = lambda function, _: (
-        function
-    )  # 0.5.13 to 0.5.15 look whether Triton made the kernel, and here it is a stand-in
+    # Versions 0.5.13 to 0.5.15 look whether Triton made the kernel. Here the kernel is a stand-in.
+    common.CachedKernel = lambda function, _: function
 
 
 def boot_installation(

@@ -91,9 +91,8 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
     )
     place(server_args, stage)
     initialize_backends(server_args)
-    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(
-        model
-    )  # imports the models
+    # This call imports the models.
+    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(model)
     return Configured(server_args, model, loader()._get_quantization_config(model, load()))
 
 
@@ -259,7 +258,6 @@ def model_of(configured: Configured) -> Any:
     whole = loader()._initialize_model(configured.model, load(), configured.quantization)
     staged = int(resolve_argument(configured.arguments, "pp_size")) > 1
     if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
-        raise AssertionError(
-            "Pipeline Parallel is not compatible with this model."
-        )  # ModelRunner, once it has loaded the model
+        # ModelRunner raises this error once it has loaded the model.
+        raise AssertionError("Pipeline Parallel is not compatible with this model.")
     return whole

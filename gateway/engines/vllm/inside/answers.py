@@ -219,9 +219,8 @@ def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
             )
         )
         version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
-        size: Any = getattr(layer, "head_size", None) or getattr(
-            layer, "head_dim", 0
-        )  # DeepSeek V4's own attention
+        # DeepSeek V4's own attention has `head_dim`.
+        size: Any = getattr(layer, "head_size", None) or getattr(layer, "head_dim", 0)
         result[
             kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0
         ] += 1
@@ -349,9 +348,8 @@ def plan_cache(plans: Any, configured: Any, specs: dict[str, Any], groups: Any, 
 def block_bytes(groups: Any) -> int:
     """Bytes of one block of the pool: a page in every layer of a group."""
     item = groups[0]
-    mixed = (
-        type(item.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
-    )  # whose page is that of all its layers
+    # The page of such a group is that of all its layers.
+    mixed = type(item.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
     layers = 1 if mixed else max(len(group.layer_names) for group in groups)
     return int(item.kv_cache_spec.page_size_bytes * layers)
 

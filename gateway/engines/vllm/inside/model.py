@@ -138,9 +138,8 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
     registry._run_in_subprocess = lambda function: function()
     vllm_config: Any = importlib.import_module("vllm.config")
     loading: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
-    loading.record_metadata_for_reloading = lambda model: (
-        None
-    )  # half of the time: a second set of weights will not come
+    # A second set of weights will not come. The record of the first takes half of the time.
+    loading.record_metadata_for_reloading = lambda model: None
     usage: Any = (
         importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
         if served

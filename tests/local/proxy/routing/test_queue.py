@@ -162,9 +162,8 @@ async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> Non
                     "gateway",
                 )
                 assert int(response.headers["retry-after"]) >= 1
-                error = response.json()[
-                    "error"
-                ]  # Anthropic's and OpenAI's type is the same word here
+                # Anthropic and OpenAI have the same word for this type.
+                error = response.json()["error"]
                 assert error["type"] == "rate_limit_error"
                 assert "'m' are busy" in error["message"]
                 assert (gateway.routes.waiting("m"), gate.running, len(upstream.requests)) == (

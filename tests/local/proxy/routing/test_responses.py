@@ -112,9 +112,8 @@ async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(
                 refused = await uses(client, other, id_)
                 assert [status for status, _ in refused] == [404] * 5
                 assert refused == await uses(client, other, "resp_nobodys")
-                assert [
-                    len(upstream.requests) for upstream in upstreams
-                ] == before  # no engine was asked
+                # No engine was asked.
+                assert [len(upstream.requests) for upstream in upstreams] == before
                 assert [status for status, _ in await uses(client, owner, id_)] == [200] * 5
 
 

@@ -168,9 +168,8 @@ def test_the_pool_is_what_weights_leave_of_the_share() -> None:
     full = AttentionGroup(kind="full", layers=32, heads=32, kv_heads=8, head_dim=128)
     tokens = kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=1, element_bytes=2)
     assert tokens == 8 * GIB // (32 * 8 * 256 * 2)
-    assert (
-        kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8
-    )  # one head is not cut
+    # One head is not cut.
+    assert kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8
     latent = AttentionGroup(
         kind="mla", layers=61, heads=128, kv_heads=1, head_dim=576, value_dim=512
     )
