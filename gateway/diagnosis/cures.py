@@ -70,7 +70,7 @@ _VAGUE_STEP = re.compile(
 _COMMAND = re.compile(r"`(fitserve [a-z]+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
-# A call in the form of another version, and what stands before the name of what was called.
+# A call in the form of another version, and the text before the name of the called function.
 _REFUSED_CALL = re.compile(
     r"\b(?P<name>\w+)(?:\.__init__)?\(\) (?:got an unexpected keyword|got multiple values"
     r"|missing \d+ required|takes \d+ positional)"

@@ -4,7 +4,7 @@ texts/*.yaml     TextSignature        a failure known by its text
 structures.yaml  StructuralSignature  a failure known by exception, frames and phase
 remedies.yaml    Remedy               words and steps of a kind of failure
 levers.yaml      Lever                steps that a circumstance of the case calls for
-circumstances.yaml  Circumstance      what a log shows of the machine, the plan and the place
+circumstances.yaml  Circumstance      a fact of machine, plan or place that a log shows
 folders.yaml     ComponentFolder      a folder of a component, and the variable that moves it
 progress.yaml    ProgressLine         a line that shows how far a start has come
 endings.yaml     EndingLine           a line that shows that the whole engine ends

@@ -1,6 +1,6 @@
 """LoRA adapters: adapter_config.json and tensor headers read, and checked against a model. Pure.
 
-    read_adapter(name, source, revision, adapter_config.json, headers) -> Adapter
+    read_adapter(name, source, revision, config, tensors) -> Adapter
     check_base(adapter, spec): raises BadModel
 
 Format: peft, tuners/lora/config.py; names of tensors: base_model.model.<module>.lora_A.weight (rank

@@ -1,6 +1,6 @@
 """The reader of drafters: config.json and tensor headers to a Drafter. Pure.
 
-    read_drafter(source, revision, config.json, headers) -> Drafter
+    read_drafter(source, revision, config, tensors) -> Drafter
 
 Formats: speculators (a `speculators_config` around the layers), EAGLE and EAGLE3, DFlash, DSpark,
 heads of the MTP kind with a repository of their own, and plain models. Sources:

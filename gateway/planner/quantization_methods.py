@@ -1,7 +1,7 @@
 """The verdict of an engine version on a quantization method, before any layer. Pure.
 
-    resolve(block, --quantization) -> Resolved, the way the checkpoint is loaded
-    check(Resolved, GPU, dtype)
+    resolve(engine, quant, user, ...) -> Resolved, the way the checkpoint is loaded
+    check(engine, resolved, capability, dtype): raises MethodRefused
 
 The rules are data of the engine's profile (MethodRule, Method);
 tests/conformance/method_questions.py asks the engines.

@@ -1,7 +1,7 @@
 """Changes of a variant after a refusal, or for a longer context. Pure.
 
-    repairs(variant, refusal, ...)               variants that may cure the refusal
-    lengthened(variant, context, context_wanted, ...)    variants that may have a longer context
+    repairs(variant, refusal, ...)                          variants that may cure the refusal
+    longer_variants(variant, context, context_wanted, ...)  variants that may have a longer context
 
 A repair changes one thing, and never a flag of the user.
 """

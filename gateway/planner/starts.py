@@ -2,7 +2,7 @@
 
     blocked_by(start, waiting, running)   why this start has to wait, or None
     disturbances(before, after)           engines that a neighbour has just disturbed, and how
-    undisturbed(history)                  the attempts that count
+    undisturbed_attempts(history)         the attempts that count
 
 An engine measures the free memory of its GPUs while it starts, and counts every change as its own:
 vLLM from `request_memory` to the end of `determine_available_memory`, SGLang from

@@ -1,7 +1,7 @@
 """Variants of a model on an engine: the layout on GPUs, and changes of the engine's choices. Pure.
 
 plain(...)             -> the variants as the engine would run them
-given_up(variant, plan) -> the variant with what a plan gave up for memory
+given_up(variant, plan) -> the variant without the things that a plan gave up for memory
 """
 
 from __future__ import annotations

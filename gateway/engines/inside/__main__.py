@@ -1,7 +1,7 @@
 """python -m inside < questions.json > answers.jsonl
 
 One JSON document of questions in, one JSON document a line out, each as soon as it is known, so
-that a limit of time costs only what had not been answered:
+that a limit of time costs only the questions without an answer:
 
     {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776,
      "count": 2, "name": "..."}, "version": true, "models": [{"files": {"config.json": "base64...",
@@ -20,8 +20,8 @@ A question with a `start` is answered, and then the start is rehearsed (KIND/ins
 
 Where the kind is null, `engine` names the engine that is installed here; null: none.
 
-Where the kind is `measure`, nothing of an engine is asked: measuring/inside/ranks.py says what
-comes in and goes out.
+Where the kind is `measure`, nothing of an engine is asked: measuring/inside/ranks.py has the
+forms of input and output.
 
 env: variables that the engine has as it starts, for all questions alike. gpu: null means the
 machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the

@@ -16,7 +16,7 @@ def installed_packages() -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
     result: dict[str, str] = {}
     for item in distributions():
-        if item.metadata["Name"]:  # of two the first on the search path is what is imported
+        if item.metadata["Name"]:  # of two, Python imports the first on the search path
             result.setdefault(str(item.metadata["Name"]).lower().replace("_", "-"), item.version)
     return {
         "python": platform.python_version(),

@@ -57,7 +57,7 @@ class Start:
         return result
 
     def refuse(self, stage: str, words: str, place: str) -> None:
-        """The start ends at this stage, for what the engine would meet only in a request."""
+        """The start ends at this stage, for an error that the engine would meet in a request."""
         if not self.refused:
             self.refused, self.stage, self.place = words, stage, place
 
@@ -91,7 +91,7 @@ def raised_at(error: BaseException, package: str) -> str:
 
     Of an error that a parser made of another one: the place of that one.
     """
-    # pydantic wraps what a validator of a configuration raises.
+    # pydantic wraps the error of a configuration's validator.
     for wrapped in error.errors() if hasattr(error, "errors") else ():
         if isinstance(inner := wrapped.get("ctx", {}).get("error"), Exception):
             return raised_at(inner, package) or f"{type(error).__name__}"

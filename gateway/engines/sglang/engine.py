@@ -325,8 +325,10 @@ class SglangRules(SglangKind):
         return memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
 
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
-        """Where GPU and host share their memory, the tokens of the cache: a share of what is free
-        at the start is more or less with each page that the host takes or frees."""
+        """The tokens of the cache, where GPU and host share their memory.
+
+        A share of the free memory would change with each page that the host takes or frees.
+        """
         has_flag = _POOL_LIMIT in candidate.engine.flags and memory.kv_tokens > 0
         return {_POOL_LIMIT: memory.kv_tokens} if candidate.has_unified_memory and has_flag else {}
 

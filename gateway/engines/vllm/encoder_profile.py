@@ -1,4 +1,4 @@
-"""The images of vLLM's profile run: what a vision tower takes, and what stays of it.
+"""The images of vLLM's profile run: the memory of a vision tower, and the part that stays.
 
 The engine encodes as many of the largest items as its budget of tokens holds, and keeps their
 embeddings beside the pass through the language model. Sources: compute_mm_encoder_budget in

@@ -58,7 +58,7 @@ _MAX_GRAPH_BYTES_OF_LAYER = round(0.045 * GIB)
 # shared memory counts as three more graphs.
 _MAX_GRAPH_TOKENS = 512
 _FIRST_GRAPHS = 3
-_MAX_LAYERS = 1000  # what config.json names beyond is no number of layers
+_MAX_LAYERS = 1000  # a larger number in config.json is no number of layers
 # Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p:
 # 3.7 copies in float32 (gpt-oss-20b). The second does neither (gemma-3-1b), and takes up to 27 in
 # its warm-up, which its budget ignores.
@@ -290,7 +290,7 @@ def memory(
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.20 capture them
     beside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
     (vllm/v1/worker/gpu/model_runner.py). beside_bytes: result of the function with this name.
-    encoder: what the profile run's encoder takes. One of an unknown family widens the band alone.
+    encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
     """
     activation, ranks = (
         activation_bytes(spec, built, load, encoder),

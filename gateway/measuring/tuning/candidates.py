@@ -1,6 +1,6 @@
 """Changed wishes that an expert would try for a served model, each with its reason. Pure.
 
-pinned(wish, plan)           -> the wish for the engine version and layout of a plan
+pin_layout(wish, plan)       -> the wish for the engine version and layout of a plan
 neighbours(about)            -> differences from a plan in one respect, most promising first
 other_engines(owner, plans)  -> the best plan of each other engine
 forecast_best(owner, rival)  -> the plan that should beat the served one by its forecast

@@ -1,7 +1,7 @@
 """KV cache that a model offers to other models, and the cap that it has afterwards. Pure.
 
 surplus_offers(plan, wish, replica)      offers: beyond its need, then beyond its wish
-partial_offer(offer, bytes)              the same offer with fewer bytes
+partial_offer(offer, count)              the same offer with fewer bytes
 cap_after_giving(offer, plan, models)    the cap of the model that gives it
 current_cap(attempts, caps)              the cap of a model now
 last_cap(attempts)                       the cap of a copy's last plan

@@ -1,6 +1,6 @@
 """Layers of a model in one engine version, with quantization schemes, whole and on one rank. Pure.
 
-per_rank(linear, tp) -> (k, n)
+per_rank(layer, tp) -> (k, n)
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ _CONNECTORS = ("multi_modal_projector.", "embed_vision.")
 
 @lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
 def without_tower(built: BuiltModel) -> BuiltModel:
-    """The model without its vision tower, and what connects it."""
+    """The model without its vision tower and its connectors."""
     left = (*_TOWERS, *_CONNECTORS)
     return built.evolve(
         linears=tuple(layer for layer in built.linears if not layer.name.startswith(left)),

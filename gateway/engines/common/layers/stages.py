@@ -1,8 +1,8 @@
 """Layers of one pipeline stage. Pure.
 
     stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
-    dealt(built, layers, part, repeated_parts) -> one of the stages that have so many layers each
-fullest(built, layers, repeated_parts)
+    stage_model(built, layers, part, repeated_parts) -> one stage of a split
+    fullest(built, layers, repeated_parts) -> the stage with the most bytes of weights
 
 Compared with the layers that the engines build by tests/conformance/golden/stage-*.json and
 sglang_stage-*.json.

@@ -1,6 +1,6 @@
 """Conditions of rules by name: the type of the value, and a test with a reason. Pure.
 
-CONDITIONS[name].test(value, Subject) -> the reason that it does not hold, with numbers; "": it
+CONDITIONS[name].test(subject, expected) -> the reason that it does not hold, with numbers; "": it
 holds
 
 A profile writes conditions by name: {schemes: [wna16], min_capability: "8.0", n_multiple: 64}.

@@ -1,9 +1,9 @@
 """Corrections of expected speeds by measurements, for the measured plan and for similar plans.
 Pure.
 
-Corrections(facts).ratios(about) -> by figure what to multiply an expectation with, and from what
-that follows measured(plan, facts) -> the plan with its own figures in place of expected ones
-learned(plan, bench, known, at) -> the facts that a run of `fitserve bench` proves
+Corrections(facts).ratios(about) -> by figure the factor of an expectation, and its evidence
+correct_by_measurement(plan, facts) -> the plan with its own figures in place of expected ones
+learn_from_bench(plan, bench, earlier_facts, time_s) -> the facts that a `fitserve bench` proves
 """
 
 from __future__ import annotations

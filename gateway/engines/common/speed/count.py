@@ -1,6 +1,6 @@
 """Bytes and operations of one rank of a plan for a token, layer by layer. Pure.
 
-work_of(built, rank, kernels, ...) -> Work
+work_of(model, stage, rank, kernels, ...) -> Work
 """
 
 from __future__ import annotations

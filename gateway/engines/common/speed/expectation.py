@@ -1,6 +1,6 @@
 """Expected speed of a plan: its work on its GPUs, as the figures that a user notices. Pure.
 
-expected(load, clock, ratios) -> Speed
+expected_speed(load, clock, ratios) -> Speed
 for_copies(plan, count) -> the plan as so many replicas serve it
 lengths(context) -> tokens of prompt and answer that it counts with
 """

@@ -1,7 +1,7 @@
 """Measurements of this machine's GPUs (`fitserve calibrate`), read from facts. Pure.
 
 measured = Measured(facts)
-measured.number(gpu, what)          of one GPU; None: it was not measured
+measured.number(gpu, quantity)      of one GPU; None: it was not measured
 measured.all_reduce(gpus, links)    of GPUs together, or of others of the machine that are like them
 """
 

@@ -1,7 +1,7 @@
 """Score of plans for a goal. Pure.
 
-score(outcome, goal, share) -> a number; of two plans the larger is better
-rating(worth, demerits) -> the same with what else is known of them
+score(outcome, goal, cost) -> a number; of two plans the larger is better
+rating(worth, demerits) -> the same, with the drawbacks of the plan
 """
 
 from __future__ import annotations

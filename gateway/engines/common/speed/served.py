@@ -1,10 +1,10 @@
 """Traffic of clients by an engine's counters, and the facts that follow about expectations. Pure.
 
-counted(text, names) -> Counts              the counters of /metrics now
+sum_series(text, names) -> Counts           the counters of /metrics now
 traffic_between(before, after) -> Served    traffic in a stretch of time
 clock_of(plan, spec, engine, machine, ...) -> StepClock
                                             expected time of the work of a running plan
-learned(plan, seen, clock, known, at) -> facts
+learn_from_traffic(plan, windows, clock, earlier_facts, time_s) -> facts
                                             each stretch against the expectation under its own load
 """
 

@@ -99,7 +99,7 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
 def initialize_backends(server_args: Any) -> None:
     """Settle the runners of experts and products, as the arguments name them.
 
-    From 0.5.19 on some of these functions, and from 0.5.20 all, read what is published.
+    From 0.5.19 on some of these functions, and from 0.5.20 all, read the published arguments.
     """
     for module, name in _BACKEND_MODULES.items():
         start = getattr(
