@@ -126,7 +126,10 @@ def _memory_file(content: bytes) -> Iterator[str]:
 
 
 class Places(Protocol):
-    """`gateway.proxy.limits.ConnectionLimiter`."""
+    """The places for connections.
+
+    `gateway.proxy.limits.ConnectionLimiter`.
+    """
 
     def admit(self, address: str) -> Any: ...
 

@@ -26,7 +26,10 @@ CHANGE_FAILPOINTS = tuple(
 
 
 class Failpoint:
-    """`name` is in FAILPOINTS or CHANGE_FAILPOINTS, or empty: then nothing ever happens."""
+    """The place at which a test lets the gateway kill itself.
+
+    `name` is in FAILPOINTS or CHANGE_FAILPOINTS, or empty: then nothing ever happens.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

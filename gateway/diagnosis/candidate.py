@@ -83,9 +83,12 @@ class FailureCandidate:
 
 @dataclass
 class ProcessTrace:
-    """frames, files: functions of the traceback, and `file:function`, the innermost last.
+    """The error message that one process is printing.
+
+    frames, files: functions of the traceback, and `file:function`, the innermost last.
     codes: the line of code of each. indent: columns before its frames. assertion, source: its last
-    `assert` and line of code."""
+    `assert` and line of code.
+    """
 
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
     files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))

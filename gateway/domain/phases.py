@@ -13,7 +13,7 @@ PHASE_LABELS = {
     "prove": "verifying answers",
     "waking": "waking up from sleep",
 }
-"""By the names that JSON, the database and rules have."""
+"""The labels of phases, by their names in JSON, the database and rules."""
 
 
 def detail_beside(state: str, detail: str) -> str:

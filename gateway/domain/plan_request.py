@@ -31,7 +31,7 @@ class RunningPlan(NamedTuple):
 class PlanRequest:
     """A wish, and everything about the machine that its plan depends on.
 
-    machine: None: the planner reads this machine, or the snapshot `machine_name`.
+    machine: hardware to plan for; None for this machine, or for the snapshot `machine_name`.
     machine_name: of a snapshot or a given machine; "": this machine.
     cluster: the nodes to plan for, of which `machine` is one; None: there is one machine.
     claims: bytes by GPU UUID of engines that run or start.
@@ -59,7 +59,7 @@ class PlanRequest:
 class PlanResult(NamedTuple):
     """A decision as a gateway keeps it.
 
-    plan: the best; None: there is none, and `reason` says why.
+    plan: the best plan; None if there is none, and `reason` says why.
     decision: JSON of the whole decision, up to megabytes, which the gateway only passes on.
     questions: to engines whose answers could change the decision.
     gaps: contradictions between answers and rules. rival: a better plan than the running one.

@@ -62,7 +62,10 @@ class StartTime(Value):
 
 
 class ExpectedStart(Value):
-    """The next start of a plan. time: None: unknown."""
+    """The next start of a plan.
+
+    time: expected time; None if unknown.
+    """
 
     conditions: StartConditions
     time: StartTime | None = None

@@ -26,8 +26,10 @@ _NO_CHOICE = ("", "all", "void")
 class AllowedDevices(Value):
     """The GPUs and RAM that may be used.
 
-    gpus: their UUIDs; None: all. variable: the one that chose them. ram_bytes: None: all.
-    host_bytes: of memory that GPU and host share, the bytes that stay free; None: the default.
+    gpus: UUIDs of the allowed GPUs; None for all.
+    variable: the variable that chose them.
+    ram_bytes: the RAM that may be used; None for all.
+    host_bytes: bytes that stay free of memory that GPU and host share; None for the default.
     """
 
     gpus: frozenset[str] | None = None

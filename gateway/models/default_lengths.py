@@ -151,7 +151,7 @@ OUTER_LENGTHS: dict[str, dict[str, int]] = {
     "lighton_ocr": {"max_position_embeddings": 40960},
     "voxtral": {"max_position_embeddings": 131072},
 }
-"""By outer model type: lengths of a text model that differ from the defaults of its own class."""
+"""Lengths of text models that differ from the defaults of their class, by outer model type."""
 
 
 def _lengths_by_type() -> dict[str, dict[str, int]]:
@@ -164,4 +164,4 @@ def _lengths_by_type() -> dict[str, dict[str, int]]:
 
 
 DEFAULTS = _lengths_by_type()
-"""By model type: fields of config.json, and their values where the file lacks them."""
+"""Fields of config.json and their values where the file lacks them, by model type."""

@@ -13,8 +13,11 @@ _COUNT_VERDICTS = ("no_device", "illegal_parallelism")
 
 
 class Cell(Value):
-    """`state`: ok, degraded (it runs, but slower or not as sure as it should), or failing with the
-    verdict of the gate."""
+    """The decision for one model, machine and engine version.
+
+    `state`: ok, degraded (it runs, but slower or not as sure as it should), or failing with the
+    verdict of the gate.
+    """
 
     model: str
     hardware: str

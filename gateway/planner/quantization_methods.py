@@ -29,7 +29,10 @@ _VERDICT = "unsupported_quantization"
 
 
 class MethodRefused(Refused):
-    """`why` is one of the words above."""
+    """A quantization method that an engine version refuses.
+
+    `why` is one of the words above.
+    """
 
     def __init__(self, why: str, reason: str, source: str, dtypes: tuple[str, ...] = ()) -> None:
         super().__init__(_VERDICT, reason, source, dtypes=dtypes)

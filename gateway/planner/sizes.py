@@ -56,8 +56,11 @@ class Batch(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: the
-    bound of the budget."""
+    """Batch, memory and context of a plan.
+
+    `flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: the
+    bound of the budget.
+    """
 
     batch: Batch
     memory: Memory

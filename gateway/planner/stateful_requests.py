@@ -43,8 +43,11 @@ _TRIALS = 5
 
 
 class _States(NamedTuple):
-    """`requests` surely have a state each, of `states` by the estimate; more than `most` have
-    not."""
+    """The recurrent states that fit, in requests.
+
+    `requests` surely have a state each, of `states` by the estimate; more than `most` have
+    not.
+    """
 
     requests: int
     expected: int

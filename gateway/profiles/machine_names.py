@@ -33,7 +33,10 @@ _OTHER_MAKERS = {
 
 
 class Term(Value):
-    """`count` cards, all of one kind. `alternatives`: further cards that the words could mean."""
+    """Cards of one kind in the name of a machine.
+
+    `count` cards, all of one kind. `alternatives`: further cards that the words could mean.
+    """
 
     count: int
     card: Card

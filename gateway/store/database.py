@@ -82,9 +82,9 @@ class Database:
     ) -> None:
         self.path = path
         self._origin: Sums = []
-        """Of a copy, the sums of its seals before any change: the file still has them."""
+        """The sums of a copy's seals before any change, which the file still has."""
         self._write_error: str | None = None
-        """Of the last change that failed, until a change succeeds and the disk has room."""
+        """The error of the last failed change, until a change succeeds and the disk has room."""
         self._lock = threading.Lock()
         self._mirror: Mirror | None = None
         if copy is not None:

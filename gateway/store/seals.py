@@ -17,7 +17,7 @@ SEALED_COLUMNS = {
 }
 
 Sums = list[tuple[int, float]]
-"""Of each table, the number of its rows and the sum of their seals."""
+"""The number of rows of each table, and the sum of their seals."""
 
 
 def seal_changes(connection: sqlite3.Connection) -> None:

@@ -34,8 +34,11 @@ class Mistake(NamedTuple):
 
 
 class Document(NamedTuple):
-    """`places` is by the keys that lead to a value: the place of the key, or of an entry of a
-    list."""
+    """The data of a YAML document, with places and mistakes.
+
+    `places` is by the keys that lead to a value: the place of the key, or of an entry of a
+    list.
+    """
 
     data: Any
     places: dict[Keys, Position]

@@ -39,7 +39,10 @@ _FOLDERS = ("source", "drafter")
 
 
 class ModelsFile(NamedTuple):
-    """wishes: by model name. references: values that must not be shown."""
+    """The content of a models file.
+
+    wishes: by model name. references: values that must not be shown.
+    """
 
     path: Path
     wishes: dict[str, Wish]

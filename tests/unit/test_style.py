@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
@@ -96,6 +97,13 @@ OLD_ROOMS = ("gateway/cli", "gateway/diagnosis", "gateway/engines", "gateway/ser
 # (`sd_notify(3)`) and no code in backticks.
 CALL = re.compile(r"(\w+\.)?\b([A-Za-z_]\w*)\((?!\d\))")
 CODE = re.compile(r"`[^`]*`")
+# A class is named by its purpose, not by its users, and a sentence begins with a capital letter,
+# except for the name of a program.
+PURPOSE = re.compile(r"(?!(?:Shared|Used) by\b)(?:[A-Z0-9]|vLLM\b|uv\b)")
+# A docstring below an attribute that only continues the attribute's name.
+NO_SUBJECT = re.compile(r"(?:Of|For|By|In|On|As|At|From|To|With|Without)\b")
+# The meaning of a parameter comes before that of its missing value.
+MISSING_MEANING = re.compile(r"\b\w+`?: None: ")
 # A comment behind the bracket that closes a statement, where a formatter had to break its line.
 STRANDED_COMMENT = re.compile(r"^[ \t]*[)\]}].*\S  # (?!fmt: |type: |noqa)", re.MULTILINE)
 OPERATOR = re.compile(r"__\w+__")
@@ -490,6 +498,51 @@ def test_each_call_in_a_module_docstring_exists() -> None:
 )
 def test_the_calls_of_a_docstring(docstring: str, expected_calls: list[tuple[str, str]]) -> None:
     assert list(calls(docstring)) == expected_calls
+
+
+def test_each_class_docstring_begins_with_its_purpose() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {text}"
+        for path, node in definitions()
+        if isinstance(node, ast.ClassDef)
+        and (text := ast.get_docstring(node))
+        and not PURPOSE.match(text)
+    ]
+
+
+def attribute_docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring below an attribute, a field or a constant."""
+    for node in nodes:
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            for above, row in itertools.pairwise(node.body):
+                if isinstance(above, ast.Assign | ast.AnnAssign):
+                    yield from docstrings([row])
+
+
+def test_each_attribute_docstring_has_a_subject() -> None:
+    assert not [
+        f"{place(path, line)}: {text}"
+        for path in FILES
+        for line, text in attribute_docstrings(nodes_of(path))
+        if NO_SUBJECT.match(text)
+    ]
+
+
+def test_the_attribute_docstrings_of_a_module() -> None:
+    source = 'A = 1\n"""Of a."""\nclass B:\n    """Of b."""\n    c: int\n    """Of c."""\n'
+    assert list(attribute_docstrings([*ast.walk(ast.parse(source))])) == [
+        (2, "Of a."),
+        (6, "Of c."),
+    ]
+
+
+def test_each_parameter_has_a_meaning_before_none() -> None:
+    assert not [
+        f"{place(path, line)}: {row[0]}"
+        for path in FILES
+        for line, text in docstrings(nodes_of(path))
+        if (row := MISSING_MEANING.search(text))
+    ]
 
 
 def test_every_function_fits_on_a_screen() -> None:

@@ -55,7 +55,10 @@ class EventBatch(NamedTuple):
 
 
 class EventLog:
-    """Used by the event loop alone. Call `begin` before `tell`."""
+    """Numbers events, stores them, and hands them to listeners.
+
+    Used by the event loop alone. Call `begin` before `tell`.
+    """
 
     def __init__(self, store: Store) -> None:
         self.newest = self.at_start = 0

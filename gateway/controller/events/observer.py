@@ -43,7 +43,10 @@ _MAX_ENDED_STARTS = 4
 
 
 class Observer:
-    """`models` are those of the loop, by name; `keys` gives the present keys."""
+    """Compares each pass with the last one, and reports the changes as events.
+
+    `models` are those of the loop, by name; `keys` gives the present keys.
+    """
 
     def __init__(
         self,

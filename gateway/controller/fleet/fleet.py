@@ -32,7 +32,10 @@ _FAILED_STATES = ("no_plan", "quarantined")
 
 
 class Fleet:
-    """`models` is by name. Only the loop and its effects change it."""
+    """All models in memory, with their use of GPUs, ports and names.
+
+    `models` is by name. Only the loop and its effects change it.
+    """
 
     def __init__(self, keep_alive: float = -1.0) -> None:
         """`keep_alive`, in seconds, holds for models without their own."""

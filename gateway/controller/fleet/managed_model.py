@@ -97,7 +97,7 @@ class ReplicaState:
     launched: int | None = None
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     conditions: StartConditions = StartConditions()
-    """Of the start of its present engine."""
+    """The conditions under which its present engine started."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
     has_made_room: bool = False
@@ -347,17 +347,17 @@ class ManagedModel:
     hold: str = ""
     """Why no copy of it may be loaded now; "" if one may."""
     is_next: bool = False
-    """Of the models that wait for a place it is the first."""
+    """The model is the first of those that wait for a place."""
     has_requests: bool = False
     """A request waits for it."""
     offered: frozenset[Place] = frozenset()
     """The copies of others that might have been evicted when it was last planned."""
     was_evicted: bool = False
-    """It was evicted, and not loaded since."""
+    """The model was evicted, and not loaded since."""
     is_unused: bool = True
-    """It had no request since it was last away."""
+    """The model had no request since it was last away."""
     waits_for_request: bool = False
-    """It may be evicted, or has to wait for evictions: its requests wait for it."""
+    """Its requests wait for it, as it may be evicted or has to wait for evictions."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:

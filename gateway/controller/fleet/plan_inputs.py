@@ -57,7 +57,7 @@ class PlanInputs(NamedTuple):
 class Room(NamedTuple):
     """The room that a model was planned in: a digest of offers and wish, and the neighbours.
 
-    rest: None: the room changed while the plan was made, so any other may help.
+    rest: digest; None if the room changed while the plan was made, so any other may help.
     """
 
     rest: int | None

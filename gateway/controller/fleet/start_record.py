@@ -12,7 +12,7 @@ from gateway.store.store import Store
 
 
 class StartRecord:
-    """Shared by all models of a gateway."""
+    """Records measured starts, and expects the time of the next. One object per gateway."""
 
     def __init__(self, store: Store) -> None:
         """Raises StoreError."""

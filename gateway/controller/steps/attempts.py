@@ -29,7 +29,7 @@ _PORT_TRIES = 100
 
 
 class Attempts:
-    """Shared by all replicas of a gateway."""
+    """Records how attempts begin, change and end. One object per gateway."""
 
     def __init__(
         self,

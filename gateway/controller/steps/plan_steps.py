@@ -24,7 +24,7 @@ log = Logger("fitserve.loop")
 
 
 class PlanSteps:
-    """Shared by all replicas of a gateway."""
+    """Plans a replica and records the result. One object per gateway."""
 
     def __init__(
         self,

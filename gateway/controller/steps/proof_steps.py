@@ -24,7 +24,7 @@ _SMALL_REQUEST_TIMEOUT_S = 30.0
 
 
 class ProofSteps:
-    """Shared by all replicas of a gateway."""
+    """Proves that an engine generates, and tests its abilities. One object per gateway."""
 
     def __init__(self, store: Store, patience_s: float) -> None:
         """`patience_s` is the longest silence of an engine."""

@@ -24,7 +24,7 @@ KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 
 
 class ReplicaPlanner:
-    """Shared by all replicas of a gateway."""
+    """Plans replicas, and asks engines about plans. One object per gateway."""
 
     def __init__(self, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits) -> None:
         """asking_s: seconds that engines may take to answer. keep_commits: see `WishChanges`."""

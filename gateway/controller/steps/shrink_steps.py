@@ -20,7 +20,7 @@ _RETRY_S = 600.0
 
 
 class ShrinkSteps:
-    """Shared by all replicas of a gateway."""
+    """Restarts replicas with less KV cache. One object per gateway."""
 
     def __init__(self, replica_planner: ReplicaPlanner, attempts: Attempts, drains: Drains) -> None:
         self._replica_planner = replica_planner

@@ -40,7 +40,7 @@ _SMALL_REQUEST_TIMEOUT_S = 60.0
 
 
 class SleepSteps:
-    """Shared by all replicas of a gateway."""
+    """Puts engines to sleep and wakes them. One object per gateway."""
 
     def __init__(
         self,

@@ -63,7 +63,10 @@ class Engines(Protocol):
 
 
 class StartGate:
-    """Shared by all replicas of a gateway. `look` is called before each pass of the loop."""
+    """Lets starts wait while another engine on their GPUs measures. One object per gateway.
+
+    The loop calls `look` before each pass.
+    """
 
     def __init__(
         self, engines: Engines, hardware: Callable[[], Awaitable[Hardware]], limit_s: float

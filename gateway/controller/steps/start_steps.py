@@ -27,7 +27,7 @@ _STALL_POLL_S = 5.0
 
 
 class StartSteps:
-    """Shared by all replicas of a gateway."""
+    """Starts the engine of an attempt, with its image and weights. One object per gateway."""
 
     def __init__(
         self,

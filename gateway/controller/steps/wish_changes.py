@@ -15,7 +15,7 @@ log = Logger("fitserve.loop")
 
 
 class WishChanges:
-    """Shared by all models of a gateway."""
+    """Begins, refuses and finishes changes of wishes. One object per gateway."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -38,7 +38,10 @@ _DEAD_STATES = frozenset({"quarantined", "unreachable"})
 
 
 class _Model(msgspec.Struct):
-    """`state` and `wait_s` come from another fitserve gateway."""
+    """A model in the list of an endpoint.
+
+    `state` and `wait_s` come from another fitserve gateway.
+    """
 
     id: str
     owned_by: Any = None
@@ -93,7 +96,9 @@ class EndpointKey(NamedTuple):
 
 
 class EndpointWatcher:
-    """`replica` is the route, None while the engine is away; `detail` says why, and clients may
+    """Watches an engine elsewhere, and gives its route.
+
+    `replica` is the route, None while the engine is away; `detail` says why, and clients may
     read it.
 
     `state` is the model's state there. `was_contacted`: the endpoint was called at least once.

@@ -33,8 +33,11 @@ class _ToolCall(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """`reasoning` is the name in vLLM since 0.16 (entrypoints/openai/chat_completion/protocol.py);
-    `reasoning_content` is older, and SGLang's."""
+    """The message of a chat answer.
+
+    `reasoning` is the name in vLLM since 0.16 (entrypoints/openai/chat_completion/protocol.py);
+    `reasoning_content` is older, and SGLang's.
+    """
 
     content: str | None = None
     reasoning: str | None = None

@@ -19,7 +19,7 @@ from gateway.domain import Plan
 _OPEN_FLAGS = ("--enable-sleep-mode", "--no-log-error-stack")
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
 FLAG = "middleware"
-"""Of an engine that takes the layer."""
+"""The flag of an engine that takes the layer."""
 _MIDDLEWARE = "fitserve_door.Door"
 _PROGRAM = """
 import hmac, os, runpy, sys

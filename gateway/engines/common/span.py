@@ -25,8 +25,11 @@ class SpanLayout(NamedTuple):
 
 
 class Span(NamedTuple):
-    """nodes: how many. gpus_each: GPUs of each. network: the slowest between two of them.
-    layouts: those to plan."""
+    """Several alike nodes of one engine.
+
+    nodes: how many. gpus_each: GPUs of each. network: the slowest between two of them.
+    layouts: those to plan.
+    """
 
     nodes: int
     gpus_each: int

@@ -47,7 +47,10 @@ class ForcedBackends(Value):
 
 
 class Selection(Value):
-    """`none`: the engine refuses the model. `unknown`: these rules do not describe the model."""
+    """The attention backends of a plan, or the reason that there are none.
+
+    `none`: the engine refuses the model. `unknown`: these rules do not describe the model.
+    """
 
     prefill: str | None = None
     decode: str | None = None

@@ -91,8 +91,10 @@ class BackendLoan(Value):
 
 
 class BackendRules(RuleFile):
-    """profiles/engines/sglang/VERSION/attention_backends.yaml. Sources are file:line below
-    sglang/srt/ of that version."""
+    """The rules of profiles/engines/sglang/VERSION/attention_backends.yaml.
+
+    Sources are file:line below sglang/srt/ of that version.
+    """
 
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     mla: tuple[str, ...]  # architectures that are computed as MLA

@@ -49,7 +49,7 @@ class MemoryClass(Value):
 
 
 class MemoryRules(Value):
-    """profiles/engines/sglang/VERSION/memory.yaml."""
+    """The rules of profiles/engines/sglang/VERSION/memory.yaml."""
 
     source: str = ""
     classes: tuple[MemoryClass, ...] = Field(min_length=1)
@@ -119,8 +119,11 @@ class ModelTraits(Value):
 
 
 class StaticMemory(Value):
-    """`fraction` of the memory that is free before loading goes to weights and KV cache
-    (--mem-fraction-static)."""
+    """The default sizes of SGLang on a GPU.
+
+    `fraction` of the memory that is free before loading goes to weights and KV cache
+    (--mem-fraction-static).
+    """
 
     chunked_prefill: int
     graph_batch: int

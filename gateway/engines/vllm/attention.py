@@ -28,8 +28,11 @@ from gateway.models.rank import Rank
 
 
 class BackendChoice(NamedTuple):
-    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer,
-    or too little of the layer is known."""
+    """The backend for an attention layer, or the reason that there is none.
+
+    `none`: the engine will refuse the model. `unknown`: these rules do not describe the layer,
+    or too little of the layer is known.
+    """
 
     backend: str | None
     status: Literal["ok", "none", "unknown"]

@@ -24,7 +24,10 @@ Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 
 
 class VllmBackend(Value):
-    """`validate_configuration` of one backend. A trait that `takes` does not name is refused."""
+    """The requirements of one attention backend.
+
+    `validate_configuration` of one backend. A trait that `takes` does not name is refused.
+    """
 
     source: str = ""
     mla: bool = False
@@ -156,8 +159,10 @@ class ModelOverride(Value):
 
 
 class AttentionRules(RuleFile):
-    """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with
-    lines."""
+    """The rules of profiles/engines/KIND/VERSION/attention.yaml.
+
+    Sources are files of that version, with lines.
+    """
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     asks: tuple[Trait, ...]  # the traits that selection looks at, and no others

@@ -287,7 +287,9 @@ class HostServer:
 
 
 class Agent(HostServer):
-    """`engine` gives the profile of an engine by name, and raises NotFound.
+    """Starts engines for a gateway, as far as its policy allows.
+
+    `engine` gives the profile of an engine by name, and raises NotFound.
 
     `models` is the mount of engines; `resolved` are the images found under allowed names.
     """

@@ -103,8 +103,11 @@ class IdentityCall(OwnedCall):
 
 
 class InquireCall(OwnedCall):
-    """`asked` is the document of `gateway.engines.inquiry.document`, packed by zlib, in base64. The
-    code in the container is the agent's own."""
+    """The call that asks an engine about models.
+
+    `asked` is the document of `gateway.engines.inquiry.document`, packed by zlib, in base64. The
+    code in the container is the agent's own.
+    """
 
     call: Literal["inquire"] = "inquire"
     engine: EngineRef
@@ -125,7 +128,10 @@ class NodeCall(OwnedCall):
 
 
 class DrainCall(OwnedCall):
-    """`drained`: whether the node starts no engines from now on."""
+    """The call that lets a node start engines or not.
+
+    `drained`: whether the node starts no engines from now on.
+    """
 
     call: Literal["drain"] = "drain"
     drained: bool
@@ -156,7 +162,10 @@ class DoneAnswer(Value):
 
 
 class FailedAnswer(Value):
-    """`error` names a class of gateway/errors.py."""
+    """The answer to a call that failed.
+
+    `error` names a class of gateway/errors.py.
+    """
 
     answer: Literal["failed"] = "failed"
     error: Literal["HostError", "AgentAway", "AgentRefusal", "Conflict", "ForeignInstance"]

@@ -6,7 +6,10 @@ from gateway.errors import AgentRefusal
 
 
 class Lease:
-    """`now` is a clock of seconds that never goes back and counts the machine's sleep."""
+    """The lease of a node.
+
+    `now` is a clock of seconds that never goes back and counts the machine's sleep.
+    """
 
     def __init__(self, length_s: float, owner: str, now: float) -> None:
         """owner: of the lease before a restart of the node service, which gets its full length."""

@@ -28,7 +28,10 @@ _MAX_LINE_BYTES = 1024 * 1024
 
 
 class LinkServer:
-    """`ray`: the module, connected to the cluster."""
+    """Answers calls of this user's programs to the machines.
+
+    `ray`: the module, connected to the cluster.
+    """
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray

@@ -50,7 +50,10 @@ _LOG_AGE_S = 24 * _HOUR_S
 
 
 class NodeService(HostServer):
-    """`host` listens on the address of the membership. Raises OSError if `data` is not readable."""
+    """Owns the host of this machine for the gateway that holds its lease.
+
+    `host` listens on the address of the membership. Raises OSError if `data` is not readable.
+    """
 
     def __init__(self, host: Host, membership: Membership, data: Path, grace_s: float) -> None:
         super().__init__(host)

@@ -24,7 +24,10 @@ _PULL_SILENCE_S = 600.0
 
 
 class LocalImages:
-    """`allowed` are images that may be started or asked; None: the caller has checked."""
+    """Finds and pulls engine images in Docker on this machine.
+
+    `allowed` are images that may be started or asked; None: the caller has checked.
+    """
 
     def __init__(self, docker: DockerClient, allowed: AllowedImages | None) -> None:
         self._docker = docker

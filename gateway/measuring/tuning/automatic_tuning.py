@@ -55,9 +55,9 @@ class AutomaticTuning:
         self._traffic = traffic
         self._idle_s = idle_s
         self._last_requests: dict[str, tuple[float, float]] = {}
-        """By model: ended requests at the last request, and its monotonic time."""
+        """Ended requests at the last request, and its monotonic time, by model."""
         self._tuned: dict[str, set[str]] = {}
-        """By model: served and better plans that a search has ended for."""
+        """Served and better plans that a search has ended for, by model."""
         self._retry_at: dict[str, float] = {}
         self._search: _Search | None = None
         self._watching = SupervisedTask(self._tune_idle_models, "tuning idle models")

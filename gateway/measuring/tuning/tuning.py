@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tuning:
-    """automatic: None: nothing is tuned without an order."""
+    """The measurements and searches of a gateway.
+
+    automatic: searches without an order; None if nothing is tuned without one.
+    """
 
     measurements: Measurements
     tunings: Tunings

@@ -13,9 +13,12 @@ TuningState = Literal["running", "done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """seconds: the longest time. may_be_away: the model may be away meanwhile. allows_lossy: a KV
+    """The bounds of a search for a better plan.
+
+    seconds: the longest time. may_be_away: the model may be away meanwhile. allows_lossy: a KV
     cache of less precision is allowed. is_automatic: begun by the gateway for an idle model, so
-    measurements of earlier searches count."""
+    measurements of earlier searches count.
+    """
 
     seconds: float
     may_be_away: bool = False

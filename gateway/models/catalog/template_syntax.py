@@ -13,7 +13,9 @@ from gateway.errors import BadRequest
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the model's own text.
+    """The tag of Jinja around the model's own text.
+
+    `{% generation %}` marks the model's own text.
 
     Source: AssistantTracker in utils/chat_template_utils.py of transformers 5.14, which also has
     this environment.

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from gateway.engines.inquiry.inquirer import Inquirer  # asyncio, which most plans do not need
 
 LIMIT_S = 60.0
-"""For all questions about one model: two imports of an engine, and some dozen command lines."""
+"""The seconds for all questions about one model: two imports of an engine, and some dozen command
+lines."""
 
 REQUESTED_LIMIT_S = 300.0
-"""As LIMIT_S where the check is all that was requested: inquiries yield to all other work, so a
+"""The same where the check is all that was requested: inquiries yield to all other work, so a
 busy machine takes several times as long."""
 
 

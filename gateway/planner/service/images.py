@@ -18,8 +18,10 @@ async def with_engine_of_image(
 ) -> Wish:
     """The wish with the engine of its image, if it names only the image.
 
-    allowed: None: engines are processes. Raises BadRequest for an image that may not be started,
-    and HostError for an image that cannot be asked.
+    allowed: images that may start; None if engines are processes.
+
+    Raises BadRequest for an image that may not be started, and HostError for an image that cannot
+    be asked.
     """
     if wish.image is None:
         return wish

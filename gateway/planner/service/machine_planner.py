@@ -29,7 +29,7 @@ class MachinePlanner:
     """Implements `gateway.controller.steps.planner_port`.
 
     data: the gateway's data folder. profiles: those of the plan process.
-    images: those that may be started; None: engines are processes here.
+    images: images that may start; None if engines are processes.
     facts: the learned facts, as JSON.
     cluster: the machines that start engines now; None: there is one machine.
     """

@@ -98,7 +98,8 @@ class ModelPlanner:
     ) -> ModelPlanning:
         """The planning of this request. Raises NoPlan if no engine for the model can start.
 
-        facts: also stale ones, or of other machines. startable: None: every engine version.
+        facts: also stale ones, or of other machines.
+        startable: engine versions that may start; None for every version.
         model_name: for messages.
         """
         wish, profiles, spec = request.wish, self.profiles, model.spec

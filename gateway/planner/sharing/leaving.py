@@ -42,7 +42,9 @@ def why_not_sleep(plan: Plan, machine: Hardware) -> str:
 class Leaver(NamedTuple):
     """A copy of a model that could leave.
 
-    copies: number of copies of the model. held_bytes: by GPU UUID. engine: None: it cannot sleep.
+    copies: number of copies of the model.
+    held_bytes: by GPU UUID.
+    engine: the attempt that can sleep; None if its engine cannot.
     """
 
     model: str

@@ -31,7 +31,10 @@ class NoKeyError(Exception):
 
 @dataclass(frozen=True)
 class EndpointKeys:
-    """`data`: the gateway's folder."""
+    """Reads the keys of the gateway for external engines.
+
+    `data`: the gateway's folder.
+    """
 
     data: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)

@@ -45,7 +45,7 @@ class MediaHosts:
         self._patterns = tuple(pattern.lower() for pattern in allowed if pattern != PUBLIC_HOSTS)
         self._has_public = PUBLIC_HOSTS in allowed
         self._verdicts: dict[str, tuple[float, bool]] = {}
-        """By name, the end of the answer's validity and the answer; the oldest first."""
+        """The end of an answer's validity and the answer, by name; the oldest first."""
         self._lookups: dict[str, asyncio.Future[bool]] = {}
         self._threads: ThreadPoolExecutor | None = None
 

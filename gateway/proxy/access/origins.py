@@ -30,7 +30,10 @@ EVERY_ORIGIN = "*"
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """`named`: origins in the form that browsers send ("https://app.example"), or "*" for all."""
+    """The other origins whose web pages may call.
+
+    `named`: origins in the form that browsers send ("https://app.example"), or "*" for all.
+    """
 
     named: frozenset[str] = frozenset()
 

@@ -65,7 +65,10 @@ class RequestFields(msgspec.Struct):
 
 
 class UsualFields(msgspec.Struct):
-    """`RequestFields` of the usual case, decoded in one step: every field has its proper type."""
+    """The fields of a body in the usual case.
+
+    Every field has its proper type, so one step decodes all.
+    """
 
     model: str
     stream: bool | None = None

@@ -66,7 +66,10 @@ class _Share:
 
 
 class BodyBudget:
-    """`size`: bytes in all. `wait_s`: how long a body may wait for room."""
+    """Shares the memory for bodies among connections.
+
+    `size`: bytes in all. `wait_s`: how long a body may wait for room.
+    """
 
     def __init__(self, body_bytes: int, wait_s: float) -> None:
         self.size = max(2 * body_bytes, _MIN_BYTES)

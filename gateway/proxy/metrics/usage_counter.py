@@ -18,8 +18,11 @@ _DAY_S = 86400
 
 
 class UsageCounter:
-    """Used by one event loop only. The day is that of the take, so that a request reads no
-    clock."""
+    """Counts requests and tokens by day, key and model.
+
+    Used by one event loop only. The day is that of the take, so that a request reads no
+    clock.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[int]] = {}

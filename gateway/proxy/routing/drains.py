@@ -22,8 +22,11 @@ def _no_hurry() -> bool:
 
 
 class Drains:
-    """`most_s`: seconds that an engine gets after no route table has it. Its end interrupts longer
-    requests."""
+    """Waits until engines outside the routes have answered their requests.
+
+    `most_s`: seconds that an engine gets after no route table has it. Its end interrupts longer
+    requests.
+    """
 
     def __init__(self, routes: Routes, most_s: float) -> None:
         self._routes = routes

@@ -26,8 +26,11 @@ _KIB = 1024
 
 
 class Responses:
-    """`table`: shared by several workers; None: of this process alone. The oldest entries are
-    dropped. Two workers that count at once may lose a response of the smaller one."""
+    """Remembers the key and the replica of each response.
+
+    `table`: shared by several workers; None: of this process alone. The oldest entries are
+    dropped. Two workers that count at once may lose a response of the smaller one.
+    """
 
     def __init__(self, table: SharedTable | None = None) -> None:
         self._table = table or SharedTable(RESPONSES)

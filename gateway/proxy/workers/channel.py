@@ -39,14 +39,20 @@ _LENGTH_BYTES = 4
 
 
 class RouteTableMessage(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.proxy.routing.routes.RouteTable`."""
+    """The table of routes for a worker.
+
+    `gateway.proxy.routing.routes.RouteTable`.
+    """
 
     models: tuple[ModelRoute, ...]
 
 
 class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.proxy.access.auth.KeyTable`: digests, never a key. `rows`: of keys with limits
-    (`gateway.proxy.workers.shared_limits`)."""
+    """The table of keys for a worker.
+
+    `gateway.proxy.access.auth.KeyTable`: digests, never a key. `rows`: of keys with limits
+    (`gateway.proxy.workers.shared_limits`).
+    """
 
     keys: tuple[Key, ...]
     closed: bool
@@ -54,7 +60,10 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class NewCertificate(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.tls.CertificatePair`: the contents of a pair that fits."""
+    """The certificate that workers use from now on.
+
+    `gateway.tls.CertificatePair`: the contents of a pair that fits.
+    """
 
     chain: bytes
     key: Secret

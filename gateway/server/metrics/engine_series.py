@@ -57,7 +57,10 @@ class _Read:
 
 
 class EngineSeries:
-    """`models`: all, by name. `profile`: the facts of an engine version."""
+    """Reads the metrics of engines, and gives them common names.
+
+    `models`: all, by name. `profile`: the facts of an engine version.
+    """
 
     def __init__(
         self, models: Mapping[str, ManagedModel], profile: Callable[[EngineRef], Engine]

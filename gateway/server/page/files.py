@@ -54,8 +54,11 @@ _IMMUTABLE_HEADERS = {"cache-control": "public, max-age=31536000, immutable"}
 
 @dataclass(frozen=True)
 class PageFiles:
-    """`index`: the HTML with the addresses of the other files. `contents`: by path below the
-    folder. `compressed`: both, by gzip. `index_headers`: they permit the one script in the HTML."""
+    """The files of the page, as they are sent.
+
+    `index`: the HTML with the addresses of the other files. `contents`: by path below the
+    folder. `compressed`: both, by gzip. `index_headers`: they permit the one script in the HTML.
+    """
 
     version: str
     index: bytes

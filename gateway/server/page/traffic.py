@@ -29,7 +29,10 @@ class TrafficRates(TypedDict):
 
 
 class Point(TypedDict):
-    """`models`: those whose counts changed."""
+    """The traffic of all models at one time.
+
+    `models`: those whose counts changed.
+    """
 
     at: float
     models: dict[str, TrafficRates]

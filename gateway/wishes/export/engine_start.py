@@ -10,7 +10,10 @@ from gateway.errors import NotReady
 
 
 class EngineStart(Value):
-    """`image` None: a process of this machine. GPUs by UUID."""
+    """The start of one engine as others can repeat it.
+
+    `image` None: a process of this machine. GPUs by UUID.
+    """
 
     model: str
     image: str | None

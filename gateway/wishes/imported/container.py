@@ -15,7 +15,10 @@ _FILE_REFERENCE = re.compile(r"(\$\{file:)(.*)(\})", re.DOTALL)
 
 
 class VolumeMount(NamedTuple):
-    """source: a folder of the host, or the name of a volume. target: the path in the container."""
+    """A folder in a container.
+
+    source: a folder of the host, or the name of a volume. target: the path in the container.
+    """
 
     source: str
     target: str

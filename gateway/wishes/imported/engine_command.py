@@ -50,8 +50,11 @@ _MEMORY = ("gpu-memory-utilization", "mem-fraction-static")
 
 
 class EngineCommand(NamedTuple):
-    """kind: of the engine. image: of its container; "": none. words: before the engine's flags.
-    flags: words of its flags."""
+    """A command line that starts an engine.
+
+    kind: of the engine. image: of its container; "": none. words: before the engine's flags.
+    flags: words of its flags.
+    """
 
     kind: str
     image: str
@@ -60,7 +63,10 @@ class EngineCommand(NamedTuple):
 
 
 class ImportedFields(NamedTuple):
-    """fields: of a wish. notices: settings without an equal, and the remedies."""
+    """The options of a command line as fields of a wish.
+
+    fields: of a wish. notices: settings without an equal, and the remedies.
+    """
 
     fields: dict[str, Any]
     notices: list[str]

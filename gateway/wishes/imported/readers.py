@@ -89,7 +89,10 @@ class Notice(NamedTuple):
 
 
 class ImportedModels(NamedTuple):
-    """models: fields of a models file by name."""
+    """The models of another program's file.
+
+    models: fields of a models file by name.
+    """
 
     models: dict[str, dict[str, Any]]
     notices: list[Notice]
@@ -111,8 +114,11 @@ class _ReadModels(NamedTuple):
 
 
 class EngineKnowledge(NamedTuple):
-    """engines: the newest version by kind. closing_reason: of flags that users may not give.
-    engine_of: the engine `kind==version`; raises NotFound."""
+    """The facts about engines that the readers need.
+
+    engines: the newest version by kind. closing_reason: of flags that users may not give.
+    engine_of: the engine `kind==version`; raises NotFound.
+    """
 
     engines: Mapping[str, Engine]
     closing_reason: ClosingReason

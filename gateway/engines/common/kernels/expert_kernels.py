@@ -31,7 +31,9 @@ from gateway.models.scheme import Kind, MoeShape, round_up
 
 
 class MoeChoice(NamedTuple):
-    """`none`: the engine will refuse the model. `crash`: the model loads, and fails at the first
+    """The backend for experts, or the reason that there is none.
+
+    `none`: the engine will refuse the model. `crash`: the model loads, and fails at the first
         request; `note` says why.
 
     `unknown`: these rules do not describe the layer.
@@ -94,7 +96,10 @@ class MoeLoan(Value):
 
 
 class MoeRules(RuleFile):
-    """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
+    """The rules of profiles/engines/KIND/VERSION/moe.yaml.
+
+    Sources are files of that version, with lines.
+    """
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     # Model types that the rules of methods may name. Empty: the engine asks for few by name.

@@ -34,7 +34,9 @@ _DISABLES = "VLLM_DISABLED_KERNELS="
 
 
 class KernelChoice(NamedTuple):
-    """`none`: the engine will refuse the model. `crash`: the model loads, and fails when it first
+    """The kernel for a dense layer, or the reason that there is none.
+
+    `none`: the engine will refuse the model. `crash`: the model loads, and fails when it first
         computes; `note` says why.
 
     `unknown`: these rules do not describe the layer.
@@ -87,7 +89,10 @@ class LinearLoan(Value):
 
 
 class LinearRules(RuleFile):
-    """profiles/engines/KIND/VERSION/linear.yaml. Sources are files of that version, with lines."""
+    """The rules of profiles/engines/KIND/VERSION/linear.yaml.
+
+    Sources are files of that version, with lines.
+    """
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     # --linear-backend; empty: the version has no such option

@@ -19,7 +19,9 @@ from gateway.models.scheme import Kind, Scheme, round_up
 
 @dataclass(frozen=True)
 class Linear:
-    """`k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged
+    """A linear layer of an engine, or several alike.
+
+    `k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged
     into it.
 
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of

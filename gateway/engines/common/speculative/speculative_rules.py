@@ -59,8 +59,11 @@ class SpeculativeRules(Value):
 
 
 class Speculation(Value):
-    """`config` is the value of --speculative-config; its `model` is where the drafter was read, not
-    where an engine finds it."""
+    """The drafting of a plan.
+
+    `config` is the value of --speculative-config; its `model` is where the drafter was read, not
+    where an engine finds it.
+    """
 
     method: Choice[str]
     tokens: Choice[int] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 Wrapper = Callable[[Callable[..., Any], Any], Callable[..., Any]]
-"""Of a function and its module, the function in its place."""
+"""A function that takes a function and its module, and returns the replacement."""
 
 
 def replace_function(name: str, wrap: Wrapper) -> None:
