@@ -25,9 +25,10 @@ SETTINGS_KEYS = ("admin", "api")
 class UsageRow(NamedTuple):
     """The usage of a key on one day.
 
-    day: of UTC, counted from 1970-01-01. cached_tokens: prompt tokens from a cache, where engines
-    report them. untold_requests: requests whose tokens no engine reported. estimated_tokens: of
-    these requests and their answers, from their bytes; in no other sum.
+    day: of UTC, counted from 1970-01-01.
+    cached_tokens: prompt tokens from a cache, where engines report them.
+    untold_requests: requests whose tokens no engine reported.
+    estimated_tokens: of these requests and their answers, from their bytes; in no other sum.
     """
 
     day: int

@@ -23,7 +23,8 @@ _EXCERPT_CHARACTERS = 300
 class Setback:
     """The rest of a work after unexpected errors.
 
-    problem: the last error in words; None while the work is well. count: of errors in a row.
+    problem: the last error in words; None while the work is well.
+    count: of errors in a row.
     """
 
     def __init__(self, work: str, **about: object) -> None:
@@ -75,7 +76,8 @@ class SupervisedTask:
     ) -> None:
         """step: returns the seconds until its next run; None: the work is done.
 
-        changed: called after an error. work, about: as for `Setback`.
+        changed: called after an error.
+        work, about: as for `Setback`.
         """
         self.setback = Setback(work, **about)
         self._step = step

@@ -59,7 +59,11 @@ class Certificate:
     loop."""
 
     def __init__(self, certificate: Path, key: Path | None, look_s: float = _POLL_S) -> None:
-        """certificate: file with the chain. key: its file; None: the same. Raises SettingsError."""
+        """certificate: file with the chain.
+        key: its file; None: the same.
+
+        Raises SettingsError.
+        """
         self._files = (certificate, key or certificate)
         self._look_s = look_s
         self._watching: SupervisedTask | None = None

@@ -19,7 +19,8 @@ async def spawn(
     """Start a module as a process with pipes for its input and output. Raises OSError.
 
     variables: for its environment, beside the gateway's own variables without its settings, which
-    hold keys. errors: also a pipe for standard error, else the gateway's own.
+        hold keys.
+    errors: also a pipe for standard error, else the gateway's own.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")

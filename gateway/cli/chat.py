@@ -72,7 +72,11 @@ class _AnswerClock:
 
 
 class Chat:
-    """A conversation with one model. messages: all so far. parameters: of the next requests."""
+    """A conversation with one model.
+
+    messages: all so far.
+    parameters: of the next requests.
+    """
 
     def __init__(self, model: str, system: str | None = None, *, verbose: bool = False) -> None:
         """verbose: print the speed of each answer."""

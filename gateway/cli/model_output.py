@@ -126,7 +126,11 @@ def keep_alive_text(view: Any, now_s: float) -> str:
 
 
 def show_model(view: Any, numbers: dict[str, int], detail: Detail = SHORT_DETAIL) -> None:
-    """Print the state of a model. numbers: of GPUs in nvidia-smi, by UUID. detail: of its plan."""
+    """Print the state of a model.
+
+    numbers: of GPUs in nvidia-smi, by UUID.
+    detail: of its plan.
+    """
     import time
 
     from gateway.domain import ExpectedStart, Plan

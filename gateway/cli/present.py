@@ -19,8 +19,11 @@ CHECK_OMISSION = "The check before the start leaves out"
 
 
 class Detail(NamedTuple):
-    """The rows of a plan to print. is_full: defaults, layers and limits too. option: of the command
-    line that prints them."""
+    """The rows of a plan to print.
+
+    is_full: defaults, layers and limits too.
+    option: of the command line that prints them.
+    """
 
     is_full: bool
     option: str = "--all"

@@ -11,8 +11,11 @@ from gateway.visible import visible_line
 
 
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
-    """Print a paragraph, wrapped for a terminal. first: the start of its first line. indent: of the
-    lines after it."""
+    """Print a paragraph, wrapped for a terminal.
+
+    first: the start of its first line.
+    indent: of the lines after it.
+    """
     width, begin, rest = _width(), first, " " * indent
     if width is None:
         say(f"{begin}{visible_line(text)}")

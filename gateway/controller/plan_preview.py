@@ -31,8 +31,8 @@ class PlanPreview:
     ) -> PlanResult:
         """The plan for this wish now.
 
-        include_uninstalled: also plans of engines that are not installed. needs_weights: as in
-        PlanRequest.
+        include_uninstalled: also plans of engines that are not installed.
+        needs_weights: as in PlanRequest.
         """
         request = PlanRequest(
             wish if hardware else self._fleet.wish_beside_others(wish),

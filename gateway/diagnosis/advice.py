@@ -255,7 +255,11 @@ def _flag(name: str, flags: KnownFlags) -> str | None:
 
 
 class _Verb(NamedTuple):
-    """The last verb before a setting. change: the one that its word asks for; prefix: before it."""
+    """The last verb before a setting.
+
+    change: the one that its word asks for.
+    prefix: before it.
+    """
 
     change: str
     word: str

@@ -20,7 +20,11 @@ _MAX_MESSAGE_CHARACTERS = 2000
 
 @dataclass
 class FailureCandidate:
-    """A line that may be the failure. row: its proof, if any. phase: of the start."""
+    """A line that may be the failure.
+
+    row: its proof, if any.
+    phase: of the start.
+    """
 
     row: FailureSignature | None
     culprit: dict[str, Scalar]
@@ -86,8 +90,9 @@ class ProcessTrace:
     """The error message that one process is printing.
 
     frames, files: functions of the traceback, and `file:function`, the innermost last.
-    codes: the line of code of each. indent: columns before its frames. assertion, source: its last
-    `assert` and line of code.
+    codes: the line of code of each.
+    indent: columns before its frames.
+    assertion, source: its last `assert` and line of code.
     """
 
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
@@ -141,7 +146,11 @@ class ProcessTrace:
 
 
 class EngineLine(NamedTuple):
-    """A line of the log. message: its content without prefixes. quiet: by its level no error."""
+    """A line of the log.
+
+    message: its content without prefixes.
+    quiet: by its level no error.
+    """
 
     message: str
     text: str

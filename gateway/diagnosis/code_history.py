@@ -27,9 +27,10 @@ _HEADER = "fitserve engine history 1"
 class CodeStep(NamedTuple):
     """The difference of a released version to the one before, as sorted hashes.
 
-    changed, removals, new: functions by file and name. lines_gone: lines of functions that are no
-    more. texts_gone, texts_new: constant words of messages. moved: the hash of a function in the
-    version before, and of the same code in this one.
+    changed, removals, new: functions by file and name.
+    lines_gone: lines of functions that are no more.
+    texts_gone, texts_new: constant words of messages.
+    moved: the hash of a function in the version before, and of the same code in this one.
     """
 
     version: str
@@ -44,14 +45,22 @@ class CodeStep(NamedTuple):
 
 
 class CodeChange(NamedTuple):
-    """A change of code. version: the first that has it. form: `gone`, `line` or `changed`."""
+    """A change of code.
+
+    version: the first that has it.
+    form: `gone`, `line` or `changed`.
+    """
 
     version: str
     form: str
 
 
 def function_hash(path: str, name: str) -> int:
-    """The hash of a function. path: below the folder of packages. name: as a traceback has it."""
+    """The hash of a function.
+
+    path: below the folder of packages.
+    name: as a traceback has it.
+    """
     return _hash(f"{path}:{name}")
 
 
@@ -74,7 +83,8 @@ def _hash(text: str) -> int:
 class CodeHistory:
     """The steps of one kind of engine, by the version that ends each.
 
-    read: the step of a version. read_whole: the step from nothing to the last version.
+    read: the step of a version.
+    read_whole: the step from nothing to the last version.
     """
 
     def __init__(

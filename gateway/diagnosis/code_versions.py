@@ -31,7 +31,11 @@ _UNCERTAINTY = "whether that mends it is not known"
 
 
 class EngineFrame(NamedTuple):
-    """A frame of the engine's own code. path: below the folder of packages. line: of code."""
+    """A frame of the engine's own code.
+
+    path: below the folder of packages.
+    line: of code.
+    """
 
     path: str
     name: str

@@ -90,8 +90,9 @@ class CureRows(NamedTuple):
     """The rows of cures, by file, and the versions of each kind of engine that are described.
 
     names: the names in a field (`flags`, `architectures`) of an engine's described versions, by
-    version. history: of an engine's code. packages: the distributions that engines name, which a
-    message may ask to install.
+        version.
+    history: of an engine's code.
+    packages: the distributions that engines name, which a message may ask to install.
     """
 
     remedies: tuple[Remedy, ...] = ()

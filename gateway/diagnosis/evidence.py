@@ -81,14 +81,18 @@ Proof = tuple[TextSignature, dict[str, Scalar]]
 
 
 class LogEvidence:
-    """The state of one log's evidence. engine: KIND or KIND==VERSION; None: any row may hold.
+    """The state of one log's evidence.
 
-    circumstances: those that the lines of the start showed. options: those of the start.
+    engine: KIND or KIND==VERSION; None: any row may hold.
+
+    circumstances: those that the lines of the start showed.
+    options: those of the start.
 
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.
     quoted: an exception in the middle of a line, as quoted and as the whole line.
-    complaints: lines that complain of nothing known. warning: a known text of the last lines.
+    complaints: lines that complain of nothing known.
+    warning: a known text of the last lines.
     faults: errors of requests, by exception and place, with their number.
     is_ending: the engine itself ends.
     """

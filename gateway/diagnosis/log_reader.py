@@ -38,9 +38,11 @@ _COMPUTING_PROCESS = re.compile(r"\(\w*(?:Worker|EngineCore)|\A[TDPE]P\d")
 class _Traceback(NamedTuple):
     """The traceback of a process as it was before its exception closed it.
 
-    is_ignored: an exception that Python only reports, as from a destructor. replaces: raised while
-    another was handled. has_cause: raised from another. is_framed: frames were seen, maybe without
-    the traceback's first line. message: of an exception above, which is still being read.
+    is_ignored: an exception that Python only reports, as from a destructor.
+    replaces: raised while another was handled.
+    has_cause: raised from another.
+    is_framed: frames were seen, maybe without the traceback's first line.
+    message: of an exception above, which is still being read.
     """
 
     is_traced: bool
@@ -66,8 +68,8 @@ class _Traceback(NamedTuple):
 class LogReader:
     """Reads one engine's log. `feed` takes bytes as they come, `read` one line.
 
-    engine: KIND or KIND==VERSION; None: any row may hold. answered: the log shows an answer, which
-    proves that the engine is healthy.
+    engine: KIND or KIND==VERSION; None: any row may hold.
+    answered: the log shows an answer, which proves that the engine is healthy.
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:

@@ -56,10 +56,14 @@ def placeholders(template: str) -> set[str]:
 
 
 class Case(NamedTuple):
-    """The case that a cure is for. engine: its kind, if known. values: of the failure, of the
-    engine's settings, and of circumstances by name. options: of the start, as far as the log shows
-    them. advice: the steps that the message itself asks for. failing: the text and the frames of
-    the failure, which name the failing part."""
+    """The case that a cure is for.
+
+    engine: its kind, if known.
+    values: of the failure, of the engine's settings, and of circumstances by name.
+    options: of the start, as far as the log shows them.
+    advice: the steps that the message itself asks for.
+    failing: the text and the frames of the failure, which name the failing part.
+    """
 
     kind: str
     phase: str

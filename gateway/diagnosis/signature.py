@@ -46,8 +46,9 @@ Pattern = Annotated[str, BeforeValidator(_join), AfterValidator(_check)]
 class CureStep(Value):
     """A step of a cure, as a template (remedy.py), for the cases in which its conditions hold.
 
-    engines, phases: in these alone. when: at least one of these circumstances or values is known,
-    and of `also` at least one too. unless: none of these is known.
+    engines, phases: in these alone.
+    when: at least one of these circumstances or values is known, and of `also` at least one too.
+    unless: none of these is known.
     """
 
     text: str
@@ -94,16 +95,15 @@ class TextSignature(FailureSignature):
     """A failure that is known by its text. The first row that matches wins.
 
     pattern: searched in the message of an exception and in the lines that belong to it. Its named
-        groups become the culprit and may be used as {group} in message, advice and steps.
-        `x_gib` is a number of GiB, `x_bytes` a number with its unit, and
-        `x_cuda` a version as one number.
+        groups become the culprit and may be used as {group} in message, advice and steps. `x_gib`
+        is a number of GiB, `x_bytes` a number with its unit, and `x_cuda` a version as one number.
     line_start: the pattern is matched at the start of any line instead, unless the line is
         information or a warning.
     printed_as_warning: a warning counts, too: the engine prints it and then ends.
     detail_pattern: searched in the later lines of the same message.
     frame: a function that must stand in the traceback.
-    kernel: the kernel that failed. kernel_pattern: a matching kernel that the log named before
-        is meant instead.
+    kernel: the kernel that failed.
+    kernel_pattern: a matching kernel that the log named before is meant instead.
     consequence: often a consequence of another failure, which is preferred.
     while_serving: also counts once the engine serves, as users cannot write this into its log.
     """
@@ -122,12 +122,13 @@ class TextSignature(FailureSignature):
 class StructuralSignature(FailureSignature):
     """A failure that no text proves. The first row wins of which every condition holds.
 
-    exception: the whole name of its type. frames: searched in the innermost frames of the
-    traceback (`file:function`, one a line). pattern: searched in the message.
+    exception: the whole name of its type.
+    frames: searched in the innermost frames of the traceback (`file:function`, one a line).
+    pattern: searched in the message.
     phases: the phases that it holds in; without them those of the kind (words.yaml).
     yields_to_words: where words speak for another kind, that kind is told instead (likely.py).
     reads_source: the message is Python's own and of no field, so words are looked for in the line
-    of code that failed.
+        of code that failed.
     """
 
     proves: Literal["plan", "nothing"] = "plan"
@@ -156,10 +157,12 @@ class Remedy(Value):
 class Circumstance(Value):
     """A trait of the machine, the plan, or the place of a failure, as a log shows it.
 
-    pattern: searched in the lines of a start. frames: searched in the whole traceback, a
-    `file:function` a line. message: searched in the message of the failure. code: searched in the
-    line of code that failed, whose words say more than Python's own message of a fault. Each named
-    group becomes a value. implied: names that are known with it.
+    pattern: searched in the lines of a start.
+    frames: searched in the whole traceback, a `file:function` a line.
+    message: searched in the message of the failure.
+    code: searched in the line of code that failed, whose words say more than Python's own message
+        of a fault. Each named group becomes a value.
+    implied: names that are known with it.
     """
 
     name: str
@@ -175,12 +178,15 @@ class Circumstance(Value):
 class Lever(Value):
     """Steps that help where a circumstance is known. They stand before the general steps.
 
-    kinds, phases, engines: of the failures it holds for; none: every one. when: circumstances or
-    values, of which at least one is known; none: the phase alone decides. also: of these at least
-    one is known too. unless: none of these is known. fixed: the version of the engine that has no
-    such fault; the lever is none for it and for newer ones. cure: where the cure lies then. leads:
-    its steps stand before those of a row with a text of its own, too. replaces: the kind's own
-    steps are for another cause, and are left out.
+    kinds, phases, engines: of the failures it holds for; none: every one.
+    when: circumstances or values, of which at least one is known; none: the phase alone decides.
+    also: of these at least one is known too.
+    unless: none of these is known.
+    fixed: the version of the engine that has no such fault; the lever is none for it and for newer
+        ones.
+    cure: where the cure lies then.
+    leads: its steps stand before those of a row with a text of its own, too.
+    replaces: the kind's own steps are for another cause, and are left out.
     """
 
     kinds: tuple[str, ...] = ()
@@ -201,7 +207,8 @@ class Lever(Value):
 class ComponentFolder(Value):
     """A folder to which a component writes, and the environment variable that moves it.
 
-    path: searched in the paths of a message. frames: searched in the innermost frames.
+    path: searched in the paths of a message.
+    frames: searched in the innermost frames.
     local_copy: the files that a machine without internet needs in the folder.
     """
 
@@ -215,7 +222,8 @@ class ComponentFolder(Value):
 class ProgressLine(Value):
     """A line of a start that goes on. Groups of its pattern are remembered, `kernel` as chosen.
 
-    phase: the phase that begins. is_setting: its groups say how the engine is set.
+    phase: the phase that begins.
+    is_setting: its groups say how the engine is set.
     is_answer: only an engine that gave tokens or vectors prints it.
     cache_ready: once the size of the KV cache is known, the cache is made.
     warmed_up: nothing more is to be made before the engine serves.

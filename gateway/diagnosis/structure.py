@@ -20,9 +20,10 @@ _INNER_FRAMES = 8
 class Shape(NamedTuple):
     """The form of a failure.
 
-    frames: `path/of/file.py:function`, the innermost last. phase: the phase of the start, by the
-    lines before. source: the line of code that failed, if the traceback has it. codes: that of
-    each frame, or "".
+    frames: `path/of/file.py:function`, the innermost last.
+    phase: the phase of the start, by the lines before.
+    source: the line of code that failed, if the traceback has it.
+    codes: that of each frame, or "".
     """
 
     exception: str

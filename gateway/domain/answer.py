@@ -37,8 +37,10 @@ class AskedAttention(Value):
 class AskedCache(Value):
     """The memory of one rank for sequences.
 
-    block_bytes: one block of the pool. aside: blocks that must be free beside the longest request.
-    fixed: bytes outside the pool, for all requests. needed: (tokens, bytes) of one request.
+    block_bytes: one block of the pool.
+    aside: blocks that must be free beside the longest request.
+    fixed: bytes outside the pool, for all requests.
+    needed: (tokens, bytes) of one request.
     state_bytes: of the cache, for one state of recurrent layers; 0: no layer has one.
     """
 
@@ -71,9 +73,11 @@ class ResolvedSettings(Value):
 class RehearsedStart(Value):
     """A start without weights and cache, by the engine's own code.
 
-    asked: the settings of the start. ran, left_out: stages, the latter with the reason. refused:
-    the engine's words, in this stage, at this place of its source. crashed: an error of its code
-    ends the start, and no statement of it. blocks, tokens: of the cache.
+    asked: the settings of the start.
+    ran, left_out: stages, the latter with the reason.
+    refused: the engine's words, in this stage, at this place of its source.
+    crashed: an error of its code ends the start, and no statement of it.
+    blocks, tokens: of the cache.
     """
 
     asked: StartSettings | None = None
@@ -91,7 +95,8 @@ class RehearsedStart(Value):
 class EngineAnswer(Value):
     """The engine's answer: how it runs the model, or its own words why it refuses.
 
-    weights: bytes of all parameters of one rank. kv: None without a cache.
+    weights: bytes of all parameters of one rank.
+    kv: None without a cache.
     source: the image's digest, or the environment.
     """
 

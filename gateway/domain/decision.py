@@ -20,7 +20,13 @@ from gateway.domain.value import EngineRef, Value
 
 
 class Rejected(Value):
-    """A rejected candidate. verdict: the gate. reasons: in words. The rest: the plan so far."""
+    """A rejected candidate.
+
+    verdict: the gate.
+    reasons: in words.
+
+    Other fields have the plan so far.
+    """
 
     engine: EngineRef
     tensor_parallel: int
@@ -41,7 +47,9 @@ class Rejected(Value):
 class RuleGap(Value):
     """A contradiction between an engine's own answer, which wins, and the rules that forecast it.
 
-    rules: the version of the rules. source: of the answer. model: its architecture and shapes.
+    rules: the version of the rules.
+    source: of the answer.
+    model: its architecture and shapes.
     about: a refusal, a kernel, a backend or bytes.
     """
 
@@ -60,7 +68,8 @@ class EngineHere(Value):
     """An engine version, and whether it can be started here: a decision uses no other.
 
     gain: how many more tokens/s its best plan should give than the best one here (0.2: a fifth
-    more). gives: the same in words.
+        more).
+    gives: the same in words.
     """
 
     engine: str = Field(description='"kind==version"')

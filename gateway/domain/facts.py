@@ -70,7 +70,11 @@ class Fact(Value):
 
 
 class Failure(Value):
-    """Why an attempt ended. line: the proof in the log. advice: the cure in one sentence."""
+    """Why an attempt ended.
+
+    line: the proof in the log.
+    advice: the cure in one sentence.
+    """
 
     kind: str
     phase: str

@@ -44,10 +44,10 @@ class Recurrent(Value):
     A matrix per head (rows x columns), and the last inputs of a convolution. Sizes are of the whole
     layer, before tensor parallelism.
 
-    gdn     rows: value head size; columns: key head size; groups: key heads
-    mamba2  rows: head size; columns: state size; groups share B and C
-    mamba1  heads: channels, with one row each
-    short_conv  no matrices: heads is 0
+    gdn         rows are the value head size, columns the key head size, groups the key heads
+    mamba2      rows are the head size, columns the state size; groups share B and C
+    mamba1      heads are channels, with one row each
+    short_conv  has no matrices, so heads is 0
     """
 
     kind: Literal["gdn", "kda", "mamba1", "mamba2", "short_conv"]
@@ -242,7 +242,8 @@ class AdapterLayer(Value):
 class Adapter(Value):
     """A LoRA adapter, read from adapter_config.json and tensor headers.
 
-    rank: the highest of its layers. deepest: number of the last layer that it changes.
+    rank: the highest of its layers.
+    deepest: number of the last layer that it changes.
     """
 
     name: str = Field(description="that clients put in `model`")

@@ -35,7 +35,8 @@ class PlanRequest:
     machine_name: of a snapshot or a given machine; "": this machine.
     cluster: the nodes to plan for, of which `machine` is one; None: there is one machine.
     claims: bytes by GPU UUID of engines that run or start.
-    answers: of engine versions about this model. pins: digests by image name.
+    answers: of engine versions about this model.
+    pins: digests by image name.
     include_uninstalled: the decision also shows engines that cannot be started here, and, without a
         plan, the forms of the model that would fit.
     needs_weights: a model whose weights are not here is an error.
@@ -62,7 +63,8 @@ class PlanResult(NamedTuple):
     plan: the best plan; None if there is none, and `reason` says why.
     decision: JSON of the whole decision, up to megabytes, which the gateway only passes on.
     questions: to engines whose answers could change the decision.
-    gaps: contradictions between answers and rules. rival: a better plan than the running one.
+    gaps: contradictions between answers and rules.
+    rival: a better plan than the running one.
     commits: of all repositories that were read, as `Wish.commits`.
     takes: offers of other models that the plan needs.
     learned: from the traffic of the running plan.

@@ -21,7 +21,11 @@ _PART = re.compile(r"(?P<name>.+)-n(?P<place>\d{1,4})of(?P<count>\d{1,4})")
 
 
 class PartName(NamedTuple):
-    """The name of a part. place: 0 is the node that answers requests. parts: how many there are."""
+    """The name of a part.
+
+    place: 0 is the node that answers requests.
+    parts: how many there are.
+    """
 
     name: str
     place: int

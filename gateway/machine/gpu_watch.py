@@ -70,7 +70,8 @@ class GpuLoss(Value):
 class GpuWatch:
     """The watch. Its `hardware` is the probe's reading with lost GPUs marked, for the planner.
 
-    nvml, read: replaced in tests. allowed: the GPUs that may be used.
+    nvml, read: replaced in tests.
+    allowed: the GPUs that may be used.
     """
 
     def __init__(

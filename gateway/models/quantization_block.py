@@ -33,7 +33,10 @@ Files = Mapping[str, Mapping[str, Any]]
 def quant_of(top: Fields, text: Fields, files: Files | None = None) -> Quant | None:
     """The checkpoint's quantization; None: its weights are not quantized.
 
-    text: the text model of the config. files: contents of FILES, by name. Raises BadModel.
+    text: the text model of the config.
+    files: contents of FILES, by name.
+
+    Raises BadModel.
     """
     files = files or {}
     if top.config.get("quantization_config") is not None:

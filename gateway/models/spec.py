@@ -60,9 +60,11 @@ def read_model(
 ) -> ModelSpec:
     """The spec of a model.
 
-    structure: JSON text of the layers that an engine builds (families/structure.py). tensors: those
-    of its headers; None: config.json alone is known. file_bytes: size of the weight files. Raises
-    BadModel that names the missing or wrong field or tensor.
+    structure: JSON text of the layers that an engine builds (families/structure.py).
+    tensors: those of its headers; None: config.json alone is known.
+    file_bytes: size of the weight files.
+
+    Raises BadModel that names the missing or wrong field or tensor.
     """
     top = Fields(config, source)
     fields = with_defaults(_text(top))

@@ -52,7 +52,8 @@ class ModelTask(NamedTuple):
 def task_of(config: Mapping[str, Any], *, encoder: bool, hint: Task | None) -> ModelTask:
     """The task.
 
-    encoder: all attention reads in both directions. hint: by other files, or by the user.
+    encoder: all attention reads in both directions.
+    hint: by other files, or by the user.
     """
     architectures = config.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""

@@ -10,8 +10,8 @@ from gateway.models.rank import Rank
 class Workload(NamedTuple):
     """The largest computation of one step.
 
-    runner: the 1st or 2nd model runner of vLLM. query: tokens of a request in one decoding step,
-    drafted tokens included.
+    runner: the 1st or 2nd model runner of vLLM.
+    query: tokens of a request in one decoding step, drafted tokens included.
     """
 
     device: str

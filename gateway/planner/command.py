@@ -45,9 +45,11 @@ def check_command(
     """Raise BadFlag unless `argv` is a command line of plans.
 
     The engine's command in its container, flags that plans may have, and at the end the gateway's
-    own: the weights below `folder`, the name, and the address. env: of the engine; it decides
-    whether the engine needs authentication. peers: addresses of first nodes that ranks of an engine
-    over several nodes may meet; any process that answers there can run code in the engine.
+    own: the weights below `folder`, the name, and the address.
+
+    env: of the engine; it decides whether the engine needs authentication.
+    peers: addresses of first nodes that ranks of an engine over several nodes may meet; any process
+        that answers there can run code in the engine.
     """
     arguments = _arguments(engine, argv, env)
     own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}
@@ -80,7 +82,8 @@ def _check_own_flags(
 ) -> None:
     """Raise BadFlag unless a command ends with the gateway's own flags.
 
-    own_names: their names by the engine's spelling. address: name, host and port of the engine.
+    own_names: their names by the engine's spelling.
+    address: name, host and port of the engine.
     """
     pairs = [_split(item) for item in own_flags]
     if [own_names.get(name) for name, _ in pairs] != [*GATEWAY_FLAGS]:

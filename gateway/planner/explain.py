@@ -47,8 +47,11 @@ class ChoiceRow(NamedTuple):
 
 
 def choices(plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None) -> list[ChoiceRow]:
-    """Every decided value, with its reason and source. why_gpus: of the decision. origin: of its
-    starts; None: unknown."""
+    """Every decided value, with its reason and source.
+
+    why_gpus: of the decision.
+    origin: of its starts; None: unknown.
+    """
     rows = [
         ChoiceRow(
             "engine",

@@ -122,12 +122,15 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 class LaunchInputs(FrozenRecord, frozen=True):
     """The inputs of one start on a host. Paths are those that the engine sees.
 
-    weights, drafter: model folders. templates: folder of chat templates. adapters: names and
-    folders. environment: folder of the virtual environment; None: the engine runs in a container.
-    allows_remote_code: code of the model's repository may run. cache_bytes: KV cache on each GPU of
-    an engine that does not measure. copy_number: of a plan over several nodes. media_hosts: the
-    only ones that the engine may fetch media from; (): any. is_exposed: other machines reach its
-    port, so each path needs its key.
+    weights, drafter: model folders.
+    templates: folder of chat templates.
+    adapters: names and folders.
+    environment: folder of the virtual environment; None: the engine runs in a container.
+    allows_remote_code: code of the model's repository may run.
+    cache_bytes: KV cache on each GPU of an engine that does not measure.
+    copy_number: of a plan over several nodes.
+    media_hosts: the only ones that the engine may fetch media from; (): any.
+    is_exposed: other machines reach its port, so each path needs its key.
     """
 
     weights: str

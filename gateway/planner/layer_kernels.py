@@ -75,7 +75,8 @@ def layer_kernels(
 
     experts: traits beyond sizes; None: rows of quantized experts are unknown.
 
-    moe_backend: --moe-backend. variables: as `choose` takes them.
+    moe_backend: --moe-backend.
+    variables: as `choose` takes them.
     """
 
     choose_linear = partial(

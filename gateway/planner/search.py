@@ -79,8 +79,9 @@ class _VariantQueue:
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
 
-    inputs: with the variables of this engine (`PlanningInput.with_env`). args: the user's checked
-    flags by this engine's names; `canonical` has them by the planner's names.
+    inputs: with the variables of this engine (`PlanningInput.with_env`).
+    args: the user's checked flags by this engine's names; `canonical` has them by the planner's
+        names.
     """
 
     def __init__(

@@ -68,9 +68,11 @@ class PlacedEngine(FrozenRecord, frozen=True):
     """An engine that starts, serves or stops.
 
     stage: "loads" before its KV cache exists; "warms" while graphs and workspaces are made;
-    "stands"; "ends" once it was told to stop. since: begin of the stage, in seconds.
+        "stands"; "ends" once it was told to stop.
+    since: begin of the stage, in seconds.
     measures: a start that has imported its code, and so reads the memory of its GPUs.
-    is_proved: it has generated tokens. is_sized: its KV cache was given in bytes.
+    is_proved: it has generated tokens.
+    is_sized: its KV cache was given in bytes.
     """
 
     instance: str
@@ -87,7 +89,8 @@ class PlacedEngine(FrozenRecord, frozen=True):
 class PendingStart(FrozenRecord, frozen=True):
     """An engine that waits for its start.
 
-    order: the smaller starts first. is_proved: exactly this plan has generated tokens before.
+    order: the smaller starts first.
+    is_proved: exactly this plan has generated tokens before.
     is_sized: its KV cache will be given in bytes.
     """
 

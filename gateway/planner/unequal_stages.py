@@ -17,7 +17,8 @@ def unequal_stages(
 ) -> list[Variant]:
     """The variants with stages by the memory and by the speed of each GPU.
 
-    layers: of the model. memory: of the candidate with as many layers on each GPU.
+    layers: of the model.
+    memory: of the candidate with as many layers on each GPU.
     context: tokens of KV cache to hold.
     """
     inputs, variant, parts = candidate.inputs, candidate.variant, candidate.parts

@@ -47,7 +47,8 @@ _OLD_FAILURES = {
 class Profiles(ProfileTables):
     """Profiles, read on demand: a plan needs one engine, not all of them.
 
-    extra: a user's folder, searched first. cache: the file of the cache (Documents).
+    extra: a user's folder, searched first.
+    cache: the file of the cache (Documents).
     learned: profiles that engine versions gave of themselves (gateway/engines/inquiry/learned.py).
     roots: the folders of another process's Profiles, in place of these.
     """

@@ -43,8 +43,9 @@ class ProfileTables:
     """Reads each table when it is first asked for."""
 
     def __init__(self, roots: tuple[Path, ...], cache: Path | None) -> None:
-        """roots: the folders, those first whose rows win. cache: the store of parsed files
-        (Documents)."""
+        """roots: the folders, those first whose rows win.
+        cache: the store of parsed files (Documents).
+        """
         self.roots = roots
         self.documents = Documents(cache)
 

@@ -36,8 +36,11 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 class AsgiRequest(RequestResponseCycle):
-    """A request that FastAPI answers. `is_whole`: all of it was received; `id`: the client's own,
-    if valid."""
+    """A request that FastAPI answers.
+
+    is_whole: all of it was received.
+    id: the client's own, if valid.
+    """
 
     shape: Shape = "openai"
     # FastAPI identifies the caller; until then no memory is charged to a key.

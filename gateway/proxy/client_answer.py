@@ -63,10 +63,14 @@ class BufferedAnswer:
 class ClientAnswer:
     """The answer to one request.
 
-    id: of the request, as bytes. writer: destination of the engine's answer. status: 0 before its
-    head. `accepts_chunked`: the client understands chunked encoding. has_events: the answer is an
-    event stream; `has_sent_sse_head`: its head was sent while the request waited. `withholds_head`:
-    the head is held back, because the engine may report its own end. permit: of a key with limits.
+    id: of the request, as bytes.
+    writer: destination of the engine's answer.
+    status: 0 before its head.
+    accepts_chunked: the client understands chunked encoding.
+    has_events: the answer is an event stream.
+    has_sent_sse_head: its head was sent while the request waited.
+    withholds_head: the head is held back, because the engine may report its own end.
+    permit: of a key with limits.
     """
 
     __slots__ = (

@@ -131,7 +131,9 @@ class Exchange:
         body: request_body.Body = b"",
         is_whole: bool = False,
     ) -> None:
-        """body: received so far; `is_whole`: all of it was received."""
+        """body: received so far.
+        is_whole: all of it was received.
+        """
         self.plane: DataPlane = connection.plane
         self.connection = connection
         self.request_head = request

@@ -37,8 +37,9 @@ _FORWARDED_HEADERS = (b"accept", b"traceparent", b"tracestate")
 class RequestHead:
     """The meaning of a client's head, which may serve several requests.
 
-    headers: those that the gateway uses; `forwarded_headers`: the lines that go to the engine.
-    `key`: the caller's.
+    headers: those that the gateway uses.
+    forwarded_headers: the lines that go to the engine.
+    key: the caller's.
     """
 
     __slots__ = ("endpoint", "forwarded_headers", "headers", "key")
@@ -116,8 +117,12 @@ def head_without_upgrade(
 
 @dataclass(slots=True)
 class AnswerHead:
-    """Head of an answer in `data`. `has_events`: an event stream follows; `is_framed`: the body is
-    sent in chunks; `keep_alive`: the connection stays open."""
+    """Head of an answer in `data`.
+
+    has_events: an event stream follows.
+    is_framed: the body is sent in chunks.
+    keep_alive: the connection stays open.
+    """
 
     data: bytes
     has_events: bool
@@ -147,9 +152,13 @@ def answer_head(
     accepts_chunked: bool,
     keep_alive: bool,
 ) -> AnswerHead:
-    """Head of an answer for the client. `headers`: the engine's, limited to those passed on;
-    `length`: its content-length; `server_lines`: the server's; `accepts_chunked`: the client
-    understands chunks."""
+    """Head of an answer for the client.
+
+    headers: the engine's, limited to those passed on.
+    length: its content-length.
+    server_lines: the server's.
+    accepts_chunked: the client understands chunks.
+    """
     forwarded_headers, events = client_lines(headers)
     framing, framed = b"", False
     if status == 204:

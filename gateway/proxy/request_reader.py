@@ -36,8 +36,11 @@ def admit(connection: ClientConnection, headers: dict[bytes, bytes]) -> Key:
 
 
 class RequestReader:
-    """Reads one connection. `incoming`: the request being read; `is_in_head`, `is_in_body`: part of
-    its head or body has arrived."""
+    """Reads one connection.
+
+    incoming: the request being read.
+    is_in_head, is_in_body: part of its head or body has arrived.
+    """
 
     __slots__ = (
         *("_connection", "_ignores_upgrade", "_parser", "_received", "_size", "_wire"),

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 
 class Upload:
-    """A body on its way. `body`: received and not yet sent; `is_whole`: all of it was received;
-    `form`: the reader of a form so far; `is_in_budget`: the `BodyBudget` counts the body."""
+    """A body on its way.
+
+    body: received and not yet sent.
+    is_whole: all of it was received.
+    form: the reader of a form so far.
+    is_in_budget: the `BodyBudget` counts the body.
+    """
 
     __slots__ = (
         *("_connection", "_request", "_upstream", "body", "form", "is_in_budget", "is_whole"),

@@ -62,16 +62,20 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection to an engine, and the answer being read from it: body bytes go straight to the
     client.
 
-    `exchange`: the request being served; None while pooled and after a drop. `is_active`: bytes
-    came since the last sweep. `is_over`: the answer is complete. `headers`: those that may be
-    passed on; `length`: the content-length. `is_sized`: the engine says where its answer ends.
-    `is_framed`: the client gets chunks. `sent`: body bytes so far. `lead`: the unsent head for the
-    client. All bytes of one read go out in one call and one chunk, because a write costs more than
-    all other work here.
+    exchange: the request being served; None while pooled and after a drop.
+    is_active: bytes came since the last sweep.
+    is_over: the answer is complete.
+    headers: those that may be passed on.
+    length: the content-length.
+    is_sized: the engine says where its answer ends.
+    is_framed: the client gets chunks.
+    sent: body bytes so far.
+    lead: the unsent head for the client.
 
-    The exchange gets `take_answer`, or `head`, then `first_byte` if there is a body, then `end`.
-    `take_failure` may come at any time. After `take_answer`, `end` or `take_failure` it gets
-    nothing.
+    All bytes of one read go out in one call and one chunk, because a write costs more than all
+    other work here. The exchange gets `take_answer`, or `head`, then `first_byte` if there is a
+    body, then `end`. `take_failure` may come at any time. After `take_answer`, `end` or
+    `take_failure` it gets nothing.
     """
 
     __slots__ = (

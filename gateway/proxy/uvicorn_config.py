@@ -16,8 +16,9 @@ def uvicorn_config(
     lifespan: Literal["on", "off"],
     grace_s: float,
 ) -> uvicorn.Config:
-    """`http`: the protocol of client connections; `grace_s`: how long requests may continue when
-    the server stops."""
+    """http: the protocol of client connections.
+    grace_s: how long requests may continue when the server stops.
+    """
     config = uvicorn.Config(
         app,
         http=http,

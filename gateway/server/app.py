@@ -126,8 +126,8 @@ def create_app(
     """The gateway as an ASGI application with its data plane. Most parts are built when a server
     starts it.
 
-    `host`, `gpus`: None takes those of the settings and of this machine. `shared`: None serves
-    clients from this process.
+    host, gpus: None takes those of the settings and of this machine.
+    shared: None serves clients from this process.
     """
     front = build_front(settings, gpus, shared)
 

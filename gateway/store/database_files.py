@@ -54,8 +54,9 @@ def reader(
 ) -> sqlite3.Connection:
     """A new connection that sees the file and no page in memory. Raises sqlite3.Error.
 
-    timeout_s: the wait for a lock. is_unchanging: read without a shared memory file, which SQLite
-    cannot make in a read-only folder.
+    timeout_s: the wait for a lock.
+    is_unchanging: read without a shared memory file, which SQLite cannot make in a read-only
+        folder.
     """
     options = "mode=ro&immutable=1" if is_unchanging else "mode=ro"
     return sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, timeout=timeout_s)

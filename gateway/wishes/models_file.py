@@ -41,7 +41,8 @@ _FOLDERS = ("source", "drafter")
 class ModelsFile(NamedTuple):
     """The content of a models file.
 
-    wishes: by model name. references: values that must not be shown.
+    wishes: by model name.
+    references: values that must not be shown.
     """
 
     path: Path

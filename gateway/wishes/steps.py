@@ -35,8 +35,10 @@ def steps(
 ) -> list[Step]:
     """The steps that lead from `views` to the wishes of the file.
 
-    views: of GET /admin/models. prune: models to remove if the file lacks them. Raises BadRequest
-    if a model would have to become an endpoint.
+    views: of GET /admin/models.
+    prune: models to remove if the file lacks them.
+
+    Raises BadRequest if a model would have to become an endpoint.
     """
     wishes_now = {str(view["name"]): view["wish"] for view in views}
     changes_needed = [

@@ -104,6 +104,11 @@ PURPOSE = re.compile(r"(?!(?:Shared|Used) by\b)(?:[A-Z0-9]|vLLM\b|uv\b)")
 NO_SUBJECT = re.compile(r"(?:Of|For|By|In|On|As|At|From|To|With|Without)\b")
 # The meaning of a parameter comes before that of its missing value.
 MISSING_MEANING = re.compile(r"\b\w+`?: None: ")
+# The names that a docstring explains: `a: ...`, `a, b: ...`.
+PARAMETERS = re.compile(
+    r"(?:^|(?<=[.;!?)\"`] ))(`?\w+`?(?:(?:, | and )`?\w+`?)*)(?: None| False| True)?: "
+)
+PARAMETER = re.compile(r"\w+")
 # A comment behind the bracket that closes a statement, where a formatter had to break its line.
 STRANDED_COMMENT = re.compile(r"^[ \t]*[)\]}].*\S  # (?!fmt: |type: |noqa)", re.MULTILINE)
 OPERATOR = re.compile(r"__\w+__")
@@ -543,6 +548,53 @@ def test_each_parameter_has_a_meaning_before_none() -> None:
         for line, text in docstrings(nodes_of(path))
         if (row := MISSING_MEANING.search(text))
     ]
+
+
+def parameters_of(node: ast.AST) -> Iterator[str]:
+    """The names that a docstring may explain: parameters, fields and attributes."""
+    for inner in ast.walk(node) if isinstance(node, ast.ClassDef) else [node]:
+        match inner:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                yield name
+            case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args):
+                for parameter in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+                    yield parameter.arg
+
+
+def packed_lines(node: ast.AST) -> Iterator[str]:
+    """The lines of a docstring in which an explained parameter stands behind another."""
+    names = set(parameters_of(node))
+    is_behind_another = False
+    for line in (ast.get_docstring(node) or "").splitlines():
+        for row in PARAMETERS.finditer(line):
+            if set(PARAMETER.findall(row[1])) & names:
+                if is_behind_another and row.start():
+                    yield line
+                is_behind_another = True
+
+
+def test_each_explained_parameter_begins_a_line() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {line}"
+        for path, node in definitions()
+        for line in packed_lines(node)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "lines"),
+    [
+        ("All. a: one. b: two.", ["All. a: one. b: two."]),
+        ("All.\n\n    a: one\n    of many. `b`: two.\n", ["of many. `b`: two."]),
+        ("All.\n\n    a: one; b, c: two.\n", ["a: one; b, c: two."]),
+        ("All. a: one.\n\n    b, c: two; none: three.\n", []),
+    ],
+)
+def test_packed_parameters(docstring: str, lines: list[str]) -> None:
+    function = ast.parse(f'def f(a, *, b, c):\n    """{docstring}"""').body[0]
+    assert list(packed_lines(function)) == lines
 
 
 def test_every_function_fits_on_a_screen() -> None:

@@ -21,7 +21,11 @@ class Shell(StrEnum):
 
 
 class Option(NamedTuple):
-    """An option. values: of an enumeration. has_value: whether a value follows."""
+    """An option.
+
+    values: of an enumeration.
+    has_value: whether a value follows.
+    """
 
     names: tuple[str, ...]
     words: str

@@ -96,8 +96,10 @@ def make_model(
 ) -> ModelShape:
     """Write the checkpoint into the folder ``path``, which is created if needed.
 
-    stop: answer with the sentence once. thinks: answer with ``TURN`` once, a thought and a call of
-    the tool ``get_weather``. Raises ValueError for an invalid shape.
+    stop: answer with the sentence once.
+    thinks: answer with ``TURN`` once, a thought and a call of the tool ``get_weather``.
+
+    Raises ValueError for an invalid shape.
     """
     shape.check()
     vocab, words = vocabulary(TURN if thinks else SENTENCE)

@@ -28,7 +28,11 @@ State = Literal["ok", "warn", "fail", "unknown"]
 
 
 class MachineCheck(NamedTuple):
-    """The result of a check. do: advice, or empty. fixed: the change made by `--fix`."""
+    """The result of a check.
+
+    do: advice, or empty.
+    fixed: the change made by `--fix`.
+    """
 
     name: str
     state: State

@@ -25,8 +25,11 @@ _GUARDS = frozenset({"earlyoom", "nohang", "systemd-oomd"})
 
 
 class GpuCondition(NamedTuple):
-    """The condition of a card. uncorrected: memory errors since the driver was loaded that ECC
-    could not correct. remapping: memory rows wait for a reset."""
+    """The condition of a card.
+
+    uncorrected: memory errors since the driver was loaded that ECC could not correct.
+    remapping: memory rows wait for a reset.
+    """
 
     number: int
     name: str
@@ -51,9 +54,10 @@ class Toolchain(NamedTuple):
 class HubAnswer(NamedTuple):
     """The answer of a Hub.
 
-    status: of HTTP; None if the Hub was not reached, with the reason in `problem`. skew_s: this
-    machine's clock minus the Hub's. user: owner of the token. gated: whether a fine-grained token
-    may read gated repositories.
+    status: of HTTP; None if the Hub was not reached, with the reason in `problem`.
+    skew_s: this machine's clock minus the Hub's.
+    user: owner of the token.
+    gated: whether a fine-grained token may read gated repositories.
     """
 
     place: str
@@ -66,8 +70,11 @@ class HubAnswer(NamedTuple):
 
 
 class HostMemory(NamedTuple):
-    """Memory of the host, in bytes. available: free bytes, and pages of files that Linux would drop
-    for a program. guards: programs that end others before memory runs out."""
+    """Memory of the host, in bytes.
+
+    available: free bytes, and pages of files that Linux would drop for a program.
+    guards: programs that end others before memory runs out.
+    """
 
     free: int
     available: int

@@ -88,9 +88,13 @@ Step = TryBeside | Adopt | EndTrial | GoInPlace | StopRouting | Replace | GiveUp
 class ReplicaStatus:
     """The state of one replica during a change.
 
-    `generation` is that of its wish. `is_starting`: not serving yet. `must_be_replaced`: nothing
-    fits beside its engine. `is_unrouted`: no new request goes there. `answers`: requests are in
-    flight. `failed`: why no engine starts by this wish; "" if one served or still may.
+    `generation` is that of its wish.
+
+    is_starting: not serving yet.
+    must_be_replaced: nothing fits beside its engine.
+    is_unrouted: no new request goes there.
+    answers: requests are in flight.
+    failed: why no engine starts by this wish; "" if one served or still may.
     """
 
     index: int

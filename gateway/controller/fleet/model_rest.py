@@ -103,8 +103,8 @@ class RestingModels:
     ) -> list[ManagedModel]:
         """The models that do not rest, or whose rest ends now.
 
-        names: of models with requests or engines. circumstances: of all models together; another
-        value ends each rest.
+        names: of models with requests or engines.
+        circumstances: of all models together; another value ends each rest.
         """
         awake: list[ManagedModel] = []
         for model in models:

@@ -111,7 +111,8 @@ def route(
 ) -> routing.ModelRoute:
     """The route of the model now.
 
-    running_instances: by name. load_wait_s: the wait for a model that is loaded on request.
+    running_instances: by name.
+    load_wait_s: the wait for a model that is loaded on request.
     keep_alive_s: time until it is unloaded without a request; below 0: for ever.
     """
     replicas, frozen = _routed_replicas(model, running_instances)

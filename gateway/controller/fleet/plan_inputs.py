@@ -90,7 +90,11 @@ class PlanBasis(NamedTuple):
 
 
 class VainPlan(NamedTuple):
-    """A plan that found nothing. waits_for_request: see `ReplicaState`. at: monotonic seconds."""
+    """A plan that found nothing.
+
+    waits_for_request: see `ReplicaState`.
+    at: monotonic seconds.
+    """
 
     basis: PlanBasis
     reason: str

@@ -12,8 +12,8 @@ from gateway.domain.sharing import NO_SHARING
 class PlanningContext(NamedTuple):
     """The wish as other models leave it, bytes per GPU UUID that others may use, and the sharing.
 
-    `is_copy`: another replica has a plan already, whose decision users see. `if_asked`: offers of
-    other models that are made only when a request waits for this model.
+    is_copy: another replica has a plan already, whose decision users see.
+    if_asked: offers of other models that are made only when a request waits for this model.
     """
 
     wish: Wish

@@ -37,7 +37,9 @@ class PlanInputReader:
         facts: Callable[[], Sequence[str]],
         data: Path,
     ) -> None:
-        """facts: the learned facts, as JSON. data: the folder with engines and the Hub's cache."""
+        """facts: the learned facts, as JSON.
+        data: the folder with engines and the Hub's cache.
+        """
         self._hardware = hardware
         self._facts = facts
         self._data = data

@@ -16,8 +16,10 @@ _FAIR_TURN_INTERVAL = 4
 class Urgency(enum.IntEnum):
     """How urgent a turn is, the most urgent first.
 
-    RUNNING: an engine gives or takes memory. REQUEST: a request waits for the model. UNPLANNED: it
-    was never planned, or its engine has ended. REPEATED: its last plan found nothing.
+    RUNNING: an engine gives or takes memory.
+    REQUEST: a request waits for the model.
+    UNPLANNED: it was never planned, or its engine has ended.
+    REPEATED: its last plan found nothing.
     """
 
     RUNNING = 0

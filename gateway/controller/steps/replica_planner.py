@@ -27,7 +27,9 @@ class ReplicaPlanner:
     """Plans replicas, and asks engines about plans. One object per gateway."""
 
     def __init__(self, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits) -> None:
-        """asking_s: seconds that engines may take to answer. keep_commits: see `WishChanges`."""
+        """asking_s: seconds that engines may take to answer.
+        keep_commits: see `WishChanges`.
+        """
         self._planner = planner
         self._asking_s = asking_s
         self._keep_commits = keep_commits

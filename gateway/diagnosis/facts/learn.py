@@ -122,8 +122,8 @@ def prove_success(
     """The facts of a verified start: its plan works with this driver and image. None if known.
 
     cache_bytes: memory for the KV cache as the engine measured it; the rest of the budget is the
-    engine's need. used_bytes: memory of a GPU that the engine uses by NVML, to learn its use beside
-    its share.
+        engine's need.
+    used_bytes: memory of a GPU that the engine uses by NVML, to learn its use beside its share.
     """
     plan = attempt.plan
     if plan.grade == "verified":

@@ -24,7 +24,8 @@ def stale_reason(
 ) -> str | None:
     """Why the fact is stale; None if it is valid.
 
-    driver: of this machine; None: unknown, and not compared. images: of the engines for plans.
+    driver: of this machine; None: unknown, and not compared.
+    images: of the engines for plans.
     pins: by name of an image, the digest that a start would use; other names are not compared.
     """
     learned, image = fact.under.get("driver"), fact.under.get("image")

@@ -109,9 +109,11 @@ _EXCEPTION_START = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Excepti
 class LineFilter:
     """Splits the bytes of a log into lines, and calls `handle` with each line that may matter.
 
-    number: of lines so far, also skipped ones. anchors: a line without any of these is skipped.
+    number: of lines so far, also skipped ones.
+    anchors: a line without any of these is skipped.
     attend: the number of next lines that are never skipped, as they belong to the last one.
-    `handle` may change the last two. can_match: whether a line has a part of any known text.
+        `handle` may change the last two.
+    can_match: whether a line has a part of any known text.
     """
 
     def __init__(

@@ -96,10 +96,14 @@ _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 
 
 class LogLine(NamedTuple):
-    """A parsed line. process: "" if the line does not name it. header: whether a record begins.
+    """A parsed line.
 
-    level: None if the engine prints none. native: printed by compiled code of a library (glog),
-    maybe from another thread or during the exit.
+    process: "" if the line does not name it.
+    header: whether a record begins.
+
+    level: None if the engine prints none.
+    native: printed by compiled code of a library (glog), maybe from another thread or during the
+        exit.
     """
 
     process: str

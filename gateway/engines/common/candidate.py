@@ -52,8 +52,9 @@ from gateway.variables import words
 class Candidate(FrozenRecord, frozen=True, dict=True):
     """A variant on its GPUs, before it is sized.
 
-    args: the user's flags by canonical names. evidence: kernels and backends of the layers. part:
-    the number of this stage of `whole`, if unlike GPUs are sized one by one.
+    args: the user's flags by canonical names.
+    evidence: kernels and backends of the layers.
+    part: the number of this stage of `whole`, if unlike GPUs are sized one by one.
     """
 
     inputs: PlanningInput

@@ -56,8 +56,9 @@ _HOST_SHARE, _SMALL_SHARE, _MIN_HOST_BYTES = 8, 4, 4 * GIB
 class GroupMemory(NamedTuple):
     """Memory of a group of GPUs, in bytes.
 
-    least: of the smallest GPU; on a CPU the RAM. visible_bytes: CUDA's total of the smallest GPU,
-    which is below NVML's. room: usable and total bytes of each; equal GPUs are listed once.
+    least: of the smallest GPU; on a CPU the RAM.
+    visible_bytes: CUDA's total of the smallest GPU, which is below NVML's.
+    room: usable and total bytes of each; equal GPUs are listed once.
     is_measured: the free bytes were measured, on dedicated memory.
     """
 
@@ -73,9 +74,10 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     hardware_name: of the machine, for the decision.
     facts: learned on this machine, or shipped with the profiles.
     claims: bytes per GPU UUID, and of RAM, that are promised to other engines.
-    drafter: the model that drafts tokens, by the wish. answers: of engine versions about this
-        model; an answer wins over the rules.
-    gpus: formats that GPUs multiply. pace: speeds of GPUs and engines.
+    drafter: the model that drafts tokens, by the wish.
+    answers: of engine versions about this model; an answer wins over the rules.
+    gpus: formats that GPUs multiply.
+    pace: speeds of GPUs and engines.
     parsers: dialects of tool calls and reasoning.
     global_env: environment variables that the settings give to all engines; the part of one engine
         is in its `wish` (`with_env`).

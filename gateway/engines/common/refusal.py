@@ -8,8 +8,11 @@ from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory, Qu
 
 
 class VariantEvidence(NamedTuple):
-    """Results so far. method: of quantization, by the engine's own name. answer: the engine's own
-    answer about the variant."""
+    """Results so far.
+
+    method: of quantization, by the engine's own name.
+    answer: the engine's own answer about the variant.
+    """
 
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()
@@ -24,9 +27,12 @@ class VariantEvidence(NamedTuple):
 class Refused(Exception):
     """A gate's refusal.
 
-    kernel: the kernel that would fail. layer: the layer without a working kernel. dtypes:
-    activation dtypes that would work. cache: a smaller KV cache could help. evidence: results so
-    far. question: a question that the engine's own code could answer.
+    kernel: the kernel that would fail.
+    layer: the layer without a working kernel.
+    dtypes: activation dtypes that would work.
+    cache: a smaller KV cache could help.
+    evidence: results so far.
+    question: a question that the engine's own code could answer.
     """
 
     def __init__(

@@ -36,9 +36,12 @@ def choose_sleep_mode(
     *,
     adapters: bool = False,
 ) -> Choice[bool]:
-    """The choice of sleep mode. leaves: the reason that the model may leave its GPUs; "": none.
+    """The choice of sleep mode.
 
-    scope: of facts learned from the plan. ram_bytes: of the host.
+    leaves: the reason that the model may leave its GPUs; "": none.
+
+    scope: of facts learned from the plan.
+    ram_bytes: of the host.
     """
     if engine.device == "cpu" and FLAG not in args:
         return BoolChoice(value=False, reason=NO_GPU_SLEEP, source="planner")

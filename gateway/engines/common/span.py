@@ -27,7 +27,9 @@ class SpanLayout(NamedTuple):
 class Span(NamedTuple):
     """Several alike nodes of one engine.
 
-    nodes: how many. gpus_each: GPUs of each. network: the slowest between two of them.
+    nodes: how many.
+    gpus_each: GPUs of each.
+    network: the slowest between two of them.
     layouts: those to plan.
     """
 

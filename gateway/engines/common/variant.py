@@ -41,12 +41,17 @@ _MEMORY = "memory model"
 class Variant:
     """Layout and changes of a model on an engine.
 
-    tp, pp: ranks of tensor and pipeline parallelism. dp: groups of `tp` ranks with requests of
-    their own, which share the experts. ep: whole experts are spread over all ranks. dtype,
-    quantization: "": as in the checkpoint. disabled: kernels for VLLM_DISABLED_KERNELS. backends:
-    engine flags that force a kernel. layers: of each stage, if the engine is told; (): the engine's
-    own split. small: few sequences and tokens at once. eager: no graphs. conservative: both, and
-    memory left free. reasons: for each difference from the plain variant.
+    tp, pp: ranks of tensor and pipeline parallelism.
+    dp: groups of `tp` ranks with requests of their own, which share the experts.
+    ep: whole experts are spread over all ranks.
+    dtype, quantization: "": as in the checkpoint.
+    disabled: kernels for VLLM_DISABLED_KERNELS.
+    backends: engine flags that force a kernel.
+    layers: of each stage, if the engine is told; (): the engine's own split.
+    small: few sequences and tokens at once.
+    eager: no graphs.
+    conservative: both, and memory left free.
+    reasons: for each difference from the plain variant.
     """
 
     tp: int = 1
@@ -103,8 +108,9 @@ class Variant:
 class Layouts(NamedTuple):
     """Layouts that a model and an engine allow.
 
-    gpus: the most. sufficient: ranks of tensor parallelism that hold the KV heads of so many GPUs
-    without repeating any; None: ranks cannot form groups with requests of their own.
+    gpus: the most.
+    sufficient: ranks of tensor parallelism that hold the KV heads of so many GPUs without repeating
+        any; None: ranks cannot form groups with requests of their own.
     counts_groups: the engine's tensor parallel size counts the ranks of all groups.
     """
 

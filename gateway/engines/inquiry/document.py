@@ -23,8 +23,8 @@ MAX_BYTES = 64 * 1024 * 1024
 class ModelFiles(FrozenRecord, frozen=True):
     """The parts of a model that an inquiry gets: neither weights nor code.
 
-    headers: a safetensors file without its data; None: no such file. quant_files: JSON of the files
-    that describe the quantization, by name; empty: none.
+    headers: a safetensors file without its data; None: no such file.
+    quant_files: JSON of the files that describe the quantization, by name; empty: none.
     """
 
     config: bytes

@@ -82,8 +82,10 @@ class Inquirer:
     ) -> dict[Question, EngineAnswer]:
         """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
 
-        starts: to rehearse beside some of the questions. unproven: those of them whose kept answer
-        about another start is none. Raises HostError if a failure left no answer.
+        starts: to rehearse beside some of the questions.
+        unproven: those of them whose kept answer about another start is none.
+
+        Raises HostError if a failure left no answer.
         """
         engine = await self.exact(engine)
         source = await self._host.identity(engine)

@@ -38,8 +38,9 @@ def profile_of(
 ) -> Engine:
     """Profile of a version from its answers.
 
-    near: the nearest known version of the kind. answer: of `Inquirer.version`. identity: the
-    source of the answers.
+    near: the nearest known version of the kind.
+    answer: of `Inquirer.version`.
+    identity: the source of the answers.
 
     Raises HostError for answers that no engine gives.
     """

@@ -146,7 +146,9 @@ def server_attention(
     """One row for each group. A backend that differs for prefill and decoding is named
     prefill/decode.
 
-    config: config.json. gpu_bytes: of the smallest GPU. args: the user's flags by canonical names.
+    config: config.json.
+    gpu_bytes: of the smallest GPU.
+    args: the user's flags by canonical names.
     """
     chunk = int(args.get("max-num-batched-tokens", 0))
     model = model_of(groups, architecture, rank.kv_dtype, rank.capability, gpu_bytes, chunk)

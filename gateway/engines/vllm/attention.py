@@ -107,10 +107,11 @@ def layer_attention(
 ) -> tuple[LayerAttention, ...]:
     """One row for each group, by its own head size.
 
-    block_size: the value of --block-size, if set. drafter: the layers are a drafter's, which reads
-    only text and takes no backend over from its target. If any layer of a drafter sees ahead, the
-    engine asks every layer's backend for such layers. config: config.json, for sizes that a group
-    lacks.
+    block_size: the value of --block-size, if set.
+    drafter: the layers are a drafter's, which reads only text and takes no backend over from its
+        target. If any layer of a drafter sees ahead, the engine asks every layer's backend for such
+        layers.
+    config: config.json, for sizes that a group lacks.
     """
     forced = _backend_name(forced)
     ahead = drafter and not all(group.causal for group in groups)

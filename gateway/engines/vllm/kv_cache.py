@@ -165,8 +165,11 @@ def cache(
     """The cache of these layers, which are those of one stage of `rank.pp`.
 
     rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla for backends with that
-    layout. block: tokens of a block that the attention backend prefers. prefixes: prefix caching;
-    None: the version's default. drafts: drafted tokens of a step.
+    layout.
+
+    block: tokens of a block that the attention backend prefers.
+    prefixes: prefix caching; None: the version's default.
+    drafts: drafted tokens of a step.
     """
     tp, dtype = rank.tp, rank.dtype
     layer_tables = _attention(attention, tp, dtype, rank.kv_dtype, block)

@@ -288,8 +288,9 @@ def memory(
     """The Memory of one rank under a budget. `kv_bytes` is the expected rest, 0 if nothing is left.
 
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.20 capture them
-    beside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
-    (vllm/v1/worker/gpu/model_runner.py). beside_bytes: result of the function with this name.
+        beside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
+        (vllm/v1/worker/gpu/model_runner.py).
+    beside_bytes: result of the function with this name.
     encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
     """
     activation, ranks = (

@@ -76,10 +76,12 @@ class ClusterHost:
         data: Path | None = None,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """link: its socket. owner: the installation of the gateway. process: ended by `close`.
+        """link: its socket.
+        owner: the installation of the gateway.
+        process: ended by `close`.
 
-        data: the gateway's data folder, of the environments in commands. answer_s: seconds that a
-        machine may be silent.
+        data: the gateway's data folder, of the environments in commands.
+        answer_s: seconds that a machine may be silent.
         """
         self._link = link
         self._owner = owner

@@ -32,8 +32,8 @@ NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
 class Membership(Value):
     """The membership of this machine in a cluster.
 
-    `head`: the address of Ray's head with its port. `address`: of this machine, on the interface
-    of the cluster.
+    head: the address of Ray's head with its port.
+    address: of this machine, on the interface of the cluster.
     """
 
     name: NodeName

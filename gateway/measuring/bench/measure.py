@@ -35,8 +35,13 @@ _CHARACTERS = 4
 
 @dataclass
 class LoadTest:
-    """A load on `target`. context: the most tokens of a request. report: prints the current step.
-    request_count: requests sent. sends_text: prompts are sentences, of about as many tokens."""
+    """A load on `target`.
+
+    context: the most tokens of a request.
+    report: prints the current step.
+    request_count: requests sent.
+    sends_text: prompts are sentences, of about as many tokens.
+    """
 
     target: BenchTarget
     context: int

@@ -35,8 +35,11 @@ _RETRY_S = 3600.0
 
 
 class _Search(NamedTuple):
-    """The running search. began: monotonic seconds. plans: the serving plan of that time, and its
-    rival."""
+    """The running search.
+
+    began: monotonic seconds.
+    plans: the serving plan of that time, and its rival.
+    """
 
     name: str
     began: float

@@ -44,7 +44,11 @@ _EIGHT_BITS = ("fp8", "fp8_e4m3")
 
 
 class PlanChange(NamedTuple):
-    """A wish to try. change: the difference from the wish before. reason: of the trial."""
+    """A wish to try.
+
+    change: the difference from the wish before.
+    reason: of the trial.
+    """
 
     change: str
     reason: str
@@ -55,8 +59,8 @@ class PlanChange(NamedTuple):
 class BasePlan:
     """A plan with the wish that it follows.
 
-    owner: the wish of the owner, whose flags stay. allows_lossy: a KV cache of less precision is
-    allowed.
+    owner: the wish of the owner, whose flags stay.
+    allows_lossy: a KV cache of less precision is allowed.
     """
 
     owner: Wish

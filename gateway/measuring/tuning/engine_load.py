@@ -33,8 +33,8 @@ async def measure(
     """The report of a load process. None if a client sent a request or the engine failed.
 
     watch: looks whether a client sent a request; an error that it raises ends the measurement.
-    at_once: the most requests at once; None: as many as the plan is made for. text: prompts are
-    sentences.
+    at_once: the most requests at once; None: as many as the plan is made for.
+    text: prompts are sentences.
     """
     plan = attempt.plan
     planned = at_once or (plan.speed.concurrency if plan.speed else min(32, plan.at_once))

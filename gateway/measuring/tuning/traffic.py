@@ -30,8 +30,11 @@ _WARMUP_S = 60.0
 
 @dataclass
 class _Readings:
-    """The readings of one engine. new_stretches: since the last report. is_reported: at least
-    once."""
+    """The readings of one engine.
+
+    new_stretches: since the last report.
+    is_reported: at least once.
+    """
 
     names: Mapping[str, str] | None = None
     counts: Counts | None = None
@@ -46,8 +49,9 @@ class _Readings:
 class ServedTraffic:
     """Reads the counters of all models' engines.
 
-    is_working: whether a model works on a client's request. request_counts: ended requests by
-    model. profile: the profile of an engine version.
+    is_working: whether a model works on a client's request.
+    request_counts: ended requests by model.
+    profile: the profile of an engine version.
     """
 
     def __init__(

@@ -15,9 +15,10 @@ TuningState = Literal["running", "done", "stopped", "failed"]
 class SearchOptions:
     """The bounds of a search for a better plan.
 
-    seconds: the longest time. may_be_away: the model may be away meanwhile. allows_lossy: a KV
-    cache of less precision is allowed. is_automatic: begun by the gateway for an idle model, so
-    measurements of earlier searches count.
+    seconds: the longest time.
+    may_be_away: the model may be away meanwhile.
+    allows_lossy: a KV cache of less precision is allowed.
+    is_automatic: begun by the gateway for an idle model, so measurements of earlier searches count.
     """
 
     seconds: float

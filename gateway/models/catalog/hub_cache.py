@@ -27,8 +27,8 @@ _MAX_PATH_CHARACTERS = 1024
 class Listing(NamedTuple):
     """A repository at a commit.
 
-    files: path -> size in bytes. blobs: path -> name of the blob (a digest), where the Hub listed
-    it.
+    files: path -> size in bytes.
+    blobs: path -> name of the blob (a digest), where the Hub listed it.
     """
 
     repo: str
@@ -50,7 +50,8 @@ class _WholeNote(msgspec.Struct):
 class HubCache(NamedTuple):
     """The cache and its notes.
 
-    folder: the cache; None: no weights are kept here. notes: the gateway's folder of notes.
+    folder: the cache; None: no weights are kept here.
+    notes: the gateway's folder of notes.
     """
 
     folder: Path | None

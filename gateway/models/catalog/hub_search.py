@@ -56,9 +56,12 @@ _DEPTH, _MAX_FOLDERS = 3, 2000
 class FoundModel(NamedTuple):
     """A model that a search found.
 
-    name: of its repository, or its folder. source: for a wish. base: the repository whose weights
-    are quantized here; "": unknown, or none. downloads: a day, of the last 30 days or since the
-    repository is there. parameters: 0: unknown. created: in the form of ISO 8601; "": unknown.
+    name: of its repository, or its folder.
+    source: for a wish.
+    base: the repository whose weights are quantized here; "": unknown, or none.
+    downloads: a day, of the last 30 days or since the repository is there.
+    parameters: 0: unknown.
+    created: in the form of ISO 8601; "": unknown.
     is_for_code: by its name or tags.
     """
 

@@ -65,8 +65,11 @@ class _HeaderEntry(msgspec.Struct, gc=False):
 def read_header(place: str, size: int, read: Callable[[int, int], bytes]) -> dict[str, Tensor]:
     """The tensors in the header of a safetensors file.
 
-    place: the file's path for messages. size: bytes of the file. read: `read(offset, length)`
-    returns fewer bytes only at the end of the file. Raises BadModel.
+    place: the file's path for messages.
+    size: bytes of the file.
+    read: `read(offset, length)` returns fewer bytes only at the end of the file.
+
+    Raises BadModel.
     """
     first = read(0, min(size, FIRST_READ_BYTES))
     if len(first) < 8:

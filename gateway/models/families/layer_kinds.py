@@ -30,7 +30,8 @@ _KIND_WORDS: tuple[tuple[str, LayerKind], ...] = (
 class _Block(NamedTuple):
     """One layer of a model whose layers differ in size.
 
-    sharing: query heads per KV head; 0: no attention. width: width of the MLP; 0: no MLP.
+    sharing: query heads per KV head; 0: no attention.
+    width: width of the MLP; 0: no MLP.
     """
 
     sharing: int

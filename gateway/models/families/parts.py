@@ -247,7 +247,8 @@ def attention(
 ) -> list[Built]:
     """The projections of softmax attention.
 
-    fused: the checkpoint stores one fused projection. gated: every query has a gate.
+    fused: the checkpoint stores one fused projection.
+    gated: every query has a gate.
     biases: whether (query, key and value; output) projections have a bias.
     """
     heads, kv_heads, head = heads_of(fields, family)

@@ -12,9 +12,11 @@ from gateway.planner.nodes.placement import GROUPS, RENDEZVOUS
 def for_pods(plan: Plan, leader: str, place: str) -> Plan:
     """The first copy of a plan over nodes, whose later nodes have equal flags.
 
-    leader: the address of the first pod, for the others. place: of a pod in its group. Both are
-    variables, `$(NAME)`. The first pod names itself by the variable of its own address, since
-    sockets listen at no name.
+    leader: the address of the first pod, for the others.
+    place: of a pod in its group.
+
+    Both are variables, `$(NAME)`. The first pod names itself by the variable of its own address,
+    since sockets listen at no name.
     """
     kind = engine_kind(plan.engine.kind)
     first = plan.nodes[0]

@@ -71,8 +71,9 @@ _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 class Unplanned(FrozenRecord, frozen=True):
     """A model without a plan.
 
-    decide: the decision for a form and a wish on this machine. decide_on_empty: the same without
-    the memory of running engines; None: they have none. read: the spec of a repository.
+    decide: the decision for a form and a wish on this machine.
+    decide_on_empty: the same without the memory of running engines; None: they have none.
+    read: the spec of a repository.
     """
 
     spec: ModelSpec

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class MachinePlanner:
     """Implements `gateway.controller.steps.planner_port`.
 
-    data: the gateway's data folder. profiles: those of the plan process.
+    data: the gateway's data folder.
+    profiles: those of the plan process.
     images: images that may start; None if engines are processes.
     facts: the learned facts, as JSON.
     cluster: the machines that start engines now; None: there is one machine.

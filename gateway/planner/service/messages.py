@@ -47,8 +47,9 @@ ANSWER_FRAMES = 6
 class WorkerConfig(NamedTuple):
     """The first message: settings of all requests. Its way is stdin, so no process list shows it.
 
-    roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed
-    engines and caches. models: the folder of downloads.
+    roots: folders of profiles, as `Profiles.roots`.
+    data: the gateway's data folder, with installed engines and caches.
+    models: the folder of downloads.
     installed_only: engines run as processes, so only installed engines can be planned.
     allowed_images: patterns of `AllowedImages`, if engines run in containers.
     engine_env: variables that the settings give to all engines.
@@ -80,7 +81,8 @@ class WorkerConfig(NamedTuple):
 class PlanAnswer(NamedTuple):
     """The head of an answer.
 
-    error: class and fields of a FitserveError. last: the process ends after this answer.
+    error: class and fields of a FitserveError.
+    last: the process ends after this answer.
     """
 
     error: dict[str, str | None] | None = None
@@ -90,8 +92,8 @@ class PlanAnswer(NamedTuple):
 class SearchRequest(NamedTuple):
     """A search for models, with the machine that they are judged for.
 
-    words, use, limit, folders: as ModelSearch. held_bytes: by GPU UUID, of engines of this gateway;
-    they count as free.
+    words, use, limit, folders: as ModelSearch.
+    held_bytes: by GPU UUID, of engines of this gateway; they count as free.
     """
 
     words: str

@@ -48,9 +48,13 @@ _PARAMETER_BYTES, _SIZE_RANGE = 0.5, 16
 class JudgedModel(FrozenRecord, frozen=True):
     """A model with the planner's verdict.
 
-    form: the quantization of its weights. tokens_s: of one request alone; None: unknown. why: the
-    refusal; "": it fits. weights_bytes: of all ranks. rank: among the forms of its base. size: in
-    bytes with 16-bit weights. is_short: of context or speed for a suggestion.
+    form: the quantization of its weights.
+    tokens_s: of one request alone; None: unknown.
+    why: the refusal; "": it fits.
+    weights_bytes: of all ranks.
+    rank: among the forms of its base.
+    size: in bytes with 16-bit weights.
+    is_short: of context or speed for a suggestion.
     """
 
     name: str
@@ -83,9 +87,14 @@ _ORDER_FIELDS = {"rank", "size", "is_short"}
 
 
 class ModelSearch(NamedTuple):
-    """A search. words: in the names; "": any. use: None is any. limit: models of the Hub, of its
-    cache, and of the folders, each. folders: on this machine, with models. parameters: the fewest
-    and the most of a model of the Hub."""
+    """A search.
+
+    words: in the names; "": any.
+    use: None is any.
+    limit: models of the Hub, of its cache, and of the folders, each.
+    folders: on this machine, with models.
+    parameters: the fewest and the most of a model of the Hub.
+    """
 
     words: str
     use: Use | None
@@ -124,7 +133,9 @@ class ModelFinder:
     def __init__(
         self, planner: OfflinePlanner, machine: tuple[str, Hardware], use: Use | None
     ) -> None:
-        """machine: its name and the machine. use: the tasks and abilities that models must have."""
+        """machine: its name and the machine.
+        use: the tasks and abilities that models must have.
+        """
         self._planner, self._machine, self._use = planner, machine, use
         self._end_s = time.monotonic() + _LIMIT_S
 

@@ -82,13 +82,14 @@ def plan(
         decision = gateway.plan("models/llama-3.1-8b", hardware="2x3090", engines="vllm",
         context="32k")
 
-    source: a folder, or a Hugging Face repository. hardware: a snapshot by name, the path of a
-    snapshot's file, or a machine that was read; None: this machine. engines: "kind" or
-    "kind==version", one or several; empty: all. wish: the other fields of Wish. Profiles and the
-    Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR, FITSERVE_HF_ENDPOINT,
-    FITSERVE_HF_TOKEN).
+    source: a folder, or a Hugging Face repository.
+    hardware: a snapshot by name, the path of a snapshot's file, or a machine that was read; None:
+        this machine.
+    engines: "kind" or "kind==version", one or several; empty: all.
+    wish: the other fields of Wish.
 
-    Raises BadRequest, BadModel, BadFlag, NotFound.
+    Profiles and the Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR,
+    FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN). Raises BadRequest, BadModel, BadFlag, NotFound.
     """
     refs = (engines,) if isinstance(engines, str) else tuple(engines)
     try:

@@ -16,7 +16,8 @@ from gateway.planner.explain import more_of
 class Startable(NamedTuple):
     """Tells which engine versions can start.
 
-    data: the data folder, with installed engines. installed_only: engines are processes.
+    data: the data folder, with installed engines.
+    installed_only: engines are processes.
     images: those that containers may use; None: the agent that starts them decides.
     """
 

@@ -117,8 +117,8 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     The cap of its last capped plan; or the memory that it took when it last served, if other models
     accepted caps for its sake since.
 
-    attempts: of the model by its present wish, oldest first. caps: of all other models the last cap
-    of each copy.
+    attempts: of the model by its present wish, oldest first.
+    caps: of all other models the last cap of each copy.
     """
     capped, served, name = None, None, ""
     for attempt in attempts:

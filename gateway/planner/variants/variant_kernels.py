@@ -20,7 +20,8 @@ from gateway.planner.variants.shared_layouts import SharedLayouts
 class VariantKernels:
     """The kernels and backends that an engine version chooses, kept for all variants.
 
-    env: of the engine. canonical: the user's flags by the planner's names.
+    env: of the engine.
+    canonical: the user's flags by the planner's names.
     """
 
     def __init__(

@@ -49,8 +49,11 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A caller. `models`: the models that the caller may use, None for all; `limit`: None for no
-    limits."""
+    """A caller.
+
+    models: the models that the caller may use, None for all.
+    limit: None for no limits.
+    """
 
     name: str
     digest: bytes = field(repr=False)

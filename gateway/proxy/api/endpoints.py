@@ -34,7 +34,11 @@ _QUERY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Row of the table. `path`: the path at the engine; `name`: a short name for metrics."""
+    """Row of the table.
+
+    path: the path at the engine.
+    name: a short name for metrics.
+    """
 
     name: str
     method: str

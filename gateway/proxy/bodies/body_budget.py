@@ -55,8 +55,11 @@ class BodyOwner(Protocol):
 
 @dataclass(slots=True)
 class _Share:
-    """Memory of one request. `is_pressed`: its speed depends on the peer. `checked_at`: time of the
-    last check, None before the first."""
+    """Memory of one request.
+
+    is_pressed: its speed depends on the peer.
+    checked_at: time of the last check, None before the first.
+    """
 
     size: int = 0
     is_pressed: bool = False
@@ -68,7 +71,8 @@ class _Share:
 class BodyBudget:
     """Shares the memory for bodies among connections.
 
-    `size`: bytes in all. `wait_s`: how long a body may wait for room.
+    size: bytes in all.
+    wait_s: how long a body may wait for room.
     """
 
     def __init__(self, body_bytes: int, wait_s: float) -> None:

@@ -140,7 +140,11 @@ def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict
 def models(
     listed: Mapping[str, Any], facts: Mapping[str, ModelCard], now: float, *, loaded_only: bool
 ) -> dict[str, Any]:
-    """The answer of /api/tags, or of /api/ps. facts: by name. now: Unix seconds."""
+    """The answer of /api/tags, or of /api/ps.
+
+    facts: by name.
+    now: Unix seconds.
+    """
     rows = []
     for card in listed.get("data") or ():
         of_model = facts.get(card["id"], ModelCard())

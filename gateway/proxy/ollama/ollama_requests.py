@@ -30,8 +30,11 @@ _IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": 
 
 
 class OpenAIRequest(NamedTuple):
-    """A request of /v1. stream: the answer is an event stream. loads: the request only loads the
-    model."""
+    """A request of /v1.
+
+    stream: the answer is an event stream.
+    loads: the request only loads the model.
+    """
 
     path: str
     body: dict[str, Any]

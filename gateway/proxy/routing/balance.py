@@ -78,8 +78,10 @@ def least_loaded_position(loads: Sequence[int], turns: Sequence[int]) -> int:
 def affine(loads: Sequence[int], seeds: Sequence[int], tokens: int, key: int) -> int:
     """The position of the replica for a call of `tokens` whose prompt begins with `key`.
 
-    `loads`: outstanding tokens; `seeds`: a constant number per replica. Rendezvous hashing: a new
-    or removed replica moves only its own prompts.
+    loads: outstanding tokens.
+    seeds: a constant number per replica.
+
+    Rendezvous hashing: a new or removed replica moves only its own prompts.
     """
     bound = BOUND * (sum(loads) + tokens) / len(loads)
     best = best_rank = -1

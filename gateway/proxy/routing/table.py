@@ -35,10 +35,13 @@ class RoutedReplica:
     """An engine that answers for a model. `url` is its base without /v1, `served_name` its name for
     the model.
 
-    `capacity`: how many requests it gets at once; None if unknown. `key`: its key for callers.
-    `adapters`: names of adapters with the engine's names. `seed`: a number for the id.
-    `key_line`: the key as a line of a request's head. `is_remote`: not started by this gateway, and
-    perhaps another gateway. `thoughts`: the name of thoughts in its chat answers.
+    capacity: how many requests it gets at once; None if unknown.
+    key: its key for callers.
+    adapters: names of adapters with the engine's names.
+    seed: a number for the id.
+    key_line: the key as a line of a request's head.
+    is_remote: not started by this gateway, and perhaps another gateway.
+    thoughts: the name of thoughts in its chat answers.
     """
 
     url: str
@@ -66,12 +69,15 @@ class RoutedReplica:
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """Facts of a model in GET /v1/models beside its name and state. `tools` to `json_schema`:
-    "proven", "not proven" or "unknown", as `gateway.domain.running.Abilities`. `adapter`: source of
-    an adapter. `inputs`: kinds of content in a message; empty: unknown.
+    "proven", "not proven" or "unknown", as `gateway.domain.running.Abilities`.
 
-    `family`, `quantization`: "" if unknown; `parameters`, `weights_bytes` of one copy and
-    `memory_bytes` of all: None if unknown. `is_on_gpu`: the memory is that of GPUs. `keep_alive_s`:
-    time until it is unloaded without a request; below 0: for ever.
+    adapter: source of an adapter.
+    inputs: kinds of content in a message; empty: unknown.
+
+    family, quantization: "" if unknown; `parameters`, `weights_bytes` of one copy and
+        `memory_bytes` of all: None if unknown.
+    is_on_gpu: the memory is that of GPUs.
+    keep_alive_s: time until it is unloaded without a request; below 0: for ever.
     """
 
     max_model_len: int | None = None
@@ -95,10 +101,11 @@ class ModelRoute:
     """A model that clients may use. A model without replicas is not routed; `state` and `detail`
     say why.
 
-    `task`: domain/value.py; None if unknown, as for an external engine. `wait_s`: how long a
-    request may wait for the first replica; 0: not at all. `frozen`: ids of running replicas without
-    a sign of life for seconds, whose clients are moved or refused. `toolless`: why requests with
-    tools are refused; "": they are accepted.
+    task: domain/value.py; None if unknown, as for an external engine.
+    wait_s: how long a request may wait for the first replica; 0: not at all.
+    frozen: ids of running replicas without a sign of life for seconds, whose clients are moved or
+        refused.
+    toolless: why requests with tools are refused; "": they are accepted.
     """
 
     name: str
@@ -141,12 +148,14 @@ class ModelRoute:
 
 
 class Call(msgspec.Struct):
-    """The part of a request that the choice of a replica needs. `body`: the whole request in JSON,
-    empty for a form or no body.
+    """The part of a request that the choice of a replica needs.
 
-    `maker`: the seed of the replica that made the response to continue. `tokens`, `prefix`: see
-    `gateway.proxy.routing.balance`. `requested_name`: the alias in the body. `stores`: the response
-    may be continued and retrieved (/v1/responses).
+    body: the whole request in JSON, empty for a form or no body.
+
+    maker: the seed of the replica that made the response to continue.
+    tokens, prefix: see `gateway.proxy.routing.balance`.
+    requested_name: the alias in the body.
+    stores: the response may be continued and retrieved (/v1/responses).
     """
 
     endpoint: str

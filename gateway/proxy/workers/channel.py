@@ -72,8 +72,11 @@ class NewCertificate(msgspec.Struct, frozen=True, tag=True):
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """Configuration of a worker.
 
-    `control`: path of the control process's socket; `limits`: of this worker; `workers`: number of
-    all. `grace_s`: time to finish at the end; `tls`: the certificate in use.
+    control: path of the control process's socket.
+    limits: of this worker.
+    workers: number of all.
+    grace_s: time to finish at the end.
+    tls: the certificate in use.
     """
 
     workers: int
@@ -123,10 +126,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """State of a worker. `loads`: by replica id; `samples`: all its metrics, None: unchanged.
-    `tables`: number of route tables applied. `waiting`: models with waiting requests, and the
-    seconds of the oldest. `usage`: counts since the last report, the only field that is a
-    difference."""
+    """State of a worker.
+
+    loads: by replica id.
+    samples: all its metrics, None: unchanged.
+    tables: number of route tables applied.
+    waiting: models with waiting requests, and the seconds of the oldest.
+    usage: counts since the last report, the only field that is a difference.
+    """
 
     loads: dict[str, ReplicaLoad]
     samples: tuple[Sample, ...] | None

@@ -104,8 +104,12 @@ class Workers:
         control: Path,
         usage: UsageCounter,
     ) -> None:
-        """`limits`: of the whole gateway; `memory`: shared by workers; `listeners`: of each worker;
-        `control`: path of the control process's socket; `usage`: gets their counts."""
+        """limits: of the whole gateway.
+        memory: shared by workers.
+        listeners: of each worker.
+        control: path of the control process's socket.
+        usage: gets their counts.
+        """
         self.control = control
         self.routes = PublishedRoutes(self)
         self._settings = settings

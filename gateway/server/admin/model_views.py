@@ -123,8 +123,11 @@ class ModelView(Value):
 
 
 class ChangeAnswer(Value):
-    """The effects of a change. `anew`: engines are restarted. `plan`: differences from the running
-    plan."""
+    """The effects of a change.
+
+    anew: engines are restarted.
+    plan: differences from the running plan.
+    """
 
     name: str
     anew: bool
@@ -157,7 +160,11 @@ def view(
     *,
     full: bool = False,
 ) -> ModelView:
-    """The view of a model. `attempts`: those remembered, oldest first. `full`: with the plan."""
+    """The view of a model.
+
+    attempts: those remembered, oldest first.
+    full: with the plan.
+    """
     state, detail = status(model)
     loaded = next((replica for replica in model.replicas if replica.attempt is not None), None)
     live = loaded.attempt if loaded is not None else None

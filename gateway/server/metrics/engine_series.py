@@ -59,7 +59,8 @@ class _Read:
 class EngineSeries:
     """Reads the metrics of engines, and gives them common names.
 
-    `models`: all, by name. `profile`: the facts of an engine version.
+    models: all, by name.
+    profile: the facts of an engine version.
     """
 
     def __init__(

@@ -56,8 +56,10 @@ _IMMUTABLE_HEADERS = {"cache-control": "public, max-age=31536000, immutable"}
 class PageFiles:
     """The files of the page, as they are sent.
 
-    `index`: the HTML with the addresses of the other files. `contents`: by path below the
-    folder. `compressed`: both, by gzip. `index_headers`: they permit the one script in the HTML.
+    index: the HTML with the addresses of the other files.
+    contents: by path below the folder.
+    compressed: both, by gzip.
+    index_headers: they permit the one script in the HTML.
     """
 
     version: str

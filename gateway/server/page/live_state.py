@@ -68,7 +68,11 @@ class LiveNode(TypedDict):
 
 
 class LiveMachine(TypedDict):
-    """The machine. `holders`: engines without a GPU. `nodes`: the machines of its cluster."""
+    """The machine.
+
+    holders: engines without a GPU.
+    nodes: the machines of its cluster.
+    """
 
     gpus: list[LiveGpu]
     cpu: str | None
@@ -93,8 +97,12 @@ class LiveDownload(TypedDict):
 
 
 class LiveStep(TypedDict):
-    """A phase of a start. `since`: begin in Unix seconds, of the present one. `took_s`: seconds of
-    one that has ended. `expected_s`: seconds of such a phase; None: unknown."""
+    """A phase of a start.
+
+    since: begin in Unix seconds, of the present one.
+    took_s: seconds of one that has ended.
+    expected_s: seconds of such a phase; None: unknown.
+    """
 
     phase: str
     since: float | None
@@ -103,8 +111,12 @@ class LiveStep(TypedDict):
 
 
 class LiveStart(TypedDict):
-    """A start. `since`: begin of its process, in Unix seconds; None: no process yet. `steps`: ended
-    ones, the present one, expected ones. `low_s`, `high_s`: expected seconds; None: unknown."""
+    """A start.
+
+    since: begin of its process, in Unix seconds; None: no process yet.
+    steps: ended ones, the present one, expected ones.
+    low_s, high_s: expected seconds; None: unknown.
+    """
 
     since: float | None
     steps: list[LiveStep]
@@ -115,8 +127,12 @@ class LiveStart(TypedDict):
 
 
 class LiveReplica(TypedDict):
-    """A replica. `phase`: step of its start. `progress`: of a download. `bytes`: memory that its
-    engine may use on each of its GPUs."""
+    """A replica.
+
+    phase: step of its start.
+    progress: of a download.
+    bytes: memory that its engine may use on each of its GPUs.
+    """
 
     index: int
     state: str
@@ -143,9 +159,12 @@ class LiveEndpoint(TypedDict):
 
 
 class LiveModel(TypedDict):
-    """A model. `inputs`: kinds of content in a message; empty: unknown. `running`, `waiting`:
-    requests. `change`: a new wish is being applied, or was
-    refused."""
+    """A model.
+
+    inputs: kinds of content in a message; empty: unknown.
+    running, waiting: requests.
+    change: a new wish is being applied, or was refused.
+    """
 
     name: str
     aliases: list[str]
@@ -341,7 +360,9 @@ def start_steps(
 ) -> list[LiveStep]:
     """The phases that began, in that order, then the expected ones after the present one.
 
-    `seconds`, `expected`: by phase; `present`: the phase that runs, or None; `now`: Unix seconds.
+    seconds, expected: by phase.
+    present: the phase that runs, or None.
+    now: Unix seconds.
     """
     names = list(expected)
     coming = names

@@ -93,8 +93,10 @@ class LiveStream:
         keys: Keys,
         about: Mapping[str, Any],
     ) -> None:
-        """`samples`: metrics of all processes; `in_flight`: requests of all processes; `about`:
-        constant facts of the gateway."""
+        """samples: metrics of all processes.
+        in_flight: requests of all processes.
+        about: constant facts of the gateway.
+        """
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
         self._expected = loop.starts.expected_time

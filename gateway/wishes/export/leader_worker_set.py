@@ -20,7 +20,9 @@ def leader_worker_set(
 ) -> list[dict[str, Any]]:
     """The LeaderWorkerSet and the Service of its first pods.
 
-    address: variable for the address of a pod. pods: of one engine. copies: of the engine.
+    address: variable for the address of a pod.
+    pods: of one engine.
+    copies: of the engine.
     """
     labels = {"app.kubernetes.io/name": leader.name}
 

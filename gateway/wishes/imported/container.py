@@ -17,7 +17,8 @@ _FILE_REFERENCE = re.compile(r"(\$\{file:)(.*)(\})", re.DOTALL)
 class VolumeMount(NamedTuple):
     """A folder in a container.
 
-    source: a folder of the host, or the name of a volume. target: the path in the container.
+    source: a folder of the host, or the name of a volume.
+    target: the path in the container.
     """
 
     source: str
@@ -83,7 +84,8 @@ def volume_mounts(entries: Iterable[object]) -> list[VolumeMount]:
 class HostPaths:
     """Translates paths of a container into those of the host.
 
-    used: the mounts of the translated paths. notices: about paths that the host does not have.
+    used: the mounts of the translated paths.
+    notices: about paths that the host does not have.
     """
 
     def __init__(self, mounts: Iterable[VolumeMount]) -> None:

@@ -52,7 +52,9 @@ _MEMORY = ("gpu-memory-utilization", "mem-fraction-static")
 class EngineCommand(NamedTuple):
     """A command line that starts an engine.
 
-    kind: of the engine. image: of its container; "": none. words: before the engine's flags.
+    kind: of the engine.
+    image: of its container; "": none.
+    words: before the engine's flags.
     flags: words of its flags.
     """
 
@@ -65,7 +67,8 @@ class EngineCommand(NamedTuple):
 class ImportedFields(NamedTuple):
     """The options of a command line as fields of a wish.
 
-    fields: of a wish. notices: settings without an equal, and the remedies.
+    fields: of a wish.
+    notices: settings without an equal, and the remedies.
     """
 
     fields: dict[str, Any]

@@ -116,7 +116,8 @@ class _ReadModels(NamedTuple):
 class EngineKnowledge(NamedTuple):
     """The facts about engines that the readers need.
 
-    engines: the newest version by kind. closing_reason: of flags that users may not give.
+    engines: the newest version by kind.
+    closing_reason: of flags that users may not give.
     engine_of: the engine `kind==version`; raises NotFound.
     """
 

@@ -48,8 +48,11 @@ _NO_ANSWER = "the engine was asked, and has not answered"
 
 
 class ParsedAnswer(NamedTuple):
-    """Content of an answer. calls: names and arguments. complete: the answer ended before its token
-    limit."""
+    """Content of an answer.
+
+    calls: names and arguments.
+    complete: the answer ended before its token limit.
+    """
 
     content: str
     thoughts: str

@@ -174,8 +174,9 @@ def choose_moe(
 ) -> MoeChoice:
     """The backend of these experts on a GPU of this capability ("8.6").
 
-    packages: importable beside the engine; None: those of its official image. forced:
-    --moe-backend. variables: environment variables, as rule_variables names them.
+    packages: importable beside the engine; None: those of its official image.
+    forced: --moe-backend.
+    variables: environment variables, as rule_variables names them.
     """
     if not shape.routing:
         return _whatever_the_routing(rules, shape, capability, packages, forced, variables)

@@ -27,8 +27,10 @@ class Linear:
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of
     experts, of which there are `experts`. A cut never splits one of `heads`; `kv_heads` are
     repeated where ranks outnumber them. Both are 0 elsewhere. `units` are those of Built. A `bias`
-    is cut as the outputs are: not at all where `shard` cuts the inputs. `exact`: its products are
-    float32. `numbers`: which of the model's layers they are in.
+    is cut as the outputs are: not at all where `shard` cuts the inputs.
+
+    exact: its products are float32.
+    numbers: which of the model's layers they are in.
     """
 
     name: str
@@ -56,13 +58,15 @@ class Linear:
 
 # Compared by identity: engine versions that build alike share one.
 class BuiltModel(FrozenRecord, frozen=True, eq=False, dict=True):
-    """A model as one engine version builds it. other_tensors: parameters outside
-    of linear layers.
+    """A model as one engine version builds it.
+
+    other_tensors: parameters outside of linear layers.
 
     Not `is_known`: the family is unknown, or the config contradicts the checkpoint's shapes. Then
-    `other_tensors` has the tensors of the headers, and `linears` is empty. assumed: parts of the
-    quantization that config.json leaves open. guessed: parts of the layers that only field names
-    suggest.
+    `other_tensors` has the tensors of the headers, and `linears` is empty.
+
+    assumed: parts of the quantization that config.json leaves open.
+    guessed: parts of the layers that only field names suggest.
     """
 
     linears: tuple[Linear, ...]

@@ -9,7 +9,8 @@ from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 def state_bytes(recurrent: Recurrent, tp: int, *, inputs: str, matrices: str) -> int:
     """Bytes of one layer's state on one rank, unpadded.
 
-    inputs: dtype of the convolution's last inputs. matrices: dtype of the matrices.
+    inputs: dtype of the convolution's last inputs.
+    matrices: dtype of the matrices.
     """
     channels = recurrent.conv_channels
     if recurrent.kind == "mamba2" and recurrent.groups % tp:

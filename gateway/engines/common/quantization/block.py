@@ -97,9 +97,10 @@ class Quantization(FrozenRecord, frozen=True):
 class Block(FrozenRecord, frozen=True):
     """The quantization block of a checkpoint.
 
-    renames: (checkpoint, engine) module paths of the engine's model class. packed: the checkpoint's
-    modules with packed integers, if `headers_read` (layer numbers may be `*`). traits: of the
-    engine version.
+    renames: (checkpoint, engine) module paths of the engine's model class.
+    packed: the checkpoint's modules with packed integers, if `headers_read` (layer numbers may be
+        `*`).
+    traits: of the engine version.
     """
 
     config: Mapping[str, Any]

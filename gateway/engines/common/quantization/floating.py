@@ -248,8 +248,10 @@ def mxfp8(block: Block) -> Quantization:
 class _Exclusions(NamedTuple):
     """The layers that ModelOpt left out, by the engine's names.
 
-    entries: as the checkpoint has them. prefixes: the same, where `path*` is the module and all
-    below it, as an engine reads it that renames a family's modules. has_stars: both differ.
+    entries: as the checkpoint has them.
+    prefixes: the same, where `path*` is the module and all below it, as an engine reads it that
+        renames a family's modules.
+    has_stars: both differ.
     """
 
     entries: list[str]

@@ -74,7 +74,9 @@ def _unquantized_checkpoint(block: Block) -> Quantization | None:
 class _ListedLayers(NamedTuple):
     """The layers that a checkpoint names.
 
-    listed: by config.json. packed: by its headers. has_head: the head is quantized too.
+    listed: by config.json.
+    packed: by its headers.
+    has_head: the head is quantized too.
     """
 
     listed: list[str]

@@ -44,8 +44,8 @@ _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 class DraftTarget(NamedTuple):
     """The target model of drafted tokens, on one rank.
 
-    build: makes a BuiltModel of a config. attends: attention backends of drafter layers on this
-    GPU, by the rules of the engine version.
+    build: makes a BuiltModel of a config.
+    attends: attention backends of drafter layers on this GPU, by the rules of the engine version.
     """
 
     spec: ModelSpec

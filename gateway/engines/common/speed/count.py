@@ -76,8 +76,11 @@ def work_of(
 ) -> Work:
     """The work of one rank.
 
-    kernels: layer, scheme, kernel. formats: scheme -> format of its products on this GPU; a missing
-    one is 16-bit. names: of kernels with known speed. A layer of unknown size is left out.
+    kernels: layer, scheme, kernel.
+    formats: scheme -> format of its products on this GPU; a missing one is 16-bit.
+    names: of kernels with known speed.
+
+    A layer of unknown size is left out.
     """
     item = _ITEM[rank.dtype]
     multiplication = _Multiplication(
@@ -135,7 +138,9 @@ def _work(
 class _Multiplication(NamedTuple):
     """How one rank multiplies.
 
-    kernels: by layer and scheme. formats: as in `work_of`. experts_per_token: 0 for a dense model.
+    kernels: by layer and scheme.
+    formats: as in `work_of`.
+    experts_per_token: 0 for a dense model.
     """
 
     rank: Rank

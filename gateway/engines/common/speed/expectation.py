@@ -23,8 +23,10 @@ _SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
 class PlanLoad(NamedTuple):
     """The load of a plan.
 
-    concurrency: simultaneous requests, over all `replicas`. seqs, tokens: the maximum of one step
-    of a replica. kv_tokens: of its cache; 0: the cache does not grow. context: the longest request.
+    concurrency: simultaneous requests, over all `replicas`.
+    seqs, tokens: the maximum of one step of a replica.
+    kv_tokens: of its cache; 0: the cache does not grow.
+    context: the longest request.
     """
 
     concurrency: int

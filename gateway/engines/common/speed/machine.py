@@ -26,8 +26,9 @@ from gateway.engines.common.speed.measured import Measured, Reduce, reach
 class Wire(FrozenRecord, frozen=True):
     """The connection between the ranks of a plan.
 
-    bytes_s: one direction of the slowest GPU. latency_s: between two ranks. more_s: added by each
-    further rank, if messages pass from rank to rank.
+    bytes_s: one direction of the slowest GPU.
+    latency_s: between two ranks.
+    more_s: added by each further rank, if messages pass from rank to rank.
     """
 
     bytes_s: float
@@ -46,10 +47,12 @@ class Wire(FrozenRecord, frozen=True):
 class Machine(FrozenRecord, frozen=True):
     """One GPU of a group of equal ones.
 
-    memory: bytes/s. flops: FLOP/s by format, without sparsity. source: origin of the figures.
+    memory: bytes/s.
+    flops: FLOP/s by format, without sparsity.
+    source: origin of the figures.
     launch: the CPU's time to launch a kernel, relative to the reference machine.
-    between_nodes: the connection of the nodes, if the engine spans several. crossings: borders of
-    stages that lie between nodes.
+    between_nodes: the connection of the nodes, if the engine spans several.
+    crossings: borders of stages that lie between nodes.
     """
 
     memory: float
@@ -130,29 +133,33 @@ NO_NAMES = KernelNames()
 class SpeedTable(Value):
     """Shares of the peaks of GPUs that engines reach (profiles/speed.yaml), fitted to measurements.
 
-    kernels: by a part of the kernel's name; the first match counts. experts: the same for products
-    of experts.
+    kernels: by a part of the kernel's name; the first match counts.
+    experts: the same for products of experts.
 
-    layer_s: cost of one layer beside its products with CUDA graphs; eager_layer_s: without graphs,
-    without experts.
+    layer_s: cost of one layer beside its products with CUDA graphs.
+    eager_layer_s: without graphs, without experts.
 
     graph_tokens_of: kinds of engines with graphs for all batches up to this many tokens, at most
-    twice the requests of a step. prompt_graphs_since: first versions with graphs of prompts.
+        twice the requests of a step.
+    prompt_graphs_since: first versions with graphs of prompts.
 
     step_s, request_s: time of the engine's own programs for each step, and for each request of the
-    batch. step_of: step_s of kinds with another value. separate_of: kinds with steps of only
-    prompts or only decoding.
+        batch.
+    step_of: step_s of kinds with another value.
+    separate_of: kinds with steps of only prompts or only decoding.
 
-    first_s: of a request before its prompt is computed. admit_s: of each of several requests that
-    begin together. small_cache: for attention on an 8-bit KV cache. narrow: share of FLOP/s with
-    heads of 64 elements or fewer.
+    first_s: of a request before its prompt is computed.
+    admit_s: of each of several requests that begin together.
+    small_cache: for attention on an 8-bit KV cache.
+    narrow: share of FLOP/s with heads of 64 elements or fewer.
 
     rdma, sockets: all-reduces between nodes, with RDMA and without. None: no speed of an engine
     over nodes is known.
 
-    stage_s: of a message to the next stage. stage_wait: slowdown of stages that work together.
-    band: relative error of the figures; docs/speed.md has the distribution. reference: if missing,
-    measurements of a GPU are not comparable.
+    stage_s: of a message to the next stage.
+    stage_wait: slowdown of stages that work together.
+    band: relative error of the figures; docs/speed.md has the distribution.
+    reference: if missing, measurements of a GPU are not comparable.
     """
 
     source: str
@@ -191,7 +198,9 @@ class SpeedTable(Value):
         )
 
     def graphs(self, kind: str, version: str, seqs: int, *, eager: bool) -> Graphs:
-        """seqs: the most requests of a step. eager: the engine was told to do without."""
+        """seqs: the most requests of a step.
+        eager: the engine was told to do without.
+        """
         if eager:
             return Graphs(0, 0)
         if kind in self.graph_tokens_of:
@@ -305,8 +314,11 @@ def _ends(a: Gpu, b: Gpu) -> frozenset[int]:
 
 
 class _Peaks(FrozenRecord, frozen=True):
-    """The peaks of one GPU, as on a data sheet. card: None where there is none. measured: which
-    were measured, and the day."""
+    """The peaks of one GPU, as on a data sheet.
+
+    card: None where there is none.
+    measured: which were measured, and the day.
+    """
 
     memory: float
     flops: Mapping[str, float]

@@ -47,8 +47,12 @@ def plan_outcome(
     tokens_needed: int,
     groups: int = 1,
 ) -> PlanOutcome:
-    """Results of `count` replicas of a plan. gpus: of one replica. tokens_needed: useful tokens of
-    KV cache; more do not count. groups: of ranks of one replica, with a KV cache each."""
+    """Results of `count` replicas of a plan.
+
+    gpus: of one replica.
+    tokens_needed: useful tokens of KV cache; more do not count.
+    groups: of ranks of one replica, with a KV cache each.
+    """
     held_tokens = memory.kv_tokens * count * groups
     kept_tokens = min(held_tokens, tokens_needed) if memory.kv_bytes_per_token else tokens_needed
     return PlanOutcome(speed, context, kept_tokens, gpus * count)
@@ -96,9 +100,10 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
 class Penalties(NamedTuple):
     """Arguments against a plan beside its speed.
 
-    weak: the engine version has published weaknesses. changes: number of changes of the engine's
-    own choices. older: position of the engine version behind the newest. copies: several engines
-    serve it.
+    weak: the engine version has published weaknesses.
+    changes: number of changes of the engine's own choices.
+    older: position of the engine version behind the newest.
+    copies: several engines serve it.
     """
 
     weak: bool

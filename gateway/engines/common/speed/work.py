@@ -12,9 +12,12 @@ from gateway.domain.record import FrozenRecord
 class Product(NamedTuple):
     """All linear layers of one kind on one rank.
 
-    layers: their number. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and
-    outputs, of one token. experts: each token uses `per_token` of them; 0: all weights. dealt:
-    number of ranks over which whole experts are spread; 1: each is split. multiplied: the format.
+    layers: their number.
+    bytes: of their weights.
+    flops, passed: FLOP, and bytes of inputs and outputs, of one token.
+    experts: each token uses `per_token` of them; 0: all weights.
+    dealt: number of ranks over which whole experts are spread; 1: each is split.
+    multiplied: the format.
     kernel: as in KernelNames.
     """
 
@@ -46,10 +49,12 @@ class Product(NamedTuple):
 class AttentionWork(NamedTuple):
     """Attention layers of one kind on one rank.
 
-    token_bytes: of the KV cache for each token of context; `window` tokens count. state_bytes: read
-    and written for each request of any length. small: the cache has 8 bits. narrow: heads have 64
-    elements or fewer. flops: of one token with one token of its context; `prompt_flops`: of a
-    prompt, if they differ.
+    token_bytes: of the KV cache for each token of context; `window` tokens count.
+    state_bytes: read and written for each request of any length.
+    small: the cache has 8 bits.
+    narrow: heads have 64 elements or fewer.
+    flops: of one token with one token of its context.
+    prompt_flops: of a prompt, if they differ.
     """
 
     token_bytes: float
@@ -72,9 +77,9 @@ class AttentionWork(NamedTuple):
 class Work(FrozenRecord, frozen=True, eq=False, dict=True):  # compared by identity: plans share one
     """Work of one rank of the fullest stage.
 
-    head: the product for logits, only for the last token of a request. reduces: number of
-    all-reduces of `hidden_bytes` for each token, by `tp` ranks. dp: groups of ranks whose tokens
-    all meet in the layers with experts.
+    head: the product for logits, only for the last token of a request.
+    reduces: number of all-reduces of `hidden_bytes` for each token, by `tp` ranks.
+    dp: groups of ranks whose tokens all meet in the layers with experts.
     """
 
     products: tuple[Product, ...]

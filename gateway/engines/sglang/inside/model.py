@@ -145,7 +145,8 @@ def _ranks(
 ) -> None:
     """Groups of which only the size is real: the first rank of each, in this stage.
 
-    tp: of all `dp` groups together. cp: ranks that share an attention's context.
+    tp: of all `dp` groups together.
+    cp: ranks that share an attention's context.
     """
     attention_tp, moe_tp = tp // (dp * cp), tp // (ep * moe_dp)
     state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")

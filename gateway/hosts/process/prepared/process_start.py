@@ -18,9 +18,10 @@ _MODULE = re.compile(r'run_module\("([\w.]+)"')
 class ProcessStart:
     """One start of an engine process.
 
-    identity: changes when the environment is installed anew. key_env: the variable with the
-    engine's key, which only the engine gets. exit_file: for its exit code. forked_calls,
-    kernel_warmups, kernel_builds: as LaunchSpec has them.
+    identity: changes when the environment is installed anew.
+    key_env: the variable with the engine's key, which only the engine gets.
+    exit_file: for its exit code.
+    forked_calls, kernel_warmups, kernel_builds: as LaunchSpec has them.
     """
 
     engine: str
