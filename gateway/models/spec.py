@@ -58,13 +58,11 @@ def read_model(
     task_hint: Task | None,
     structure: str = "",
 ) -> ModelSpec:
-    """The spec of a model.
+    """The spec of a model. Raises BadModel that names the missing or wrong field or tensor.
 
     structure: JSON text of the layers that an engine builds (families/structure.py).
     tensors: those of its headers; None: config.json alone is known.
     file_bytes: size of the weight files.
-
-    Raises BadModel that names the missing or wrong field or tensor.
     """
     top = Fields(config, source)
     fields = with_defaults(_text(top))

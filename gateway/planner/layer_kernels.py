@@ -57,9 +57,8 @@ class ObservedRefusals:
 NO_REFUSALS = ObservedRefusals()
 
 
-@lru_cache(
-    maxsize=512
-)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
+# A repaired cut, or a machine with the same GPUs, asks for the same layers again.
+@lru_cache(maxsize=512)
 def layer_kernels(
     layers: tuple[Linear, ...],
     rules: EngineRules,

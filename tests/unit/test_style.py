@@ -110,7 +110,7 @@ PARAMETERS = re.compile(
 )
 PARAMETER = re.compile(r"\w+")
 # A comment behind the bracket that closes a statement, where a formatter had to break its line.
-STRANDED_COMMENT = re.compile(r"^[ \t]*[)\]}].*\S  # (?!fmt: |type: |noqa)", re.MULTILINE)
+STRANDED_COMMENT = re.compile(r"^[ \t]*[)\]}](?:.*\S)?  # (?!fmt: |type: |noqa)", re.MULTILINE)
 OPERATOR = re.compile(r"__\w+__")
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -563,7 +563,7 @@ def parameters_of(node: ast.AST) -> Iterator[str]:
                     yield parameter.arg
 
 
-def packed_lines(node: ast.AST) -> Iterator[str]:
+def packed_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     """The lines of a docstring in which an explained parameter stands behind another."""
     names = set(parameters_of(node))
     is_behind_another = False
@@ -594,6 +594,7 @@ def test_each_explained_parameter_begins_a_line() -> None:
 )
 def test_packed_parameters(docstring: str, lines: list[str]) -> None:
     function = ast.parse(f'def f(a, *, b, c):\n    """{docstring}"""').body[0]
+    assert isinstance(function, ast.FunctionDef)
     assert list(packed_lines(function)) == lines
 
 

@@ -255,9 +255,8 @@ AUDIO: dict[str, Callable[[openai.OpenAI], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:deprecated:DeprecationWarning"
-)  # the SDK's word on translations
+# The SDK has this word on translations.
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", AUDIO)
 def test_a_recording_comes_through_as_it_was_sent(kind: str, gateway: Served) -> None:
     with openai_client(gateway.url) as client:

@@ -71,10 +71,11 @@ _STORED_ITEM_BYTES = {
     "F16": 2,
     "I16": 2,
 }
+# These are float32 in every dtype of the model: mamba_mixer.py, mamba_mixer2.py of layers/mamba/.
 _DECAY = (
     ".mamba.A_log",
     ".mixer.A_log",
-)  # float32 in every dtype of the model: mamba_mixer.py, mamba_mixer2.py of layers/mamba/
+)
 _FLOAT_SCALE = 4  # scales of FP8 and INT8 are float32
 _BNB_BLOCK = (
     64  # weights that share a float32 (bitsandbytes' default, which checkpoints do not change)
