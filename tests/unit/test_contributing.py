@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.paths import ROOT
 
@@ -44,3 +47,22 @@ def test_every_module_has_a_first_docstring_line() -> None:
         if not name.endswith("__init__.py") and not (docstring and docstring.splitlines()[0]):
             without.append(name)
     assert without == []
+
+
+def profile_rows() -> list[Any]:
+    """The rows of cards and of failure texts."""
+    cards = yaml.safe_load((ROOT / "profiles" / "cards.yaml").read_text())["cards"]
+    texts = sorted((ROOT / "profiles" / "failures" / "texts").glob("*.yaml"))
+    return [*cards, *(row for path in texts for row in yaml.safe_load(path.read_text()))]
+
+
+def test_the_rows_of_the_recipes_are_those_of_profiles() -> None:
+    blocks = (ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1:]
+    rows = [
+        row
+        for block in blocks
+        for row in yaml.safe_load(textwrap.dedent(block.partition("```")[0].rstrip(" ")))
+    ]
+    assert len(rows) == 2
+    known_rows = profile_rows()
+    assert [row for row in rows if row not in known_rows] == []
