@@ -44,16 +44,16 @@ _CONTEXT_BYTES = 512 * MIB
 # Disturbed starts in a row that cost nothing; later ones are failures like any other.
 _MAX_EXCUSES = 3
 
-Stage = Literal["loads", "warms", "stands", "ends"]
-_WORDS: Mapping[Stage, str] = {
-    "loads": "loads its weights",
-    "warms": "captures its graphs",
-    "stands": "made its KV cache",
-    "ends": "is being stopped",
+Stage = Literal["loading", "capturing_graphs", "settled", "stopping"]
+_ACTIVITIES: Mapping[Stage, str] = {
+    "loading": "loads its weights",
+    "capturing_graphs": "captures its graphs",
+    "settled": "made its KV cache",
+    "stopping": "is being stopped",
 }
 # Engines in these stages block no start: graphs and workspaces are small, and complete before the
 # next engine has imported its code.
-_HARMLESS_STAGES = ("warms", "stands")
+_HARMLESS_STAGES = ("capturing_graphs", "settled")
 
 # Logs round measured bytes to hundredths of a GiB.
 _ROUNDING_BYTES = 16 * MIB
@@ -67,8 +67,8 @@ KEPT_BACK = 100
 class PlacedEngine(FrozenRecord, frozen=True):
     """An engine that starts, serves or stops.
 
-    stage: "loads" before its KV cache exists; "warms" while graphs and workspaces are made;
-        "stands"; "ends" once it was told to stop.
+    stage: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces
+        are made; "settled" once its memory no longer changes; "stopping" once it was told to stop.
     since: begin of the stage, in seconds.
     measures: a start that has imported its code, and so reads the memory of its GPUs.
     is_proved: it has generated tokens.
@@ -178,16 +178,16 @@ def blocked_by(
         and (engine.stage in _HARMLESS_STAGES or time_s - engine.since < limit_s)
     ]
     for engine in neighbours:
-        side_by_side = start.is_sized and engine.is_sized and engine.stage == "loads"
+        side_by_side = start.is_sized and engine.is_sized and engine.stage == "loading"
         if engine.stage in _HARMLESS_STAGES or side_by_side:
             continue
         if shared := engine.gpus & start.gpus:
-            return Blocked(engine.model, _WORDS[engine.stage], min(shared))
+            return Blocked(engine.model, _ACTIVITIES[engine.stage], min(shared))
     # The first of several copies proves the plan, so a plan that fails, fails once.
     copies = [
         engine
         for engine in neighbours
-        if (engine.model, engine.shape) == (start.model, start.shape) and engine.stage != "ends"
+        if (engine.model, engine.shape) == (start.model, start.shape) and engine.stage != "stopping"
     ]
     if copies and not start.is_proved and not any(engine.is_proved for engine in copies):
         return Blocked(start.model, "is started for the first time with this plan")
@@ -213,19 +213,16 @@ def disturbances(
     for instance, engine in {**old, **new}.items():
         former = old[instance].stage if instance in old else None
         stage = new[instance].stage if instance in new else None
-        if former == stage == "stands":
+        if former == stage == "settled":
             continue
-        small = stage == "warms" or (former, stage) == ("warms", "stands")
-        words = (
-            f"{engine.model} {_WORDS[stage] if stage is not None else 'came to its end'} on the"
-            " same GPU"
-        )
+        small = stage == "capturing_graphs" or (former, stage) == ("capturing_graphs", "settled")
+        activity = _ACTIVITIES[stage] if stage is not None else "came to its end"
         for neighbour in new.values():
             is_disturbed = (neighbour.measures or not small) and not (
                 neighbour.is_sized and engine.is_sized
             )
             if neighbour.instance != instance and engine.gpus & neighbour.gpus and is_disturbed:
-                yield neighbour.instance, words
+                yield neighbour.instance, f"{engine.model} {activity} on the same GPU"
 
 
 def undisturbed_attempts(history: Iterable[Attempt]) -> Iterator[Attempt]:

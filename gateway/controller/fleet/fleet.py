@@ -429,7 +429,7 @@ class Fleet:
                         or replica.leaving is not None
                         or attempt is not replica.attempt
                     )
-                    stage: Stage = "ends" if ending else replica.stage
+                    stage: Stage = "stopping" if ending else replica.stage
                     measures, proved = replica.measures, attempt.state == "ready"
                     yield PlacedEngine(
                         name,

@@ -267,21 +267,21 @@ class ReplicaState:
 
     @property
     def stage(self) -> Stage:
-        """How far its engine is, as its neighbours on the GPUs feel it."""
+        """The stage of its engine, as its neighbours on the GPUs feel it (`PlacedEngine`)."""
         observation = self.watcher.observation if self.watcher is not None else Observation()
         if (
             self.attempt is not None
             and self.attempt.asleep is not None
             and self.attempt.asleep.gave is None
         ):
-            return "loads"
+            return "loading"
         if (
             observation.warm
             or observation.answering
             or (self.attempt is not None and self.attempt.state == "ready")
         ):
-            return "stands"
-        return "warms" if observation.stands else "loads"
+            return "settled"
+        return "capturing_graphs" if observation.stands else "loading"
 
     @property
     def measures(self) -> bool:

@@ -129,7 +129,7 @@ class StartGate:
         neighbours = (
             holder
             for holder in self._holders.values()
-            if holder.instance != but and holder.stage == "loads" and not holder.is_sized
+            if holder.instance != but and holder.stage == "loading" and not holder.is_sized
         )
         return any(not neighbour.gpus.isdisjoint(gpus) for neighbour in neighbours)
 
@@ -183,7 +183,7 @@ class StartGate:
             self._sized.add(start.instance)
         now, sized = time.monotonic(), start.is_sized
         self._holders[start.instance] = PlacedEngine(
-            start.instance, start.model, start.gpus, start.shape, "loads", now, is_sized=sized
+            start.instance, start.model, start.gpus, start.shape, "loading", now, is_sized=sized
         )
         return count
 
@@ -192,7 +192,7 @@ class StartGate:
         loading."""
         name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
         while any(
-            holder.stage == "loads" and holder.gpus & gpus
+            holder.stage == "loading" and holder.gpus & gpus
             for holder in self._holders.values()
             if holder.instance != name
         ):
@@ -203,7 +203,7 @@ class StartGate:
             attempt.model,
             gpus,
             shape(attempt.plan),
-            "loads",
+            "loading",
             now,
             measures=False,
             is_proved=True,

@@ -30,7 +30,7 @@ from tests.unit.controller.decisions.test_reconcile import NOW, replica
 LIMIT_S = 1800.0
 
 
-def holder(name: str, *gpus: str, stage: Any = "loads", **fields: Any) -> PlacedEngine:
+def holder(name: str, *gpus: str, stage: Any = "loading", **fields: Any) -> PlacedEngine:
     return PlacedEngine(
         name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), stage, **fields
     )
@@ -64,18 +64,18 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
     assert block_of(asking) is None
     assert block_of(asking, holder("a", "G0")) is None
     assert block_of(asking, holder("a", "G0", "G1")) == Blocked("a", "loads its weights", "G1")
-    assert block_of(asking, holder("a", "G1", stage="ends")) == Blocked(
+    assert block_of(asking, holder("a", "G1", stage="stopping")) == Blocked(
         "a", "is being stopped", "G1"
     )
-    assert block_of(asking, holder("a", "G1", stage="warms")) is None
-    assert block_of(asking, holder("a", "G1", stage="stands")) is None
+    assert block_of(asking, holder("a", "G1", stage="capturing_graphs")) is None
+    assert block_of(asking, holder("a", "G1", stage="settled")) is None
 
 
 def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement() -> None:
     asking = start("b", "G0", is_sized=True)
     assert block_of(asking, holder("a", "G0", is_sized=True)) is None
     assert block_of(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
-    assert block_of(asking, holder("a", "G0", stage="ends", is_sized=True)) == Blocked(
+    assert block_of(asking, holder("a", "G0", stage="stopping", is_sized=True)) == Blocked(
         "a", "is being stopped", "G0"
     )
     assert block_of(start("c", "G0"), holder("a", "G0", is_sized=True)) == Blocked(
@@ -165,13 +165,14 @@ def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
     second = start("m-r1", "G1", shape="plan")
     words = Blocked("m", "is started for the first time with this plan")
     assert block_of(second, holder("m-r0", "G0", shape="plan")) == words
-    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stands")) == words
+    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="settled")) == words
     assert (
-        block_of(second, holder("m-r0", "G0", shape="plan", stage="stands", is_proved=True)) is None
+        block_of(second, holder("m-r0", "G0", shape="plan", stage="settled", is_proved=True))
+        is None
     )
     assert block_of(second, holder("m-r0", "G0", shape="another plan")) is None
     assert block_of(second, holder("n-r0", "G0", shape="plan")) is None
-    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="ends")) is None
+    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stopping")) is None
     assert block_of(second.evolve(is_proved=True), holder("m-r0", "G0", shape="plan")) is None
 
 
@@ -196,7 +197,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
         for one in tuple(waiting):
             if blocked_by(one, waiting, loads, 0.0, LIMIT_S) is None:
                 waiting.remove(one)
-                loads.append(PlacedEngine(one.instance, one.model, one.gpus, one.shape, "loads"))
+                loads.append(PlacedEngine(one.instance, one.model, one.gpus, one.shape, "loading"))
         assert loads, "nobody may start, though nothing loads"
         taken = [gpu for load in loads for gpu in load.gpus]
         assert len(taken) == len(set(taken))
@@ -210,23 +211,23 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
         ((), (holder("b", "G0"),), "b loads its weights on the same GPU"),
         (
             (holder("b", "G0"),),
-            (holder("b", "G0", stage="stands"),),
+            (holder("b", "G0", stage="settled"),),
             "b made its KV cache on the same GPU",
         ),
         (
             (holder("b", "G0"),),
-            (holder("b", "G0", stage="warms"),),
+            (holder("b", "G0", stage="capturing_graphs"),),
             "b captures its graphs on the same GPU",
         ),
         (
-            (holder("b", "G0", stage="warms"),),
-            (holder("b", "G0", stage="stands"),),
+            (holder("b", "G0", stage="capturing_graphs"),),
+            (holder("b", "G0", stage="settled"),),
             "b made its KV cache on the same GPU",
         ),
-        ((holder("b", "G0", stage="stands"),), (), "b came to its end on the same GPU"),
+        ((holder("b", "G0", stage="settled"),), (), "b came to its end on the same GPU"),
         (
-            (holder("b", "G0", stage="stands"),),
-            (holder("b", "G0", stage="ends"),),
+            (holder("b", "G0", stage="settled"),),
+            (holder("b", "G0", stage="stopping"),),
             "b is being stopped on the same GPU",
         ),
     ],
@@ -234,7 +235,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
 def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], how: str
 ) -> None:
-    beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="stands"), holder("d", "G2"))
+    beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
     found_disturbances = [
         noted for noted in disturbances((*beside, *before), (*beside, *now)) if "b " in noted[1]
     ]
@@ -242,17 +243,17 @@ def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
 
 
 def test_an_engine_that_only_serves_disturbs_nobody() -> None:
-    serves = holder("b", "G0", stage="stands")
-    assert list(disturbances((serves,), (serves, holder("a", "G0", stage="stands")))) == [
+    serves = holder("b", "G0", stage="settled")
+    assert list(disturbances((serves,), (serves, holder("a", "G0", stage="settled")))) == [
         ("b", "a made its KV cache on the same GPU")
     ]
-    both = (serves, holder("a", "G0", stage="stands"))
+    both = (serves, holder("a", "G0", stage="settled"))
     assert not list(disturbances(both, both))
 
 
 def test_graphs_disturb_only_who_looks_at_its_gpus_already() -> None:
     imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
-    warms = holder("b", "G0", stage="warms")
+    warms = holder("b", "G0", stage="capturing_graphs")
     found_disturbances = {
         name
         for name, how in disturbances((imports, measures, warms), (imports, measures, warms))

@@ -33,7 +33,7 @@ class Seen:
         found_holders = [self._holder(one, stage, now) for one, stage in self.engines.values()]
         named = {found_holder.instance for found_holder in found_holders}
         return found_holders + [
-            self._holder(start(9), "loads", now)
+            self._holder(start(9), "loading", now)
             for name in begun - named
             if name == start(9).instance_name
         ]
@@ -70,14 +70,14 @@ async def take_turn(asked: StartGate, one: Attempt, words: list[str]) -> asyncio
 async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() -> None:
     observations, words = Seen(), list[str]()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
-    observations.now(old_start, "loads")
+    observations.now(old_start, "loading")
     task = await take_turn(start_gate, new_start, words)
     assert not task.done(), "nobody has looked yet"
     start_gate.look([])
     await asyncio.sleep(0.01)
     assert words == ["waits for old on GPU 1, which loads its weights"]
     assert start_gate.waits(new_start)
-    observations.now(old_start, "warms")
+    observations.now(old_start, "capturing_graphs")
     start_gate.look([])
     await task
     assert not start_gate.waits(new_start)
@@ -99,10 +99,10 @@ async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it()
 async def test_whoever_is_disturbed_is_known_until_the_next_start() -> None:
     observations = Seen()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
-    observations.now(old_start, "stands")
+    observations.now(old_start, "settled")
     start_gate.look([])
     await start_gate.turn(new_start, lambda _: None)
-    observations.now(new_start, "loads")
+    observations.now(new_start, "loading")
     start_gate.look([])
     assert start_gate.disturbance(new_start) == ""
     del observations.engines[old_start.id]
@@ -114,8 +114,8 @@ async def test_whoever_is_disturbed_is_known_until_the_next_start() -> None:
 async def test_what_runs_when_the_gateway_is_started_disturbed_nobody() -> None:
     observations = Seen()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
-    observations.now(old_start, "stands")
-    observations.now(new_start, "loads")
+    observations.now(old_start, "settled")
+    observations.now(new_start, "loading")
     start_gate.look([Instance(name="x", model="m", attempt=1, fingerprint="", state="running")])
     assert start_gate.disturbance(new_start) == ""
 
@@ -123,7 +123,7 @@ async def test_what_runs_when_the_gateway_is_started_disturbed_nobody() -> None:
 async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
     observations, words = Seen(), list[str]()
     asked_gate = gate(observations)
-    observations.now(start(1, "old"), "loads")
+    observations.now(start(1, "old"), "loading")
     asked_gate.look([])
     task = await take_turn(asked_gate, start(9), words)
     observations.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
@@ -217,7 +217,7 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
     assert "from now on it measures" in asked_gate.note_failure(one, oom)
-    observations.now(one, "stands")
+    observations.now(one, "settled")
     asked_gate.look([])
     second_attempt = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
     assert await asked_gate.turn(second_attempt, lambda _: None, sizes=True) is None
