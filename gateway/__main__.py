@@ -47,13 +47,16 @@ def main() -> None:
         except (NeedsPydantic, Exception):
             if not is_lean():
                 raise
-            _begin_anew()
+            # A lean process reads right input only, and its values lack methods of models. So any
+            # error may be its own. With pydantic the command gives its answer, or an error that
+            # names the wrong input.
+            _restart_with_pydantic()
         finally:
             # Otherwise the end of the process searches all objects for cycles, twice.
             gc.freeze()
 
 
-def _begin_anew() -> None:
+def _restart_with_pydantic() -> None:
     """Run the same command with pydantic."""
     sys.stdout.flush()
     command = [sys.executable, *sys.orig_argv[1:]]
