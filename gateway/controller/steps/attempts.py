@@ -17,7 +17,7 @@ from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Abilities, Attempt, Failure, Plan, Scalar
 from gateway.domain.running import failures_in_a_row
 from gateway.engines.common.chat import abilities
-from gateway.errors import NoPlan
+from gateway.errors import HostError, NoPlan
 from gateway.logging import Logger
 from gateway.store.engine_logs import remove_logs
 from gateway.store.running_engines import RunningEngines
@@ -58,12 +58,7 @@ class Attempts:
         plan = share_parts(plan, replica)
         # A watch must not wait until the files of known failures are read.
         await asyncio.to_thread(self._signatures)
-        # The host does not know the port of a start that was recorded and cut off. In containers
-        # all engines have the same port.
-        for _ in range(_PORT_TRIES):
-            port = await self._host.allocate_port()
-            if engine_ports(plan, port).isdisjoint(self._ports()):
-                break
+        port = await self._allocate_port(plan)
         fields = (replica.model, replica.index, plan, port, time.time(), replica.generation)
         return await asyncio.to_thread(self._store.add_attempt, *fields)
 
@@ -171,6 +166,25 @@ class Attempts:
         await asyncio.to_thread(self._store.save_attempt, ended)
         self._engines.remove(attempt.instance_name)
         await self._remove_logs(forgotten)
+
+    async def _allocate_port(self, plan: Plan) -> int:
+        """A port whose engine takes none of other starts. Raises HostError.
+
+        The host does not know the port of a start that was recorded and cut off.
+        """
+        ports = set()
+        for _ in range(_PORT_TRIES):
+            port = await self._host.allocate_port()
+            if engine_ports(plan, port).isdisjoint(self._ports()):
+                return port
+            ports.add(port)
+        # Each container has ports of its own, so their host always answers with the same number.
+        if len(ports) == 1:
+            return port
+        raise HostError(
+            f"No free port was found in {_PORT_TRIES} tries.",
+            hint="Stop other programs on this machine.",
+        )
 
     async def _remove_logs(self, forgotten: Iterable[Attempt]) -> None:
         """Remove the logs of attempts that have left the history."""
