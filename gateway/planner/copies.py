@@ -110,8 +110,10 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
     inputs, pace = candidate.inputs, candidate.inputs.pace
     if not pace or not inputs.spec.generates:
         return None
-    if candidate.parts:
-        return _joint_clock([_clock(part, sizes, direct=direct) for part in candidate.parts])
+    if candidate.stage_candidates:
+        return _joint_clock(
+            [_clock(stage, sizes, direct=direct) for stage in candidate.stage_candidates]
+        )
     engine, batch = candidate.engine, sizes.batch
     work = work_with(
         inputs.spec,

@@ -46,7 +46,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     """Within the engine's usual share, or within all that is free where that holds no context that
     is wanted. Raises Refused, whose
     evidence has the memory that was missing."""
-    if candidate.parts:
+    if candidate.stage_candidates:
         return _stage_sizes(candidate, batch)
     footprint, context_wanted = (
         _footprint(candidate, batch),
@@ -210,7 +210,7 @@ def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
     (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
     """
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
-    footprints = [_footprint(part, batch) for part in candidate.parts]
+    footprints = [_footprint(stage, batch) for stage in candidate.stage_candidates]
     budgets = _stage_budgets(candidate, footprints, batch)
     best_sizes: Sizes | None = None
     for budget, cap in budgets:

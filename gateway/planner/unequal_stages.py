@@ -21,17 +21,20 @@ def unequal_stages(
     memory: of the candidate with as many layers on each GPU.
     context: tokens of KV cache to hold.
     """
-    inputs, variant, parts = candidate.inputs, candidate.variant, candidate.parts
-    if not parts:
+    inputs, variant, stages = candidate.inputs, candidate.variant, candidate.stage_candidates
+    if not stages:
         return []
-    gpus = [part.gpus[0] for part in parts]
+    gpus = [stage.gpus[0] for stage in stages]
     fixed = memory.activation_bytes + memory.overhead_bytes
     outer = [
         _weights_bytes(
-            part,
-            tuple(layers if index == int(part.part == 0) else 0 for index in range(variant.pp)),
+            stage,
+            tuple(
+                layers if index == int(stage.stage_number == 0) else 0
+                for index in range(variant.pp)
+            ),
         )
-        for part in parts
+        for stage in stages
     ]
     room = [
         (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed - size
@@ -39,7 +42,7 @@ def unequal_stages(
     ]
     if min(room) <= 0:
         return []
-    weights = _weights_bytes(parts[0], (layers,) + (0,) * (variant.pp - 1)) - outer[0]
+    weights = _weights_bytes(stages[0], (layers,) + (0,) * (variant.pp - 1)) - outer[0]
     kv_bytes = memory.kv_bytes_per_token * context / -(-layers // variant.pp)
     layer_bytes = weights / layers + kv_bytes
     divisions = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
@@ -71,12 +74,12 @@ def _memory_speeds(inputs: PlanningInput, gpus: list[Gpu]) -> list[float]:
     return [machine.memory if machine else 0.0 for machine in machines]
 
 
-def _weights_bytes(part: Candidate, layers: tuple[int, ...]) -> int:
+def _weights_bytes(candidate: Candidate, layers: tuple[int, ...]) -> int:
     """Bytes of weights of this stage if the stages have these numbers of layers."""
-    stage = stage_model(
-        part.built,
+    model = stage_model(
+        candidate.built,
         layers,
-        part.part,
-        parts_of_every_stage(part.engine, part.inputs.spec.architecture),
+        candidate.stage_number,
+        parts_of_every_stage(candidate.engine, candidate.inputs.spec.architecture),
     )
-    return weights_bytes(stage, part.rank, part.engine.traits) or 0
+    return weights_bytes(model, candidate.rank, candidate.engine.traits) or 0

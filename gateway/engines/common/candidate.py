@@ -54,7 +54,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     args: the user's flags by canonical names.
     evidence: kernels and backends of the layers.
-    part: the number of this stage of `whole`, if unlike GPUs are sized one by one.
+    stage_number: of this stage of `undivided`, if unlike GPUs are sized one by one.
     """
 
     inputs: PlanningInput
@@ -67,8 +67,8 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     args: Mapping[str, Scalar]
     speculation: Speculation
     evidence: VariantEvidence
-    part: int = 0
-    whole: Candidate | None = None
+    stage_number: int = 0
+    undivided: Candidate | None = None
 
     @property
     def source(self) -> str:
@@ -101,8 +101,8 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     @cached_property
     def through_host(self) -> bool:
         """Whether no two of its GPUs reach each other but through the host's memory."""
-        if self.whole is not None:
-            return self.whole.through_host
+        if self.undivided is not None:
+            return self.undivided.through_host
         pairs = self.inputs.links_between(self.gpus)
         return bool(pairs) and all(
             link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs
@@ -117,21 +117,22 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         repeated_parts = parts_of_every_stage(self.engine, self.inputs.spec.architecture)
         return (
             fullest(self.built, layers, repeated_parts)
-            if self.whole is None
-            else stage_model(self.built, layers, self.part, repeated_parts)
+            if self.undivided is None
+            else stage_model(self.built, layers, self.stage_number, repeated_parts)
         )
 
     @cached_property
-    def parts(self) -> tuple[Candidate, ...]:
+    def stage_candidates(self) -> tuple[Candidate, ...]:
         """Its stages one by one, each on its GPU, where these are unlike; none elsewhere."""
         if (
-            self.whole is not None
+            self.undivided is not None
             or self.variant.tp * self.variant.dp > 1
             or len({(gpu.name, gpu.total_bytes) for gpu in self.gpus}) < 2
         ):
             return ()
         return tuple(
-            self.evolve(gpus=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.gpus)
+            self.evolve(gpus=(gpu,), stage_number=number, undivided=self)
+            for number, gpu in enumerate(self.gpus)
         )
 
     @cached_property
@@ -146,15 +147,15 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     def cache(self) -> KvCache:
         """The KV cache of one rank, as the engine counted it, or by the rules. Raises Refused."""
         answer = self.evidence.answer
-        if answer is None or self.whole is not None:
+        if answer is None or self.undivided is not None:
             return self.rules.cache(self)
         return CountedCache(answer.kv or AskedCache(block_bytes=1, needed=()))
 
     @cached_property
     def scope(self) -> dict[str, str]:
         """The subject of facts about its sizes, without the budget."""
-        if self.whole is not None:
-            return self.whole.scope
+        if self.undivided is not None:
+            return self.undivided.scope
         spec, variant, gpus = self.inputs.spec, self.variant, self.gpus
         scope = {
             "engine": self.engine.ref,
@@ -189,7 +190,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         # The engine's size of weights that are quantized while they load is that before.
         shrunk = bool(self.variant.quantization) and self.inputs.spec.quant is None
         # The engine counted for stages with equal numbers of layers.
-        answer = answer if self.whole is None else None
+        answer = answer if self.undivided is None else None
         if answer is not None and not shrunk:
             return answer.weights + self.speculation.weights_bytes
         rows = {

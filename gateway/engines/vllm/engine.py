@@ -568,7 +568,7 @@ def _counts_graphs(footprint: Footprint) -> bool:
 def _encoder_run(footprint: Footprint) -> EncoderRun | None:
     """The encoder's part of this version's profile run; None: it runs none."""
     candidate, load = footprint.candidate, footprint.load
-    is_later_stage = candidate.whole is not None and candidate.part > 0
+    is_later_stage = candidate.undivided is not None and candidate.stage_number > 0
     if load.runner == 2 and (PROFILED_ENCODERS not in candidate.engine.traits or is_later_stage):
         return None
     return encoder_run(candidate.inputs.spec, candidate.args, load)
