@@ -49,6 +49,8 @@ _DEFAULT_LENGTH = 2048
 _ENDLESS_LENGTH = 10**12
 # Kinds of RoPE whose factor is part of the length already.
 _SCALED_ROPE_KINDS = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+# Larger factors are mistakes, and infinity is no length.
+_MAX_FACTOR = 10**6
 # Positions begin after that of the padding token, which shortens the context. Source:
 # vllm/model_executor/models/roberta.py.
 _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
@@ -82,12 +84,13 @@ def context_limit(
     if FIRST_LENGTH in traits:
         ordered = [named_lengths[field] for field in _ORDERED_FIELDS if field in named_lengths]
         limit = ordered[0] if ordered else min(named_lengths.values())
+        limit = _scale_for_sglang(limit, text.fields)
     else:
         limit = named_lengths.get(_OVERRIDE) or min(named_lengths.values())
-    limit = _scale(limit, text.fields, traits)
+        limit = _scale_for_vllm(limit, text.fields, traits)
     if offset := _OFFSETS.get(family, 0):
-        words = f"{limit.source}, less {offset} positions of padding"
-        limit = ContextLimit(max(1, limit.tokens - offset), words)
+        source_text = f"{limit.source}, less {offset} positions of padding"
+        limit = ContextLimit(max(1, limit.tokens - offset), source_text)
     return limit
 
 
@@ -96,8 +99,8 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
     limit = context_limit(spec.config, spec.source, traits) if spec.config else None
     if limit is None or (spec.sentence_limit or limit.tokens) < limit.tokens:
         return spec
-    words = limit.source.replace("config.json", spec.sources.get("config", "config.json"))
-    if (limit.tokens, words, limit.is_open) == (
+    source_text = limit.source.replace("config.json", spec.sources.get("config", "config.json"))
+    if (limit.tokens, source_text, limit.is_open) == (
         spec.max_position,
         spec.sources.get("max_position"),
         spec.open_limit,
@@ -106,7 +109,7 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
     return spec.evolve(
         max_position=limit.tokens,
         open_limit=limit.is_open,
-        sources={**spec.sources, "max_position": words},
+        sources={**spec.sources, "max_position": source_text},
     )
 
 
@@ -137,30 +140,27 @@ def _configured_limits(fields: Fields) -> dict[str, ContextLimit]:
     }
 
 
-def _scale(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
-    """The length times the factor of the model's RoPE, where the engine multiplies them."""
-    if "gemma3" in str(fields.config.get("model_type")):
+def _scale_for_sglang(limit: ContextLimit, fields: Fields) -> ContextLimit:
+    """The length times the factor of the model's RoPE, where SGLang multiplies them."""
+    rope = _rope(fields)
+    if rope is None:
         return limit
-    rope = next(
-        (
-            (name, block)
-            for name in ("rope_parameters", "rope_scaling")
-            if isinstance(block := fields.config.get(name), Mapping) and block
-        ),
-        None,
-    )
+    name, block = rope
+    kind = block.get("rope_type", block.get("type"))
+    if "original_max_position_embeddings" in block or kind == "llama3":
+        return limit
+    return _times(limit, _number(block.get("factor")) or 1.0, name)
+
+
+def _scale_for_vllm(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
+    """The length times the factor of the model's RoPE, where vLLM multiplies them."""
+    rope = _rope(fields)
     if rope is None:
         return limit
     name, block = rope
     blocks = [
         layer_block for layer_block in block.values() if isinstance(layer_block, Mapping)
     ] or [block]
-    if FIRST_LENGTH in traits:
-        factor = _number(block.get("factor")) or 1.0
-        kind = block.get("rope_type", block.get("type"))
-        if "original_max_position_embeddings" in block or kind == "llama3":
-            factor = 1.0
-        return _times(limit, factor, name)
     for layer_block in blocks:
         kind = str(layer_block.get("rope_type", layer_block.get("type")))
         factor = _number(layer_block.get("factor")) or 1.0
@@ -168,16 +168,29 @@ def _scale(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> Cont
         if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:
             return _times(ContextLimit(original, f"{name} in config.json"), factor, "")
         if kind not in _SCALED_ROPE_KINDS and factor != 1.0:
-            limit = _times(limit, factor, name)
-            break
+            return _times(limit, factor, name)
     return limit
+
+
+def _rope(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
+    """The field that holds the model's RoPE, and its content; None: nothing that scales."""
+    if "gemma3" in str(fields.config.get("model_type")):
+        return None
+    return next(
+        (
+            (name, block)
+            for name in ("rope_parameters", "rope_scaling")
+            if isinstance(block := fields.config.get(name), Mapping) and block
+        ),
+        None,
+    )
 
 
 def _times(limit: ContextLimit, factor: float, name: str) -> ContextLimit:
     if factor == 1.0:
         return limit
-    words = f"{limit.source}, times {factor:g}" + (f" of {name}" if name else "")
-    return ContextLimit(max(1, int(limit.tokens * factor)), words)
+    source_text = f"{limit.source}, times {factor:g}" + (f" of {name}" if name else "")
+    return ContextLimit(max(1, int(limit.tokens * factor)), source_text)
 
 
 def _number(value: object) -> float | None:
@@ -185,6 +198,3 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 < value < _MAX_FACTOR else None
-
-
-_MAX_FACTOR = 10**6

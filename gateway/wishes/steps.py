@@ -41,7 +41,7 @@ def steps(
     Raises BadRequest if a model would have to become an endpoint.
     """
     wishes_now = {str(view["name"]): view["wish"] for view in views}
-    changes_needed = [
+    planned_steps = [
         Step("remove", name) for name in sorted(set(prune) & wishes_now.keys() - wishes.keys())
     ]
     # A name that goes from one model to another is free before it is taken.
@@ -54,12 +54,12 @@ def steps(
         aliases = wishes_now[name].get("aliases", [])
         free_aliases = [alias for alias in aliases if owners.get(alias, name) == name]
         if free_aliases != aliases:
-            changes_needed.append(Step("change", name, {"aliases": free_aliases}))
+            planned_steps.append(Step("change", name, {"aliases": free_aliases}))
             wishes_now[name] = {**wishes_now[name], "aliases": free_aliases}
     for name, wish in wishes.items():
         new = wish.model_dump(mode="json")
         if name not in wishes_now:
-            changes_needed.append(
+            planned_steps.append(
                 Step(
                     "add",
                     name,
@@ -76,10 +76,10 @@ def steps(
         kept_fields = _FIXED_FIELDS - ({"commits"} if wish.commits else set())
         if body := patch(
             {key: value for key, value in wishes_now[name].items() if key not in kept_fields},
-            {k: v for k, v in new.items() if k not in kept_fields},
+            {key: value for key, value in new.items() if key not in kept_fields},
         ):
-            changes_needed.append(Step("change", name, body))
-    return changes_needed
+            planned_steps.append(Step("change", name, body))
+    return planned_steps
 
 
 def patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
