@@ -225,6 +225,16 @@ def without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def serving_fields(*, replicas: int | None, check: bool | None, **policy: Any) -> dict[str, Any]:
+    """The fields of a request that say how a model is served, without those that are None.
+
+    policy: as `gateway.domain.wish.Policy`.
+    """
+    return without_none(
+        {"replicas": replicas, "check": check, "policy": without_none(policy) or None}
+    )
+
+
 _GPUS_FORMS = "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs"
 # NVML's UUIDs of a GPU, and of a part of one.
 _UUIDS = ("GPU-", "MIG-")

@@ -17,6 +17,7 @@ from gateway.cli.options import (
     Priority,
     WishOptions,
     absolute_source,
+    serving_fields,
     timeout_seconds,
     with_option_groups,
     without_none,
@@ -51,20 +52,13 @@ class ServingOptions(FrozenRecord, frozen=True):
 
     def fields(self) -> dict[str, Any]:
         """The fields of the request, without those that were not given."""
-        policy = without_none(
-            {
-                "allow_remote_code": self.allow_remote_code or None,
-                "keep_alive": self.keep_alive,
-                "pinned": self.pinned or None,
-                "priority": self.priority,
-            }
-        )
-        return without_none(
-            {
-                "replicas": self.replicas,
-                "policy": policy or None,
-                "check": None if self.check else False,
-            }
+        return serving_fields(
+            replicas=self.replicas,
+            check=None if self.check else False,
+            allow_remote_code=self.allow_remote_code or None,
+            keep_alive=self.keep_alive,
+            pinned=self.pinned or None,
+            priority=self.priority,
         )
 
 

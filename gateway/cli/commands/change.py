@@ -16,6 +16,7 @@ from gateway.cli.options import (
     Priority,
     WishOptions,
     absolute_source,
+    serving_fields,
     usage_error,
     with_option_groups,
     without_none,
@@ -78,16 +79,13 @@ class ServingChanges(FrozenRecord, frozen=True):
 
     def fields(self) -> dict[str, Any]:
         """The fields of the patch, without those that were not given."""
-        policy = without_none(
-            {
-                "allow_remote_code": self.allow_remote_code,
-                "keep_alive": self.keep_alive,
-                "pinned": self.pinned,
-                "priority": self.priority,
-            }
-        )
-        return without_none(
-            {"replicas": self.replicas, "check": self.check, "policy": policy or None}
+        return serving_fields(
+            replicas=self.replicas,
+            check=self.check,
+            allow_remote_code=self.allow_remote_code,
+            keep_alive=self.keep_alive,
+            pinned=self.pinned,
+            priority=self.priority,
         )
 
 
@@ -145,33 +143,56 @@ def update(
 ) -> None:
     """Update a running model to a new commit or engine version. Without --engine, the latest commit
     of its repository is used. The differences are shown first."""
-    patch: dict[str, Any] = {"engines": [engine]} if engine is not None else {"commits": None}
+    asks = not change.dry_run and not yes
+    patch = (
+        _commit_patch(name, asks=asks, as_json=as_json)
+        if engine is None
+        else _engine_patch(name, engine, asks=asks, as_json=as_json)
+    )
+    if patch is not None:
+        _change(name, patch, change, as_json=as_json)
+
+
+def _engine_patch(name: str, engine: str, *, asks: bool, as_json: bool) -> dict[str, Any]:
+    """The change to another engine version, which is shown. asks: the user has to agree."""
+    patch: dict[str, Any] = {"engines": [engine]}
     answer = call("PATCH", model_path(name, "?dry_run=true"), patch)
-    ask = not change.dry_run and not yes
-    if engine is not None:
-        if not as_json:
-            show_changes(wish_and_plan(answer))
-        possible = answer["wish"] and not answer["reason"]
-        if possible and ask and not typer.confirm(f"Change {name}?"):
-            raise typer.Exit(1)
-    else:
-        old = call("GET", model_path(name))["wish"]["commits"]
-        new = answer["commits"]
-        if new == old:
-            _show_up_to_date(name, answer, old, as_json=as_json)
-            return
-        if not as_json:
-            changes = [
-                {"what": repo, "old": old.get(repo, "-"), "new": commit}
-                for repo, commit in new.items()
-                if old.get(repo) != commit
-            ]
-            show_changes(changes)
-        if ask and not typer.confirm(f"Change {name}?"):
-            raise typer.Exit(1)
-        # Exactly the commits that were shown, even if the branch has moved since.
-        patch = {"commits": {**dict.fromkeys(old.keys() - new.keys()), **new}}
-    _change(name, patch, change, as_json=as_json)
+    if not as_json:
+        show_changes(wish_and_plan(answer))
+    is_possible = answer["wish"] and not answer["reason"]
+    if is_possible and asks:
+        _ask(name)
+    return patch
+
+
+def _commit_patch(name: str, *, asks: bool, as_json: bool) -> dict[str, Any] | None:
+    """The change to the latest commits, which are shown; None: the model has them already.
+
+    asks: the user has to agree.
+    """
+    answer = call("PATCH", model_path(name, "?dry_run=true"), {"commits": None})
+    old = call("GET", model_path(name))["wish"]["commits"]
+    new = answer["commits"]
+    if new == old:
+        _show_up_to_date(name, answer, old, as_json=as_json)
+        return None
+    if not as_json:
+        changes = [
+            {"what": repo, "old": old.get(repo, "-"), "new": commit}
+            for repo, commit in new.items()
+            if old.get(repo) != commit
+        ]
+        show_changes(changes)
+    if asks:
+        _ask(name)
+    # Exactly the commits that were shown, even if the branch has moved since.
+    return {"commits": {**dict.fromkeys(old.keys() - new.keys()), **new}}
+
+
+def _ask(name: str) -> None:
+    """Let the user agree to the change. Raises Exit if not."""
+    if not typer.confirm(f"Change {name}?"):
+        raise typer.Exit(1)
 
 
 def _show_up_to_date(name: str, answer: Any, commits: dict[str, str], *, as_json: bool) -> None:
