@@ -191,7 +191,7 @@ class Evictor:
         is_overdue = any(
             time.monotonic() - waiting_replica.blocked_at > MIN_S
             for waiting_replica in model.replicas
-            if waiting_replica.takes
+            if waiting_replica.awaited_offers
         )
         may_evict = has_requests or model.wish.policy.pinned
         # A copy may be evicted now that could not when the model was planned.
@@ -205,7 +205,7 @@ class Evictor:
         is_first = has_requests and not (model.has_requests or model.serving)
         if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
-                replica.blocked, replica.takes, replica.is_outdated = None, (), True
+                replica.blocked, replica.awaited_offers, replica.is_outdated = None, (), True
         model.has_requests = has_requests
 
     def _loaded_models(
@@ -268,7 +268,7 @@ class Evictor:
             has_plan=any(replica.blocked is None for replica in absent),
             must_evict=model.needs,
             must_stop=model.ends,
-            is_promised_memory=any(replica.takes for replica in model.replicas),
+            is_promised_memory=any(replica.awaited_offers for replica in model.replicas),
             waits_for_request=any(replica.waits_for_request for replica in model.replicas),
             can_start=not all(unable),
             was_evicted=model.was_evicted,

@@ -40,31 +40,37 @@ class MemoryGifts:
     def _receive_offers(self, replica: ReplicaState, instances: Collection[Instance]) -> None:
         # Each giver is asked, even if another one has not given.
         missing = [
-            take for take in replica.takes if not self._is_settled(take, replica.model, instances)
+            offer
+            for offer in replica.awaited_offers
+            if not self._is_settled(offer, replica.model, instances)
         ]
-        if replica.takes and not missing:
+        if replica.awaited_offers and not missing:
             replica.receive(
-                tuple(take for take in replica.takes if self._fleet.has_given(take, replica.model))
+                tuple(
+                    offer
+                    for offer in replica.awaited_offers
+                    if self._fleet.has_given(offer, replica.model)
+                )
             )
 
-    def _is_settled(self, take: Offer, requester: str, instances: Collection[Instance]) -> bool:
+    def _is_settled(self, offer: Offer, requester: str, instances: Collection[Instance]) -> bool:
         """Whether the giver has given the offer, or never will. Otherwise the gift is started."""
-        giver = self._fleet.models.get(take.model)
-        if giver is None or take.replica >= len(giver.replicas):
+        giver = self._fleet.models.get(offer.model)
+        if giver is None or offer.replica >= len(giver.replicas):
             return True
-        replica = giver.replicas[take.replica]
-        if take.how != "surplus":
-            return _is_away(replica, take)
+        replica = giver.replicas[offer.replica]
+        if offer.how != "surplus":
+            return _is_away(replica, offer)
         if giver.is_deleting:
             return True
         if replica.attempt is None or replica.is_busy:
             return not replica.is_busy
         if giver.keeps_until > time.monotonic():
             return True
-        if _has_shrunk(replica.attempt, take):
+        if _has_shrunk(replica.attempt, offer):
             return not _is_larger_engine_running(replica, replica.attempt, instances)
         if self._may_shrink(giver, replica, replica.attempt):
-            self._shrink(giver, *self._fleet.combined_offer(giver, take, requester))
+            self._shrink(giver, *self._fleet.combined_offer(giver, offer, requester))
         return False
 
     def _may_shrink(self, giver: ManagedModel, replica: ReplicaState, attempt: Attempt) -> bool:
@@ -81,14 +87,14 @@ class MemoryGifts:
         )
 
 
-def _is_away(replica: ReplicaState, take: Offer) -> bool:
+def _is_away(replica: ReplicaState, offer: Offer) -> bool:
     """Whether a copy has left its GPUs, by the way that its offer names."""
-    is_gone = replica.attempt is None or (take.how == "sleep" and replica.is_asleep)
+    is_gone = replica.attempt is None or (offer.how == "sleep" and replica.is_asleep)
     return is_gone and replica.leaving is None and not replica.is_busy
 
 
-def _has_shrunk(attempt: Attempt, take: Offer) -> bool:
-    return attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps
+def _has_shrunk(attempt: Attempt, offer: Offer) -> bool:
+    return attempt.plan.cap is not None and attempt.plan.cap.bytes <= offer.keeps
 
 
 def _is_larger_engine_running(

@@ -78,5 +78,5 @@ class PlanInputWatch:
 
 def _is_blocked(model: ManagedModel) -> bool:
     return not model.is_deleting and any(
-        replica.blocked is not None and not replica.takes for replica in model.replicas
+        replica.blocked is not None and not replica.awaited_offers for replica in model.replicas
     )

@@ -37,7 +37,7 @@ class PlanPreview:
         request = PlanRequest(
             wish if hardware else self._fleet.wish_beside_others(wish),
             machine_name=hardware or "",
-            claims=self._fleet.claims(None),
+            promised_bytes=self._fleet.bytes_promised_to_others(None),
             sharing=NO_SHARING if hardware else self._fleet.sharing(None, wish),
             include_uninstalled=include_uninstalled,
             needs_weights=needs_weights,
@@ -48,7 +48,7 @@ class PlanPreview:
         """The plan for this wish in place of the model's present one."""
         request = PlanRequest(
             self._fleet.wish_beside_others(wish),
-            claims=self._claims_without(self._fleet.held_bytes(model)),
+            promised_bytes=self._promised_bytes_without(self._fleet.held_bytes(model)),
             answers=tuple(model.answers.items()),
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish),
@@ -61,7 +61,9 @@ class PlanPreview:
         BadModel and its kin."""
         request = PlanRequest(
             self._fleet.wish_beside_others(wish),
-            claims=self._fleet.claims(None) if keeps_model else self._fleet.claims_of_others(model),
+            promised_bytes=self._fleet.bytes_promised_to_others(None)
+            if keeps_model
+            else self._fleet.bytes_promised_to_other_models(model),
             answers=tuple(model.answers.items()),
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),
@@ -82,7 +84,7 @@ class PlanPreview:
         wish = self._fleet.wish_beside_others(model.wish)
         request = PlanRequest(
             wish,
-            claims=self._claims_without(held_bytes),
+            promised_bytes=self._promised_bytes_without(held_bytes),
             answers=tuple(model.answers.items()),
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),
@@ -90,10 +92,10 @@ class PlanPreview:
         )
         return await self._planner.preview(request)
 
-    def _claims_without(self, held_bytes: Mapping[str, int]) -> dict[str, int]:
-        """The claims of all models, less these bytes by GPU UUID."""
-        claims = self._fleet.claims(None).items()
-        return {uuid: size - held_bytes.get(uuid, 0) for uuid, size in claims}
+    def _promised_bytes_without(self, held_bytes: Mapping[str, int]) -> dict[str, int]:
+        """The bytes promised to all models, less these bytes by GPU UUID."""
+        promised_bytes = self._fleet.bytes_promised_to_others(None).items()
+        return {uuid: size - held_bytes.get(uuid, 0) for uuid, size in promised_bytes}
 
     async def hardware(self) -> Hardware:
         """The present hardware of this machine, lost GPUs marked."""

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
         NodeView,
         Observation,
     )
-    from gateway.domain.sharing import Holding, Offer, Sharing
+    from gateway.domain.sharing import Offer, Promise, Sharing
     from gateway.domain.start import (
         ExpectedStart,
         MeasuredStart,
@@ -147,7 +147,7 @@ _NAMES = {
         "BenchReport EngineProcess Instance LaunchSpec MachineView Mount NodeLaunch NodeView "
         "Observation"
     ),
-    "sharing": "Holding Offer Sharing",
+    "sharing": "Offer Promise Sharing",
     "start": "ExpectedStart MeasuredStart PreparedView StartConditions StartOrigin StartTime",
     "value": "MAX_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
@@ -198,7 +198,6 @@ __all__ = [
     "GpuProcess",
     "Grade",
     "Hardware",
-    "Holding",
     "InquiryResult",
     "Install",
     "Instance",
@@ -230,6 +229,7 @@ __all__ = [
     "Plan",
     "Policy",
     "PreparedView",
+    "Promise",
     "Quant",
     "QuantPlace",
     "Question",

@@ -14,7 +14,7 @@ from gateway.domain.plan import (
     Speed,
     StartSettings,
 )
-from gateway.domain.sharing import Holding, Offer
+from gateway.domain.sharing import Offer, Promise
 from gateway.domain.start import ExpectedStart
 from gateway.domain.value import EngineRef, Value
 
@@ -156,7 +156,7 @@ class Decision(Value):
         exclude_if=lambda why: not why,
         description="in a cluster without a plan now: what a plan over nodes waits for",
     )
-    holders: tuple[Holding, ...] = Field(
+    holders: tuple[Promise, ...] = Field(
         (), description="where there is no plan: which models hold how much of which GPU"
     )
     refusal: tuple[str, ...] = Field(

@@ -34,7 +34,7 @@ class PlanRequest:
     machine: hardware to plan for; None for this machine, or for the snapshot `machine_name`.
     machine_name: of a snapshot or a given machine; "": this machine.
     cluster: the nodes to plan for, of which `machine` is one; None: there is one machine.
-    claims: bytes by GPU UUID of engines that run or start.
+    promised_bytes: by GPU UUID, of engines that run or start.
     answers: of engine versions about this model.
     pins: digests by image name.
     include_uninstalled: the decision also shows engines that cannot be started here, and, without a
@@ -46,7 +46,7 @@ class PlanRequest:
     wish: Wish
     machine: Hardware | None = None
     machine_name: str = ""
-    claims: Mapping[str, int] = field(default_factory=dict)
+    promised_bytes: Mapping[str, int] = field(default_factory=dict)
     answers: tuple[tuple[Question, EngineAnswer], ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     sharing: Sharing = NO_SHARING
@@ -66,7 +66,7 @@ class PlanResult(NamedTuple):
     gaps: contradictions between answers and rules.
     rival: a better plan than the running one.
     commits: of all repositories that were read, as `Wish.commits`.
-    takes: offers of other models that the plan needs.
+    needed_offers: offers of other models that the plan needs.
     learned: from the traffic of the running plan.
     unconfirmed_repos: repositories read from the cache because the Hub did not answer.
     template: chat template for the engine; "": the model's own.
@@ -81,7 +81,7 @@ class PlanResult(NamedTuple):
     gaps: tuple[RuleGap, ...] = ()
     rival: Rival | None = None
     commits: Mapping[str, str] = {}
-    takes: tuple[Offer, ...] = ()
+    needed_offers: tuple[Offer, ...] = ()
     learned: tuple[Fact, ...] = ()
     unconfirmed_repos: tuple[str, ...] = ()
     template: str = ""

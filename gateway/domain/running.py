@@ -221,7 +221,7 @@ class Asleep(Value):
         ),
     )
 
-    def reserved_bytes(self, uuid: str, promised: int) -> int:
+    def promised_bytes(self, uuid: str, promised: int) -> int:
         """The bytes of that GPU that it may still use, of the promised ones."""
         return promised if self.gave is None else max(0, promised - self.gave.get(uuid, 0))
 
@@ -280,10 +280,10 @@ class Attempt(Value):
         """Whether the engine is proven and awake."""
         return self.state == "ready" and self.asleep is None
 
-    def reserved_bytes(self, uuid: str) -> int:
+    def promised_bytes(self, uuid: str) -> int:
         """The bytes of a GPU that no other engine may use."""
         promised = self.plan.memory.promised_bytes
-        return promised if self.asleep is None else self.asleep.reserved_bytes(uuid, promised)
+        return promised if self.asleep is None else self.asleep.promised_bytes(uuid, promised)
 
 
 class Observation(Value):

@@ -1,4 +1,10 @@
-"""GPU memory that models of one machine share: offers, holdings, and a model's part."""
+"""GPU memory that models of one machine share: offers, promises and caps.
+
+offer      memory that a model may give to another
+gift       an offer that was given, and is reserved for its receiver
+promise    bytes that are reserved for an engine
+cap        the most bytes that a model may take
+"""
 
 from __future__ import annotations
 
@@ -40,13 +46,13 @@ class Offer(Value):
     words: str = Field(description="the offer in words")
 
 
-class Holding(Value):
-    """GPU memory that the engines of a model were promised."""
+class Promise(Value):
+    """GPU memory that is reserved for the engines of a model."""
 
     model: str
     gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
     pinned: bool = Field(False, description="whether the model never leaves")
-    words: str = Field("", description="the holding in words, with the numbers of the GPUs")
+    words: str = Field("", description="the promise in words, with the numbers of the GPUs")
 
 
 class Sharing(NamedTuple):
@@ -56,7 +62,7 @@ class Sharing(NamedTuple):
     """The bytes that the model may take at most, for the sake of others."""
     offers: tuple[Offer, ...] = ()
     """Memory that other models could give, in the order in which they are asked."""
-    holdings: tuple[Holding, ...] = ()
+    promises: tuple[Promise, ...] = ()
     """Memory that other models were promised."""
     former_gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs of the model's last plan."""

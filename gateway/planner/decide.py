@@ -57,11 +57,13 @@ def decide(
     )
     plans, rejected, gaps = _search(inputs, engines, rules or {})
     best_first = rank_plans(inputs, plans, engine_order(engines))
-    if best_first and inputs.claims and any(_losses(best_first[0], inputs)):
+    if best_first and inputs.promised_bytes and any(_losses(best_first[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
-        empty = without_engines(inputs.hardware, inputs.claims)
+        empty = without_engines(inputs.hardware, inputs.promised_bytes)
         solo = decide(
-            inputs.with_fields(hardware=empty, claims={}, sharing=NO_SHARING), engines, rules
+            inputs.with_fields(hardware=empty, promised_bytes={}, sharing=NO_SHARING),
+            engines,
+            rules,
         ).plans
         if solo and _losses(solo[0], inputs) < _losses(best_first[0], inputs):
             rejected.insert(0, _crowding_refusal(best_first[0], solo[0]))

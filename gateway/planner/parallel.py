@@ -133,30 +133,30 @@ def _groups(
     return [tuple(sorted(index for index in order if room[index] >= least)[:size])]
 
 
-def without_engines(machine: Hardware, reserved: Mapping[str, int]) -> Hardware:
+def without_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
     """The machine as it would be without the engines that hold so many bytes of its GPUs, by
     UUID."""
 
     def free(gpu: Gpu) -> Gpu:
-        if gpu.free_bytes is None or gpu.uuid not in reserved:
+        if gpu.free_bytes is None or gpu.uuid not in held_bytes:
             return gpu
-        total = gpu.free_bytes + reserved[gpu.uuid]
+        total = gpu.free_bytes + held_bytes[gpu.uuid]
         # More than the GPU has: the engines have not taken all of it yet. The memory that is not
         # free includes that of the driver and of other programs.
         return gpu.evolve(
             free_bytes=(
                 total
                 if total <= (gpu.total_bytes or 0)
-                else max(gpu.free_bytes, reserved[gpu.uuid])
+                else max(gpu.free_bytes, held_bytes[gpu.uuid])
             )
         )
 
-    return machine.evolve(gpus=tuple(map(free, machine.gpus))) if reserved else machine
+    return machine.evolve(gpus=tuple(map(free, machine.gpus))) if held_bytes else machine
 
 
-def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:
+def rooms(hardware: Hardware, promised_bytes: Mapping[str, int]) -> dict[str, int]:
     """Bytes that a new engine may take of each GPU, by UUID."""
-    return {gpu.uuid: room_bytes(gpu, claims) for gpu in hardware.gpus}
+    return {gpu.uuid: room_bytes(gpu, promised_bytes) for gpu in hardware.gpus}
 
 
 def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
@@ -188,8 +188,8 @@ class GpuGroups:
     """The best group of each size, and whether ranks can share a model, looked for once for all
     variants and engine versions."""
 
-    def __init__(self, hardware: Hardware, claims: Mapping[str, int]) -> None:
-        self._hardware, self._claims = hardware, claims
+    def __init__(self, hardware: Hardware, promised_bytes: Mapping[str, int]) -> None:
+        self._hardware, self._promised_bytes = hardware, promised_bytes
         # Groups are many, so each is described by plain numbers and counted without a step of
         # Python.
         groups = {
@@ -199,7 +199,7 @@ class GpuGroups:
         }
         self._links = defaultdict(int, groups)
         self._by_index = {gpu.index: gpu for gpu in hardware.gpus}
-        self._room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
+        self._room = {gpu.index: available_bytes(gpu, promised_bytes) for gpu in hardware.gpus}
         self._kinds: dict[tuple[str, str | None, int | None], list[int]] = {}
         for gpu in hardware.gpus:
             self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(
@@ -256,7 +256,7 @@ class GpuGroups:
     def unlike(self, size: int) -> tuple[Gpu, ...] | None:
         """The GPUs with the most room, of any kind, for stages; None: too few GPUs."""
         room = {
-            gpu.uuid: available_bytes(gpu, self._claims)
+            gpu.uuid: available_bytes(gpu, self._promised_bytes)
             for gpu in self._hardware.gpus
             if gpu.total_bytes and gpu.capability
         }

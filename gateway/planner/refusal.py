@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.domain import Decision, Hardware, Holding, ModelForm, Rejected, WouldFit
+from gateway.domain import Decision, Hardware, ModelForm, Promise, Rejected, WouldFit
 from gateway.domain.plan import RAM
 from gateway.domain.units import gib, plural, sentence
 
@@ -19,7 +19,7 @@ _EARLY_VERDICTS = (
 _MAX_HOLDERS = 4
 
 
-def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
+def held_by(holders: Iterable[Promise], machine: Hardware) -> tuple[Promise, ...]:
     """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest
     first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
@@ -79,11 +79,11 @@ def cure(decision: Decision) -> str:
     if fitting is not None and fitting.change:
         return f"{fitting.change}."
     if decision.holders:
-        holders_text = "; ".join(holding.words for holding in decision.holders[:_MAX_HOLDERS])
-        names = dict.fromkeys(holding.model for holding in decision.holders)
+        holders_text = "; ".join(promise.words for promise in decision.holders[:_MAX_HOLDERS])
+        names = dict.fromkeys(promise.model for promise in decision.holders)
         stops = "; ".join(f"fitserve stop {name}" for name in names)
         advice = f"{holders_text}. Without that there is a plan: `{stops}`."
-        pinned = next((holding.model for holding in decision.holders if holding.pinned), "")
+        pinned = next((promise.model for promise in decision.holders if promise.pinned), "")
         if not pinned:
             return advice
         return f"{advice} `fitserve set {pinned} --no-pinned` lets {pinned} leave for others."

@@ -53,13 +53,13 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
     )
     sizes_found, refusal = None, None
-    for bounds, claim in _bounds(footprint, batch):
+    for bounds, bound_cap in _bounds(footprint, batch):
         try:
             within = _sizes_within(footprint, batch, bounds)
         except Refused as error:
             refusal = error
             continue
-        cap = claim or _claim(candidate, within.memory)
+        cap = bound_cap or _cap_beside_others(candidate, within.memory)
         sizes_found = within._replace(cap=cap) if cap else within
         if sizes_found.context.value >= context_wanted:
             return sizes_found
@@ -110,10 +110,10 @@ def _shares(candidate: Candidate) -> bool:
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     """The models that have a part of its GPUs, or keep to theirs for its sake."""
     sharing = candidate.inputs.sharing
-    if not (sharing.holdings or sharing.cap) or not _shares(candidate):
+    if not (sharing.promises or sharing.cap) or not _shares(candidate):
         return ()
     uuids, cap = {gpu.uuid for gpu in candidate.gpus}, sharing.cap
-    names = {holder.model for holder in sharing.holdings if uuids & holder.gives.keys()}
+    names = {holder.model for holder in sharing.promises if uuids & holder.gives.keys()}
     return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
 
@@ -124,7 +124,7 @@ def _needs_only(candidate: Candidate) -> bool:
     return bool(_neighbours(candidate) or beside_host) and candidate.inputs.wish.goal != "context"
 
 
-def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
+def _cap_beside_others(candidate: Candidate, memory: Memory) -> Cap | None:
     """The cap of a model with neighbours: the same memory, in any order of starts."""
     neighbours = _neighbours(candidate)
     return Cap(bytes=memory.promised_bytes, models=neighbours) if neighbours else None
@@ -220,7 +220,9 @@ def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
             if budget is budgets[-1][0] and best_sizes is None:
                 raise
             continue
-        best_sizes = stage_sizes._replace(cap=cap or _claim(candidate, stage_sizes.memory))
+        best_sizes = stage_sizes._replace(
+            cap=cap or _cap_beside_others(candidate, stage_sizes.memory)
+        )
         if best_sizes.context.value >= context_wanted:
             return best_sizes
     assert best_sizes is not None  # noqa: S101 - else the last refusal was raised

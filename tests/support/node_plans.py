@@ -36,7 +36,7 @@ def decide_on(cluster: Cluster, engine: Engine, model: str, **fields: Any) -> De
         read_model("m", None, config(model), None, None, (), None),
         cluster.nodes[0].hardware,
         wish(replicas=fields.get("replicas")),
-        claims=fields.get("claims", {}),
+        promised_bytes=fields.get("promised_bytes", {}),
         gpus=PROFILES.gpus,
         pace=PROFILES.pace,
         parsers=PROFILES.parsers,

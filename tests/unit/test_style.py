@@ -64,7 +64,7 @@ CLAUSES = "if until while after unless"
 # Names of asyncio, nouns with their participle, and a state that is set.
 RIGHT_PARTICIPLES = """
 connection_made connection_lost data_received eof_received buffer_updated
-bytes_given bytes_needed bytes_occupied bytes_reserved bytes_taken requests_ended
+bytes_given bytes_needed bytes_occupied bytes_taken requests_ended
 set_stopped
 """
 # Classes whose fields are part of JSON, of settings or of a message.

@@ -48,7 +48,7 @@ class ReportedReplica:
     status: Rest = field(default_factory=lambda: Rest("starting"))
     phase: str = ""
     watched: int | None = None
-    takes: tuple[Offer, ...] = ()
+    awaited_offers: tuple[Offer, ...] = ()
     leaving: tuple[str, str] | None = None
     is_trial: bool = False
 
@@ -219,8 +219,8 @@ def _replica_events(
     yield from (
         event(kind, words, **data) for kind, words, data in _phase_events(name, before, after)
     )
-    if after.takes and after.takes != before.takes:
-        takes = [take.words for take in after.takes]
+    if after.awaited_offers and after.awaited_offers != before.awaited_offers:
+        takes = [offer.words for offer in after.awaited_offers]
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
     if after.leaving is not None and before.leaving is None and not after.is_trial:
         why, words = after.leaving

@@ -291,7 +291,7 @@ _MODEL_VALUES = attrgetter(
         "setback.problem",
     )
 )
-_REPLICA_VALUES = attrgetter("attempt", "status", "progress", "takes", "leaving")
+_REPLICA_VALUES = attrgetter("attempt", "status", "progress", "awaited_offers", "leaving")
 
 
 def _report(model: ManagedModel) -> ReportedModel:
@@ -331,7 +331,7 @@ def _replica(
         replica.status,
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,
-        replica.takes,
+        replica.awaited_offers,
         leaving,
         is_trial,
     )

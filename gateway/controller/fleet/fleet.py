@@ -10,20 +10,20 @@ from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.controller.fleet.promises import (
-    add_promise,
     attempts_of,
+    combined_bytes,
     last_caps,
+    live_promises,
     outlived_plan,
     restorable_plan,
-    shared_bytes,
-    with_promises,
+    sum_promises,
 )
 from gateway.diagnosis.ending import environmental
-from gateway.domain import Attempt, Failure, Holding, Offer, Plan, Sharing, Wish
+from gateway.domain import Attempt, Failure, Offer, Plan, Promise, Sharing, Wish
 from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_such_model
 from gateway.planner.sharing.leaving import Leaver, leave_offers
-from gateway.planner.sharing.offers import bytes_reserved
+from gateway.planner.sharing.offers import gift_bytes
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
 from gateway.planner.starts import PlacedEngine, Stage, shape
 
@@ -83,7 +83,7 @@ class Fleet:
             if names is not None and replica.model not in names:
                 continue
             replica.is_outdated = True
-            if not replica.takes and replica.blocked is not None:
+            if not replica.awaited_offers and replica.blocked is not None:
                 replica.blocked, replica.looks_again = None, True
 
     def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
@@ -114,15 +114,19 @@ class Fleet:
     ) -> PlanningContext:
         """The input of the planner for a replica now. `in_place`: a trial is planned in the place
         of the serving engine."""
-        wish, claims = model.wish_of(requester), self.claims(requester)
+        wish, promised_bytes = model.wish_of(requester), self.bytes_promised_to_others(requester)
         # A trial beside the serving engine takes nothing from others, as that would last for the
         # whole change.
         is_trial = requester is model.trial and not in_place
         if in_place:
-            replaced = with_promises(
-                (replica for replica in model.replicas if replica.index == requester.index), {}
+            replaced = sum_promises(
+                live_promises(
+                    replica for replica in model.replicas if replica.index == requester.index
+                )
             )
-            claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
+            promised_bytes = {
+                uuid: size - replaced.get(uuid, 0) for uuid, size in promised_bytes.items()
+            }
         sharing = self.sharing(model, wish, requester)
         restorable = restorable_plan(model, requester, sharing.cap)
         sibling_plan = _sibling_plan(model, requester)
@@ -132,7 +136,7 @@ class Fleet:
             offers = [offer for offer in sharing.offers if may_evict and offer.how != "surplus"]
             sharing = sharing._replace(offers=tuple(offers), plan_to_restore=restorable)
             wish = wish.evolve(replicas=1, **_copy_size(wish, sibling_plan))
-            return PlanningContext(wish, claims, sharing, is_copy=True)
+            return PlanningContext(wish, promised_bytes, sharing, is_copy=True)
         places = [
             (name, replica.index)
             for name, neighbour in self.models.items()
@@ -144,7 +148,9 @@ class Fleet:
             if is_trial
             else sharing._replace(plan_to_restore=restorable)
         )
-        return PlanningContext(self.wish_beside_others(wish), claims, sharing, if_asked=if_asked)
+        return PlanningContext(
+            self.wish_beside_others(wish), promised_bytes, sharing, if_asked=if_asked
+        )
 
     def sharing(
         self, requester: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
@@ -156,8 +162,8 @@ class Fleet:
         held_bytes = self._bytes_of_others(requester)
         neighbours = {name: self.models[name] for name in held_bytes}
         pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
-        holdings = tuple(
-            Holding(model=name, gives=gives, pinned=name in pinned)
+        promises = tuple(
+            Promise(model=name, gives=gives, pinned=name in pinned)
             for name, gives in sorted(held_bytes.items())
             if gives
         )
@@ -182,7 +188,7 @@ class Fleet:
         return Sharing(
             current_cap(past, caps),
             (*(offer for _, offer in surplus), *evictions),
-            holdings,
+            promises,
             former_gpus,
             self.eviction_risk(wish),
         )
@@ -196,10 +202,7 @@ class Fleet:
             if model is not requester and not model.is_deleting
         )
         return {
-            model.wish.name: self._add_restored_bytes(
-                model.replicas, with_promises(model.replicas, {})
-            )
-            for model in neighbours
+            model.wish.name: sum_promises(self._promises(model.replicas)) for model in neighbours
         }
 
     def evictable_copies(self, requester: ManagedModel | None) -> list[Place]:
@@ -259,7 +262,7 @@ class Fleet:
             replica.model,
             replica.index,
             copies,
-            with_promises([replica], {}),
+            sum_promises(live_promises([replica])),
             attempt if sleeps else None,
         )
 
@@ -306,34 +309,44 @@ class Fleet:
         )
 
     def combined_offer(
-        self, model: ManagedModel, take: Offer, requester: str
+        self, model: ManagedModel, offer: Offer, requester: str
     ) -> tuple[Offer, set[str]]:
         """The offer that a replica makes at once, and the models that get it.
 
         Each gift is a restart, so waiting models are served together as far as the gift suffices.
         The others plan anew beside those that got it.
         """
-        takes = ((replica.model, share) for replica in self.replicas() for share in replica.takes)
+        awaited_offers = (
+            (replica.model, awaited_offer)
+            for replica in self.replicas()
+            for awaited_offer in replica.awaited_offers
+        )
         waiting = sorted(
             (
-                (name, share)
-                for name, share in takes
-                if (share.model, share.replica, share.how)
-                == (model.wish.name, take.replica, "surplus")
+                (name, awaited_offer)
+                for name, awaited_offer in awaited_offers
+                if (awaited_offer.model, awaited_offer.replica, awaited_offer.how)
+                == (model.wish.name, offer.replica, "surplus")
             ),
-            key=lambda name_and_share: name_and_share[0] != requester,
+            key=lambda name_and_offer: name_and_offer[0] != requester,
         )
         largest = next(
-            (offer for offer in self._surplus(model, take.replica) if offer.keeps <= take.keeps),
-            take,
+            (
+                surplus
+                for surplus in self._surplus(model, offer.replica)
+                if surplus.keeps <= offer.keeps
+            ),
+            offer,
         )
-        shares: list[Offer] = []
+        chosen_offers: list[Offer] = []
         names = {requester}
-        for name, share in waiting:
-            if not shares or shared_bytes([*shares, share]) <= max(largest.gives.values()):
-                shares.append(share)
+        for name, awaited_offer in waiting:
+            if not chosen_offers or combined_bytes([*chosen_offers, awaited_offer]) <= max(
+                largest.gives.values()
+            ):
+                chosen_offers.append(awaited_offer)
                 names.add(name)
-        return partial_offer(largest, shared_bytes(shares or [take])), names
+        return partial_offer(largest, combined_bytes(chosen_offers or [offer])), names
 
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
@@ -343,72 +356,71 @@ class Fleet:
         )
         return wish.evolve(gpus="few") if has_neighbours and wish.gpus is None else wish
 
-    def claims(self, requester: ReplicaState | None) -> dict[str, int]:
+    def bytes_promised_to_others(self, requester: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for a requester.
 
         Live attempts count, and engines that will be restored as they were. The requester itself
         does not.
         """
         replicas = [replica for replica in self.replicas() if replica is not requester]
-        return self._add_restored_bytes(
-            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MAX_BYTES))
-        )
+        return sum_promises([*self._promises_set_apart(), *self._promises(replicas)])
 
-    def claims_of_others(self, model: ManagedModel) -> dict[str, int]:
+    def bytes_promised_to_other_models(self, model: ManagedModel) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for models other than this one."""
         replicas = [replica for replica in self.replicas() if replica.model != model.wish.name]
-        return self._add_restored_bytes(
-            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MAX_BYTES))
-        )
+        return sum_promises([*self._promises_set_apart(), *self._promises(replicas)])
 
-    def _add_restored_bytes(
-        self, replicas: Iterable[ReplicaState], promised: dict[str, int]
-    ) -> dict[str, int]:
-        """`promised` plus the memory of replicas that will be restored, and received offers.
+    def _promises_set_apart(self) -> Iterator[tuple[str, int]]:
+        return ((uuid, MAX_BYTES) for uuid in self.set_apart)
+
+    def _promises(self, replicas: Collection[ReplicaState]) -> Iterator[tuple[str, int]]:
+        """The bytes per device that the replicas may use now, or once they are restored."""
+        yield from live_promises(replicas)
+        for replica in replicas:
+            yield from self._restored_promises(replica)
+
+    def _restored_promises(self, replica: ReplicaState) -> Iterator[tuple[str, int]]:
+        """The bytes per device of a replica that will be restored, or of its gifts.
 
         Such replicas served until something outside of their plans ended them. So the first start
         after a power cut leaves the others their memory.
         """
-        for replica in replicas:
-            model = self.models[replica.model]
-            stays = not (
-                model.is_stopped
-                or model.hold
-                or replica.leaving
-                or model.is_deleting
-                or model.trial is replica
+        model = self.models[replica.model]
+        stays = not (
+            model.is_stopped
+            or model.hold
+            or replica.leaving
+            or model.is_deleting
+            or model.trial is replica
+        )
+        comes = (
+            replica.attempt is None
+            and replica.blocked is None
+            and replica.status.state != "quarantined"
+        )
+        if stays and comes and (plan := outlived_plan(replica)) is not None:
+            yield from ((uuid, plan.memory.promised_bytes) for uuid in plan.devices)
+        elif stays and replica.attempt is None:
+            awaited_gifts = (
+                offer for offer in replica.awaited_offers if self.has_given(offer, replica.model)
             )
-            comes = (
-                replica.attempt is None
-                and replica.blocked is None
-                and replica.status.state != "quarantined"
-            )
-            if stays and comes and (plan := outlived_plan(replica)) is not None:
-                add_promise(plan, promised)
-            elif stays and replica.attempt is None:
-                offers = (
-                    *replica.received_offers,
-                    *(take for take in replica.takes if self.has_given(take, replica.model)),
-                )
-                for uuid, count in bytes_reserved(offers).items():
-                    promised[uuid] = promised.get(uuid, 0) + count
-        return promised
+            yield from gift_bytes((*replica.gifts, *awaited_gifts)).items()
 
-    def has_given(self, take: Offer, requester: str) -> bool:
+    def has_given(self, offer: Offer, requester: str) -> bool:
         """Whether a replica has given KV cache to this requester. A requester that came later gets
         nothing."""
-        giver = self.models.get(take.model)
-        if take.how != "surplus" or giver is None or take.replica >= len(giver.replicas):
+        giver = self.models.get(offer.model)
+        if offer.how != "surplus" or giver is None or offer.replica >= len(giver.replicas):
             return False
-        replica = giver.replicas[take.replica]
+        replica = giver.replicas[offer.replica]
         cap = replica.attempt.plan.cap if replica.attempt is not None else None
-        return cap is not None and cap.bytes <= take.keeps and requester in replica.gave_to
+        return cap is not None and cap.bytes <= offer.keeps and requester in replica.gave_to
 
     def held_bytes(
         self, model: ManagedModel, replica: ReplicaState | None = None
     ) -> dict[str, int]:
         """Bytes per GPU that live attempts of the model may use; of one replica, or of all."""
-        return with_promises([replica] if replica is not None else model.replicas, {})
+        return sum_promises(live_promises([replica] if replica is not None else model.replicas))
 
     def holders(
         self, running_names: Collection[str], begun: set[str], now: float

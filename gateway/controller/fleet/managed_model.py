@@ -69,9 +69,9 @@ class ReplicaState:
     """Its last plan, which found nothing; None: the next plan is made in any case."""
     is_outdated: bool = False
     """Memory became free, or a request came, while its plan was made."""
-    takes: tuple[Offer, ...] = ()
+    awaited_offers: tuple[Offer, ...] = ()
     """Offers of other models that it waits for before it is planned."""
-    received_offers: tuple[Offer, ...] = ()
+    gifts: tuple[Offer, ...] = ()
     """The gifts of others for it, reserved until it has a plan."""
     gave_to: frozenset[str] = frozenset()
     """The models for which it last gave KV cache."""
@@ -199,7 +199,7 @@ class ReplicaState:
 
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
-        self.blocked, self.blocked_at, self.takes, self.received_offers, self.waits_for_request = (
+        self.blocked, self.blocked_at, self.awaited_offers, self.gifts, self.waits_for_request = (
             reason,
             time.monotonic(),
             (),
@@ -212,24 +212,24 @@ class ReplicaState:
         self.block(vain.reason)
         self.blocked_at, self.waits_for_request = vain.at, vain.waits_for_request
 
-    def wait_for(self, takes: tuple[Offer, ...], intended: Plan | None = None) -> bool:
+    def wait_for(self, offers: tuple[Offer, ...], intended: Plan | None = None) -> bool:
         """Note that other models must give these offers first.
 
         Returns whether the set of givers has changed.
         """
-        self.block("waits: " + "; ".join(offer.words for offer in takes))
+        self.block("waits: " + "; ".join(offer.words for offer in offers))
         before, self.requested_copies = (
             self.requested_copies,
-            {(gift.model, gift.replica, gift.how) for gift in takes},
+            {(offer.model, offer.replica, offer.how) for offer in offers},
         )
-        self.takes, self.intended = takes, intended
+        self.awaited_offers, self.intended = offers, intended
         return self.requested_copies != before
 
-    def receive(self, offers: tuple[Offer, ...]) -> None:
-        """Note that the offers have arrived. The offers are reserved until it is planned."""
-        self.blocked, self.takes, self.received_offers = None, (), offers
+    def receive(self, gifts: tuple[Offer, ...]) -> None:
+        """Note that the gifts have arrived. Their memory is reserved until it is planned."""
+        self.blocked, self.awaited_offers, self.gifts = None, (), gifts
 
-    def wait_for_request(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
+    def wait_for_request(self, reason: str, offers: tuple[Offer, ...], *, asks: bool) -> None:
         """Note that there is no plan now, but a waiting request would get these offers.
 
         `asks`: a request waits already.
@@ -239,7 +239,7 @@ class ReplicaState:
             if asks
             else "A request loads it by this"
         )
-        self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in takes)}")
+        self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in offers)}")
         self.waits_for_request = True
 
     def end_preparation(self) -> None:
@@ -290,7 +290,7 @@ class ReplicaState:
 
     @property
     def phase(self) -> str:
-        waits = self.blocked if self.takes and self.blocked else "starting"
+        waits = self.blocked if self.awaited_offers and self.blocked else "starting"
         if self.is_asleep:
             return self.progress or waits
         return self.progress or (self.watcher.observation.phase if self.watcher else waits)
@@ -405,16 +405,18 @@ class ManagedModel:
     @property
     def needs(self) -> tuple[Place, ...]:
         """The copies of other models that must be evicted before it can be loaded."""
-        takes = (take for replica in self.replicas for take in replica.takes)
+        offers = (offer for replica in self.replicas for offer in replica.awaited_offers)
         return tuple(
-            sorted({(take.model, take.replica) for take in takes if take.how != "surplus"})
+            sorted({(offer.model, offer.replica) for offer in offers if offer.how != "surplus"})
         )
 
     @property
     def ends(self) -> tuple[Place, ...]:
         """The needed copies that must stop, as sleep would free too little."""
-        takes = (take for replica in self.replicas for take in replica.takes)
-        return tuple(sorted({(take.model, take.replica) for take in takes if take.how == "stop"}))
+        offers = (offer for replica in self.replicas for offer in replica.awaited_offers)
+        return tuple(
+            sorted({(offer.model, offer.replica) for offer in offers if offer.how == "stop"})
+        )
 
     def remember_answers(self, result: InquiryResult) -> None:
         """Remember the result of an inquiry."""

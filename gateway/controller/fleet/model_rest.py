@@ -31,9 +31,18 @@ MODEL_FIELDS = (
     *("is_unused", "rival", "created_at", "setback.problem"),
 )
 REPLICA_FIELDS = (
-    *("attempt", "task", "status", "progress", "blocked", "blocked_at", "looks_again", "takes"),
     *(
-        "received_offers",
+        "attempt",
+        "task",
+        "status",
+        "progress",
+        "blocked",
+        "blocked_at",
+        "looks_again",
+        "awaited_offers",
+    ),
+    *(
+        "gifts",
         "generation",
         "leaving",
         "waits_for_request",
@@ -45,7 +54,7 @@ _MODEL_VALUES = attrgetter(*MODEL_FIELDS)
 _REPLICA_VALUES = attrgetter(*REPLICA_FIELDS)
 _ENDPOINT_VALUES = attrgetter("replica", "state", "detail", "was_contacted")
 _REPLICA_WORK = attrgetter(
-    *("attempt", "task", "watcher", "takes", "leaving", "preparation", "early_inquiry"),
+    *("attempt", "task", "watcher", "awaited_offers", "leaving", "preparation", "early_inquiry"),
     *("unrouted_at", "looks_again", "setback.problem"),
 )
 

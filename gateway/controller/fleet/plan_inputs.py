@@ -61,15 +61,18 @@ class Room(NamedTuple):
     """
 
     rest: int | None
-    claims: dict[str, int]
+    promised_bytes: dict[str, int]
     holders: frozenset[str]
 
     def may_help(self, former: Room) -> bool:
-        """Whether a plan may be possible that was not. Larger claims never allow one."""
+        """Whether a plan may be possible that was not. More promised bytes never allow one."""
         return (
             self.rest != former.rest
             or bool(former.holders - self.holders)
-            or any(self.claims.get(name, 0) < size for name, size in former.claims.items())
+            or any(
+                self.promised_bytes.get(name, 0) < size
+                for name, size in former.promised_bytes.items()
+            )
         )
 
 
@@ -131,8 +134,8 @@ def room_of(context: PlanningContext) -> Room:
                 context.is_copy,
             )
         ),
-        dict(context.claims),
-        frozenset(holder.model for holder in sharing.holdings),
+        dict(context.promised_bytes),
+        frozenset(holder.model for holder in sharing.promises),
     )
 
 

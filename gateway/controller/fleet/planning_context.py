@@ -17,7 +17,7 @@ class PlanningContext(NamedTuple):
     """
 
     wish: Wish
-    claims: dict[str, int]
+    promised_bytes: dict[str, int]
     sharing: Sharing = NO_SHARING
     is_copy: bool = False
     if_asked: tuple[Offer, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.domain import Attempt, Cap, Offer, Plan
@@ -45,25 +45,27 @@ def last_caps(model: ManagedModel) -> list[Cap]:
     return [cap for cap in caps if cap is not None]
 
 
-def shared_bytes(shares: Sequence[Offer]) -> int:
-    """Bytes of each GPU that one gift needs for all of these shares.
+def combined_bytes(offers: Sequence[Offer]) -> int:
+    """Bytes of each GPU that one gift needs for all of these offers.
 
-    Each requester counted on the memory that is free beside its share, but that exists once.
+    Each requester counted on the memory that is free beside its offer, but that exists once.
     """
-    beside_bytes = [share.beside for share in shares]
+    beside_bytes = [offer.beside for offer in offers]
     return (
-        sum(max(share.gives.values()) for share in shares) + sum(beside_bytes) - max(beside_bytes)
+        sum(max(offer.gives.values()) for offer in offers) + sum(beside_bytes) - max(beside_bytes)
     )
 
 
-def with_promises(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
-    """`promised` plus the bytes per GPU, and of RAM, that live attempts of the replicas may use."""
+def live_promises(replicas: Iterable[ReplicaState]) -> Iterator[tuple[str, int]]:
+    """Devices, GPUs by UUID or RAM, and the bytes of each that a live attempt may use."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
         for uuid in attempt.plan.devices:
-            promised[uuid] = promised.get(uuid, 0) + attempt.reserved_bytes(uuid)
-    return promised
+            yield uuid, attempt.promised_bytes(uuid)
 
 
-def add_promise(plan: Plan, promised: dict[str, int]) -> None:
-    for uuid in plan.devices:
-        promised[uuid] = promised.get(uuid, 0) + plan.memory.promised_bytes
+def sum_promises(promises: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The sum of bytes by device."""
+    promised_bytes: dict[str, int] = {}
+    for uuid, count in promises:
+        promised_bytes[uuid] = promised_bytes.get(uuid, 0) + count
+    return promised_bytes

@@ -82,7 +82,7 @@ class PlanSteps:
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
             self._note(model, replica, basis, room)
-            if replica.is_outdated and replica.attempt is None and not replica.takes:
+            if replica.is_outdated and replica.attempt is None and not replica.awaited_offers:
                 replica.blocked, replica.looks_again = None, True
 
     async def _basis(self, model: ManagedModel, room: CurrentContext) -> PlanBasis:
@@ -108,7 +108,9 @@ class PlanSteps:
         room: CurrentContext,
     ) -> None:
         """Note the basis of a plan that found nothing, until the next plan."""
-        is_vain = replica.blocked is not None and not replica.takes and not replica.lacks_room
+        is_vain = (
+            replica.blocked is not None and not replica.awaited_offers and not replica.lacks_room
+        )
         if basis is None or not is_vain or replica.vain is not None:
             return
         if room_of(room()) != basis.room:
@@ -121,12 +123,12 @@ class PlanSteps:
 
     async def _take(self, model: ManagedModel, replica: ReplicaState, planned: PlanResult) -> bool:
         """Begin the plan, or wait for the others that give. Returns whether there is one."""
-        if planned.takes:
-            if replica.wait_for(planned.takes, planned.plan):
+        if planned.needed_offers:
+            if replica.wait_for(planned.needed_offers, planned.plan):
                 log.warning(
                     "others give",
                     model=replica.model,
-                    takes=[take.words for take in planned.takes],
+                    takes=[offer.words for offer in planned.needed_offers],
                 )
             return True
         if planned.plan is not None:
@@ -151,12 +153,12 @@ class PlanSteps:
         room: CurrentContext,
         in_place: CurrentContext,
     ) -> bool:
-        if room().claims == in_place().claims:
-            return True  # the serving engine holds no claimed memory
+        if room().promised_bytes == in_place().promised_bytes:
+            return True  # the serving engine was promised no memory
         replacement = await self._replica_planner.decide(model, in_place)
-        if replacement.takes or replacement.plan is None:
+        if replacement.needed_offers or replacement.plan is None:
             # In its place others may give, or an engine may overrule a refusal of the rules.
-            return not replacement.takes and not replacement.engines_to_ask
+            return not replacement.needed_offers and not replacement.engines_to_ask
         return planned.plan is not None and is_as_good(planned.plan, replacement.plan)
 
     async def _rest(
@@ -166,8 +168,8 @@ class PlanSteps:
         reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
         if room().if_asked:
             later = await self._replica_planner.decide(model, room, "leave")
-            if later.takes:
-                replica.wait_for_request(reason, later.takes, asks=model.asks)
+            if later.needed_offers:
+                replica.wait_for_request(reason, later.needed_offers, asks=model.asks)
                 model.waits_for_request = True
                 if later.plan is not None and model.wish_of(replica).check:
                     # The engine is asked now, so that its turn begins with the start itself.
@@ -196,7 +198,7 @@ class PlanSteps:
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
         replica.vain_looks, replica.vain = 0, None
-        replica.attempt, replica.requested_copies, replica.received_offers = (
+        replica.attempt, replica.requested_copies, replica.gifts = (
             await self._attempts.begin(replica, plan),
             set(),
             (),

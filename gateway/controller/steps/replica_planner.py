@@ -114,10 +114,10 @@ class ReplicaPlanner:
         self,
         model: ManagedModel,
         old: Attempt,
-        take: Offer,
+        offer: Offer,
         requester: Collection[str],
         room: PlanningContext,
-        reserved_bytes: dict[str, int],
+        held_bytes: dict[str, int],
     ) -> Plan | None:
         """The running plan with less KV cache: the same engine on the same GPUs.
 
@@ -125,10 +125,10 @@ class ReplicaPlanner:
         """
         plan, former_cap = old.plan, room.sharing.cap
         near = {
-            holder.model for holder in room.sharing.holdings if set(plan.gpus) & holder.gives.keys()
+            holder.model for holder in room.sharing.promises if set(plan.gpus) & holder.gives.keys()
         }
         cap = cap_after_giving(
-            take, plan, {*requester, *near, *(former_cap.models if former_cap else ())}
+            offer, plan, {*requester, *near, *(former_cap.models if former_cap else ())}
         )
         fixed_choices = {
             "engines": (str(plan.engine),),
@@ -144,7 +144,7 @@ class ReplicaPlanner:
             replace(
                 request,
                 wish=room.wish.evolve(**fixed_choices),
-                running=RunningPlan(plan, reserved_bytes),
+                running=RunningPlan(plan, held_bytes),
             )
         )
         if planned.plan is None or planned.plan.cap != cap:
@@ -159,7 +159,7 @@ class ReplicaPlanner:
 def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) -> PlanRequest:
     return PlanRequest(
         context.wish,
-        claims=context.claims,
+        promised_bytes=context.promised_bytes,
         answers=tuple(model.answers.items()),
         pins=model.pins,
         sharing=sharing,

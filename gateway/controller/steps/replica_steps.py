@@ -104,13 +104,13 @@ class ReplicaSteps:
         except Exception as error:
             replica.setback.record_failure(error)
 
-    def shrink(self, model: ManagedModel, take: Offer, requester: Collection[str]) -> None:
+    def shrink(self, model: ManagedModel, offer: Offer, requester: Collection[str]) -> None:
         """Have a serving model give its offer to the requesters, if nothing else is under way."""
-        replica = model.replicas[take.replica]
+        replica = model.replicas[offer.replica]
         if not replica.is_busy:
             room = partial(self._fleet.planning_context, model, replica)
             effect = self._effects.shrinks.shrink(
-                model, take, requester, room, self._fleet.held_bytes
+                model, offer, requester, room, self._fleet.held_bytes
             )
             self._start(replica, "Shrink", effect)
 
@@ -162,7 +162,11 @@ class ReplicaSteps:
     @staticmethod
     def _look_again_after_a_while(replica: ReplicaState) -> None:
         waited_s = time.monotonic() - replica.blocked_at
-        if replica.blocked is not None and not replica.takes and waited_s > replica.replan_s:
+        if (
+            replica.blocked is not None
+            and not replica.awaited_offers
+            and waited_s > replica.replan_s
+        ):
             replica.blocked, replica.looks_again, replica.vain = None, True, None
             replica.vain_looks += 1
 
@@ -172,7 +176,7 @@ class ReplicaSteps:
         if not _is_prepared(model, replica):
             replica.end_preparation()
         elif (
-            replica.takes
+            replica.awaited_offers
             and model.is_next
             and replica.preparation is None
             and replica.intended is not None
@@ -219,7 +223,9 @@ class ReplicaSteps:
             instance=instance,
             observation=observation,
             tail=tuple(watcher.tail) if watcher else (),
-            planning=PlanState(replica.blocked, bool(replica.takes), replica.waits_for_request),
+            planning=PlanState(
+                replica.blocked, bool(replica.awaited_offers), replica.waits_for_request
+            ),
             demand=Demand(
                 model.hold or model.absence,
                 model.is_stopped,
@@ -269,7 +275,7 @@ class ReplicaSteps:
                 effect = effects.sleeps.wake(
                     replica,
                     attempt,
-                    partial(self._fleet.claims, replica),
+                    partial(self._fleet.bytes_promised_to_others, replica),
                     lambda: self._fleet.sharing(model, model.wish).offers,
                     is_spare=snapshot.demand.is_spare,
                 )
@@ -345,7 +351,9 @@ def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
         return False
     if replica.attempt is not None:
         return replica.attempt.state == "starting"
-    return replica.is_busy or bool(replica.takes) or (model.asks and replica.blocked is None)
+    return (
+        replica.is_busy or bool(replica.awaited_offers) or (model.asks and replica.blocked is None)
+    )
 
 
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:

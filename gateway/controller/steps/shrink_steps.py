@@ -30,25 +30,25 @@ class ShrinkSteps:
     async def shrink(
         self,
         model: ManagedModel,
-        take: Offer,
+        offer: Offer,
         requester: Collection[str],
         room: CurrentContext,
-        reserved_bytes: Callable[[ManagedModel, ReplicaState], dict[str, int]],
+        held_bytes: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
         """Restart a replica with less KV cache, after its requests are answered.
 
         Nothing changes if no such plan exists.
         """
-        replica, old = model.replicas[take.replica], model.replicas[take.replica].attempt
+        replica, old = model.replicas[offer.replica], model.replicas[offer.replica].attempt
         if old is None:
             return
-        log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=take.words)
+        log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=offer.words)
         try:
             async with self._replica_planner.turns.turn():
                 new = await self._replica_planner.smaller(
-                    model, old, take, requester, room(), reserved_bytes(model, replica)
+                    model, old, offer, requester, room(), held_bytes(model, replica)
                 )
-            if new is None or new.memory.promised_bytes > take.keeps:
+            if new is None or new.memory.promised_bytes > offer.keeps:
                 raise NoPlan("no smaller plan was found")
             replica.unrouted_at = time.monotonic()
             await self._drains.wait_until_drained(old.instance_name)

@@ -106,7 +106,7 @@ class SleepSteps:
         self,
         replica: ReplicaState,
         attempt: Attempt,
-        claims: Callable[[], Mapping[str, int]],
+        promised_bytes: Callable[[], Mapping[str, int]],
         offers: Callable[[], Iterable[Offer]],
         *,
         is_spare: bool,
@@ -114,12 +114,12 @@ class SleepSteps:
         """Wake an engine once there is room.
 
         Else it waits for the offers of others, and its attempt ends if they are too small.
-        `is_spare`: another copy serves, so it sleeps on. `claims` are those of all others. Raises
-        StoreError.
+        `is_spare`: another copy serves, so it sleeps on. `promised_bytes` are those of all others.
+        Raises StoreError.
         """
         watcher = replica.watcher
         if watcher is None or not await self._room(
-            replica, attempt, claims, offers, is_spare=is_spare
+            replica, attempt, promised_bytes, offers, is_spare=is_spare
         ):
             return
         asleep = attempt.asleep or Asleep(since=time.time())
@@ -142,7 +142,7 @@ class SleepSteps:
         await self._save(replica, attempt.evolve(asleep=None))
         # Its requests are let through from here on: the state says so at the same moment.
         replica.status = Rest("ready")
-        replica.woken, replica.blocked, replica.takes, replica.requested_copies = (
+        replica.woken, replica.blocked, replica.awaited_offers, replica.requested_copies = (
             (at, time.time()),
             None,
             (),
@@ -159,7 +159,7 @@ class SleepSteps:
         self,
         replica: ReplicaState,
         attempt: Attempt,
-        claims: Callable[[], Mapping[str, int]],
+        promised_bytes: Callable[[], Mapping[str, int]],
         offers: Callable[[], Iterable[Offer]],
         *,
         is_spare: bool,
@@ -174,11 +174,11 @@ class SleepSteps:
         while True:
             async with self._turns.turn():
                 machine = await self._planner.hardware()
-                promised = bytes_promised_away(attempt, claims(), machine)
+                promised = bytes_promised_away(attempt, promised_bytes(), machine)
                 occupied = bytes_occupied(attempt, machine)
                 if not promised and not occupied:
-                    reserved = attempt.asleep.evolve(gave=None)
-                    await self._save(replica, attempt.evolve(asleep=reserved))
+                    waking = attempt.asleep.evolve(gave=None)
+                    await self._save(replica, attempt.evolve(asleep=waking))
                     return True
                 missing = promised or (occupied if time.monotonic() > deadline else {})
                 if self._waits_for_others(replica, missing, offers()):
@@ -194,10 +194,12 @@ class SleepSteps:
     ) -> bool:
         """Whether others can leave to free the missing bytes. The replica waits for them."""
         evictions = [offer for offer in offers if offer.how != "surplus"]
-        takes = offers_to_wake(missing, evictions) or ()
-        if takes and replica.wait_for(takes):
-            log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
-        return bool(takes)
+        needed_offers = offers_to_wake(missing, evictions) or ()
+        if needed_offers and replica.wait_for(needed_offers):
+            log.warning(
+                "others leave", model=replica.model, takes=[offer.words for offer in needed_offers]
+            )
+        return bool(needed_offers)
 
     async def _wait_for_freed_bytes(
         self, attempt: Attempt, used_bytes: Mapping[str, int]

@@ -73,7 +73,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
 
     hardware_name: of the machine, for the decision.
     facts: learned on this machine, or shipped with the profiles.
-    claims: bytes per GPU UUID, and of RAM, that are promised to other engines.
+    promised_bytes: by GPU UUID, and of RAM, to other engines.
     drafter: the model that drafts tokens, by the wish.
     answers: of engine versions about this model; an answer wins over the rules.
     gpus: formats that GPUs multiply.
@@ -91,7 +91,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     hardware: Hardware
     wish: Wish
     facts: KnownFacts = KnownFacts()
-    claims: Mapping[str, int] = {}
+    promised_bytes: Mapping[str, int] = {}
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = {}
     pace: SpeedKnowledge | None = None
@@ -132,7 +132,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     @cached_property
     def available(self) -> Mapping[str, int]:
         """The `available_bytes` of each GPU, by UUID."""
-        return {gpu.uuid: available_bytes(gpu, self.claims) for gpu in self.hardware.gpus}
+        return {gpu.uuid: available_bytes(gpu, self.promised_bytes) for gpu in self.hardware.gpus}
 
     def memory_of(self, gpus: tuple[Gpu, ...]) -> GroupMemory:
         """Memory of these GPUs, looked up once for all engine versions."""
@@ -220,23 +220,27 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         return Measured(self.facts.of_kind("machine_speed"))
 
 
-def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
+def available_bytes(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:
     """Bytes that a new engine may use: free bytes, less the unused promises to other engines."""
     total = gpu.total_bytes or 0
     free = total if gpu.free_bytes is None else gpu.free_bytes
-    promised = claims.get(gpu.uuid, 0)
+    promised = promised_bytes.get(gpu.uuid, 0)
     return max(0, min(free, total - promised - (driver_bytes(gpu) if promised else 0)))
 
 
-def available_ram(machine: Hardware, claims: Mapping[str, int]) -> int:
+def available_ram(machine: Hardware, promised_bytes: Mapping[str, int]) -> int:
     """Bytes of RAM that a new engine on the CPU may use. Promises to other engines count in full,
     used or not."""
-    return machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - claims.get(RAM, 0)
+    return (
+        machine.ram_total_bytes
+        - free_ram_beside(machine.ram_total_bytes)
+        - promised_bytes.get(RAM, 0)
+    )
 
 
-def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
+def room_bytes(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:
     """Bytes that an engine may use on the GPUs."""
-    return available_bytes(gpu, claims) - left_bytes(gpu)
+    return available_bytes(gpu, promised_bytes) - left_bytes(gpu)
 
 
 def left_bytes(gpu: Gpu) -> int:

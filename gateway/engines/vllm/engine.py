@@ -469,7 +469,7 @@ class VllmRules(VllmKind):
         leave."""
         candidate = footprint.candidate
         hardware = candidate.inputs.hardware
-        free = available_ram(hardware, candidate.inputs.claims)
+        free = available_ram(hardware, candidate.inputs.promised_bytes)
         used_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0))
         cache_words = _cache_of_user(candidate)
         if cache_words is not None:

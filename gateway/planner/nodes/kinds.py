@@ -15,27 +15,29 @@ _STEPS = 64
 class NodeKind(FrozenRecord, frozen=True):
     """Nodes with equal machines, those to prefer first.
 
-    hardware, claims: of the first node, with the least free memory of all.
+    hardware, promised_bytes: of the first node, with the least free memory of all.
     """
 
     nodes: tuple[Node, ...]
     hardware: Hardware
-    claims: Mapping[str, int]
+    promised_bytes: Mapping[str, int]
 
 
-def node_kinds(nodes: Sequence[Node], claims: Mapping[str, int], source: str) -> list[NodeKind]:
+def node_kinds(
+    nodes: Sequence[Node], promised_bytes: Mapping[str, int], source: str
+) -> list[NodeKind]:
     """The kinds of these nodes. Nodes that have the weights of the model `source` come first.
 
-    claims: bytes of each GPU, by UUID, that are promised to other engines.
+    promised_bytes: bytes of each GPU, by UUID, that are promised to other engines.
     """
     ordered = sorted(nodes, key=lambda node: source not in node.weights)
     kinds: dict[Hashable, list[Node]] = {}
     for node in ordered:
-        kinds.setdefault(_identity(node.hardware, claims), []).append(node)
-    return [_kind(group, claims) for group in kinds.values()]
+        kinds.setdefault(_identity(node.hardware, promised_bytes), []).append(node)
+    return [_kind(group, promised_bytes) for group in kinds.values()]
 
 
-def _identity(machine: Hardware, claims: Mapping[str, int]) -> Hashable:
+def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
     gpus = tuple(
         (
             gpu.index,
@@ -46,7 +48,7 @@ def _identity(machine: Hardware, claims: Mapping[str, int]) -> Hashable:
             gpu.mig,
             gpu.host_bytes,
             gpu.lost is None and gpu.kept is None,
-            _step(gpu, claims),
+            _step(gpu, promised_bytes),
         )
         for gpu in machine.gpus
     )
@@ -55,22 +57,22 @@ def _identity(machine: Hardware, claims: Mapping[str, int]) -> Hashable:
     return machine.arch, machine.driver, machine.cpu_features, gpus, links, ram
 
 
-def _step(gpu: Gpu, claims: Mapping[str, int]) -> int | None:
+def _step(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int | None:
     if not gpu.total_bytes:
         return None
-    return available_bytes(gpu, claims) * _STEPS // gpu.total_bytes
+    return available_bytes(gpu, promised_bytes) * _STEPS // gpu.total_bytes
 
 
-def _kind(nodes: Sequence[Node], claims: Mapping[str, int]) -> NodeKind:
+def _kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> NodeKind:
     first = nodes[0].hardware
     if len(nodes) == 1:
-        return NodeKind((nodes[0],), first, claims)
+        return NodeKind((nodes[0],), first, promised_bytes)
     columns = list(zip(*(node.hardware.gpus for node in nodes), strict=True))
     gpus = tuple(
         gpus[0].evolve(free_bytes=min(free)) if (free := _free(gpus)) else gpus[0]
         for gpus in columns
     )
-    most = {gpus[0].uuid: max(claims.get(gpu.uuid, 0) for gpu in gpus) for gpus in columns}
+    most = {gpus[0].uuid: max(promised_bytes.get(gpu.uuid, 0) for gpu in gpus) for gpus in columns}
     return NodeKind(tuple(nodes), first.evolve(gpus=gpus), most)
 
 

@@ -54,15 +54,16 @@ def decide_over_nodes(
     if len(cluster.nodes) == 1:
         return decide(inputs.with_fields(hardware=nodes[0].hardware), engines, rules)
     decision = _decide(inputs, cluster, nodes, engines, rules)
-    if decision.plans or not inputs.claims:
+    if decision.plans or not inputs.promised_bytes:
         return decision
     empty = tuple(
-        node.evolve(hardware=without_engines(node.hardware, inputs.claims)) for node in nodes
+        node.evolve(hardware=without_engines(node.hardware, inputs.promised_bytes))
+        for node in nodes
     )
-    later = _decide(inputs.with_fields(claims={}), cluster, empty, engines, rules)
+    later = _decide(inputs.with_fields(promised_bytes={}), cluster, empty, engines, rules)
     if not later.plans:
         return decision
-    return decision.evolve(waits=_shortage_words(later.plans[0], nodes, inputs.claims))
+    return decision.evolve(waits=_shortage_words(later.plans[0], nodes, inputs.promised_bytes))
 
 
 def _decide(
@@ -77,10 +78,10 @@ def _decide(
     plans: list[Plan] = []
     decisions: list[Decision] = []
     networks_used: list[tuple[Plan, Network]] = []
-    kinds = node_kinds(nodes, inputs.claims, inputs.spec.versioned_source)
+    kinds = node_kinds(nodes, inputs.promised_bytes, inputs.spec.versioned_source)
     for kind in kinds:
         of_kind = inputs.with_fields(
-            hardware=kind.hardware, claims=kind.claims, alike_nodes=len(kind.nodes)
+            hardware=kind.hardware, promised_bytes=kind.promised_bytes, alike_nodes=len(kind.nodes)
         )
         decisions.append(decide(of_kind, _able(engines, kind), rules))
         plans += [on_nodes(plan, kind) for plan in decisions[-1].plans]
@@ -128,7 +129,7 @@ def _decide_span(
 ) -> Decision:
     of_span = inputs.with_fields(
         hardware=groups.machine,
-        claims=groups.claims,
+        promised_bytes=groups.promised_bytes,
         span=groups.span,
         alike_nodes=len(groups.groups),
     )
@@ -194,14 +195,14 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
     return tuple(node for node in chosen if node.hardware.gpus)
 
 
-def _shortage_words(plan: Plan, nodes: Sequence[Node], claims: Mapping[str, int]) -> str:
+def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> str:
     """The GPUs with too little free memory for this plan, in words."""
     promised, shortages = plan.memory.promised_bytes, []
     by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
     used = {uuid for row in plan.nodes for uuid in row.gpus}
     for uuid in sorted(used, key=list(by_uuid).index):
         node, gpu = by_uuid[uuid]
-        free = available_bytes(gpu, claims)
+        free = available_bytes(gpu, promised_bytes)
         if free < promised:
             shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free)}")
     names = list(dict.fromkeys(row.node for row in plan.nodes))

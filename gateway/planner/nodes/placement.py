@@ -24,7 +24,7 @@ def on_nodes(plan: Plan, kind: NodeKind) -> Plan:
     """The plan with its copies on the nodes of this kind, node by node."""
     if not plan.gpus:
         return plan.evolve(nodes=(NodeRanks(node=kind.nodes[0].name, ranks=(0,), gpus=()),))
-    places = list(_places(plan, kind.hardware, kind.claims))
+    places = list(_places(plan, kind.hardware, kind.promised_bytes))
     rows: list[NodeRanks] = []
     for node in kind.nodes:
         by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
@@ -40,17 +40,19 @@ def on_nodes(plan: Plan, kind: NodeKind) -> Plan:
     return plan.evolve(nodes=tuple(rows))
 
 
-def _places(plan: Plan, machine: Hardware, claims: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
+def _places(
+    plan: Plan, machine: Hardware, promised_bytes: Mapping[str, int]
+) -> Iterator[tuple[int, ...]]:
     """The GPUs of each copy on one node, by their indices; those of the plan come first."""
     by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
     place = tuple(by_uuid[uuid] for uuid in plan.gpus)
     yield place
     free = machine.usable().select_gpus(
-        lambda gpu: available_bytes(gpu, claims) >= plan.memory.budget_bytes
+        lambda gpu: available_bytes(gpu, promised_bytes) >= plan.memory.budget_bytes
     )
     while plan.replicas.value > 1:
         free = _remove_gpus(free, place)
-        group = GpuGroups(free, claims).best(len(place))
+        group = GpuGroups(free, promised_bytes).best(len(place))
         if group is None:
             return
         place = tuple(gpu.index for gpu in group)

@@ -27,7 +27,7 @@ class NodeGroups(FrozenRecord, frozen=True):
     groups: tuple[tuple[Node, ...], ...]
     machine: Hardware
     span: Span
-    claims: dict[str, int]
+    promised_bytes: dict[str, int]
 
 
 class Networks:
@@ -94,7 +94,7 @@ class Networks:
 
 def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> Iterator[NodeGroups]:
     """All spans of the nodes of one kind."""
-    machine = _with_room(kind.hardware.usable(), kind.claims)
+    machine = _with_room(kind.hardware.usable(), kind.promised_bytes)
     gpus, limit = len(machine.gpus), inputs.wish.gpus
     if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
         return
@@ -126,9 +126,9 @@ def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
     return tuple(result)
 
 
-def _with_room(machine: Hardware, claims: Mapping[str, int]) -> Hardware:
+def _with_room(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hardware:
     """The machine with the GPUs that have at least half of the room of its emptiest GPU."""
-    rooms = {gpu.uuid: available_bytes(gpu, claims) for gpu in machine.gpus}
+    rooms = {gpu.uuid: available_bytes(gpu, promised_bytes) for gpu in machine.gpus}
     most = max(rooms.values(), default=0)
     return machine.select_gpus(lambda gpu: 2 * rooms[gpu.uuid] >= most)
 
@@ -139,17 +139,17 @@ def _merge_nodes(
     """The nodes of a group as one machine, whose GPUs are numbered node by node."""
     used = [gpu.index for gpu in machine.gpus]
     place = {index: number for number, index in enumerate(used)}
-    gpus, links, claims = [], [], dict[str, int]()
+    gpus, links, promised_bytes = [], [], dict[str, int]()
     for number, node in enumerate(groups[0]):
         by_index = {gpu.index: gpu for gpu in node.hardware.gpus}
         for model in machine.gpus:
             uuid = by_index[model.index].uuid
             index = number * len(used) + place[model.index]
             gpus.append(model.evolve(index=index, uuid=uuid))
-            claims[uuid] = kind.claims.get(model.uuid, 0)
+            promised_bytes[uuid] = kind.promised_bytes.get(model.uuid, 0)
         links += [
             link.evolve(a=number * len(used) + place[link.a], b=number * len(used) + place[link.b])
             for link in machine.links
         ]
     whole = machine.evolve(gpus=tuple(gpus), links=tuple(links))
-    return NodeGroups(groups, whole, span, claims)
+    return NodeGroups(groups, whole, span, promised_bytes)

@@ -123,7 +123,7 @@ class ModelPlanner:
             machine,
             wish,
             KnownFacts((*profiles.facts, *valid)),
-            request.claims,
+            request.promised_bytes,
             profiles.gpus,
             dict(request.answers),
             profiles.pace,
@@ -252,8 +252,12 @@ class ModelPlanning(FrozenRecord, frozen=True):
         sharing = self.base.sharing
         decision = self._decide_restoration() or self._with_offers()
         # A holder is named only where no more than its memory is missing.
-        if not decision.plans and sharing.holdings and self._decide_with(self.base.claims).plans:
-            decision = decision.evolve(holders=held_by(sharing.holdings, self.base.hardware))
+        if (
+            not decision.plans
+            and sharing.promises
+            and self._decide_with(self.base.promised_bytes).plans
+        ):
+            decision = decision.evolve(holders=held_by(sharing.promises, self.base.hardware))
         lacks_device = {row.verdict for row in decision.rejected} == {"no_device"}
         if self.request.include_uninstalled or lacks_device:
             decision = self._with_alternatives(decision)
@@ -303,15 +307,17 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
         goal_context = wanted_context(inputs.spec, inputs.wish, {})
         return decide_with_offers(
-            offers, self._decide_with, goal_context, rooms(inputs.hardware, inputs.claims)
+            offers, self._decide_with, goal_context, rooms(inputs.hardware, inputs.promised_bytes)
         )
 
     def _decide_with(self, freed_bytes: Mapping[str, int], **changes: Any) -> Decision:
         """The decision if other models give these bytes, by GPU UUID."""
-        claims = self.base.claims.items()
+        promised_bytes = self.base.promised_bytes.items()
         return self.decide(
             hardware=without_engines(self.base.hardware, freed_bytes),
-            claims={uuid: count - freed_bytes.get(uuid, 0) for uuid, count in claims},
+            promised_bytes={
+                uuid: count - freed_bytes.get(uuid, 0) for uuid, count in promised_bytes
+            },
             **changes,
         )
 
@@ -329,7 +335,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             return self.decide(engines, spec=spec, wish=wish)
 
         def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:
-            return self._decide_with(inputs.claims, spec=spec, wish=wish)
+            return self._decide_with(inputs.promised_bytes, spec=spec, wish=wish)
 
         # The wish does not keep the commits of variants.
         hub = self.hub.with_commits({})
@@ -338,7 +344,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             inputs.wish,
             decide_form,
             partial(load, hub=hub),
-            decide_on_empty if any(inputs.claims.values()) else None,
+            decide_on_empty if any(inputs.promised_bytes.values()) else None,
         )
         return with_alternatives(decision, unplanned, hub)
 

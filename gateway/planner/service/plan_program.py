@@ -109,7 +109,7 @@ class PlanWorker:
             gaps=decision.gaps,
             rival=planning.rival(decision),
             commits=hub.resolved,
-            takes=decision.takes,
+            needed_offers=decision.takes,
             learned=planning.learned,
             unconfirmed_repos=tuple(sorted(hub.unconfirmed)),
             template=template.text if template.digest and template.text else "",

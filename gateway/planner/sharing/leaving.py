@@ -91,16 +91,16 @@ def leave_offers(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offe
 
 
 def bytes_promised_away(
-    attempt: Attempt, claims: Mapping[str, int], machine: Hardware
+    attempt: Attempt, promised_bytes: Mapping[str, int], machine: Hardware
 ) -> dict[str, int]:
     """Bytes of a sleeping engine that others were promised since, by GPU UUID.
 
-    claims: of the other engines.
+    promised_bytes: to the other engines.
     """
     missing: dict[str, int] = {}
     for gpu in machine.gpus:
         if gpu.uuid in attempt.plan.gpus:
-            promised = claims.get(gpu.uuid, 0)
+            promised = promised_bytes.get(gpu.uuid, 0)
             left_bytes_of_gpu = (
                 (gpu.total_bytes or 0) - promised - (driver_bytes(gpu) if promised else 0)
             )

@@ -39,10 +39,10 @@ def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
     return total
 
 
-def bytes_reserved(offers: Iterable[Offer]) -> dict[str, int]:
-    """Bytes by GPU UUID that are reserved for the taker of these offers.
+def gift_bytes(offers: Iterable[Offer]) -> dict[str, int]:
+    """Bytes by GPU UUID that are reserved for the receiver of these offers.
 
-    KV cache that was given for the taker alone, and the free memory that the taker counted on
+    KV cache that was given for the receiver alone, and the free memory that it counted on
     beside it. The memory of a model that is unloaded serves every waiting model, so it is not
     reserved.
     """
@@ -75,14 +75,14 @@ def decide_with_offers(
     taken whole.
     """
     search = _OfferSearch(decide, context, room)
-    takes: tuple[Offer, ...] = ()
-    if any(search.losses(takes)):
+    best_offers: tuple[Offer, ...] = ()
+    if any(search.losses(best_offers)):
         surplus = [offer for offer in offers if offer.how == "surplus"]
-        takes = search.improve(takes, surplus)
+        best_offers = search.improve(best_offers, surplus)
     # No model stops for a longer context, only for a plan at all.
-    if all(search.losses(takes)):
-        takes = search.improve(takes, offers)
-    return search.decision(takes).evolve(takes=takes)
+    if all(search.losses(best_offers)):
+        best_offers = search.improve(best_offers, offers)
+    return search.decision(best_offers).evolve(takes=best_offers)
 
 
 class _OfferSearch:
@@ -107,13 +107,13 @@ class _OfferSearch:
         plans = self.decision(offers).plans
         return (False, *lacks(plans[0], self._context)) if plans else (True, True, True, True)
 
-    def improve(self, takes: tuple[Offer, ...], offers: Sequence[Offer]) -> tuple[Offer, ...]:
-        """The fewest of `offers` that reach the best plan with all; `takes` if none is better."""
+    def improve(self, best_offers: tuple[Offer, ...], offers: Sequence[Offer]) -> tuple[Offer, ...]:
+        """The fewest of `offers` that reach the best plan with all; else `best_offers`."""
         if not offers:
-            return takes
+            return best_offers
         goal = self.losses(offers)
-        if goal >= self.losses(takes):
-            return takes
+        if goal >= self.losses(best_offers):
+            return best_offers
         fewest = self.fewest(offers, goal)
         if self._room is None or not fewest:
             return fewest
@@ -144,20 +144,20 @@ class _OfferSearch:
         return next(((offer,) for offer in leaving_offers if self.losses([offer]) <= goal), minimal)
 
     def used_parts(
-        self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]
+        self, best_offers: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]
     ) -> tuple[Offer, ...]:
         """The part of each surplus that the plan uses; all of it if the plan would change."""
-        plan = self.decision(takes).plans[0]
+        plan = self.decision(best_offers).plans[0]
         need = plan.memory.promised_bytes + _ROUNDED_HUNDREDTHS * plan.memory.gpu_bytes // 100
         missing = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
-        for take in sorted(takes, key=lambda offer: offer.how == "surplus"):
+        for offer in sorted(best_offers, key=lambda offer: offer.how == "surplus"):
             count = max(
-                (min(size, missing.get(uuid, 0)) for uuid, size in take.gives.items()), default=0
+                (min(size, missing.get(uuid, 0)) for uuid, size in offer.gives.items()), default=0
             )
-            if take.how != "surplus" or count > 0:
-                room_bytes = max(0, min(room.get(uuid, 0) for uuid in take.gives))
-                parts.append(partial_offer(take, count).evolve(beside=room_bytes))
+            if offer.how != "surplus" or count > 0:
+                room_bytes = max(0, min(room.get(uuid, 0) for uuid in offer.gives))
+                parts.append(partial_offer(offer, count).evolve(beside=room_bytes))
                 missing = {
                     uuid: size - parts[-1].gives.get(uuid, 0) for uuid, size in missing.items()
                 }
@@ -167,4 +167,4 @@ class _OfferSearch:
             and plans[0].memory.kv_tokens >= plan.memory.kv_tokens
             and plans[0].gpus == plan.gpus
         )
-        return tuple(parts) if unchanged and self.losses(parts) <= goal else takes
+        return tuple(parts) if unchanged and self.losses(parts) <= goal else best_offers

@@ -14,7 +14,7 @@ class SharedLayouts:
 
     def __init__(self, inputs: PlanningInput) -> None:
         self.inputs = inputs
-        self.groups = GpuGroups(inputs.hardware, inputs.claims)
+        self.groups = GpuGroups(inputs.hardware, inputs.promised_bytes)
         self._built: dict[tuple[frozenset[str], str], BuiltModel] = {}
         self._experts: dict[bool, ExpertTraits | None] = {}
 

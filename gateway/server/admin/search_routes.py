@@ -67,7 +67,7 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         body.limit,
         body.folders,
         await _machine(parts),
-        parts.loop.fleet.claims(None),
+        parts.loop.fleet.bytes_promised_to_others(None),
     )
     search = asyncio.ensure_future(parts.searches.search(question))
     leave = asyncio.ensure_future(_wait_for_leave(request))

@@ -130,7 +130,7 @@ def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sampl
             if replica.attempt is not None:
                 attempt, budget = replica.attempt, replica.attempt.plan.memory.budget_bytes
                 planned.update(
-                    {gpu: min(budget, attempt.reserved_bytes(gpu)) for gpu in attempt.plan.gpus}
+                    {gpu: min(budget, attempt.promised_bytes(gpu)) for gpu in attempt.plan.gpus}
                 )
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size

@@ -163,15 +163,15 @@ def test_a_gpu_that_others_fill_is_left_alone() -> None:
 
 def test_what_another_engine_was_promised_is_not_promised_twice() -> None:
     this_machine = machine("2x3090")
-    claims = {this_machine.gpus[0].uuid: 20 * GIB}
-    best = decide(spec(), this_machine, [engine()], wish(), claims=claims).plans[0]
+    promised_bytes = {this_machine.gpus[0].uuid: 20 * GIB}
+    best = decide(spec(), this_machine, [engine()], wish(), promised_bytes=promised_bytes).plans[0]
     assert best.gpus == (this_machine.gpus[1].uuid,)
     assert not decide(
         spec(),
         this_machine,
         [engine()],
         wish(),
-        claims={gpu.uuid: 20 * GIB for gpu in this_machine.gpus},
+        promised_bytes={gpu.uuid: 20 * GIB for gpu in this_machine.gpus},
     ).plans
 
 
@@ -179,14 +179,16 @@ def beside(left_gib: int, **fields: Any) -> Decision:
     """Llama 8B on an H200 of which another engine was promised all but so much."""
     profiles = Profiles()
     this_machine, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    claims = {this_machine.gpus[0].uuid: (this_machine.gpus[0].total_bytes or 0) - left_gib * GIB}
+    promised_bytes = {
+        this_machine.gpus[0].uuid: (this_machine.gpus[0].total_bytes or 0) - left_gib * GIB
+    }
     asked_wish = wish(**fields)
     return decide(
         published_model("llama-3.1-8b"),
         this_machine,
         engines,
         asked_wish,
-        claims=claims,
+        promised_bytes=promised_bytes,
         rules=profiles.rules(engines),
     )
 
@@ -207,10 +209,17 @@ def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothi
 def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:
     profiles = Profiles()
     this_machine, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    claims = {this_machine.gpus[0].uuid: GIB}
+    promised_bytes = {this_machine.gpus[0].uuid: GIB}
     large = published_model("qwen2.5-7b", num_hidden_layers=48)
     assert (
-        decide(large, this_machine, engines, wish(), claims=claims, rules=profiles.rules(engines))
+        decide(
+            large,
+            this_machine,
+            engines,
+            wish(),
+            promised_bytes=promised_bytes,
+            rules=profiles.rules(engines),
+        )
         .plans[0]
         .quantizes_weights
     )

@@ -22,7 +22,11 @@ def here(gibs: int) -> Hardware:
 
 def make_decision(gibs: int, claimed: int, context: int | None = None, **args: int) -> Decision:
     return decide(
-        spec(), here(gibs), [ENGINE], wish(max_context=context, args=args), claims={RAM: claimed}
+        spec(),
+        here(gibs),
+        [ENGINE],
+        wish(max_context=context, args=args),
+        promised_bytes={RAM: claimed},
     )
 
 

@@ -125,9 +125,9 @@ def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
 
 
 def choose_devices(
-    hardware: Hardware, tp: int, claims: dict[str, int] | None = None
+    hardware: Hardware, tp: int, promised_bytes: dict[str, int] | None = None
 ) -> list[int] | None:
-    group = GpuGroups(hardware, claims or {}).best(tp)
+    group = GpuGroups(hardware, promised_bytes or {}).best(tp)
     return None if group is None else [gpu.index for gpu in group]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Decision, EngineHere, Holding, ModelForm, WouldFit
+from gateway.domain import Decision, EngineHere, ModelForm, Promise, WouldFit
 from gateway.domain.units import GIB
 from gateway.planner.explain import rejections
 from gateway.planner.refusal import cause, cure, refusal_lines, why_no_plan
@@ -19,7 +19,7 @@ from tests.support.versions import VLLM_REF
 PROFILES = Profiles()
 ENGINES = [PROFILES.engine(VLLM_REF)]
 RULES = PROFILES.rules(ENGINES)
-HELD = (Holding(model="demo", gives={"ram": GIB}, pinned=False, words="demo holds 1 GiB of RAM"),)
+HELD = (Promise(model="demo", gives={"ram": GIB}, pinned=False, words="demo holds 1 GiB of RAM"),)
 FORM = ModelForm(what="awq", source="o/m-AWQ", weights_bytes=GIB, context=9, engine="e==1", gpus=2)
 
 

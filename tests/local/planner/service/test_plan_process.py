@@ -211,8 +211,8 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
         assert later_plan is not None
         assert later_plan.fingerprint != best.fingerprint
         uuids = [gpu.uuid for gpu in Profiles().hardware("2x3090").gpus]
-        claims = dict.fromkeys(uuids[:1], 2**34)
-        claimed = (await planner.plan(replace(request, claims=claims))).plan
+        promised_bytes = dict.fromkeys(uuids[:1], 2**34)
+        claimed = (await planner.plan(replace(request, promised_bytes=promised_bytes))).plan
     assert claimed is not None
     assert claimed.gpus == (uuids[1],)
 

@@ -292,8 +292,8 @@ def test_what_a_replica_waits_for_is_told(before: Rest, after: Rest, expected: l
 
 
 def test_what_others_give_is_told() -> None:
-    take = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
-    waits = model(ReportedReplica(0, takes=(take,)))
+    offer = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
+    waits = model(ReportedReplica(0, awaited_offers=(offer,)))
     (event,) = events_of_model(model(ReportedReplica(0)), waits, ReportedStages(), NOW)
     assert (event.kind, event.data) == ("plan.waits", {"takes": ["b is unloaded"]})
     assert kinds(waits, waits) == []

@@ -9,10 +9,10 @@ from gateway.planner.sharing.surplus import partial_offer, surplus_offers
 from tests.support.makers import GIB, attempt, plan, wish
 
 
-def giving(fleet: Fleet, take: Offer, *asking: str) -> None:
+def giving(fleet: Fleet, offer: Offer, *asking: str) -> None:
     """The giver is planned with what it keeps, for these models."""
-    giver = fleet.models[take.model].replicas[take.replica]
-    giver.attempt = attempt(plan=plan().evolve(cap=Cap(bytes=take.keeps, models=asking)))
+    giver = fleet.models[offer.model].replicas[offer.replica]
+    giver.attempt = attempt(plan=plan().evolve(cap=Cap(bytes=offer.keeps, models=asking)))
     giver.gave_to = frozenset(asking)
 
 
@@ -20,56 +20,62 @@ def admit(fleet: Fleet, *names: str) -> list[ReplicaState]:
     return [fleet.admit(ManagedModel(wish(name=name), 0.0)).replicas[0] for name in names]
 
 
-def test_a_gift_is_claimed_for_its_taker_until_the_next_plan() -> None:
+def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
     fleet = Fleet()
-    taker, other = admit(fleet, "taker", "other")
+    receiver, other = admit(fleet, "receiver", "other")
     admit(fleet, "giver")
-    take = Offer(
+    offer = Offer(
         model="giver",
         how="surplus",
         gives={"GPU-x": 3 * GIB},
         keeps=9 * GIB,
         words="giver gives 3 GiB",
     )
-    taker.wait_for((take,))
-    assert fleet.claims(other) == {}, "it is not given yet"
-    giving(fleet, take, "taker")
-    has = fleet.claims(taker)
-    assert fleet.claims(other) == {**has, "GPU-x": 3 * GIB}, (
-        "it was given, though the taker has yet to hear of it"
+    receiver.wait_for((offer,))
+    assert fleet.bytes_promised_to_others(other) == {}, "it is not given yet"
+    giving(fleet, offer, "receiver")
+    has = fleet.bytes_promised_to_others(receiver)
+    assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}, (
+        "it was given, though the receiver has yet to hear of it"
     )
-    taker.receive((take,))
-    assert (taker.blocked, taker.takes) == (None, ())
-    assert fleet.claims(other) == {**has, "GPU-x": 3 * GIB}
-    taker.attempt = attempt()
-    assert "GPU-x" not in fleet.claims(other), "its plan holds what it was given for"
-    taker.attempt = None
-    taker.block("no plan fits")
-    assert fleet.claims(other) == has
+    receiver.receive((offer,))
+    assert (receiver.blocked, receiver.awaited_offers) == (None, ())
+    assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}
+    receiver.attempt = attempt()
+    assert "GPU-x" not in fleet.bytes_promised_to_others(other), (
+        "its plan holds what it was given for"
+    )
+    receiver.attempt = None
+    receiver.block("no plan fits")
+    assert fleet.bytes_promised_to_others(other) == has
 
 
-def test_what_was_given_for_one_is_not_claimed_for_who_asked_for_the_same_meanwhile() -> None:
+def test_a_gift_for_one_is_not_promised_to_another_that_asked_meanwhile() -> None:
     fleet = Fleet()
-    taker, late, other = admit(fleet, "taker", "late", "other")
+    receiver, late, other = admit(fleet, "receiver", "late", "other")
     admit(fleet, "giver")
-    take = Offer(
+    offer = Offer(
         model="giver",
         how="surplus",
         gives={"GPU-x": 3 * GIB},
         keeps=9 * GIB,
         words="giver gives 3 GiB",
     )
-    for one in (taker, late):
-        one.wait_for((take,))
-    giving(fleet, take, "taker")
-    assert [fleet.has_given(take, name) for name in ("taker", "late")] == [True, False]
-    assert fleet.claims(other)["GPU-x"] == fleet.claims(late)["GPU-x"] == 3 * GIB
-    assert "GPU-x" not in fleet.claims(taker)
+    for one in (receiver, late):
+        one.wait_for((offer,))
+    giving(fleet, offer, "receiver")
+    assert [fleet.has_given(offer, name) for name in ("receiver", "late")] == [True, False]
+    assert (
+        fleet.bytes_promised_to_others(other)["GPU-x"]
+        == fleet.bytes_promised_to_others(late)["GPU-x"]
+        == 3 * GIB
+    )
+    assert "GPU-x" not in fleet.bytes_promised_to_others(receiver)
     # What it asks for next is not given yet.
-    assert not fleet.has_given(take.evolve(keeps=5 * GIB), "taker")
+    assert not fleet.has_given(offer.evolve(keeps=5 * GIB), "receiver")
     giver = fleet.models["giver"].replicas[0]
     giver.attempt = None
-    assert not fleet.has_given(take, "taker"), "its engine is gone, and with it what it gave"
+    assert not fleet.has_given(offer, "receiver"), "its engine is gone, and with it what it gave"
 
 
 def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
@@ -82,10 +88,10 @@ def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
     size = max(whole.gives.values())
 
     def offered_places(share: int, beside: int = 0) -> tuple[int, set[str]]:
-        take = partial_offer(whole, share).evolve(beside=beside)
+        offer = partial_offer(whole, share).evolve(beside=beside)
         for one in (first, second):
-            one.wait_for((take,))
-        offer, names = fleet.combined_offer(fleet.models["giver"], take, "second")
+            one.wait_for((offer,))
+        offer, names = fleet.combined_offer(fleet.models["giver"], offer, "second")
         return max(offer.gives.values()), names
 
     assert offered_places(size) == (size, {"second"}), "the other would have nothing of it"

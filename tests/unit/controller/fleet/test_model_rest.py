@@ -126,7 +126,10 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
         ("status", Rest("backing_off", "after a failure", 120.0)),
         ("leaving", Eviction("idle", "no request")),
         ("looks_again", True),
-        ("takes", (Offer(model="n", how="stop", gives={}, keeps=0, words="n is unloaded"),)),
+        (
+            "awaited_offers",
+            (Offer(model="n", how="stop", gives={}, keeps=0, words="n is unloaded"),),
+        ),
         ("unrouted_at", 3.0),
     ],
 )

@@ -35,12 +35,12 @@ GOALS = ("latency", "balanced", "context", "throughput")
 
 def inputs_of(model: str, machine: Hardware, **fields: Any) -> PlanningInput:
     spec = read_model("m", None, config(model), None, None, (), None)
-    claims = fields.pop("claims", {})
+    promised_bytes = fields.pop("promised_bytes", {})
     return PlanningInput(
         spec,
         machine,
         wish(**fields),
-        claims=claims,
+        promised_bytes=promised_bytes,
         gpus=PROFILES.gpus,
         pace=PROFILES.pace,
         parsers=PROFILES.parsers,
@@ -102,7 +102,9 @@ def test_a_plan_waits_for_all_of_its_nodes() -> None:
     gpu = cluster.nodes[1].hardware.gpus[0]
     assert gpu.total_bytes is not None
     inputs = inputs_of(
-        "glm-4.5-air", cluster.nodes[0].hardware, claims={gpu.uuid: gpu.total_bytes * 9 // 10}
+        "glm-4.5-air",
+        cluster.nodes[0].hardware,
+        promised_bytes={gpu.uuid: gpu.total_bytes * 9 // 10},
     )
     decision = decide_over_nodes(inputs, cluster, ENGINES, RULES)
     assert not decision.plans

@@ -152,6 +152,8 @@ def test_copies_take_unlike_nodes_one_after_the_other() -> None:
     engine = PROFILES.engine(VERSIONS[0])
     decision, cluster = over(engine, ["3090", "4090"], "llama-3.1-8b", replicas=1)
     first_plan = decision.plans[0]
-    claims = dict.fromkeys(first_plan.gpus, first_plan.memory.promised_bytes)
-    second = decide_on(cluster, engine, "llama-3.1-8b", replicas=1, claims=claims).plans[0]
+    promised_bytes = dict.fromkeys(first_plan.gpus, first_plan.memory.promised_bytes)
+    second = decide_on(
+        cluster, engine, "llama-3.1-8b", replicas=1, promised_bytes=promised_bytes
+    ).plans[0]
     assert {row.node for row in (*first_plan.nodes, *second.nodes)} == {"node-1", "node-2"}

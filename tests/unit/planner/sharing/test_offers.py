@@ -8,7 +8,7 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 
 from gateway.domain import Decision, IntChoice, Offer
-from gateway.planner.sharing.offers import bytes_given, bytes_reserved, decide_with_offers
+from gateway.planner.sharing.offers import bytes_given, decide_with_offers, gift_bytes
 from tests.support.makers import GIB, plan
 
 WANTED = 32768
@@ -121,5 +121,5 @@ def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_wait
         offer("b", "surplus", 1),
         offer("c", "sleep", 9),
     ]
-    assert bytes_reserved(offers) == {"GPU-0": 6 * GIB}
-    assert bytes_reserved(offers[2:]) == {}
+    assert gift_bytes(offers) == {"GPU-0": 6 * GIB}
+    assert gift_bytes(offers[2:]) == {}

@@ -16,11 +16,11 @@ from gateway.domain import (
     Decision,
     Failure,
     Hardware,
-    Holding,
     ModelSpec,
     Offer,
     Plan,
     Policy,
+    Promise,
     Sharing,
     Wish,
 )
@@ -172,7 +172,7 @@ class Machine:
         self.fixed: set[str] = set()
         self.made = 0
 
-    def claims(self, without: str = "", *, come: bool = True) -> dict[str, int]:
+    def promised_bytes(self, without: str = "", *, come: bool = True) -> dict[str, int]:
         """come: with what those have that are still to come back."""
         total: dict[str, int] = {}
         for name, one in (*self.serving.items(), *(self.lost.items() if come else ())):
@@ -189,8 +189,8 @@ class Machine:
         **changes: Any,
     ) -> Decision:
         """As the process that plans: what others give is free, and nobody has it any more."""
-        claims, here = self.claims(name), self.free(name)
-        left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in claims.items()}
+        promised_bytes, here = self.promised_bytes(name), self.free(name)
+        left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in promised_bytes.items()}
         asked = (wish or self.wishes[name]).evolve(**changes)
         here = without_engines(here, free or {})
         return decide(
@@ -199,21 +199,22 @@ class Machine:
             ENGINES,
             asked,
             PROFILES.facts,
-            claims=left,
+            promised_bytes=left,
             rules=RULES,
             gpus=PROFILES.gpus,
             sharing=sharing,
         )
 
     def free(self, without: str = "") -> Hardware:
-        claims = self.claims(without, come=False)
+        promised_bytes = self.promised_bytes(without, come=False)
         gpus = (
             # What the driver has is not read beside engines.
             (
                 gpu.evolve(
-                    free_bytes=max(0, (gpu.free_bytes or 0) - claims[gpu.uuid]), processes=None
+                    free_bytes=max(0, (gpu.free_bytes or 0) - promised_bytes[gpu.uuid]),
+                    processes=None,
                 )
-                if gpu.uuid in claims
+                if gpu.uuid in promised_bytes
                 else gpu
             )
             for gpu in self.hardware.gpus
@@ -250,7 +251,7 @@ class Machine:
             gives: dict[str, int] = {}
             for one in (has[other] for other in copies if other in has):
                 gives |= {uuid: gives.get(uuid, 0) + one.memory.promised_bytes for uuid in one.gpus}
-            holders.append(Holding(model=model, gives=gives))
+            holders.append(Promise(model=model, gives=gives))
         caps = {model: self.last_caps(copies) for model, copies in others.items()}
         past = self.attempts.get(name, [])
         cap, lost = current_cap(past, caps), interrupted_plan(past)
@@ -300,7 +301,7 @@ class Machine:
             sharing.offers,
             partial(self.make_decision, name, sharing),
             wanted,
-            rooms(self.free(), self.claims()),
+            rooms(self.free(), self.promised_bytes()),
         )
         for take in decision.takes:
             giver = copy_of(take.model, take.replica)
@@ -393,7 +394,7 @@ class Machine:
 
     def full(self) -> bool:
         total = {gpu.uuid: gpu.total_bytes or 0 for gpu in self.hardware.gpus}
-        return any(count > total[uuid] for uuid, count in self.claims().items())
+        return any(count > total[uuid] for uuid, count in self.promised_bytes().items())
 
 
 GONE = Failure(kind="exited", phase="serving", message="", proves="nothing")
@@ -532,14 +533,14 @@ def test_five_small_models_share_a_card_without_a_flag() -> None:
     machine = Machine("3090")
     assert all(machine.add(f"small/{number}") for number in range(5))
     assert not machine.full()
-    assert machine.claims()[machine.hardware.gpus[0].uuid] <= 24 * GIB
+    assert machine.promised_bytes()[machine.hardware.gpus[0].uuid] <= 24 * GIB
 
 
 def test_an_encoder_leaves_the_card_to_others_though_it_came_first() -> None:
     MODELS["encoder"] = config("bge-m3")
     machine = Machine("3090")
     assert machine.add("encoder/0")
-    assert machine.claims()[machine.hardware.gpus[0].uuid] < 6 * GIB
+    assert machine.promised_bytes()[machine.hardware.gpus[0].uuid] < 6 * GIB
     assert machine.add("llama-1b/1")
     assert (
         machine.serving["llama-1b/1"].memory.kv_bytes > 8 * GIB
