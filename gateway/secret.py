@@ -145,10 +145,10 @@ def _without_word(text: str, value: str, label: str) -> str:
     if not value:
         return text
     forms = {form.casefold() for form in (value, repr(value)[1:-1], quote(value, safe=""))}
-    words = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
-    pattern = re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)
+    alternatives = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+    pattern = re.compile(rf"(?<!\w)(?:{alternatives})(?!\w)", re.IGNORECASE)
     if len(value) >= _MIN_SECRET_CHARACTERS:
-        return re.sub(words, lambda _: label, text, flags=re.IGNORECASE)
+        return re.sub(alternatives, lambda _: label, text, flags=re.IGNORECASE)
     # The letters around a label would tell a value of some letters.
     return f"words with {label}, which are not shown" if pattern.search(text) else text
 

@@ -262,7 +262,7 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
         form = _PLAIN_VALUE, "numbers and words"
     if form is None:
         return _suggest_name(engine, name)
-    pattern, words = form
+    pattern, text = form
     if pattern.fullmatch(value) and ".." not in value:
         return None
     if name in PROXIES and "@" in value:
@@ -270,7 +270,7 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
             f"{closed}its address has a password, which would be shown in plans and stored.",
             "Give a proxy without a password.",
         )
-    return f"{name} takes {words}.", "Correct the value."
+    return f"{name} takes {text}.", "Correct the value."
 
 
 def words(env: Mapping[str, str]) -> str:

@@ -37,11 +37,11 @@ def next_attempt_text(follows: Any) -> str:
         for change in follows["differs"]
         if change["what"].removeprefix("--").replace("-", " ") not in choices - {change["what"]}
     ]
-    words = [
+    texts = [
         f"{change['what']} {change['old'] or 'unset'} -> {change['new'] or 'unset'}"
         for change in changes
     ]
-    return f"attempt {follows['attempt']}, {'; '.join(words) or 'the same plan again'}"
+    return f"attempt {follows['attempt']}, {'; '.join(texts) or 'the same plan again'}"
 
 
 def detail_text(view: Any) -> str:
@@ -51,32 +51,32 @@ def detail_text(view: Any) -> str:
         for replica in view["replicas"]
         if replica["follows"] and replica["busy_with"]
     ]
-    words = [_own_detail(view)]
-    words += [
+    texts = [_own_detail(view)]
+    texts += [
         f"after {follows['failure']}: {next_attempt_text(follows)}" for follows in retries[:1]
     ]
-    words += [
+    texts += [
         start_text(copy_view["start"]) for copy_view in view["replicas"] if copy_view.get("start")
     ][:1]
-    return "; ".join(filter(None, words))
+    return "; ".join(filter(None, texts))
 
 
 def start_text(start: Any) -> str:
     """The phase of a start, with elapsed and expected seconds; "": nothing is known yet."""
     phase, expected = start["phase"], start["expected"]
-    words = []
+    texts = []
     if phase is not None:
         usual_s = expected["phases"].get(phase) if expected is not None else None
         usual = f" of {in_words(usual_s)}" if usual_s else ""
-        words.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual}")
+        texts.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual}")
     if expected is not None:
         passed = f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
         low, high = (in_words(expected[name]) for name in ("low_s", "high_s"))
-        words.append(f"{passed}{low if low == high else f'{low} to {high}'} in all")
-        words += _GRADES.get(expected["grade"], ())
+        texts.append(f"{passed}{low if low == high else f'{low} to {high}'} in all")
+        texts += _GRADES.get(expected["grade"], ())
     if start["conditions"]["is_cache_empty"]:
-        words.append("nothing is compiled yet")
-    return ", ".join(words)
+        texts.append("nothing is compiled yet")
+    return ", ".join(texts)
 
 
 _GRADES = {
@@ -88,12 +88,12 @@ _GRADES = {
 def expected_start_text(start: Any) -> str:
     """The expected duration of a start that has not begun. start: of a decision."""
     expectation = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
-    words = start_text(expectation)
+    text = start_text(expectation)
     if start["time"] is None:
-        words = ", ".join(
-            filter(None, (words, "no start like it was measured here, so its time is unknown"))
+        text = ", ".join(
+            filter(None, (text, "no start like it was measured here, so its time is unknown"))
         )
-    return sentence(words)
+    return sentence(text)
 
 
 _ABILITIES = {
@@ -195,8 +195,8 @@ def _show_refusals(decision: Any) -> None:
         return
     say("\nRefused by the engine's own code")
     for rejection in explain.rejections(rejected):
-        words = [f"{rejection.candidates}:", *(line.strip() for line in rejection.lines)]
-        print_paragraph(" ".join(words), indent=4, first="  ")
+        texts = [f"{rejection.candidates}:", *(line.strip() for line in rejection.lines)]
+        print_paragraph(" ".join(texts), indent=4, first="  ")
 
 
 def _show_attempt(attempt: Any) -> None:
@@ -206,7 +206,7 @@ def _show_attempt(attempt: Any) -> None:
     from gateway.planner import explain
 
     started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone()
-    words = [
+    texts = [
         attempt["state"],
         attempt["engine"],
         explain.short(attempt["digest"] or ""),
@@ -214,7 +214,7 @@ def _show_attempt(attempt: Any) -> None:
         attempt["otherwise"],
     ]
     print_paragraph(
-        "  ".join(word for word in words if word),
+        "  ".join(text for text in texts if text),
         indent=5,
         first=f"  {attempt['id']}  {started.strftime('%F %T')}  ",
     )

@@ -83,14 +83,14 @@ def code_versions(
     values: dict[str, Scalar] = {"others": " or ".join(refs)} if refs else {}
     if change is not None:
         name, (first, form) = change
-        words = _WORDS[form].format(name=name, version=first)
-        values["code_change"] = f"{words}; {_UNCERTAINTY}"
+        text = _WORDS[form].format(name=name, version=first)
+        values["code_change"] = f"{text}; {_UNCERTAINTY}"
         if form in ("line", "text"):
             values["code_gone"] = first
     elif older and frames:
-        words = f"{frames[0].name}, which led here, has other code there"
+        text = f"{frames[0].name}, which led here, has other code there"
         addition = ", and newer versions have the same" if newest else ""
-        values["code_change"] = f"{words}{addition}; {_UNCERTAINTY}"
+        values["code_change"] = f"{text}{addition}; {_UNCERTAINTY}"
     if not refs:
         values["no_other_code"] = "yes"
     return values

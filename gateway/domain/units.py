@@ -95,8 +95,8 @@ class TransferProgress(str):
         return progress
 
 
-def sentence(words: str) -> str:
+def sentence(text: str) -> str:
     """The words as a sentence. The name of a file, flag or variable at its start stays as it is."""
-    first = words.partition(" ")[0]
+    first = text.partition(" ")[0]
     is_name = first.startswith("-") or "." in first.rstrip(".,:;") or "_" in first
-    return f"{words if is_name else words[:1].upper() + words[1:]}".rstrip(".") + "."
+    return f"{text if is_name else text[:1].upper() + text[1:]}".rstrip(".") + "."

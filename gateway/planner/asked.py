@@ -291,8 +291,8 @@ def signature(candidate: Candidate) -> str:
     )
 
 
-def _without_paths(words: str) -> str:
-    return _PATH.sub("PATH", words)
+def _without_paths(text: str) -> str:
+    return _PATH.sub("PATH", text)
 
 
 def _name(layer: str) -> str:

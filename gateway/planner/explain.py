@@ -336,24 +336,24 @@ def _engines(plans: list[Plan]) -> str:
 
 def changes(plan: Plan) -> str:
     """The differences of a plan from the defaults of its engine."""
-    words = []
+    texts = []
     if plan.cost:
-        words += ["whole experts"] if plan.expert_parallel.value else []
-        words += (
+        texts += ["whole experts"] if plan.expert_parallel.value else []
+        texts += (
             [f"KV cache in {plan.kv_cache_dtype.value}"]
             if plan.kv_cache_dtype.value != "auto"
             else []
         )
-        words += [plan.kernel_overrides.value] if plan.kernel_overrides.value != "none" else []
-        words += (
+        texts += [plan.kernel_overrides.value] if plan.kernel_overrides.value != "none" else []
+        texts += (
             [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
         )
-        words += [f"weights in {plan.quantization.value}"] if plan.quantizes_weights else []
-        words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
-    words += [f"without {', '.join(plan.drops)}"] if plan.drops else []
-    words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
-    words += ["no peer-to-peer access"] if plan.env.get(P2P_SWITCH[0]) == P2P_SWITCH[1] else []
-    return ", ".join(words)
+        texts += [f"weights in {plan.quantization.value}"] if plan.quantizes_weights else []
+        texts += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
+    texts += [f"without {', '.join(plan.drops)}"] if plan.drops else []
+    texts += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
+    texts += ["no peer-to-peer access"] if plan.env.get(P2P_SWITCH[0]) == P2P_SWITCH[1] else []
+    return ", ".join(texts)
 
 
 def headline(decision: Decision) -> str:
@@ -377,9 +377,9 @@ def more_of(best: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | Non
     context = f"{neighbour.max_model_len.value:,} tokens of context"
     if best is None:
         return None, f"it could serve this, with {context}"
-    words = [context] if neighbour.max_model_len.value > best.max_model_len.value else []
+    texts = [context] if neighbour.max_model_len.value > best.max_model_len.value else []
     if best.quantizes_weights and not neighbour.quantizes_weights:
-        words.append("the weights as they are")
+        texts.append("the weights as they are")
     gain = None
     if best.speed is not None and neighbour.speed is not None:
         mine, theirs = (
@@ -388,8 +388,8 @@ def more_of(best: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | Non
         )
         gain = round(theirs / mine - 1, 3) if mine else None
     if gain is not None and abs(gain) >= _MIN_GAIN:
-        words.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
-    return gain, ", ".join(words) or "nothing that counts"
+        texts.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
+    return gain, ", ".join(texts) or "nothing that counts"
 
 
 # A smaller gain is within the error of an estimate.

@@ -110,9 +110,9 @@ def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> 
 def _reason(footprint: Footprint, kv_bytes: int) -> str:
     cache = footprint.cache
     per_request = cache.states_per_request
-    words = f"{per_request} for each request" if per_request > 1 else "one for each request"
+    text = f"{per_request} for each request" if per_request > 1 else "one for each request"
     states = cache.states(kv_bytes)
-    return f"about {states} state blocks fit into {gib(kv_bytes)} of KV cache, {words}"
+    return f"about {states} state blocks fit into {gib(kv_bytes)} of KV cache, {text}"
 
 
 def _search_requests(

@@ -243,20 +243,20 @@ def _field_mistakes(
             for end in range(len(keys), 0, -1)
             if keys[:end] in document.places or end == 1
         )
-        words = messages.setdefault(place, [])
+        texts = messages.setdefault(place, [])
         if problem["type"] == "extra_forbidden":
             field_names = (
                 _NESTED_FIELDS.get(str(problem["loc"][0]), set())
                 if len(problem["loc"]) > 1
                 else _FIELDS
             )
-            words.append(_unknown_key(str(field), field_names))
+            texts.append(_unknown_key(str(field), field_names))
         else:
-            prefix = "" if words else ".".join(map(str, place[1:])) + ": "
-            words.append(prefix + problem["msg"].removeprefix("Value error, "))
+            prefix = "" if texts else ".".join(map(str, place[1:])) + ": "
+            texts.append(prefix + problem["msg"].removeprefix("Value error, "))
     return [
-        Mistake(document.place(keys), references.hide_values("; or: ".join(words)))
-        for keys, words in messages.items()
+        Mistake(document.place(keys), references.hide_values("; or: ".join(texts)))
+        for keys, texts in messages.items()
     ]
 
 

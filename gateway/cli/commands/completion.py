@@ -72,10 +72,10 @@ def _command_nodes(command: Any, path: tuple[str, ...]) -> Iterator[CommandNode]
 def _options(command: Any) -> Iterator[Option]:
     for parameter in command.params:
         if parameter.param_type_name == "option" and not parameter.hidden:
-            words = (parameter.help or "").partition("; ")[0].rstrip(".")
+            text = (parameter.help or "").partition("; ")[0].rstrip(".")
             yield Option(
                 (*parameter.opts, *parameter.secondary_opts),
-                words,
+                text,
                 _values_of(parameter),
                 not (parameter.is_flag or parameter.count),
             )

@@ -115,5 +115,5 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _scope_text(fact: dict[str, Any]) -> str:
-    words = ", ".join(f"{key} {value}" for key, value in fact["scope"].items())
-    return f"{words}: {fact['value']}" if fact["value"] is not None else words
+    text = ", ".join(f"{key} {value}" for key, value in fact["scope"].items())
+    return f"{text}: {fact['value']}" if fact["value"] is not None else text

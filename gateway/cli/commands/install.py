@@ -304,13 +304,13 @@ def _fill(
             f"uv could not install {title}: {' '.join(message.split())[-_MESSAGE_CHARACTERS:]}",
             hint="Fix the problem and repeat the installation.",
         )
-    words = " ".join(message.split())
-    matches = (re.search(pattern, words) for pattern in _MISSING_PACKAGE)
+    text = " ".join(message.split())
+    matches = (re.search(pattern, text) for pattern in _MISSING_PACKAGE)
     missing = next((match[1] for match in matches if match), None)
     reason = (
         f"{wheels} has no wheel of {missing} for this Python and machine"
         if missing
-        else f"uv says: {words[-_MESSAGE_CHARACTERS:]}"
+        else f"uv says: {text[-_MESSAGE_CHARACTERS:]}"
     )
     raise InstallFailed(
         f"{reason}.",

@@ -122,12 +122,12 @@ def rm(
 
 
 def _limits(key: dict[str, Any]) -> str:
-    words = (
+    units = (
         ("requests_per_minute", "requests/min"),
         ("tokens_per_minute", "tokens/min"),
         ("max_in_flight", "at once"),
     )
     return (
-        ", ".join(f"{key[name]:,} {word}" for name, word in words if key[name] is not None)
+        ", ".join(f"{key[name]:,} {unit}" for name, unit in units if key[name] is not None)
         or "none"
     )

@@ -118,9 +118,9 @@ class WaitReports:
         start = next(
             (replica["start"] for replica in view["replicas"] if replica.get("start")), None
         )
-        words = (status_text(view), start_text(start) if start is not None else "")
-        stage = words[0], start["phase"] if start is not None else None
-        line = f"{self._name}: {'; '.join(filter(None, words))}"
+        texts = (status_text(view), start_text(start) if start is not None else "")
+        stage = texts[0], start["phase"] if start is not None else None
+        line = f"{self._name}: {'; '.join(filter(None, texts))}"
         is_due = stage != self._stage or now_s - self._at_s >= _REPEAT_S
         if line == self._line or not is_due:
             return ""

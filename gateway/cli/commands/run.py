@@ -50,10 +50,10 @@ def run(
     """Talk with MODEL, adding it first if it is new. /bye or Ctrl-D ends the conversation, Ctrl-C
     stops an answer. Piped input is one prompt. The model keeps serving afterwards."""
     interactive = StandardStreams.detect().input_is_terminal
-    words = " ".join(prompt or ())
+    text = " ".join(prompt or ())
     if not interactive and (piped := read_stdin().strip()):
-        words = f"{words}\n\n{piped}" if words else piped
-    if not interactive and not words:
+        text = f"{text}\n\n{piped}" if text else piped
+    if not interactive and not text:
         raise BadRequest(
             "There is no prompt.",
             hint='Give a prompt: `fitserve run MODEL "Hello"`, or through a pipe.',
@@ -68,9 +68,9 @@ def run(
             f"{view['name']} does not generate text.", hint="Use a model that generates text."
         )
     chat = Chat(view["name"], system, verbose=verbose)
-    if not words:
+    if not text:
         chat.talk()
-    elif not chat.answer(words, as_json=as_json):
+    elif not chat.answer(text, as_json=as_json):
         raise typer.Exit(_INTERRUPT_EXIT_CODE)
 
 

@@ -320,15 +320,15 @@ def prepared_engines(views: Sequence[PreparedView], most: int) -> MachineCheck |
         return MachineCheck(
             "prepared engines", "ok", "none: the first start in an environment is a plain one"
         )
-    words = []
+    texts = []
     for view in views:
         size = gib(view.pss_bytes) if view.pss_bytes is not None else "unknown memory"
         refused = short_list(sorted(view.refused))
-        words.append(
+        texts.append(
             f"{view.engine} (process {view.pid}, {size}, {view.modules} modules"
             f"{f'; left to the fork: {refused}' if refused else ''})"
         )
-    return MachineCheck("prepared engines", "ok", "; ".join(words))
+    return MachineCheck("prepared engines", "ok", "; ".join(texts))
 
 
 def disk(free: Mapping[str, tuple[str, int | None]]) -> list[MachineCheck]:

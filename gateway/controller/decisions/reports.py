@@ -128,11 +128,11 @@ def events_of_model(
     yield from _endpoint_events(before, after, now)
     if before is not None and before.state != after.state:
         detail = detail_beside(after.state, after.detail)
-        words = f"{after.wish.name} {_STATE_VERBS.get(after.state, f'is {after.state}')}" + (
+        text = f"{after.wish.name} {_STATE_VERBS.get(after.state, f'is {after.state}')}" + (
             f": {detail}" if detail else "."
         )
         data = {"state": after.state, "before": before.state, "detail": after.detail}
-        yield Event(at=now, kind="model.state", model=after.wish.name, words=words, data=data)
+        yield Event(at=now, kind="model.state", model=after.wish.name, words=text, data=data)
 
 
 # States whose name is no adjective.
@@ -142,8 +142,8 @@ _STATE_VERBS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float) -> Iterator[Event]:
     wish, name = after.wish, after.wish.name
 
-    def event(kind: EventKind, words: str, **data: Any) -> Event:
-        return Event(at=now, kind=kind, model=name, words=words, data=data)
+    def event(kind: EventKind, text: str, **data: Any) -> Event:
+        return Event(at=now, kind=kind, model=name, words=text, data=data)
 
     if before is None:
         data = {"source": wish.source} if wish.source else {"endpoints": list(wish.endpoints)}
@@ -202,7 +202,7 @@ def _replica_events(
         if now_is == was == "ready":
             yield from _late_abilities(model, before, attempt, after.index, now)
 
-    def event(kind: EventKind, words: str, **data: Any) -> Event:
+    def event(kind: EventKind, text: str, **data: Any) -> Event:
         live = after.live
         number = live.id if live is not None else None
         return Event(
@@ -211,28 +211,28 @@ def _replica_events(
             model=name,
             replica=after.index,
             attempt=number,
-            words=words,
+            words=text,
             data=data,
         )
 
     name, status = model.wish.name, after.status
     yield from (
-        event(kind, words, **data) for kind, words, data in _phase_events(name, before, after)
+        event(kind, text, **data) for kind, text, data in _phase_events(name, before, after)
     )
     if after.awaited_offers and after.awaited_offers != before.awaited_offers:
         takes = [offer.words for offer in after.awaited_offers]
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
     if after.leaving is not None and before.leaving is None and not after.is_trial:
-        why, words = after.leaving
+        why, text = after.leaving
         copy = (
             f"Copy {after.index + 1} of {name}"
             if sum(not sibling.is_trial for sibling in model.replicas) > 1
             else name
         )
-        yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
+        yield event("model.leaving", f"{copy} is unloaded: {text}.", why=why)
     yield from (
-        event(kind, words, **data)
-        for kind, words, data in _status_events(name, before.status, status, now)
+        event(kind, text, **data)
+        for kind, text, data in _status_events(name, before.status, status, now)
     )
 
 
@@ -269,8 +269,8 @@ def _status_events(
         yield "plan.none", f"There is no plan for {name}: {status.reason}", reason
     elif status.state == "backing_off" and status.recheck_at is not None:
         wait = in_words(max(0.0, status.recheck_at - now))
-        words = f"{name} is started again in {wait}, {status.reason}"
-        yield "engine.retry", words, {"at": status.recheck_at, **reason}
+        text = f"{name} is started again in {wait}, {status.reason}"
+        yield "engine.retry", text, {"at": status.recheck_at, **reason}
     elif status.state == "quarantined" and has_changed:
         yield "engine.quarantined", f"{name} is not started again: {status.reason}", reason
     elif status.state == "unreachable" and before.state != "unreachable":
@@ -290,20 +290,20 @@ def _start_events(
     """The events of a start that were not reported yet."""
     name, plan = model.wish.name, attempt.plan
 
-    def event(kind: EventKind, words: str, at: float = now, **data: Any) -> Event:
+    def event(kind: EventKind, text: str, at: float = now, **data: Any) -> Event:
         return Event(
             at=at,
             kind=kind,
             model=name,
             replica=replica.index,
             attempt=attempt.id,
-            words=words,
+            words=text,
             data=data,
         )
 
     if was == "":
-        kind, words, data = _plan_event(name, earlier, attempt)
-        yield event(kind, words, attempt.started_at, **data, trial=replica.is_trial)
+        kind, text, data = _plan_event(name, earlier, attempt)
+        yield event(kind, text, attempt.started_at, **data, trial=replica.is_trial)
     if was in ("", "chosen") and (replica.watched == attempt.id or attempt.ready_at is not None):
         yield event(
             "engine.started",
@@ -314,8 +314,8 @@ def _start_events(
     if was in ("", "chosen", "started") and attempt.ready_at is not None:
         tested = attempt.abilities
         abilities = tested.model_dump(mode="json") if tested is not None else {}
-        words = f"{name} answers, even to a full prefill batch and to many requests at once."
-        yield event("engine.proven", words, attempt.ready_at, abilities=abilities)
+        text = f"{name} answers, even to a full prefill batch and to many requests at once."
+        yield event("engine.proven", text, attempt.ready_at, abilities=abilities)
         took_s = round(attempt.ready_at - attempt.started_at, 3)
         ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}
         yield event(
@@ -326,19 +326,19 @@ def _start_events(
         )
     if attempt.failure is not None:
         failure = attempt.failure
-        words = f"{name} failed ({failure.kind}): {failure.message}"
+        text = f"{name} failed ({failure.kind}): {failure.message}"
         details = failure.model_dump(mode="json", exclude_defaults=True)
         yield event(
             "engine.failed",
-            words,
+            text,
             attempt.ended_at or now,
             engine=str(plan.engine),
             failure=details,
         )
     elif not attempt.is_live:
         why, reason = _stop_reason(model, replica)
-        words = f"An engine of {name} stops: {reason}."
-        yield event("engine.stopped", words, attempt.ended_at or now, why=why, reason=reason)
+        text = f"An engine of {name} stops: {reason}."
+        yield event("engine.stopped", text, attempt.ended_at or now, why=why, reason=reason)
 
 
 def _plan_event(

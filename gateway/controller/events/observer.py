@@ -193,12 +193,12 @@ class Observer:
             if reading.throttled:
                 if uuid not in self._throttled:
                     why = list(reading.throttled)
-                    words = f"{uuid} lowers its clocks: {', '.join(why)}."
+                    text = f"{uuid} lowers its clocks: {', '.join(why)}."
                     self._tell(
                         _event(
                             now,
                             "gpu.throttled",
-                            words,
+                            text,
                             gpu=uuid,
                             why=why,
                             temperature_c=reading.temperature_c,

@@ -85,8 +85,8 @@ def _endpoint_status(model: ManagedModel) -> tuple[str, str]:
     states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
     if states:
         best = min(states, key=_STATE_ORDER.index)
-        words = {"ready": (), "asleep": ("the next request loads it there",)}
-        remedy = words.get(best, (f"it is {best.replace('_', ' ')} there",))
+        remedies = {"ready": (), "asleep": ("the next request loads it there",)}
+        remedy = remedies.get(best, (f"it is {best.replace('_', ' ')} there",))
         return best, "; ".join(
             [f"{len(states)} of {len(model.endpoints)} endpoints answer", *remedy, *why]
         )

@@ -139,8 +139,8 @@ class StartGate:
     def disturbance(self, attempt: Attempt) -> str:
         """A neighbour's disturbance during the start, or just before now for a serving engine; ""
         if none."""
-        at, words = self._disturbed.get(attempt.instance_name, (0.0, ""))
-        return words if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
+        at, text = self._disturbed.get(attempt.instance_name, (0.0, ""))
+        return text if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
     async def turn(
         self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False

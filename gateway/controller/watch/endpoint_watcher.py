@@ -216,6 +216,6 @@ class EndpointWatcher:
         except NoAnswerError:
             message = ""
         # Some servers repeat the key that they refuse.
-        words = message[:_SHOWN_CHARACTERS_MAX]
-        words = words if words.isprintable() and key.hidden_in(message) == message else ""
-        return f"{self.url} refused the key: {words or f'it answers {answer.status}'}"
+        text = message[:_SHOWN_CHARACTERS_MAX]
+        text = text if text.isprintable() and key.hidden_in(message) == message else ""
+        return f"{self.url} refused the key: {text or f'it answers {answer.status}'}"

@@ -132,9 +132,9 @@ async def _gather_proofs(
     def show() -> None:
         report(f"verifying: {', '.join(pending)}")
 
-    async def run(words: str, proof: Coroutine[Any, Any, None]) -> None:
+    async def run(text: str, proof: Coroutine[Any, Any, None]) -> None:
         await proof
-        del pending[words]
+        del pending[text]
         if pending:
             show()
 
@@ -312,11 +312,11 @@ async def _post(
 
 def _check_status(answer: EngineResponse) -> EngineResponse:
     if answer.status != 200:
-        words = answer.words
+        text = answer.words
         raise _Refuted(
             "verification_failed",
-            f"The engine answered {answer.status} to a plain request: {words}",
-            words,
+            f"The engine answered {answer.status} to a plain request: {text}",
+            text,
         )
     return answer
 

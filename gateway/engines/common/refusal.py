@@ -80,5 +80,5 @@ class Refused(Exception):
             name: getattr(self, name)
             for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")
         }
-        words = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
-        return Refused(**{**words, **condition, **changed})
+        verdict = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
+        return Refused(**{**verdict, **condition, **changed})

@@ -59,11 +59,11 @@ class InquiryOutput:
                 " memory, or the machine has none left.",
                 hint=_HINT,
             )
-        words = (
+        text = (
             self._rest.strip() or (self._words[-1] if self._words else b"it printed nothing")
         ).decode(errors="replace")
         return HostError(
-            f"The engine's code could not be run (exit code {code}): {words.strip()[:300]}.",
+            f"The engine's code could not be run (exit code {code}): {text.strip()[:300]}.",
             hint=_HINT,
         )
 

@@ -71,13 +71,13 @@ def refusals(
     if query.role not in backend.roles:
         yield "role", f"does not do {query.role.replace('_', '-')} attention"
     for trait in asks:
-        has, words = _TRAITS[trait]
+        has, text = _TRAITS[trait]
         if not has(query):
             continue
         if trait not in backend.takes:
-            yield trait, f"does not take {words}"
+            yield trait, f"does not take {text}"
         elif reason := backend.takes[trait].refusal(subject):
-            yield trait, reason if isinstance(reason, Undecided) else f"{words}: {reason}"
+            yield trait, reason if isinstance(reason, Undecided) else f"{text}: {reason}"
     if reason := first_refusal(backend.combination, subject):
         yield "combination", reason
 

@@ -475,11 +475,11 @@ class VllmRules(VllmKind):
         if cache_words is not None:
             kv, reason = cache_words
             if used_bytes + kv > free:
-                words = (
+                text = (
                     f"{reason}, and with {gib(used_bytes)} beside it that is more than the"
                     f" {gib(free)} of RAM that is available"
                 )
-                raise Refused("no_memory", words, "your flag")
+                raise Refused("no_memory", text, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
         item = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
         if used_bytes > free:

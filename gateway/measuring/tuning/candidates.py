@@ -170,10 +170,10 @@ def _layouts(about: BasePlan) -> Iterator[PlanChange]:
         for spread in sorted({1, whole // size if plan.expert_parallel.value else 1}):
             count = whole // size // spread
             if (size, spread, count) != (ranks, groups, copies):
-                words = f"TP={size}" + (f" DP={spread}" if spread > 1 else "")
+                text = f"TP={size}" + (f" DP={spread}" if spread > 1 else "")
                 fields = {"data_parallel": spread if spread > 1 else None}
                 yield PlanChange(
-                    words + (f", {count} copies" if count > 1 else ""),
+                    text + (f", {count} copies" if count > 1 else ""),
                     "fewer ranks exchange less; more ranks read the weights faster",
                     about.wish.evolve(tensor_parallel=size, replicas=count, **fields),
                 )
@@ -204,8 +204,8 @@ def speculation(about: BasePlan) -> tuple[PlanChange, ...]:
     owner = about.owner
     if owner.speculative or owner.drafter or about.plan.speculation.value != "none":
         return ()
-    words = "tokens drafted by layers of the checkpoint"
-    return (PlanChange(words, "a step gives several", about.wish.evolve(speculative="mtp")),)
+    text = "tokens drafted by layers of the checkpoint"
+    return (PlanChange(text, "a step gives several", about.wish.evolve(speculative="mtp")),)
 
 
 def _batches(about: BasePlan) -> Iterator[PlanChange]:
@@ -224,8 +224,8 @@ def _requests(about: BasePlan) -> Iterator[PlanChange]:
     if plan.data_parallel.value > 1 or _open_flag(about, _SEQS) is None:
         return
     if now < places:
-        words = f"{min(places, now * 2):,} requests at once"
-        yield _with_flag(about, _SEQS, min(places, now * 2), words, "no request waits for a place")
+        text = f"{min(places, now * 2):,} requests at once"
+        yield _with_flag(about, _SEQS, min(places, now * 2), text, "no request waits for a place")
     fewer = max(_FEW_SEQS, 1 << (places - 1).bit_length())
     if now >= 2 * fewer:
         reason = "no more are expected, and places take memory"
@@ -240,8 +240,8 @@ def _graphs(about: BasePlan) -> Iterator[PlanChange]:
     size = next((name for name in _GRAPH_SIZE if _open_flag(about, name)), None)
     most = min(places, plan.max_num_seqs.value)
     if not eager.value and size is not None and most > _OWN_GRAPHS:
-        words = f"graphs for {most:,} requests"
-        yield _with_flag(about, size, most, words, "larger batches run without graphs else")
+        text = f"graphs for {most:,} requests"
+        yield _with_flag(about, size, most, text, "larger batches run without graphs else")
 
 
 def _open_flag(about: BasePlan, planned: str) -> str | None:

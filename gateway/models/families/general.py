@@ -164,8 +164,8 @@ def towers(top: Fields) -> Blueprint:
     groups, parameters, guessed = [], [], []
     for name, config in dict(towers_found).items():
         fields = Fields(config, top.source)
-        words = name.removesuffix("_config").replace("_", " ")
-        guessed.append(f"its {words} tower")
+        text = name.removesuffix("_config").replace("_", " ")
+        guessed.append(f"its {text} tower")
         layers = fields.largest(
             ("depth", "encoder_layers", "num_encoder_layers", *LAYER_COUNT), default=0
         )
@@ -178,7 +178,7 @@ def towers(top: Fields) -> Blueprint:
         )
         parameters.append(
             tensor(
-                f"{words.replace(' ', '_')}.layers.*",
+                f"{text.replace(' ', '_')}.layers.*",
                 layers,
                 4 * hidden * hidden + 2 * hidden * width,
             )

@@ -25,7 +25,7 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
     if not plans:
         return ""
     best = plans[0]
-    words = network_words(network)
+    text = network_words(network)
     if best.span == 1:
         nodes = len({row.node for row in best.nodes})
         where = "one node" if nodes == 1 else f"{nodes} nodes, each copy on one"
@@ -39,7 +39,7 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
         if best.pipeline_parallel.value > 1
         else "; the network is not known, and neither is the speed"
     )
-    return f"{best.span} nodes by {layout_of(best)} over {words}: {_figures(best)}; {why}{unknown}"
+    return f"{best.span} nodes by {layout_of(best)} over {text}: {_figures(best)}; {why}{unknown}"
 
 
 def _span_figures(plans: Sequence[Plan]) -> str:

@@ -148,16 +148,16 @@ def loras(candidate: Candidate) -> Choice[str]:
 def overrides(candidate: Candidate) -> Choice[str]:
     """The flags that keep the engine from a kernel of its own choice."""
     variant = candidate.variant
-    words = [f"without {name}" for name in variant.disabled] + [
+    texts = [f"without {name}" for name in variant.disabled] + [
         f"--{flag}={value}" for flag, value in variant.backends
     ]
     reasons = [
         variant.reasons[name] for name in ("disabled", "backends") if name in variant.reasons
     ]
-    if not words:
+    if not texts:
         return _NO_OVERRIDES
     reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
-    return str_choice(", ".join(words), reason, reasons[0][1] if reasons else "user")
+    return str_choice(", ".join(texts), reason, reasons[0][1] if reasons else "user")
 
 
 def all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:

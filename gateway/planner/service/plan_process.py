@@ -199,9 +199,9 @@ def _death(source: str, code: int) -> FitserveError:
                 " headers of the weights."
             ),
         )
-    words = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+    text = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     return BadModel(
-        f"The planning process ended {words} while it worked on {source[:200]}.",
+        f"The planning process ended {text} while it worked on {source[:200]}.",
         hint=(
             "SIGKILL and SIGABRT usually mean out of memory; the gateway's log may say more. Try"
             " again."

@@ -76,9 +76,7 @@ class Startable(NamedTuple):
         ]
         for engine in uninstalled:
             first = next((plan for plan in plans if str(plan.engine) == engine.ref), None)
-            gain, words = (
-                more_of(best, first, wish.goal) if first is not None else (None, "no plan")
-            )
+            gain, text = more_of(best, first, wish.goal) if first is not None else (None, "no plan")
             rows.append(
                 EngineHere(
                     engine=engine.ref,
@@ -86,7 +84,7 @@ class Startable(NamedTuple):
                     why=self._reason(engine, is_startable=False),
                     do=self._cure(engine),
                     gain=gain,
-                    gives=words,
+                    gives=text,
                 )
             )
         return decision.evolve(engines=tuple(rows))

@@ -57,14 +57,14 @@ class Leaver(NamedTuple):
     def words(self) -> str:
         return f"{self.model} (copy {self.replica + 1})" if self.copies > 1 else self.model
 
-    def offer(self, way: Literal["sleep", "stop"], gives: Mapping[str, int], words: str) -> Offer:
+    def offer(self, way: Literal["sleep", "stop"], gives: Mapping[str, int], text: str) -> Offer:
         until = "there is room again" if self.copies > 1 else "it is asked again"
         return Offer(
             model=self.model,
             replica=self.replica,
             how=way,
             gives=dict(gives),
-            words=f"{self.words}{words}, until {until}",
+            words=f"{self.words}{text}, until {until}",
         )
 
 

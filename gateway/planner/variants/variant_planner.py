@@ -100,9 +100,9 @@ class VariantPlanner:
         if answer is not None and not answer.refused:
             checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
             planned = self._size(checked, batch)
-            if words := start_refusal(planned, answer):
+            if text := start_refusal(planned, answer):
                 sized = checked.evidence.with_sizes(planned.memory)
-                raise Refused("engine_refuses", words, answer.source, evidence=sized)
+                raise Refused("engine_refuses", text, answer.source, evidence=sized)
             planned = planned.evolve(unrehearsed=missing_stages(planned, answer))
             # Sizes that the answer changed are rehearsed once more.
             return planned if is_proven(planned, answer) else planned.evolve(question=ask())

@@ -116,5 +116,5 @@ def _status(error: object) -> int:
     code = error.get("code")
     if isinstance(code, int):
         return code if _BAD_REQUEST <= code < 600 else _SERVER_ERROR
-    words = f"{code} {error.get('type')}"
-    return _BAD_REQUEST if _REFUSAL.search(words) else _SERVER_ERROR
+    text = f"{code} {error.get('type')}"
+    return _BAD_REQUEST if _REFUSAL.search(text) else _SERVER_ERROR

@@ -20,10 +20,10 @@ Phase = Literal[
 ]
 
 
-def _description(words: str) -> dict[str, str]:
+def _description(text: str) -> dict[str, str]:
     """Metadata of a field with its description for the API. Not pydantic's `Field`: workers do
     without pydantic, which saves 10 MiB each."""
-    return {"description": words}
+    return {"description": text}
 
 
 @dataclass(frozen=True, slots=True)

@@ -497,9 +497,9 @@ def _keep(
 def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
     """The reason why this source cannot be served; "": it can."""
     if "gguf" in source.lower():
-        words = _GGUF.sub("", source.rstrip("/").rpartition("/")[2].partition(":")[0])
+        text = _GGUF.sub("", source.rstrip("/").rpartition("/")[2].partition(":")[0])
         return (
-            f"{source} is GGUF, which is not planned here. `fitserve search {words}` finds the"
+            f"{source} is GGUF, which is not planned here. `fitserve search {text}` finds the"
             " model in another form."
         )
     if "/" not in source:

@@ -125,17 +125,17 @@ def _show(report: Any) -> None:
 def _settle(name: str, report: Any, *, take: bool, ask: bool) -> Any:
     """The report after the owner's decision about the best plan."""
     best = report["tried"][report["best"]]
-    words = f"{best['change']} is worth {best['worth']:.2f} times the served plan."
+    text = f"{best['change']} is worth {best['worth']:.2f} times the served plan."
     if ask and not take:
-        print_paragraph(words)
+        print_paragraph(text)
         take = typer.confirm(f"Change {name} to it?")
     if take:
         report = call("POST", model_path(name, "/tune/apply"))
-        words = f"{name} changes to the best plan; `fitserve show {name}` shows its progress."
+        text = f"{name} changes to the best plan; `fitserve show {name}` shows its progress."
     elif not ask:
-        words += f" It is not taken: `fitserve set {name} {_options(name, report['wish'])}`"
+        text += f" It is not taken: `fitserve set {name} {_options(name, report['wish'])}`"
     if ask or take or not report["applied"]:
-        say(words, err=True)
+        say(text, err=True)
     return report
 
 

@@ -67,64 +67,64 @@ def _attention(read: Callable[[AttentionQuery], Any]) -> Read:
     return lambda subject: None if subject.attention is None else read(subject.attention)
 
 
-def _comparison(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
+def _comparison(text: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
     """A test of one value. `reason` gets this value and the rule's."""
 
     def test(expected: Any, subject: Subject) -> str:
         value = read(subject)
-        return Undecided(f"{words} is not known") if value is None else reason(value, expected)
+        return Undecided(f"{text} is not known") if value is None else reason(value, expected)
 
     return test
 
 
-def _membership(words: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
+def _membership(text: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
     def reason(value: Any, expected: tuple[Any, ...]) -> str:
         return (
             ""
             if value in expected
-            else f"takes {words} {_alternatives(expected) or 'of its own'}, not {value}"
+            else f"takes {text} {_alternatives(expected) or 'of its own'}, not {value}"
         )
 
-    return Condition(operand, _comparison(words, read, reason))
+    return Condition(operand, _comparison(text, read, reason))
 
 
-def _switch(words: str, read: Read) -> Condition:
+def _switch(text: str, read: Read) -> Condition:
     def reason(value: bool, expected: bool) -> str:
-        return "" if value == expected else f"is {'' if expected else 'not '}for {words}"
+        return "" if value == expected else f"is {'' if expected else 'not '}for {text}"
 
-    return Condition(_YES_NO, _comparison(words, read, reason))
+    return Condition(_YES_NO, _comparison(text, read, reason))
 
 
 def _divisibility(
-    words: str, read: Read, message: str = "{} {} is not a multiple of {}"
+    text: str, read: Read, message: str = "{} {} is not a multiple of {}"
 ) -> Condition:
     def reason(value: int, expected: int) -> str:
-        return message.format(words, value, expected, value % expected) if value % expected else ""
+        return message.format(text, value, expected, value % expected) if value % expected else ""
 
-    return Condition(_SIZE, _comparison(words, read, reason))
+    return Condition(_SIZE, _comparison(text, read, reason))
 
 
-def _minimum(words: str, read: Read, message: str = "{} {} is below {}") -> Condition:
+def _minimum(text: str, read: Read, message: str = "{} {} is below {}") -> Condition:
     return Condition(
         _NUMBER,
         _comparison(
-            words,
+            text,
             read,
             lambda value, expected: (
-                message.format(words, value, expected) if value < expected else ""
+                message.format(text, value, expected) if value < expected else ""
             ),
         ),
     )
 
 
-def _maximum(words: str, read: Read, message: str = "{} {} is above {}") -> Condition:
+def _maximum(text: str, read: Read, message: str = "{} {} is above {}") -> Condition:
     return Condition(
         _NUMBER,
         _comparison(
-            words,
+            text,
             read,
             lambda value, expected: (
-                message.format(words, value, expected) if value > expected else ""
+                message.format(text, value, expected) if value > expected else ""
             ),
         ),
     )

@@ -43,8 +43,8 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
             if inner.first_name(entry.field):
                 count = inner.integer(entry.field, minimum=0)
                 return DraftingLayers(count, f"{entry.field} in config.json")
-            words = f"the engine's default of {entry.field} ({rules.source})"
-            return DraftingLayers(entry.default or 0, words)
+            text = f"the engine's default of {entry.field} ({rules.source})"
+            return DraftingLayers(entry.default or 0, text)
     return None
 
 
