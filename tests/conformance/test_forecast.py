@@ -158,7 +158,7 @@ def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
     assert found_figure["refused"] == 0
 
 
-def test_what_is_no_guess_has_the_weights_of_the_engine() -> None:
+def test_verdicts_without_a_guess_have_the_weights_of_the_engine() -> None:
     sure = [
         verdict for verdict in verdicts() if verdict.weights is not None and not verdict.guessed
     ]

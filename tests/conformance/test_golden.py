@@ -80,7 +80,7 @@ def test_every_asked_engine_has_its_wheel_and_packages_recorded() -> None:
         assert re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", section["wheel"])
 
 
-def test_what_is_written_is_what_is_read() -> None:
+def test_a_written_golden_file_is_read_back_unchanged() -> None:
     kept_path = golden.path_of(sglang_linear_questions, SGLANG[-1])
     assert (
         golden.file_text(sglang_linear_questions, SGLANG[-1], golden.read(kept_path.read_text()))

@@ -32,7 +32,7 @@ def test_the_engines_own_parser_reads_what_plans_say(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_what_generates_and_has_no_adapters_is_known(version: str) -> None:
+def test_generating_architectures_without_adapters_are_known(version: str) -> None:
     told = {
         model: answer
         for model, answer in pairs(lora_questions, version, "9.0")

@@ -175,7 +175,9 @@ def test_handled_errors_count_once_and_choices_of_the_parser_stay(
     assert {*found.values()} <= {*KINDS}
 
 
-def test_what_the_engine_makes_of_an_option_is_one_of_its_values(tmp_path: Path) -> None:
+def test_the_default_of_an_option_is_one_of_the_values_that_the_engine_makes_of_it(
+    tmp_path: Path,
+) -> None:
     _sources(tmp_path, {})
     known_defaults = defaults(tmp_path, "vllm", {"dtype"}, {}, {"checks.py"})
     assert known_defaults == {"watermark": None, "backend": OneOf(("none", "deep")), "steps": 1}

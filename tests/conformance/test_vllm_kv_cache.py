@@ -89,7 +89,7 @@ def test_the_bytes_of_a_request_are_the_engines(version: str, capability: str) -
 
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
-def test_what_fits_is_the_engines(version: str, capability: str) -> None:
+def test_the_largest_context_is_the_engines(version: str, capability: str) -> None:
     for question, answer, found in answer_rows(version, capability):
         asked = [(kv, length, batched) for batched in BATCHED for kv in BYTES for length in PLANNED]
         for (kv, length, batched), told in zip(asked, answer["planned"], strict=True):

@@ -201,7 +201,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_what_no_plan_asks_for_is_refused_and_logged(harness: AgentHarness) -> None:
+async def test_a_start_that_no_plan_asks_for_is_refused_and_logged(harness: AgentHarness) -> None:
     plain = harness.make_spec("a1").model_dump(mode="json")
     for what, change in ATTACKS.items():
         flag = change.get("flag")
@@ -397,7 +397,7 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long(harness: Ag
     assert "too many connections" in harness.log.read_text()
 
 
-async def test_who_does_not_read_holds_up_nobody(harness: AgentHarness) -> None:
+async def test_a_client_that_does_not_read_holds_up_nobody(harness: AgentHarness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--flood", "20000"])))
     deaf = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     for one in deaf:
@@ -502,7 +502,7 @@ async def test_a_second_agent_on_the_same_folder_is_refused(harness: AgentHarnes
     assert await harness.host.list() == []
 
 
-async def test_what_is_refused_says_why_to_the_gateway(harness: AgentHarness) -> None:
+async def test_a_refusal_says_why_to_the_gateway(harness: AgentHarness) -> None:
     with pytest.raises(
         AgentRefusal, match=r"engines mount .* read-only, and nothing else"
     ) as refused:

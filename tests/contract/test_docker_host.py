@@ -370,7 +370,7 @@ async def test_another_fingerprint_is_a_conflict_even_when_the_engine_has_exited
     ],
     ids=["image", "folder", "gpu"],
 )
-async def test_what_docker_cannot_start_is_explained_and_leaves_nothing(
+async def test_a_start_that_docker_refuses_is_explained_and_leaves_nothing(
     harness: DockerHarness, change: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(HostError) as refused:
@@ -900,7 +900,7 @@ async def test_a_paused_container_has_only_stopped_processes_and_can_be_stopped(
     assert await harness.host.list() == []
 
 
-async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_share_it(
+async def test_the_cache_of_an_image_is_kept_for_it_and_for_starts_that_may_share_it(
     harness: DockerHarness,
 ) -> None:
     script = (

@@ -83,7 +83,7 @@ def name(harness: DockerHarness) -> Any:
     new_name.forget()
 
 
-async def test_what_was_resolved_is_started_wherever_its_name_has_moved(
+async def test_a_resolved_image_is_started_wherever_its_name_has_moved(
     harness: DockerHarness, name: Name
 ) -> None:
     exact = await harness.host.resolve(name.engine)

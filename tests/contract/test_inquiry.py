@@ -214,7 +214,7 @@ PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
 
 
 @pytest.mark.parametrize("played", PLAYED)
-async def test_what_is_there_instead_of_an_engine_is_said_in_a_line(
+async def test_a_program_in_place_of_the_engine_is_reported_in_a_line(
     engine_question: Asked, played: str, tmp_path: Path
 ) -> None:
     made, words = PLAYED[played]
@@ -224,15 +224,13 @@ async def test_what_is_there_instead_of_an_engine_is_said_in_a_line(
     assert not engine_question.has_remains()
 
 
-async def test_what_hangs_costs_the_limit(engine_question: Asked, tmp_path: Path) -> None:
+async def test_a_hanging_package_costs_the_limit(engine_question: Asked, tmp_path: Path) -> None:
     engine_question.play(package="import time; time.sleep(1000)")
     assert await answer(engine_question, tmp_path, 1.0) == {}
     assert not engine_question.has_remains()
 
 
-async def test_what_was_answered_before_a_failure_is_kept(
-    engine_question: Asked, tmp_path: Path
-) -> None:
+async def test_answers_before_a_failure_are_kept(engine_question: Asked, tmp_path: Path) -> None:
     engine_question.play(
         '#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n'
     )

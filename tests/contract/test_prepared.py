@@ -155,7 +155,9 @@ async def test_only_the_fork_gets_the_key(harness: PreparedHarness) -> None:
     assert {path.stat().st_mode & 0o077 for path in folder.rglob("socket")} == {0}
 
 
-async def test_its_exit_code_is_known_even_to_the_next_gateway(harness: PreparedHarness) -> None:
+async def test_the_exit_code_of_an_engine_is_known_even_to_the_next_gateway(
+    harness: PreparedHarness,
+) -> None:
     await prepare(harness)
     spec = harness.make_spec("coded", script=["--exit-code", "7", "--exit-after", "0.1"])
     # Its model may not have listened: the next start of that model would be a plain one.
@@ -342,7 +344,7 @@ async def test_memory_is_read_once_a_minute_however_often_it_is_shown(
     ],
     ids=["thread", "process", "cuda"],
 )
-async def test_what_no_fork_survives_is_left_to_the_fork(
+async def test_a_module_that_survives_no_fork_is_left_to_the_fork(
     harness: PreparedHarness, source: str, reason: str
 ) -> None:
     (harness.packages / "culprit.py").write_text(source)

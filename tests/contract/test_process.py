@@ -529,7 +529,7 @@ async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(
     assert harness.members("a1") == 0
 
 
-async def test_what_is_compiled_is_kept_for_starts_that_may_share_it_and_for_no_other(
+async def test_compiled_kernels_are_kept_for_starts_that_may_share_them_and_for_no_other(
     harness: ProcessHarness,
 ) -> None:
     """Each start leaves a file in its cache, and tells what it finds there."""

@@ -286,7 +286,7 @@ print(one.makefile().read())
 """
 
 
-def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready: Composed) -> None:
+def test_the_gateways_container_can_start_nothing_but_an_engine(ready: Composed) -> None:
     """What runs there is taken over: it speaks to the agent as it likes."""
     (engine,) = ready.engines()
     plain = {
@@ -336,9 +336,7 @@ def test_the_engines_image_is_asked(stack: Composed, tmp_path: Path) -> None:
     assert docker("ps", "-aq", "--filter", "label=fitserve.inquiry=cli") == ""
 
 
-def test_what_an_image_says_of_its_version_is_kept_with_its_digest(
-    stack: Composed, tmp_path: Path
-) -> None:
+def test_the_version_of_an_image_is_kept_with_its_digest(stack: Composed, tmp_path: Path) -> None:
     image = f"fitserve/{ENGINE.replace('==', ':')}"
     result = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
     assert result.returncode == 0, result.stderr

@@ -220,7 +220,7 @@ def attempts(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("gateway", [True], indirect=True)
-def test_with_live_restore_a_restart_of_docker_breaks_no_stream(
+def test_a_restart_of_docker_with_live_restore_breaks_no_stream(
     daemon: Daemon, gateway: Gateway
 ) -> None:
     former_containers = daemon.containers()
@@ -251,7 +251,7 @@ def test_with_live_restore_a_restart_of_docker_breaks_no_stream(
 
 
 @pytest.mark.parametrize("gateway", [False], indirect=True)
-def test_without_live_restore_engines_end_with_docker_and_are_started_again(
+def test_engines_without_live_restore_end_with_docker_and_are_started_again(
     daemon: Daemon, gateway: Gateway
 ) -> None:
     stream = Stream(gateway)

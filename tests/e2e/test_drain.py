@@ -65,7 +65,9 @@ def refuses(gateway: Gateway) -> bool:
     return False
 
 
-async def test_what_ends_within_the_grace_time_ends_whole(tmp_path: Path, processes: int) -> None:
+async def test_a_stream_that_ends_within_the_grace_time_ends_whole(
+    tmp_path: Path, processes: int
+) -> None:
     async with stopped_under_streams(tmp_path, processes, grace_s=4 * HANG_S) as told:
         # By then, one that does not wait would have cut them off.
         await asyncio.sleep(2)
@@ -74,7 +76,9 @@ async def test_what_ends_within_the_grace_time_ends_whole(tmp_path: Path, proces
         assert all(text.endswith("data: [DONE]\n\n") for text in await told)
 
 
-async def test_what_does_not_is_told(tmp_path: Path, processes: int) -> None:
+async def test_a_stream_beyond_the_grace_time_ends_with_an_error(
+    tmp_path: Path, processes: int
+) -> None:
     async with stopped_under_streams(tmp_path, processes, grace_s=1) as told:
         for text in await told:
             assert "[DONE]" not in text

@@ -176,7 +176,9 @@ def test_a_gateway_that_dies_before_serving_leaves_its_engines(
         assert engines(gateway) == ran
 
 
-def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_path: Path) -> None:
+def test_another_address_or_a_missing_gateway_refuses_the_takeover_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
     with start_gateway(tmp_path, 1) as gateway:
         other = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
         command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]

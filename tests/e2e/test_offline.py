@@ -174,7 +174,7 @@ def ask_alone(gateway: Gateway) -> Any:
     subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0,
     reason="no network namespaces here",
 )
-def test_with_the_network_gone_everything_on_the_disk_starts(gateway: Gateway) -> None:
+def test_everything_on_the_disk_starts_without_the_network(gateway: Gateway) -> None:
     assert gateway.cli("add", "m", "org/name", "--wait").returncode == 0
     dies(gateway)
     gateway.environment["FITSERVE_HF_ENDPOINT"] = "https://huggingface.co"

@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-def test_what_was_acknowledged_outlives_a_power_cut(tmp_path: Path) -> None:
+def test_acknowledged_changes_outlive_a_power_cut(tmp_path: Path) -> None:
     recorded = record(tmp_path, 60)
     figures = cuts(tmp_path / "cuts", recorded, 40)
     assert (figures["changes"], figures["cuts"]) == (60, 40)

@@ -153,7 +153,7 @@ def test_the_page_shows_a_real_engine_and_talks_with_the_model(ready: Gateway) -
         page.sees("Stopped.")
 
 
-def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:
+def test_the_speed_of_a_model_is_measured_and_kept(ready: Gateway) -> None:
     result = ready.cli(
         "bench", "demo", "--seconds", "0.2", "--concurrency", "1", "--concurrency", "2", "--json"
     )

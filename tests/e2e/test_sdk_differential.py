@@ -127,13 +127,13 @@ def test_the_same_call_is_told_the_same(call: Callable[..., Told], pair: Pair) -
 
 
 @pytest.mark.parametrize("call", OPENAI_REFUSED.values(), ids=OPENAI_REFUSED)
-def test_what_the_gateway_refuses_is_the_same_error(call: OpenAICall, pair: Pair) -> None:
+def test_a_refusal_of_the_gateway_is_the_same_error(call: OpenAICall, pair: Pair) -> None:
     straight, through = (told_openai(call, url, "demo", pair.key) for url in pair.urls)
     assert (through.status, through.error) == (straight.status, straight.error)
     assert through.source == "gateway"
 
 
-def test_what_the_engine_refuses_is_told_in_the_shape_that_was_asked(pair: Pair) -> None:
+def test_a_refusal_of_the_engine_has_the_shape_of_the_request(pair: Pair) -> None:
     straight, through = (
         told_anthropic(ANTHROPIC_UNREADABLE, url, "demo", pair.key) for url in pair.urls
     )

@@ -157,7 +157,7 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
         )
 
 
-def test_what_sleeps_behind_is_loaded_by_a_request_in_front(two: Two) -> None:
+def test_a_request_in_front_loads_a_model_that_sleeps_behind(two: Two) -> None:
     front, rear = two.front, two.rear
     two.write_files(two.key)
     added = front.cli(

@@ -164,7 +164,7 @@ async def lists_one_model(call: Call) -> None:
     await call.reply(b'{"object": "list", "data": [{"id": "one"}]}')
 
 
-async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_documented_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert program()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.chdir(tmp_path)
@@ -235,7 +235,7 @@ async def _close_access(bench: Bench, key: str) -> None:
     await client.delete(f"/admin/keys/{key}")
 
 
-async def test_what_is_shown_for_curl_answers(tmp_path: Path) -> None:
+async def test_shown_curl_commands_are_answered(tmp_path: Path) -> None:
     lines = [one for one in others() if one.words[0] == "curl"]
     assert lines
     model_folder(tmp_path / "model")
@@ -300,6 +300,6 @@ async def _ready(bench: Bench) -> None:
             await asyncio.sleep(patience.pause_s(0.02))
 
 
-def test_what_does_not_run_here_is_shown_somewhere() -> None:
+def test_commands_that_do_not_run_here_are_shown_somewhere() -> None:
     for begin in NOT_HERE:
         assert any(command.words[: len(begin)] == begin for command in commands_of_block()), begin

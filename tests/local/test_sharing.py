@@ -119,7 +119,7 @@ def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had
         storm.close()
 
 
-async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_order(
+async def test_each_replica_keeps_gpus_and_plan_after_a_power_cut_in_any_start_order(
     tmp_path: Path,
 ) -> None:
     def script(spec: LaunchSpec) -> EngineScript:
@@ -251,7 +251,7 @@ async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhi
         assert taken["attempts"][0]["started_at"] < given["attempts"][1]["ready_at"]
 
 
-async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanwhile(
+async def test_one_of_two_copies_gives_on_its_own_gpu_and_the_other_serves_meanwhile(
     tmp_path: Path,
 ) -> None:
     def script(spec: LaunchSpec) -> EngineScript:

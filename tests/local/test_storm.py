@@ -72,7 +72,7 @@ def test_a_second_first_process_of_an_engine_is_seen(storm: Storm, tmp_path: Pat
             assert sorted(storm.engines()["m-r0-a1"]) == sorted([one.pid, other.pid])
 
 
-def test_what_was_counted_fails_the_storm(storm: Storm) -> None:
+def test_every_counted_loss_fails_the_storm(storm: Storm) -> None:
     storm.check()
     ledger = storm.target.ledger
     ledger.begin(("keys", "a0"), KeyOrder())

@@ -15,7 +15,7 @@ from tests.support.patience import wait_until
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_is_killed_ended_by_that_kill() -> None:
+async def test_the_exit_code_of_a_killed_process_is_that_of_the_kill() -> None:
     over, codes = threading.Event(), Counter[int]()
 
     def busy() -> None:

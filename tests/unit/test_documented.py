@@ -27,13 +27,13 @@ from tests.support.program import app
 
 
 @pytest.mark.parametrize("one", commands_of_block(), ids=str)
-def test_what_is_shown_is_taken(one: Shown) -> None:
+def test_a_shown_command_is_taken(one: Shown) -> None:
     # An option that prints and ends, such as `--hardware list`.
     with contextlib.suppress(typer.Exit):
         parse(one.words)
 
 
-def test_what_is_mentioned_is_there() -> None:
+def test_each_mentioned_command_exists() -> None:
     wrong = {
         f"{command}: there is no {word}"
         for command in mentioned_commands()
@@ -84,7 +84,7 @@ def test_a_line_is_read(text: str, words: list[tuple[str, ...]]) -> None:
         ("set", "m", "--tensor-parallel", "2"),
     ],
 )
-def test_what_is_not_there_is_found(words: tuple[str, ...]) -> None:
+def test_a_missing_command_is_noticed(words: tuple[str, ...]) -> None:
     assert unknown_word(words) is not None
     with pytest.raises(Exception, match="No such"):
         parse(words)

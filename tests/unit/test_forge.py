@@ -52,7 +52,7 @@ def test_a_form_has_fields_with_labels(name: str) -> None:
     assert all(field["attributes"]["label"] for field in form["body"])
 
 
-def test_there_is_a_form_for_bugs_failures_and_features() -> None:
+def test_bugs_failures_and_features_have_a_form() -> None:
     assert FORMS == ["bug.yml", "failure.yml", "feature.yml"]
 
 

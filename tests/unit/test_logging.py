@@ -41,7 +41,7 @@ def speak(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-def test_what_engines_say_does_not_steer_the_terminal_of_the_gateway(
+def test_the_words_of_engines_do_not_steer_the_terminal_of_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = speak(monkeypatch, Terminal())

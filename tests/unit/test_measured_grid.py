@@ -82,7 +82,7 @@ def test_figures_of_answers() -> None:
     assert equal_shares(10, 4) == [3, 3, 2, 2]
 
 
-def test_what_was_cut_or_failed_once_is_measured_again(tmp_path: Path) -> None:
+def test_a_setting_that_was_cut_or_failed_once_is_measured_again(tmp_path: Path) -> None:
     lines = [
         {"model": "a", "setting": "whole"},
         {"model": "a", "setting": "cut", "cut": True},

@@ -37,7 +37,7 @@ BARE = re.compile(r"`(\w+\.py)`")
 # Stands for a name that varies: KIND, VERSION, NAME.
 VARIES = re.compile(r"\b[A-Z]{2,}\b")
 
-NAMED = "test_what_is_named_is_there"
+NAMED = "test_each_named_file_exists"
 
 # The log of what was.
 REWRITTEN = ("CHANGELOG.md",)
@@ -86,7 +86,7 @@ def is_module(dotted: str) -> bool:
 
 
 @pytest.mark.parametrize("name", texts())
-def test_what_is_named_is_there(name: str) -> None:
+def test_each_named_file_exists(name: str) -> None:
     text = (ROOT / name).read_text()
     missing = [path for path in PATH.findall(text) if not VARIES.search(path) and not exists(path)]
     missing += [module for module in MODULE.findall(text) if not is_module(module)]

@@ -1,9 +1,10 @@
-"""Names that lead to their thing: tests have the names of their modules, and constants and private
-functions are nouns or verbs."""
+"""Names that lead to their thing: tests have the names of their modules and say a behaviour of a
+noun, and constants and private functions are nouns or verbs."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,55 @@ def nameless() -> set[str]:
 
 def test_a_test_has_the_name_of_its_module() -> None:
     assert nameless() <= set(TOGETHER.split())
+
+
+# Beginnings of names of tests that have no noun as their subject: clauses, prepositions,
+# conjunctions and pronouns. "another" and the like may stand before a noun.
+SUBJECTLESS_BEGINNINGS = """
+what who whom whose which whatever whoever whichever when whenever where wherever why how that
+if unless until while since because though although as so than and but nor or never
+of to with without within by for from in into at on onto upon before after behind beside between
+beyond above below over under up about against along among around across beneath during inside
+near off out outside through toward via
+it its they them this these those there such others
+"""
+TEST_NAME = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+MAX_TEST_NAME = 95
+
+
+def names_of_tests() -> Iterator[tuple[str, str]]:
+    """File and name of every test of every tier."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in TEST_NAME.findall(path.read_text()):
+            yield str(path.relative_to(ROOT)), name
+
+
+def is_subjectless(name: str) -> bool:
+    """Whether the name of a test begins without the noun whose behaviour it states."""
+    return name.split("_")[1] in SUBJECTLESS_BEGINNINGS.split()
+
+
+def test_the_name_of_a_test_states_the_behaviour_of_a_noun() -> None:
+    assert not [f"{path}: {name}" for path, name in names_of_tests() if is_subjectless(name)]
+
+
+def test_names_of_tests_are_short() -> None:
+    assert not [f"{path}: {name}" for path, name in names_of_tests() if len(name) > MAX_TEST_NAME]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("test_what_fits_takes_nothing", True),
+        ("test_without_a_queue_nobody_waits", True),
+        ("test_it_is_bounded", True),
+        ("test_a_plan_that_fits_takes_nothing", False),
+        ("test_nobody_waits_without_a_queue", False),
+        ("test_another_backend_is_forced", False),
+    ],
+)
+def test_a_test_without_a_subject(name: str, *, wrong: bool) -> None:
+    assert is_subjectless(name) is wrong
 
 
 # Words that hold no noun: pronouns, adverbs, adjectives, participles and forms of verbs. A name

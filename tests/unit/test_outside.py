@@ -21,7 +21,7 @@ def is_shipped(config: str) -> bool:
     return where != "tests" or (MODELS / f"{name}.json").is_file()
 
 
-def test_there_are_figures_of_both_engines_and_of_small_and_large_machines() -> None:
+def test_figures_cover_both_engines_and_small_and_large_machines() -> None:
     assert sum(len(one.figures) for one in MEASURED) >= 40
     assert {one.engine for one in MEASURED} == {"vllm", "sglang"}
     assert len({one.gpu for one in MEASURED}) >= 10

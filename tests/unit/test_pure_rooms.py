@@ -113,7 +113,7 @@ def test_a_decision_reaches_nothing_outside(path: Path) -> None:
         "def f():\n    return open('x')",
     ],
 )
-def test_what_reaches_outside_is_seen(code: str) -> None:
+def test_an_access_to_the_outside_is_noticed(code: str) -> None:
     assert len(list(impurities(ast.parse(code)))) == 1
 
 

@@ -206,7 +206,7 @@ def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() ->
     assert keys.check(good, "admin", "10.0.0.3").name == "admin"
 
 
-def test_whoever_calls_a_gateway_without_keys_may_do_everything_here() -> None:
+def test_a_local_caller_of_a_gateway_without_keys_may_do_everything() -> None:
     assert (
         Keys(None, None).authenticate({b"host": b"127.0.0.1"}, "admin", "127.0.0.1")
         is ANONYMOUS_KEY

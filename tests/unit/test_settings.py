@@ -52,7 +52,7 @@ def test_a_file_that_is_not_yaml_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (None, "cannot be read: .*. Let this user read"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_told(
+def test_a_broken_settings_file_is_reported(
     text: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "settings.yaml"
@@ -188,7 +188,7 @@ def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(
         ("WEBHOOK_EVENTS", "engine.readi"),
     ],
 )
-def test_what_is_wrong_of_a_webhook_is_said_without_its_secrets(
+def test_a_wrong_setting_of_a_webhook_is_reported_without_its_secrets(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"FITSERVE_{name}", value)

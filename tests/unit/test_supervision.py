@@ -137,7 +137,7 @@ def test_rests_double_up_to_a_minute_and_are_not_alike(monkeypatch: pytest.Monke
     assert (setback.problem, setback.count) == (None, 0)
 
 
-def test_what_is_told_of_an_error_breaks_no_terminal_and_no_json() -> None:
+def test_the_words_of_an_error_break_no_terminal_and_no_json() -> None:
     setback = Setback("a test")
     setback.record_failure(ValueError("\ud800\x1b[31m\n" + "x" * 10_000))
     assert setback.problem is not None

@@ -117,12 +117,12 @@ DANGEROUS = [
 
 @pytest.mark.parametrize("name", OPEN)
 @pytest.mark.parametrize("on", [VLLM, SGLANG, SMALL, None], ids=["vllm", "sglang", "small", "none"])
-def test_what_operators_need_is_open(name: str, on: Engine | None) -> None:
+def test_variables_that_operators_need_are_open(name: str, on: Engine | None) -> None:
     check(on, name, OPEN[name])
 
 
 @pytest.mark.parametrize("ref", sorted(PROFILES.engine_files))
-def test_what_is_dangerous_is_closed_on_every_engine(ref: str) -> None:
+def test_dangerous_variables_are_closed_on_every_engine(ref: str) -> None:
     on = PROFILES.engine(ref)
     assert [name for name in DANGEROUS if refusal(on, name, "1") is None] == []
     assert [name for name in DANGEROUS if refusal(None, name, "1") is None] == []
@@ -217,7 +217,7 @@ def test_variables_of_a_model_win_over_those_of_all_engines() -> None:
         engine_env(SGLANG, {"VLLM_USE_DEEP_GEMM": "0"}, {})
 
 
-def test_what_the_profile_sets_is_not_the_users() -> None:
+def test_a_variable_that_the_profile_sets_is_not_the_users() -> None:
     with pytest.raises(BadFlag, match="the gateway sets it"):
         check(engine(env={"NCCL_IB_DISABLE": "1"}), "NCCL_IB_DISABLE", "0")
 
@@ -240,7 +240,7 @@ def test_a_closed_name_is_closed_with_any_value(name: str, value: str) -> None:
 
 
 @given(st.text(max_size=20), st.text(max_size=40))
-def test_whatever_comes_is_a_refusal_in_plain_words_or_plain(name: str, value: str) -> None:
+def test_any_variable_is_refused_in_plain_words_or_plain(name: str, value: str) -> None:
     told = refusal(SMALL, name, value)
     if told is None:
         assert name.isidentifier()

@@ -104,7 +104,7 @@ def test_only_a_model_that_needs_code_of_its_repository_is_refused(
     assert "has code of its own that the engine would run" in result.stderr
 
 
-def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
+def test_the_use_of_a_model_decides_its_first_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("llama-3.1-8b")))
     asked = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", VLLM_REF, "--json")
     quick, wide, few, two = (
@@ -489,7 +489,7 @@ def test_one_rule_gives_the_exit_code(
 
 
 @pytest.mark.anyio
-async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> None:
+async def test_users_meet_clear_answers_when_they_add_models_and_keys(tmp_path: Path) -> None:
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 

@@ -34,7 +34,7 @@ from tests.support.typing_terminal import TypingTerminal
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_is_wrong_is_told_in_whole_words(
+def test_a_mistyped_option_is_reported_in_whole_words(
     tmp_path: Path, words: list[str], code: int, told: str
 ) -> None:
     (tmp_path / "data").mkdir(mode=0o700)

@@ -62,7 +62,7 @@ def loaded_models(world: World) -> set[str]:
     return {engine.spec.model for engine in world.engines.values() if engine.main_runs}
 
 
-async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recently_used(
+async def test_a_requested_model_without_room_takes_the_place_of_the_least_recently_used(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
@@ -328,7 +328,7 @@ async def test_one_copy_leaves_for_another_model_while_the_other_serves(
         assert 'fitserve_unloads_total{model="pair",why="room"} 1' in metrics
 
 
-async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) -> None:
+async def test_the_answers_of_a_copy_are_finished_before_it_leaves(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
 
     def holds(spec: LaunchSpec) -> EngineScript:
@@ -417,7 +417,7 @@ async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, 
             await serving(gateway, "pair", 2)
 
 
-async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
+async def test_a_planned_eviction_is_logged_once_however_often_it_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = ""

@@ -90,7 +90,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         assert [engine.spec.gpus for engine in gateway.world.engines.values()] == [(gpu,)]
 
 
-async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(
+async def test_a_model_without_any_gpu_says_so_and_comes_back_with_the_gpu(
     tmp_path: Path,
 ) -> None:
     nvml = two_3090()

@@ -91,7 +91,7 @@ async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path:
         assert proofs == {OLD, NEW}
 
 
-async def test_what_is_not_checked_is_pinned_too(tmp_path: Path) -> None:
+async def test_an_image_without_a_check_is_pinned_too(tmp_path: Path) -> None:
     world, _ = make_world()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), check=False)

@@ -89,7 +89,7 @@ async def test_a_model_is_known_to_clients_as_soon_as_it_is_added(tmp_path: Path
         await gateway.until("second", "ready")
 
 
-async def test_before_it_is_ready_clients_are_told_to_wait(tmp_path: Path) -> None:
+async def test_clients_are_told_to_wait_for_a_model_that_is_not_ready(tmp_path: Path) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, start_delay_s=60)
 

@@ -248,7 +248,7 @@ async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
 
 
 @pytest.mark.parametrize("error", [SurprisingError("over and over"), asyncio.CancelledError()])
-async def test_when_the_loop_ends_health_fails(
+async def test_health_fails_when_the_loop_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """What runs is served on, until the process ends (tests/local/server/test_app.py)."""

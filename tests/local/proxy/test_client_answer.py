@@ -76,7 +76,7 @@ async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(
                 assert (await client.post(CHAT, json=ASK)).content == said
 
 
-async def test_what_an_engine_answers_well_is_passed_on_as_it_is() -> None:
+async def test_a_good_answer_of_an_engine_is_passed_on_as_it_is() -> None:
     async def engine(call: Call) -> None:
         await call.reply(b'{"type": "message"}')
 

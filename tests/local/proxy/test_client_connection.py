@@ -136,7 +136,7 @@ def post(
     ],
     ids=lambda value: repr(value)[:40],
 )
-async def test_what_cannot_be_read_is_refused_and_reaches_nobody(
+async def test_an_unreadable_request_is_refused_and_reaches_nobody(
     gateway: Gateway, path: bytes, headers: list[bytes], status: int
 ) -> None:
     async with stage(gateway, answers) as [upstream]:
@@ -189,7 +189,7 @@ async def test_what_cannot_be_read_is_refused_and_reaches_nobody(
     ],
     ids=lambda value: repr(value)[:50],
 )
-async def test_what_is_no_request_is_a_bad_request(gateway: Gateway, data: bytes) -> None:
+async def test_bytes_that_are_no_request_are_a_bad_request(gateway: Gateway, data: bytes) -> None:
     async with stage(gateway, answers) as [upstream]:
         answer = await talk(gateway.port, data)
         assert answer[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 413 ")
@@ -419,7 +419,7 @@ async def test_too_many_connections_are_told_to_come_back() -> None:
             ].startswith(b"200")
 
 
-async def test_who_is_refused_keeps_nobody_else_out() -> None:
+async def test_a_refused_client_keeps_nobody_else_out() -> None:
     """Those beyond the limit of their address hear it while their client lingers; they take no
     place of the others."""
     with Gateway(connections=6, connections_per_address=2) as gateway:
@@ -559,7 +559,7 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
             writer.transport.abort()
 
 
-def test_what_a_client_never_took_is_not_kept_by_the_kernel_either() -> None:
+def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> None:
     class Transport:
         """As much of one as is looked at."""
 
@@ -664,7 +664,7 @@ async def test_inference_needs_a_key(headers: list[bytes], status: int) -> None:
                 assert answer.startswith(b"HTTP/1.1 401 ")
 
 
-async def test_without_keys_only_this_machines_own_programs_come_in() -> None:
+async def test_only_this_machines_own_programs_come_in_without_keys() -> None:
     with Gateway(keys=Keys(None, None)) as gateway:
         async with stage(gateway, answers):
             for host, origin, status in (
@@ -686,7 +686,7 @@ def read_to_end(*_: object) -> bytes:
     raise MemoryError
 
 
-async def test_who_sends_all_of_a_body_before_it_reads_hears_that_there_is_no_memory(
+async def test_a_client_that_sends_a_whole_body_before_it_reads_hears_that_there_is_no_memory(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Neither to copy the read that brings the head and a part of the body, nor for the body.
@@ -809,7 +809,7 @@ async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> N
         assert await statuses(gateway.port, ask + ask, 2) == [b"401 Unauthorized | no"] * 2
 
 
-async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Gateway) -> None:
+async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: Gateway) -> None:
     held_event = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -908,9 +908,7 @@ async def test_many_connections_that_bring_one_read_each_are_told_to_come_back()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/echo", "/v1/nothing"])
-async def test_whatever_becomes_of_a_large_body_it_is_counted_no_longer(
-    gateway: Gateway, path: str
-) -> None:
+async def test_a_large_body_is_counted_no_longer_after_any_end(gateway: Gateway, path: str) -> None:
     body = json.dumps({"model": "nobody", "x": "y" * 3_000_000}).encode()
     for data in raw_request(body, path), raw_request(body, path).replace(b"POST", b"GET", 1):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -976,7 +974,7 @@ async def long_list(_scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/admin/models"])
-async def test_as_many_requests_as_may_wait_are_all_answered_from_bounded_bytes(
+async def test_all_requests_of_a_full_pipeline_are_answered_from_bounded_bytes(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request of a full pipeline is refused, and an unread one holds some pieces of a list."""

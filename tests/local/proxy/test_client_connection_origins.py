@@ -78,7 +78,7 @@ async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not
             assert [answer.headers.get(ALLOWED) for answer in answers] == [told] * len(answers)
 
 
-async def test_without_the_setting_no_page_is_told_anything(tmp_path: Path) -> None:
+async def test_pages_are_told_nothing_without_the_setting(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, admin_key=KEY) as gateway:
         app_preflight = await preflight(gateway, "/v1/chat/completions", APP)
         assert (app_preflight.status_code, ALLOWED in app_preflight.headers) == (401, False)

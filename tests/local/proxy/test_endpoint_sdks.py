@@ -205,7 +205,7 @@ def test_anthropic_calls_are_told_the_same(
 
 
 @pytest.mark.parametrize("call", ANTHROPIC_REFUSED.values(), ids=ANTHROPIC_REFUSED)
-def test_what_the_gateway_refuses_has_anthropics_shape(
+def test_a_refusal_of_the_gateway_has_anthropics_shape(
     call: AnthropicCall, gateway: Served
 ) -> None:
     told = told_anthropic(call, gateway.url, "m")
@@ -312,7 +312,7 @@ def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> No
         "/inference/v1/generate",
     ],
 )
-def test_what_is_not_of_the_surface_reaches_no_engine(path: str, gateway: Served) -> None:
+def test_paths_outside_the_surface_reach_no_engine(path: str, gateway: Served) -> None:
     before = len(Engine.asked)
     headers = {"authorization": f"Bearer {KEY}-admin"}
     answer = httpx.post(

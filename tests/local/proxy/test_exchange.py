@@ -132,7 +132,7 @@ async def test_an_engine_whose_framing_is_broken_is_not_believed(
 @pytest.mark.parametrize(
     "after", [b"x", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nevil!", b"\r\n\r\n0\r\n\r\n"]
 )
-async def test_what_an_engine_says_behind_its_answer_reaches_nobody(
+async def test_bytes_behind_the_answer_of_an_engine_reach_nobody(
     gateway: Gateway, after: bytes
 ) -> None:
     async def script(call: Call) -> None:
@@ -181,7 +181,7 @@ async def test_an_answer_that_ends_with_the_connection_is_whole(gateway: Gateway
         assert (await client.post(CHAT, json=ASK)).content == whole
 
 
-async def test_what_an_engine_says_before_its_answer_is_passed_over(gateway: Gateway) -> None:
+async def test_informational_heads_before_the_answer_are_passed_over(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
         await call.send(
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\ncontent-type:"

@@ -109,7 +109,7 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
 
 
 @pytest.mark.parametrize("other", ["x-request-id: 1", "traceparent: 1", "expect: 100-continue"])
-async def test_what_changes_with_each_request_is_read_each_time(
+async def test_a_header_that_changes_with_each_request_is_read_each_time(
     gateway: Gateway, parsed_urls: list[bytes], other: str
 ) -> None:
     async with stage(gateway, answers):
@@ -171,7 +171,7 @@ async def test_answers_with_the_same_head_are_told_apart_by_their_bytes(gateway:
         writer.close()
 
 
-async def test_what_comes_behind_an_answer_whose_head_is_known_reaches_nobody(
+async def test_bytes_behind_an_answer_of_a_known_head_reach_nobody(
     gateway: Gateway,
 ) -> None:
     async def script(call: Call) -> None:
@@ -219,7 +219,7 @@ def test_nothing_else_is_taken_for_a_known_head(
         b"HTTP/1.1 200 OK\r\nx: content-length: 2\r\n\r\n{}",
     ],
 )
-def test_what_is_not_plain_is_not_remembered(data: bytes) -> None:
+def test_an_unusual_answer_is_not_remembered(data: bytes) -> None:
     assert head_cache.remember_answer(data, 200, (), b"2", 2) is None
 
 

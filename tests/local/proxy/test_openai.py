@@ -198,7 +198,7 @@ async def test_a_model_the_engine_calls_otherwise_is_renamed_and_nothing_else_ch
         )
 
 
-async def test_of_a_repeated_model_the_last_one_is_routed(gateway: Gateway) -> None:
+async def test_the_last_of_repeated_models_is_routed(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
         assert (
             await client.post(CHAT, content=b'{"model":"m","model":"other"}')
@@ -458,7 +458,7 @@ async def test_a_refused_connection_is_tried_once_on_another_replica(gateway: Ga
         await gateway.wait_until_settled()
 
 
-async def test_when_no_replica_takes_the_connection_the_engine_is_unreachable(
+async def test_the_engine_is_unreachable_when_no_replica_takes_the_connection(
     gateway: Gateway,
 ) -> None:
     for urls in [refused_url()], [refused_url(), refused_url()]:

@@ -106,7 +106,7 @@ def test_the_same_call_is_told_the_same(
 
 
 @pytest.mark.parametrize("call", OPENAI_REFUSED.values(), ids=OPENAI_REFUSED)
-def test_what_the_gateway_refuses_is_the_same_error(
+def test_a_refusal_of_the_gateway_is_the_same_error(
     call: OpenAICall, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     straight, through = (told_openai(call, url, "m") for url in (engines["m"].url, gateway.url))

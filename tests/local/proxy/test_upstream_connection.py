@@ -167,9 +167,7 @@ STATUSES = [
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("status", STATUSES)
-def test_whatever_its_status_an_answer_is_one_answer(
-    gateway: Gateway, status: int, head: str
-) -> None:
+def test_an_answer_of_any_status_is_one_answer(gateway: Gateway, status: int, head: str) -> None:
     """Once with a body of no byte, so that the head is known if it ever is, and then with another
     answer for a body."""
     start = f"HTTP/1.1 {status:03d} X\r\n{head}\r\n\r\n".encode()
@@ -329,7 +327,7 @@ FLOOD_BYTES = 32 * 2**20
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_what_is_around_a_body_has_a_bound(gateway: Gateway, name: str) -> None:
+def test_the_bytes_around_a_body_are_bounded(gateway: Gateway, name: str) -> None:
     start, flood = FLOODS[name]
     calls: list[Call] = []
 

@@ -20,7 +20,9 @@ from tests.support.patience import hang_s
 pytestmark = pytest.mark.anyio
 
 
-async def test_of_gateways_that_take_over_at_once_one_gets_the_data_folder(tmp_path: Path) -> None:
+async def test_one_of_several_gateways_that_take_over_at_once_gets_the_data_folder(
+    tmp_path: Path,
+) -> None:
     released = []
 
     async def release() -> list[str]:

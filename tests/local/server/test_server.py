@@ -49,7 +49,7 @@ def status(client: socket.socket) -> bytes:
         return b""
 
 
-async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_engine(
+async def test_few_files_allow_few_clients_and_always_a_file_for_their_engine(
     tmp_path: Path,
 ) -> None:
     async with Upstream(engine) as upstream:
@@ -88,7 +88,7 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
         ("-v 204800", "may use 200 MiB of address space (`ulimit -v`), and needs 256"),
     ],
 )
-def test_with_too_little_it_refuses_to_start(tmp_path: Path, ulimit: str, why: str) -> None:
+def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, why: str) -> None:
     ended = subprocess.run(
         [
             "bash",

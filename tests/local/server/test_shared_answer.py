@@ -12,7 +12,7 @@ from gateway.server.shared_answer import SharedAnswer
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_asks_meanwhile_shares_a_rendering_that_begins_later() -> None:
+async def test_requests_during_a_rendering_share_a_later_one() -> None:
     state, began, free = b"1", 0, asyncio.Event()
 
     async def render() -> bytes:

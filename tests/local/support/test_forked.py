@@ -46,7 +46,7 @@ def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(
     assert alone.stdout or alone.stderr
 
 
-def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: Path) -> None:
+def test_a_fork_is_a_process_with_the_given_environment(tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text(
         "import json, os, sys\njson.dump([dict(os.environ), os.getcwd(), sys.argv[1:],"
         " sys.stdin.read(), os.umask(0), os.getsid(0) == os.getpid(), __name__],"

@@ -43,7 +43,7 @@ def make_spec(world: World, **changes: object) -> LaunchSpec:
     return spec.evolve(**changes)
 
 
-async def test_without_a_script_an_engine_serves_the_model_of_its_spec(world: World) -> None:
+async def test_an_engine_without_a_script_serves_the_model_of_its_spec(world: World) -> None:
     host: Host = MemoryHost(world=world)
     instance = await host.start(make_spec(world))
     async with httpx.AsyncClient(

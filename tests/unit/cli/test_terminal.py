@@ -169,7 +169,7 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
     ]
 
 
-def test_what_is_no_terminal_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_outside_a_terminal_has_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     print_message("word " * 40)
     assert capsys.readouterr().err == "word " * 40 + "\n"
 

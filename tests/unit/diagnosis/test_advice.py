@@ -113,7 +113,7 @@ UNKNOWN = (
         ("vllm", "Please delete ~/.cache/frob and start again.", ["Remove ~/.cache/frob."]),
     ],
 )
-def test_what_a_message_asks_for_is_a_step(kind: str, message: str, steps: list[str]) -> None:
+def test_advice_in_a_message_is_a_step(kind: str, message: str, steps: list[str]) -> None:
     assert list(advice_of_message(message, FLAGS[kind], PACKAGES)) == steps
 
 
@@ -132,7 +132,7 @@ def test_what_a_message_asks_for_is_a_step(kind: str, message: str, steps: list[
         "",
     ],
 )
-def test_what_shows_a_cause_or_is_unknown_is_no_step(message: str) -> None:
+def test_a_cause_or_an_unknown_option_is_no_step(message: str) -> None:
     assert advice_of_message(message, FLAGS["vllm"], PACKAGES) == ()
 
 

@@ -59,6 +59,6 @@ NVCC = (
         ),
     ],
 )
-def test_what_is_compiled_is_named(commands: tuple[str, ...], what: str) -> None:
+def test_the_compiled_library_is_named(commands: tuple[str, ...], what: str) -> None:
     said = compiling(commands)
     assert said.startswith(what) if what.endswith("deep_gemm") else said == what

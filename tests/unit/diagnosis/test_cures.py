@@ -75,7 +75,7 @@ def test_a_step_of_one_engine_names_that_engines_flags(where: str, step: CureSte
         assert set(_FLAG.findall(step.text)) - FOREIGN <= flags(engine), where
 
 
-def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
+def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     texts = [row.pattern for row in SIGNATURES.rows.texts]
     texts += [row.pattern for row in SIGNATURES.rows.structures]
     texts += [row.pattern for row in SIGNATURES.rows.progress]
@@ -156,7 +156,7 @@ CASES = read_yaml(LOGS / "cures.yaml")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["shows"])
-def test_what_the_case_calls_for_stands_first(case: dict[str, str]) -> None:
+def test_the_step_for_the_case_stands_first(case: dict[str, str]) -> None:
     failure = read(case["log"], engine=case["engine"])
     assert failure.kind in case["kinds"]
     assert len(failure.steps) >= len(case["steps"])
@@ -312,7 +312,7 @@ CALLED = (
         ("/x/site-packages/starlette/responses.py", "AssertionError", False),
     ],
 )
-def test_who_raised_an_error_of_a_request_decides_whose_fault_it_is(
+def test_the_code_that_raises_the_error_of_a_request_decides_whose_fault_it_is(
     raised_in: str, error: str, is_fault: bool
 ) -> None:
     request = (*CALLED, f'  File "{raised_in}", line 7, in frob', error, ALIVE)
@@ -333,13 +333,13 @@ def test_an_error_that_nothing_caught_is_the_servers_whatever_it_is() -> None:
 @pytest.mark.parametrize(
     ("process", "kind"), [("Worker_TP0 pid=7", "config_refused"), ("APIServer pid=1", "none")]
 )
-def test_what_a_worker_reports_of_requests_needs_no_traceback(process: str, kind: str) -> None:
+def test_a_workers_report_of_requests_needs_no_traceback(process: str, kind: str) -> None:
     report = f"({process}) ERROR 03-14 10:22:05 [frob.py:7] RuntimeError: Remote frob id mismatch."
     ready = "INFO:     Application startup complete."
     assert read(ready, report, ALIVE, report, ALIVE, engine="vllm").kind == kind
 
 
-def test_what_carries_requests_is_no_fault_of_the_engine() -> None:
+def test_an_error_of_the_request_transport_is_no_fault_of_the_engine() -> None:
     carried = (*REQUEST[:4], "RuntimeError: Unexpected ASGI message.", ALIVE)
     ready = "The server is fired up and ready to roll!"
     assert read(ready, ALIVE, *(carried * 5), engine="sglang").kind == "none"
@@ -349,7 +349,7 @@ def test_what_carries_requests_is_no_fault_of_the_engine() -> None:
     ("kind", "cure"),
     [("weights_missing", "user"), ("tokenizer", "engine"), ("gpu_oom", "plan")],
 )
-def test_where_a_cure_lies_goes_with_the_failure(kind: str, cure: str) -> None:
+def test_the_place_of_a_cure_goes_with_the_failure(kind: str, cure: str) -> None:
     assert CURES.cure(Case(kind, "load", "vllm", {})) == cure
     drafted = Case("engine_bug", "load", "vllm", {"drafter": "yes"})
     assert CURES.cure(drafted) == "plan"

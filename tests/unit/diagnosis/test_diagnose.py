@@ -122,7 +122,7 @@ def test_a_log_says_the_same_in_pieces_of_any_size() -> None:
             assert diagnose(pieces, SIGNATURES)[0] == read(data)
 
 
-def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_lines_change_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = {name: read(text(name)) for name in CASES}
     monkeypatch.setattr("gateway.diagnosis.lines.line_filter._anchor_in", lambda *_: b"frob")
     assert {name: read(text(name)) for name in CASES} == fast
@@ -173,7 +173,7 @@ def test_phases_are_recognised() -> None:
     }
 
 
-def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None:
+def test_only_fatal_lines_of_an_engine_that_serves_are_believed() -> None:
     reader = LogReader(SIGNATURES, "vllm")
     reader.serve()
     proof = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -319,7 +319,7 @@ def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> 
         (b"\xff plain", "", None, "\ufffd plain"),
     ],
 )
-def test_what_stands_before_the_text_is_told_apart(
+def test_process_and_level_are_separated_from_the_text(
     line: bytes, process: str, level: str | None, said: str
 ) -> None:
     parsed = parse(clean(line))
@@ -545,7 +545,7 @@ def test_no_kernel_of_a_size_disproves_the_one_that_the_plan_had() -> None:
     assert (fact.scope["kernel"], fact.scope["n"]) == ("TritonW4A16LinearKernel", "32")
 
 
-def test_where_the_plan_knows_no_such_kernel_the_plan_itself_is_ruled_out() -> None:
+def test_a_kernel_unknown_to_the_plan_rules_out_the_plan_itself() -> None:
     (fact,) = learn_facts("failed-004-error-internal-vision")
     assert (fact.kind, fact.scope) == ("plan_failed", {"fingerprint": failed_attempt().fingerprint})
 
@@ -574,7 +574,7 @@ def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> No
     "name",
     ["failed-port-0.19.1", "failed-gpu-shared-0.26.0", "failed-disk-full-0.33.0", "failed-xid79"],
 )
-def test_what_the_plan_cannot_help_teaches_nothing(name: str) -> None:
+def test_a_failure_that_no_plan_helps_teaches_nothing(name: str) -> None:
     assert learn_facts(name) == ()
 
 
@@ -715,6 +715,6 @@ def test_a_healthy_log_is_no_failure() -> None:
     ("arguments", "kind"),
     [(("/nowhere.log",), BadRequest), (("-", "--engine", "tgi==1.0"), NotFound)],
 )
-def test_what_cannot_be_read_is_said(arguments: tuple[str, ...], kind: type[Exception]) -> None:
+def test_an_unreadable_log_is_reported(arguments: tuple[str, ...], kind: type[Exception]) -> None:
     _, _, error = run(*arguments)
     assert isinstance(error, kind)

@@ -40,7 +40,7 @@ def read(*lines: str) -> Failure:
         ("CRITICAL: frob", "none"),
     ],
 )
-def test_who_pastes_one_line_means_it(line: str, kind: str) -> None:
+def test_a_single_pasted_line_counts_as_the_cause(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 
@@ -58,7 +58,7 @@ def test_an_empty_log_is_called_empty() -> None:
     assert diagnose([b""], SIGNATURES)[0].message == "The log is empty."
 
 
-def test_among_many_lines_it_is_one_of_many() -> None:
+def test_a_weak_line_among_many_is_no_cause() -> None:
     assert (
         read(*["frob"] * 5, "NVSHMEM API called before NVSHMEM initialization has completed").kind
         == "none"
@@ -66,7 +66,7 @@ def test_among_many_lines_it_is_one_of_many() -> None:
     assert read(*["frob"] * 5, "name 'check_frob' is not defined").kind == "none"
 
 
-def test_what_a_terminal_broke_off_a_record_is_no_failure() -> None:
+def test_a_record_that_a_terminal_broke_off_is_no_failure() -> None:
     record = (
         "[2026-03-14 10:22:05] Using default MoE kernel config. Config file not found at"
         " /opt/fused_moe_triton/E=384,N=14336,device_name=NVIDIA_"
@@ -81,7 +81,7 @@ def test_what_a_terminal_broke_off_a_record_is_no_failure() -> None:
     )
 
 
-def test_what_an_engine_never_goes_on_after_counts_whatever_its_level() -> None:
+def test_a_line_that_no_engine_survives_counts_whatever_its_level() -> None:
     found = (
         "INFO 03-14 10:22:05 [__init__.py:252] No platform detected, vLLM is running on"
         " UnspecifiedPlatform"
@@ -117,11 +117,11 @@ def test_what_an_engine_never_goes_on_after_counts_whatever_its_level() -> None:
         ),
     ],
 )
-def test_what_an_engine_tells_in_one_line_is_no_failure(line: str) -> None:
+def test_a_single_informational_line_is_no_failure(line: str) -> None:
     assert read(line).kind == "none"
 
 
-def test_what_was_warned_of_last_counts_where_a_traceback_only_begins() -> None:
+def test_the_last_warning_counts_if_a_traceback_only_begins() -> None:
     warned = (
         "WARNING 03-14 10:22:05 [_custom_ops.py:20] Failed to import from vllm._C: libcuda.so.1:"
         " cannot open shared object file"
@@ -154,7 +154,7 @@ STACK = (
 )
 
 
-def test_where_a_process_crashed_says_what_is_likely() -> None:
+def test_the_place_of_a_crash_shows_the_likely_cause() -> None:
     failure = read("Fatal Python error: Segmentation fault", "", *STACK)
     assert (failure.kind, failure.line_number) == ("nccl", 6)
     assert failure.message.startswith("Likely: ")

@@ -86,7 +86,7 @@ def test_frames_speak_where_a_message_says_nothing() -> None:
     )
 
 
-def test_where_a_library_was_built_says_nothing() -> None:
+def test_the_build_folder_of_a_library_says_nothing() -> None:
     assert (
         read(
             "RuntimeError: frob:build/CMakeFiles/frob.dir/compiler_depend.ts:39 frob error, code 7"
@@ -101,7 +101,7 @@ def test_one_word_of_a_field_says_nothing() -> None:
     assert kinds.guess([Shape("ValueError", "an adapter", (), "load")]) is None
 
 
-def test_of_equal_points_the_first_kind_is_meant() -> None:
+def test_the_first_kind_of_equal_points_is_meant() -> None:
     kind_words, other_kind_words = (
         KindWords(kind="one", sure=("frob",)),
         KindWords(kind="other", sure=("frob",)),
@@ -139,14 +139,14 @@ def test_the_beginning_of_a_log_that_fails_later_is_no_likely_failure(
         max_size=30,
     )
 )
-def test_what_is_printed_as_information_speaks_for_nothing(words: list[str]) -> None:
+def test_informational_lines_speak_for_nothing(words: list[str]) -> None:
     assert read(f"INFO 11-22 03:04:05 [x.py:9] {' '.join(words)}").kind == "none"
 
 
 @given(
     st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"])
 )
-def test_whatever_is_likely_shows_its_words_in_the_text(text: str, exception: str) -> None:
+def test_a_likely_kind_shows_its_words_in_the_text(text: str, exception: str) -> None:
     guess = Likely(SIGNATURES.rows.words).guess([Shape(exception, text, (), "load")])
     if guess is not None:
         assert guess[0] in KINDS
@@ -214,13 +214,13 @@ def test_a_line_alone_is_meant_whatever_it_lacks(text: str) -> None:
     assert read(text).kind == "driver_too_old"
 
 
-def test_of_many_lines_one_that_complains_of_nothing_is_none() -> None:
+def test_a_harmless_line_among_many_is_no_failure() -> None:
     known = "No available memory for the cache blocks"
     assert read(known).kind == "gpu_oom"
     assert read(*["Loading"] * 4, known).kind == "none"
 
 
-def test_what_a_kind_cannot_be_in_the_phase_is_not_meant() -> None:
+def test_a_kind_that_the_phase_excludes_is_not_meant() -> None:
     words = (
         KindWords(kind="a", sure=("frob",), phases=("load",)),
         KindWords(kind="b", words=("frob",), usual=("KeyError",), sure=("frob it",)),
@@ -248,7 +248,7 @@ def test_what_a_kind_cannot_be_in_the_phase_is_not_meant() -> None:
         ),
     ],
 )
-def test_what_an_engine_reads_before_it_serves_does_not_fail_later(
+def test_a_file_read_before_the_engine_serves_does_not_fail_later(
     error: str, frame: str, serving: str, loading: str
 ) -> None:
     file, function = frame.split(":")
@@ -284,7 +284,7 @@ def test_what_an_engine_reads_before_it_serves_does_not_fail_later(
         ),
     ],
 )
-def test_what_python_says_of_a_fault_is_of_no_field_but_the_code_is(
+def test_python_words_of_a_fault_are_of_no_field_but_the_code_is(
     error: str, code: str, kind: str
 ) -> None:
     lines = (

@@ -297,7 +297,7 @@ def test_a_request_that_fails_by_itself_ends_no_engine(lines: tuple[str, ...]) -
     assert verdict_after_service(VLLM, *lines, VLLM)[0] == "none"
 
 
-def test_what_was_survived_is_not_the_cause_of_a_later_end() -> None:
+def test_a_survived_error_is_not_the_cause_of_a_later_end() -> None:
     died = "ERROR 03-14 10:22:05 x.py:116] Worker VllmWorkerProcess pid 42 died, exit code: 1"
     info = WORKER.replace("ERROR", "INFO")
     assert verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, died) == (
@@ -378,7 +378,7 @@ FORWARD = (
         "--trust-remote-code",
     ],
 )
-def test_what_a_user_typed_after_an_error_is_no_part_of_it(typed: str) -> None:
+def test_words_that_a_user_typed_after_an_error_are_no_part_of_it(typed: str) -> None:
     error = "TypeError: M.forward() missing 1 required positional argument: 'metadata'"
     assert diagnose(["\n".join((*FORWARD, error, typed)).encode()], SIGNATURES)[0].kind == "package"
     assert (
@@ -404,7 +404,7 @@ def test_what_a_user_typed_after_an_error_is_no_part_of_it(typed: str) -> None:
         ),
     ],
 )
-def test_what_a_process_prints_as_it_ends_neither_survives_nor_explains(left: str) -> None:
+def test_the_last_lines_of_an_ending_process_neither_survive_nor_explain(left: str) -> None:
     failure = diagnose(["\n".join((*FORWARD, "RuntimeError: boom", left)).encode()], SIGNATURES)[0]
     assert (failure.kind, failure.line) == ("unknown", "RuntimeError: boom")
 
@@ -419,7 +419,7 @@ def test_names_that_a_resource_tracker_misses_are_not_the_failure() -> None:
     assert diagnose(["\n".join(lines[3:]).encode()], SIGNATURES)[0].kind == "none"
 
 
-def test_what_is_wrong_with_one_request_stands_in_more_lines() -> None:
+def test_the_fault_of_one_request_stands_in_more_lines() -> None:
     said = (
         "ValidationError: 2 validation errors for ChatCompletionRequest",
         "messages.0.role",
@@ -557,12 +557,12 @@ START = (
         ("NotImplementedError: this is not supported", "config_refused"),
     ],
 )
-def test_who_answers_a_request_reads_no_files_of_the_model(error: str, kind: str) -> None:
+def test_an_answer_to_a_request_reads_no_files_of_the_model(error: str, kind: str) -> None:
     assert verdict_after_service(*START, error)[0] == kind
     assert verdict_after_service(*REQUEST, error)[0] == "unknown"
 
 
-def test_what_wraps_an_error_tells_when_it_was_raised() -> None:
+def test_the_wrapper_of_an_error_shows_when_it_was_raised() -> None:
     raised = (
         V0 + TRACE,
         f'{V0}  File "{SITE}/vllm/worker/model_runner.py", line 7, in execute_model',
@@ -607,7 +607,7 @@ def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
     )
 
 
-def test_what_another_program_logs_as_information_is_read_as_what_it_is() -> None:
+def test_an_error_that_another_program_logs_as_information_is_read_as_an_error() -> None:
     carried = "2026-03-14 10:22:05,839 - __main__ - INFO - "
     raised = (
         *FORWARD,
@@ -724,7 +724,7 @@ def test_a_port_is_found_to_be_taken_after_the_start() -> None:
         ),
     ],
 )
-def test_what_befell_a_request_or_whoever_waits_for_the_engine_is_no_failure_of_it(
+def test_a_fault_of_a_request_or_of_a_waiting_program_is_no_failure_of_the_engine(
     line: str,
 ) -> None:
     assert diagnose([line.encode()], SIGNATURES)[0].kind == "none"
@@ -762,7 +762,7 @@ def test_a_wait_between_processes_is_told_where_nothing_else_is() -> None:
     )
 
 
-def test_what_a_client_was_answered_is_no_failure_of_the_engine() -> None:
+def test_an_error_answered_to_a_client_is_no_failure_of_the_engine() -> None:
     error = "{'object': 'error', 'message': 'The model `m-GPTQ-Int8` does not exist.', 'code': 404}"
     assert (
         verdict_after_service(error)[0]
@@ -771,7 +771,7 @@ def test_what_a_client_was_answered_is_no_failure_of_the_engine() -> None:
     )
 
 
-def test_of_what_somebody_writes_beside_an_error_no_word_counts() -> None:
+def test_no_word_of_prose_beside_an_error_counts() -> None:
     prose = (
         "I tried two models, org/m-AWQ and org/m-GPTQ, and it does not work with either, also not"
         " quantized by bitsandbytes."

@@ -109,7 +109,7 @@ def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
     assert fill_steps(steps, Case("x", "load", None, {})) == ("b",)
 
 
-def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> None:
+def test_the_gateway_has_a_reaction_to_everything_that_a_failure_proves() -> None:
     assert set(REACTIONS) == set(Failure.model_fields["proves"].annotation.__args__)  # type: ignore[union-attr]
 
 

@@ -324,7 +324,7 @@ def test_states_of_nvidias_libraries_are_named(line: str, kind: str) -> None:
         ),
     ],
 )
-def test_what_the_system_says_is_named(line: str, kind: str) -> None:
+def test_messages_of_the_system_are_named(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 
@@ -424,7 +424,7 @@ def test_the_library_that_raised_it_tells_where_its_text_does_not(
         ("torch/serialization.py:load", "RuntimeError: boom", "weights_corrupt"),
     ],
 )
-def test_what_reads_weights_and_quantization_is_told_apart_while_they_load(
+def test_readers_of_weights_and_of_quantization_are_separated_while_they_load(
     frame: str, error: str, kind: str | None
 ) -> None:
     assert through((*TO_THE_LOADER, frame), error, LOADING) == (kind or "unsupported_quantization")
@@ -549,7 +549,7 @@ def test_an_exception_that_one_library_alone_has_is_named_by_it(line: str, kind:
         ),
     ],
 )
-def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str) -> None:
+def test_messages_of_libraries_are_named(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 
@@ -567,7 +567,7 @@ def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str)
         ("ValueError: --frob-buffer-len must be positive", "config_refused"),
     ],
 )
-def test_what_calls_itself_a_fault_of_the_code_is_no_setting(line: str, kind: str) -> None:
+def test_a_declared_fault_of_the_code_is_no_setting(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 
@@ -592,9 +592,7 @@ def test_what_calls_itself_a_fault_of_the_code_is_no_setting(line: str, kind: st
         ("ValueError: invalid literal for int() with base 10: 'GPU-3f'", "config_refused"),
     ],
 )
-def test_of_a_line_alone_what_must_be_otherwise_is_a_setting_where_it_names_one(
-    line: str, kind: str
-) -> None:
+def test_a_demand_in_a_single_line_is_a_setting_if_it_names_one(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 

@@ -44,7 +44,7 @@ def failure_with_frame(frame: str, function: str, error: str) -> Failure:
         ("eighteenth", 83, 81),
     ],
 )
-def test_of_reports_that_were_looked_at_late_no_fewer_are_named_than_were_measured(
+def test_no_fewer_late_reports_are_named_than_were_measured(
     split: str, reports: int, measured: int
 ) -> None:
     rows = score(OWN, SIGNATURES, split)
@@ -487,7 +487,7 @@ def test_frames_decide_a_text_that_nobody_knows(
         ),
     ],
 )
-def test_what_0_26_is_known_to_fail_at_is_named_with_its_cure(error: str, step: str) -> None:
+def test_known_failures_of_0_26_are_named_with_their_cure(error: str, step: str) -> None:
     failure = failure_with_frame(
         "vllm/model_executor/layers/fused_moe/fused_moe.py",
         "invoke_fused_moe_wna16_cuda_kernel",
@@ -542,7 +542,7 @@ def test_a_traceback_that_is_cut_off_tells_by_its_frames() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_what_a_terminal_breaks_is_read_as_one_line(columns: int) -> None:
+def test_a_line_that_a_terminal_breaks_is_read_as_one(columns: int) -> None:
     whole = (
         "(EngineCore_DP0 pid=1094) ERROR 11-22 03:04:05 [core.py:1094] ValueError: To serve at"
         " least one request with the models's max seq len (262144), (24.0 GiB KV cache is needed,"
@@ -581,7 +581,7 @@ def test_what_a_terminal_breaks_is_read_as_one_line(columns: int) -> None:
         "2026-03-14 10:22:05,930 - INFO - vLLM: ERROR 03-14 10:22:05 engine.py:53] ",
     ],
 )
-def test_what_carried_a_line_is_left_out(before: str) -> None:
+def test_the_carrier_of_a_line_is_left_out(before: str) -> None:
     failure = read(f"{before}RuntimeError: UVA is not available")
     assert failure.kind == "platform"
     assert (
@@ -609,7 +609,7 @@ CUT = (
 KILLED = "[1]    40574 killed     python -m sglang.launch_server"
 
 
-def test_what_was_raised_goes_before_the_death_that_followed() -> None:
+def test_a_raised_error_goes_before_the_death_that_followed() -> None:
     assert read(*CUT, KILLED).kind == "package"
     assert read(KILLED, *CUT).kind == "killed"
     assert (
@@ -647,7 +647,7 @@ def test_a_quote_that_begins_in_the_middle_of_a_frame_has_its_frames() -> None:
         ),
     ],
 )
-def test_what_only_looks_like_those_failures_is_none(line: str) -> None:
+def test_lookalikes_of_those_failures_are_none(line: str) -> None:
     assert read(line).kind == "none"
 
 
@@ -661,7 +661,7 @@ def test_a_log_that_tells_only_of_a_death_says_that_the_cause_is_not_in_it() -> 
     assert "\n" not in "".join(found.steps)
 
 
-def test_what_is_raised_as_a_layer_is_built_or_looked_for_is_told_by_what_it_says() -> None:
+def test_an_error_while_a_layer_is_built_or_looked_for_is_named_by_its_message() -> None:
     layer = "vllm/model_executor/layers/fused_moe/layer.py"
     quoted = [
         f'> File "{SITE}/{layer}", line 372, in __init__',
@@ -680,7 +680,7 @@ def test_what_is_raised_as_a_layer_is_built_or_looked_for_is_told_by_what_it_say
     assert read("KeyError: 'model.layers.20.mlp.experts.w2_weight'").kind == "weights_corrupt"
 
 
-def test_what_processes_send_each_other_is_no_weight_file() -> None:
+def test_a_broken_message_between_processes_is_no_weight_file() -> None:
     error = "_pickle.UnpicklingError: invalid load key, '\\x11'."
     assert failure_with_frame("zmq/_future.py", "_chain", error).kind == "unknown"
     assert (
@@ -711,7 +711,7 @@ def test_an_operator_that_a_build_lacks_is_a_package() -> None:
     )
 
 
-def test_what_a_request_brings_is_told_by_the_function_that_takes_it() -> None:
+def test_a_fault_in_the_input_of_a_request_is_named_by_the_function_that_takes_it() -> None:
     model = "vllm/model_executor/models/llava_onevision.py"
     error = "AttributeError: 'list' object has no attribute 'shape'"
     assert failure_with_frame(model, "_process_video_pixels", error).kind == "multimodal"

@@ -46,7 +46,7 @@ def test_a_notebook_shows_the_plans_and_the_reasons_of_the_first() -> None:
     assert decision._repr_html_() == decision_html(decision)
 
 
-def test_without_a_plan_the_refusal_is_shown() -> None:
+def test_the_refusal_is_shown_without_a_plan() -> None:
     decision = make_decision("2x3090", tensor_parallel=64)
     assert not decision.plans
     page = Reader(decision_html(decision.evolve(refusal=("Too few GPUs.",))))

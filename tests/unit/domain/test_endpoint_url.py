@@ -54,7 +54,7 @@ def test_an_endpoint_has_one_form(given_: str, stored: str) -> None:
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_cannot_be_asked_is_refused(what: str) -> None:
+def test_an_impossible_address_is_refused(what: str) -> None:
     with pytest.raises(ValueError, match=r"\.$") as refused:
         endpoint_url(BAD[what])
     assert str(refused.value).isascii()
@@ -71,7 +71,7 @@ def test_a_password_is_not_repeated() -> None:
     st.text()
     | st.text(alphabet="htps:/@[]%.\\?#v1 \tab0-\x00\ud800", min_size=8).map("http://".__add__)
 )
-def test_whatever_is_stored_is_plain(text: str) -> None:
+def test_a_stored_address_is_plain(text: str) -> None:
     try:
         stored = endpoint_url(text)
     except ValueError:

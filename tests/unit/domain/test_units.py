@@ -23,7 +23,7 @@ from gateway.domain.units import words as size
         (2.5, 2.5),
     ],
 )
-def test_it_is_read_as_ollama_reads_it(given: object, seconds: float) -> None:
+def test_a_keep_alive_is_read_as_ollama_reads_it(given: object, seconds: float) -> None:
     assert duration(given) == seconds
 
 
@@ -45,7 +45,7 @@ def test_tokens_are_read_as_people_write_them(given: object, tokens: int) -> Non
 @pytest.mark.parametrize(
     "given", ["", "k", "0", 0, -5, "-1k", "many", "1e9", "0.0001", True, None, [5], 1.5, "9" * 99]
 )
-def test_what_is_no_number_of_tokens_is_refused(given: object) -> None:
+def test_a_malformed_number_of_tokens_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match="looks like 8192, 32k"):
         token_count(given)
 
@@ -54,7 +54,7 @@ def test_what_is_no_number_of_tokens_is_refused(given: object) -> None:
     "given",
     ["", "m", "5 m", "5d", "1h 30m", "five", "1e9", "inf", "nan", True, None, [5], "5m5", "--5m"],
 )
-def test_what_is_no_duration_is_refused(given: object) -> None:
+def test_a_malformed_duration_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match="looks like 5m, 1h30m or 300"):
         duration(given)
 
@@ -62,7 +62,7 @@ def test_what_is_no_duration_is_refused(given: object) -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(-1, "for ever"), (0, "0s"), (5400, "1h30m"), (61, "1m1s"), (0.2, "0s")]
 )
-def test_it_is_said_as_it_is_written(seconds: float, words: str) -> None:
+def test_a_duration_is_printed_as_users_write_it(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
 
 

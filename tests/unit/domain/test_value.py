@@ -39,7 +39,7 @@ def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
     assert not wrong, "take a `Form` of gateway.domain.value"
 
 
-def test_such_a_pattern_is_seen() -> None:
+def test_a_wide_pattern_is_noticed() -> None:
     assert [
         bool(WIDE.search(pattern))
         for pattern in patterns(
@@ -59,7 +59,7 @@ def test_a_name_of_another_form_is_refused_with_what_it_may_be(name: str) -> Non
         ChatTemplate(text="x", name=name)
 
 
-def test_what_has_evolved_is_what_pydantic_copies() -> None:
+def test_an_evolved_value_equals_the_copy_of_pydantic() -> None:
     wish = Wish(name="m", source="s", gpus=2)
     changed, copied = (
         wish.evolve(gpus=4, context=8192),

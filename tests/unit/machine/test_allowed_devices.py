@@ -108,7 +108,7 @@ def test_cudas_numbers_of_unlike_gpus_are_refused_for_they_go_by_speed() -> None
         ("none", [0, 1, 2]),
     ],
 )
-def test_what_the_container_toolkit_did_already_is_not_done_again(
+def test_the_choice_of_the_container_toolkit_is_not_made_again(
     visible: str, left_out: list[int]
 ) -> None:
     """The numbers of NVIDIA_VISIBLE_DEVICES are the host's; in the container, GPUs are counted
@@ -162,7 +162,7 @@ def test_the_probe_says_what_is_kept_and_by_what() -> None:
     assert "kept from fitserve: CUDA_VISIBLE_DEVICES leaves it out" in " ".join(line)
 
 
-def test_what_was_told_at_the_start_holds_by_uuid_when_a_card_drops_off() -> None:
+def test_the_choice_at_the_start_holds_by_uuid_when_a_card_drops_off() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A"), Card(THIRD, "A")]
     nvml = FakeNvml(cards)
     watch = GpuWatch(nvml, allowed=AllowedDevices.by_variables(probe(nvml=nvml), "1", {}))

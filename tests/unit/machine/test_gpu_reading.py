@@ -28,7 +28,7 @@ def test_a_card_tells_all_in_the_units_of_its_names() -> None:
     )
 
 
-def test_what_a_card_does_not_tell_is_not_known() -> None:
+def test_a_reading_that_a_card_lacks_is_unknown() -> None:
     told = reading(gb10())
     assert (told.used_bytes, told.total_bytes, told.use) == (None, None, 0.0)
     nvml = two_3090()

@@ -64,7 +64,7 @@ def uuids(nvml: FakeNvml) -> list[str]:
 @pytest.mark.parametrize(
     "number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158]
 )
-def test_these_xids_take_the_gpu_out_of_service(
+def test_fatal_xids_take_the_gpu_out_of_service(
     watch: Callable[[FakeNvml], GpuWatch], number: int
 ) -> None:
     nvml = two_3090()
@@ -85,7 +85,7 @@ def test_these_xids_take_the_gpu_out_of_service(
 
 
 @pytest.mark.parametrize("number", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 99999])
-def test_these_xids_are_only_counted(watch: Callable[[FakeNvml], GpuWatch], number: int) -> None:
+def test_other_xids_are_only_counted(watch: Callable[[FakeNvml], GpuWatch], number: int) -> None:
     nvml = two_3090()
     gpu_watch = watch(nvml)
     for _ in range(3):

@@ -285,7 +285,7 @@ def test_names_may_come_as_bytes() -> None:
         (pynvml.NVML_ERROR_IRQ_ISSUE, "interrupt request issue. `nvidia-smi` may show more"),
     ],
 )
-def test_without_nvml_the_answer_is_a_cpu_only_host_and_why(code: int, words: str) -> None:
+def test_a_machine_without_nvml_is_a_cpu_only_host_with_the_reason(code: int, words: str) -> None:
     hardware = probe(nvml=FakeNvml([], init_error=code))
     assert hardware.gpus == ()
     assert hardware.driver is None
@@ -371,7 +371,7 @@ def test_an_arm_cpu_has_features_and_its_missing_name_is_noted(proc: Path) -> No
     assert "CPU: name: not in /proc/cpuinfo" in hardware.notes
 
 
-def test_without_limits_ram_is_the_hosts_and_cores_are_the_affinity(proc: Path) -> None:
+def test_ram_without_limits_is_the_hosts_and_cores_are_the_affinity(proc: Path) -> None:
     hardware = probe(nvml=no_gpu(), proc=proc)
     assert (hardware.ram_total_bytes, hardware.ram_available_bytes) == (
         16000000 * KIB,

@@ -59,7 +59,9 @@ def test_the_rank_is_the_highest_of_all_layers() -> None:
         ({"r": 0}, "r=0"),
     ],
 )
-def test_what_engines_do_not_compute_is_refused(config: dict[str, Any], why: str) -> None:
+def test_an_adapter_that_engines_do_not_compute_is_refused(
+    config: dict[str, Any], why: str
+) -> None:
     with pytest.raises(BadModel, match=why):
         adapter(**config)
 

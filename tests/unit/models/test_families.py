@@ -241,7 +241,7 @@ def test_layers_that_only_draft_are_not_of_the_model(
     assert build(spec).is_known
 
 
-def test_what_the_quantization_block_does_not_tell_is_said() -> None:
+def test_a_gap_of_the_quantization_block_is_an_assumption() -> None:
     block = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
     assert build(published_model("llama-3.1-8b", quantization_config=block)).assumed
     assert not build(published_model("llama-3.1-8b")).assumed

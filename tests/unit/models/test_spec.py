@@ -244,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_what_cannot_be_a_model_is_refused_by_the_name_of_its_field(
+def test_an_impossible_model_is_refused_by_the_name_of_its_field(
     changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadModel) as caught:

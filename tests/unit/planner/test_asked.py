@@ -201,7 +201,7 @@ def test_an_answer_overrules_a_refusal_of_the_rules() -> None:
     assert "--linear-backend=machete" in best.argv
 
 
-def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
+def test_a_known_failure_of_a_kernel_still_counts_once_the_engine_chose_it() -> None:
     """An engine says which kernel it takes, not that this kernel is known to fail on such a GPU."""
     from gateway.domain import Fact
 
@@ -229,7 +229,7 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
     )
 
 
-def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() -> None:
+def test_a_known_crash_of_the_kernel_of_experts_still_counts_once_it_was_chosen() -> None:
     engines = [PROFILES.engine(SGLANG_REF)]
     hardware, rules, model = (
         PROFILES.hardware("2x3090"),
@@ -413,7 +413,7 @@ def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
     assert best.memory.kv_bytes < forecast.memory.kv_bytes
 
 
-def test_what_is_quantized_while_it_loads_has_the_size_that_it_gets() -> None:
+def test_weights_quantized_while_they_load_have_their_final_size() -> None:
     """An engine is asked before it loads: then such weights are still in 16 bits."""
     args = {"quantization": "fp8"}
     forecast = make_decision({}, args=args).plans[0]

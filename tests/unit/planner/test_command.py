@@ -99,7 +99,7 @@ def test_the_switches_of_every_start_are_known(version: str) -> None:
         "--speculative-config=" + '"' * 9000,
     ],
 )
-def test_what_is_in_no_plan_is_refused(item: str) -> None:
+def test_a_flag_that_is_in_no_plan_is_refused(item: str) -> None:
     with pytest.raises(BadFlag) as refused:
         check(item)
     assert refused.value.message.isprintable()
@@ -147,7 +147,7 @@ def test_a_spelling_of_its_own_is_known() -> None:
         max_size=4,
     )
 )
-def test_what_is_refused_of_a_user_is_refused_here(args: dict[str, bool | int | str]) -> None:
+def test_a_flag_refused_to_users_is_refused_here(args: dict[str, bool | int | str]) -> None:
     """Whatever the value, no flag of the gateway's passes but those that plans have."""
     names = {FLAGS[name].same_as or name for name in args}
     try:
@@ -178,7 +178,7 @@ def test_the_environment_is_that_of_profile_and_plan(env: dict[str, str], passes
         check_environment(SMALL, env)
 
 
-def test_what_keeps_an_engine_quiet_is_known_whole_and_nothing_else_of_it() -> None:
+def test_the_whole_flag_that_keeps_an_engine_quiet_is_known_and_no_part_of_it() -> None:
     quiet = engine(
         flags={**FLAGS, "hush": Flag(type="str", ours=True)},
         quiet=("--hush", "/health", "/metrics"),

@@ -38,7 +38,7 @@ def test_two_gpus_rank_first_when_one_leaves_too_little_context() -> None:
     assert decision.plans[0].max_model_len.value >= 32768
 
 
-def test_without_peer_to_peer_custom_all_reduce_is_off_and_says_why() -> None:
+def test_custom_all_reduce_is_off_without_peer_to_peer_and_says_why() -> None:
     best = plan("2x3090", tensor_parallel=2)
     assert not best.custom_all_reduce.value
     assert "--disable-custom-all-reduce" in best.argv
@@ -95,7 +95,7 @@ def test_no_form_reaches_a_context_beyond_the_models_own_limit() -> None:
     assert "one of at most 4000 as well: raise --max-context" in capped[0].reasons[0]
 
 
-def test_what_is_hardly_too_little_is_said_by_the_difference() -> None:
+def test_a_small_lack_of_memory_is_told_by_the_difference() -> None:
     def reason_of(share: float) -> str:
         some = make_decision("2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share})
         return "; ".join(reason for rejection in some.rejected for reason in rejection.reasons)
@@ -161,7 +161,7 @@ def test_a_gpu_that_others_fill_is_left_alone() -> None:
     assert decide(spec(), busy, [engine()], wish()).plans[0].gpus == (this_machine.gpus[1].uuid,)
 
 
-def test_what_another_engine_was_promised_is_not_promised_twice() -> None:
+def test_memory_promised_to_another_engine_is_not_promised_twice() -> None:
     this_machine = machine("2x3090")
     promised_bytes = {this_machine.gpus[0].uuid: 20 * GIB}
     best = decide(spec(), this_machine, [engine()], wish(), promised_bytes=promised_bytes).plans[0]
@@ -193,7 +193,7 @@ def beside(left_gib: int, **fields: Any) -> Decision:
     )
 
 
-def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothing() -> None:
+def test_no_weights_are_halved_beside_a_neighbour_and_no_context_is_cut_to_nothing() -> None:
     refused = beside(20)
     assert not refused.plans
     reason = refused.rejected[0].reasons[0]

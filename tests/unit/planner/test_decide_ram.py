@@ -31,7 +31,7 @@ def make_decision(gibs: int, claimed: int, context: int | None = None, **args: i
 
 
 @given(gibs=st.integers(16, 256), moves=st.lists(WORDS, max_size=12))
-def test_what_engines_are_promised_is_never_more_than_there_is(
+def test_the_promises_to_engines_never_exceed_the_ram(
     gibs: int, moves: list[tuple[bool, int]]
 ) -> None:
     """Models come and go; who came first keeps its own, and what goes gives all of it back."""

@@ -333,7 +333,7 @@ def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None
     ]
 
 
-def test_what_a_model_says_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_words_of_a_model_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("A", "B"), [("\x1b[2Jx\r\n", "\ud800")])
     assert capsys.readouterr().out == "A                 B\n\\x1b[2Jx\\x0d\\x0a  \\ud800\n"
 

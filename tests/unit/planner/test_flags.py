@@ -111,7 +111,7 @@ VALUES = (
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.ref)
 @given(st.data())
-def test_whatever_is_given_only_known_flags_come_out(engine: Engine, data: st.DataObject) -> None:
+def test_only_known_flags_come_out_of_any_arguments(engine: Engine, data: st.DataObject) -> None:
     known = NAMES if engine is SMALL else st.sampled_from(sorted(engine.flags))
     args = data.draw(
         st.dictionaries(
@@ -154,7 +154,7 @@ def test_flags_of_the_gateway_are_always_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:], ids=lambda engine: engine.ref)
-def test_what_a_launch_sets_is_closed_in_every_profile(engine: Engine) -> None:
+def test_the_flags_of_a_launch_are_closed_in_every_profile(engine: Engine) -> None:
     launch = [
         engine.spelling.get(name, name) for name in ("model", "served-model-name", "host", "port")
     ]

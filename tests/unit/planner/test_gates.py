@@ -57,7 +57,7 @@ def test_an_image_for_another_processor_is_refused() -> None:
         assert "unsupported_platform" not in verdicts(on(machine("gb10"), ref))
 
 
-def test_without_a_gpu_an_engine_for_gpus_has_no_device() -> None:
+def test_an_engine_for_gpus_has_no_device_without_one() -> None:
     decision = on(machine("cpu"), VLLM_REF)
     assert verdicts(decision) == {"no_device"}
     assert "1 GPU is needed and 0 are here" in decision.rejected[0].reasons[0]
@@ -151,7 +151,7 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
     assert not [argument for argument in text.argv if "mm-data" in argument or "warmup" in argument]
 
 
-def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
+def test_a_model_that_only_sglang_takes_for_multimodal_is_started_so_too() -> None:
     """Its config.json names no tower: they are in the engine's own code."""
     for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
         model = published_model("phi-4-mini").evolve(architecture=architecture)
@@ -217,7 +217,7 @@ def two(*advisories: Advisory) -> Plan:
     return decide(spec(), machine("3090"), [new_engine, old_engine], wish()).plans[0]
 
 
-def test_of_equal_plans_one_without_known_weaknesses_ranks_first() -> None:
+def test_the_one_of_equal_plans_without_known_weaknesses_ranks_first() -> None:
     assert two().engine.version == "9.9.1"
     assert two(WEAK).engine.version == "9.9.0"
 

@@ -97,7 +97,7 @@ def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
     assert {row.status for row in why.kernels} == {"ok", "none"}
 
 
-def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
+def test_a_slower_kernel_takes_float16_and_the_plan_says_so() -> None:
     odd = quantized_model({**GPTQ, "group_size": 32}, intermediate_size=4224)
     best = make_decision(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
     assert (best.dtype.value, best.verdict) == ("float16", "degraded")

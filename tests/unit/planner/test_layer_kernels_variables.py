@@ -129,7 +129,7 @@ def test_a_flag_wins_over_a_variable() -> None:
     assert "TRITON" in {row.kernel for row in decision.plans[0].kernels}
 
 
-def test_what_no_rule_follows_is_said() -> None:
+def test_a_variable_that_no_rule_follows_brings_a_warning() -> None:
     assert any(
         "VLLM_MLA_DISABLE may change kernels or memory of vllm==0.33.0" in warning
         for warning in first_plan("0.33.0", VLLM_MLA_DISABLE="1").warnings

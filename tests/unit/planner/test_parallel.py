@@ -131,7 +131,7 @@ def choose_devices(
     return None if group is None else [gpu.index for gpu in group]
 
 
-def test_what_was_promised_and_what_others_use_is_not_available() -> None:
+def test_promised_memory_and_that_of_others_is_not_available() -> None:
     gpu = host([20]).gpus[0]
     assert available_bytes(gpu, {}) == 20 * GIB
     # The driver keeps up to a fiftieth of the 24 GiB, which nobody gets.

@@ -132,7 +132,7 @@ def test_every_verdict_of_the_gates_is_documented() -> None:
     assert verdicts <= documented_words(DOCS), sorted(verdicts - documented_words(DOCS))
 
 
-def test_what_was_promised_stays() -> None:
+def test_the_published_fields_stay() -> None:
     """The names of fitserve.plan/1, as users' programs read them: none is renamed or removed."""
     plan = (
         "rank grade verdict engine tensor_parallel pipeline_parallel replicas dtype max_model_len"

@@ -312,7 +312,7 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
     assert [plan.pipeline_parallel.value for plan in rest] == [1, 2]
 
 
-def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
+def test_knowledge_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
     spec = read_model("m", None, PUBLISHED["qwen3-vl-30b-a3b"], None, None, (), None)
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
     former_decision = make_decision(spec, hardware, ref)
@@ -396,7 +396,7 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     check_others(spec, before, after, fingerprints)
 
 
-def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
+def test_the_substitute_of_a_kernel_hides_no_other_layout() -> None:
     """Seed-OSS in INT8 on two 3090: there are eighteen backends to force, of which few compute
     these layers."""
     fields = PUBLISHED["seed-oss-36b"] | {"quantization_config": QUANTS["int8"]}
@@ -503,7 +503,7 @@ def test_the_least_context_is_never_undercut(
     st.sampled_from(["2x3090", "8xh100", "5090+3090"]),
     st.data(),
 )
-def test_which_of_two_plans_is_better_does_not_depend_on_a_third(
+def test_the_order_of_two_plans_does_not_depend_on_a_third(
     name: str, machine: str, data: st.DataObject
 ) -> None:
     spec, hardware = (

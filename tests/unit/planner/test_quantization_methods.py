@@ -53,7 +53,7 @@ def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
     assert f"vllm=={NEWEST_VLLM} loads it as auto_gptq" in new.reason
 
 
-def test_what_a_user_asks_for_must_be_what_the_checkpoint_is() -> None:
+def test_the_quantization_that_a_user_asks_for_must_be_the_checkpoints() -> None:
     wrong = make_decision(
         "0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "gptq"}
     ).rejected[0]

@@ -104,7 +104,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     assert cures(refusal, on=engine()) == []
 
 
-def test_of_experts_it_is_their_backend_that_changes() -> None:
+def test_the_backend_is_the_part_of_experts_that_changes() -> None:
     refusal = Refused(
         "runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN"
     )
@@ -146,7 +146,7 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
     assert not {"kv_dtype", "quantization"} & set(changes(cures(refusal, on=engine("cpu"), gpus=0)))
 
 
-def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
+def test_only_the_numbers_of_stages_that_may_hold_the_weights_and_all_are_tried() -> None:
     memory = Memory(
         gpu_bytes=80, budget_bytes=70, weights_bytes=190, activation_bytes=5, graph_bytes=0,
         overhead_bytes=10, kv_bytes=0,
@@ -179,7 +179,7 @@ def test_repairs_end() -> None:
     "verdict",
     ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"],
 )
-def test_what_no_change_can_cure_is_left(verdict: str) -> None:
+def test_a_refusal_that_no_change_can_cure_is_left(verdict: str) -> None:
     assert cures(Refused(verdict, "no", "profile")) == []
 
 
@@ -222,7 +222,7 @@ def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none(
     assert longer(fewer, gpus=2) == ["kv_dtype", "eager"]
 
 
-def test_what_the_user_set_is_not_given_up() -> None:
+def test_the_users_settings_are_not_given_up() -> None:
     assert longer(Variant(), args={"max-num-seqs"}) == ["kv_dtype", "eager"]
     assert longer(Variant(), args={"max-num-seqs", "kv-cache-dtype", "enforce-eager"}) == []
     assert (
@@ -235,7 +235,7 @@ def test_what_the_user_set_is_not_given_up() -> None:
     )
 
 
-def test_of_gpus_that_do_not_divide_the_heads_each_stage_takes_as_many_as_do() -> None:
+def test_each_stage_takes_as_many_gpus_as_divide_the_heads() -> None:
     refusal = Refused(
         "illegal_parallelism",
         "64 attention heads cannot be shared by 6 GPUs",

@@ -309,7 +309,7 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
     )
 
 
-def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
+def test_memory_for_many_requests_is_looked_for_if_many_are_to_be_served() -> None:
     """Four hundred at once, of which the context that is wanted leaves room for five."""
     engines, hardware = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x4090")
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])

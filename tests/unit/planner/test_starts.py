@@ -59,7 +59,7 @@ def block_of(
     return blocked_by(asking, (asking, *waiting), others, now, LIMIT_S)
 
 
-def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side() -> None:
+def test_engines_start_one_after_the_other_on_one_gpu_and_side_by_side_on_others() -> None:
     asking = start("b", "G1")
     assert block_of(asking) is None
     assert block_of(asking, holder("a", "G0")) is None
@@ -87,7 +87,7 @@ def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement()
     )
 
 
-def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
+def test_engines_with_sized_caches_do_not_disturb_each_other() -> None:
     sized, other_holder, measuring = (
         holder("a", "G0", is_sized=True),
         holder("b", "G0", is_sized=True),
@@ -155,7 +155,7 @@ def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
     assert block_of(asking, hanging, now=100.0 + LIMIT_S) is None
 
 
-def test_who_waits_longest_goes_first_also_where_it_needs_more_gpus() -> None:
+def test_the_start_that_waits_longest_goes_first_even_if_it_needs_more_gpus() -> None:
     both, one = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
     assert block_of(one, holder("a", "G1"), waiting=(both,)) == Blocked("tp2", "starts first", "G0")
     assert block_of(both, waiting=(one,)) is None
@@ -232,7 +232,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
         ),
     ],
 )
-def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
+def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], how: str
 ) -> None:
     beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
@@ -310,7 +310,7 @@ def test_a_process_that_was_there_and_takes_or_gives_back_is_named() -> None:
     assert memory_change(read((40, None)), read((10, None))) == ""
 
 
-def test_what_an_engine_took_is_known_where_it_alone_came() -> None:
+def test_memory_taken_by_one_new_process_is_known() -> None:
     before = read((80, {7: GIB}), (80, {}))
     assert bytes_taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: 41 * GIB}))) == 41 * GIB
     assert (

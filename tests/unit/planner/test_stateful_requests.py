@@ -186,7 +186,7 @@ def decision_for(requests: int, *, name: str = "qwen-27b", ref: str = VLLM_REF) 
     return decision(CASES[name], "2xh100", ref, tensor_parallel=1, args=args)
 
 
-def test_what_the_user_set_stays_with_a_warning() -> None:
+def test_the_users_setting_stays_with_a_warning() -> None:
     plan = decision_for(360).plans[0]
     assert plan.max_num_seqs.value == 360
     (warning,) = (text for text in plan.warnings if "state blocks" in text)
@@ -210,13 +210,13 @@ def test_requests_that_surely_have_no_states_are_refused(ref: str) -> None:
     assert bool(whole) is not told
 
 
-def test_without_full_graphs_more_requests_are_no_refusal() -> None:
+def test_more_requests_without_full_graphs_are_no_refusal() -> None:
     args = {"max-num-seqs": 1024, "optimization-level": 1}
     plans = decision(CASES["qwen-27b"], "2xh100", VLLM_REF, tensor_parallel=1, args=args).plans
     assert plans[0].max_num_seqs.value == 1024
 
 
-def test_without_graphs_more_requests_wait_for_a_state() -> None:
+def test_more_requests_without_graphs_wait_for_a_state() -> None:
     args = {"max-num-seqs": 1024, "enforce-eager": True}
     plan = decision(CASES["qwen-27b"], "2xh100", VLLM_REF, tensor_parallel=1, args=args).plans[0]
     assert plan.max_num_seqs.value == 1024

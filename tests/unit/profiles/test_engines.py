@@ -264,7 +264,7 @@ def test_a_version_given_by_differences_has_the_rules_of_its_base(
     assert free - {*OPEN.split(), "limit-mm-data-per-request"} == set()
 
 
-def test_what_a_version_has_classes_for_is_its_own_and_not_its_neighbours() -> None:
+def test_the_config_classes_of_a_version_are_its_own_and_not_its_neighbours() -> None:
     newer, older = PROFILES.engine(VLLM_REF), PROFILES.engine("vllm==0.32.0")
     assert "step5" in newer.config_classes
     assert "step5" not in older.config_classes

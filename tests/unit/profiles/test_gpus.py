@@ -35,7 +35,7 @@ def test_formats_and_schemes_have_a_source() -> None:
     assert set(TABLE.sources) == {"formats", "schemes"}
 
 
-def test_what_nobody_wrote_down_is_not_guessed() -> None:
+def test_unrecorded_traits_are_not_guessed() -> None:
     assert TABLE.traits("11.0") is None
     assert TABLE.traits(None) is None
 

@@ -45,7 +45,7 @@ def test_links_are_those_of_known_machines_or_unknown(
     assert {(link.nvlinks, link.p2p) for link in PROFILES.hardware(name).links} == links
 
 
-def test_what_is_assumed_is_noted() -> None:
+def test_each_assumption_about_a_machine_is_noted() -> None:
     notes = " ".join(PROFILES.hardware("2xl40").notes)
     assert "not a reading of this host" in notes
     assert "free memory of NVIDIA L40 is an estimate: 97% of all" in notes

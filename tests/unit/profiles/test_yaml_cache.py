@@ -21,7 +21,7 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> None:
+def test_a_kept_document_is_read_without_the_file(rules: Path, tmp_path: Path) -> None:
     first_documents = Documents(tmp_path / "made" / CACHE)
     assert first_documents.read(rules) == [{"a": 1}, {"b": [2, "x"]}]
     first_documents.save()
@@ -83,7 +83,7 @@ def test_numbers_of_items_are_kept(tmp_path: Path) -> None:
     assert Documents(tmp_path / CACHE).first(sources) == read
 
 
-def test_what_the_cache_would_change_is_not_kept(rules: Path, tmp_path: Path) -> None:
+def test_a_document_that_the_cache_would_change_is_not_kept(rules: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd.yaml"
     odd.write_text("one: 1\nday: 2026-11-21\n")
     documents = Documents(tmp_path / CACHE)
@@ -94,7 +94,7 @@ def test_what_the_cache_would_change_is_not_kept(rules: Path, tmp_path: Path) ->
     assert Documents(tmp_path / CACHE).read(odd) == read
 
 
-def test_what_is_not_yaml_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [1")
     with pytest.raises(SettingsError, match=r"bad\.yaml is not YAML"):
         Documents().read(tmp_path / "bad.yaml")

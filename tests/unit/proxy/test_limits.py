@@ -41,7 +41,7 @@ def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:
     ] * 81
 
 
-def test_who_is_refused_takes_no_place_of_others() -> None:
+def test_a_refused_client_takes_no_place_of_others() -> None:
     limiter = ConnectionLimiter(Limits(connections=16, connections_per_address=4))
     assert [limiter.admit("10.0.0.1") for _ in range(100)] == ["in"] * 4 + ["refused"] * 3 + [
         "out"

@@ -159,7 +159,7 @@ ODD = [
         max_size=8,
     )
 )
-def test_what_is_no_chunk_of_that_form_is_the_parser_s(pieces: list[bytes]) -> None:
+def test_a_chunk_of_another_form_is_left_to_the_parser(pieces: list[bytes]) -> None:
     pieces = [HEAD, chunk(b"first"), *pieces]
     assert parse_answer(UpstreamConnection, pieces) == parse_answer(Parsed, pieces)
 

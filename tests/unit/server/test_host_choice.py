@@ -30,7 +30,7 @@ async def test_a_docker_that_is_long_in_answering_is_not_done_without(
 
 
 @pytest.mark.anyio
-async def test_with_an_agent_docker_itself_is_left_alone(
+async def test_docker_itself_is_left_alone_with_an_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No socket of Docker is looked at, and engines share one models folder, for the agent mounts

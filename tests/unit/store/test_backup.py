@@ -82,7 +82,7 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
     assert not [path.name for path in data.iterdir() if path.name.startswith("backup")]
 
 
-def test_what_comes_back_is_what_was_there_and_keys_are_digests(tmp_path: Path) -> None:
+def test_a_restored_backup_is_the_former_state_with_digests_of_keys(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     store.add_model(Wish(name="m", source="x/y"), 1.0)
     store.add_key(Grant(name="good", scopes=("admin",)), b"g" * 32, 1.0)
@@ -148,7 +148,7 @@ def change_archive(archive: Path, **files: bytes | None) -> Path:
     return new_name
 
 
-def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
+def test_an_incomplete_backup_changes_nothing(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     store.add_model(Wish(name="m", source="x/y"), 1.0)
     archive = make_archive(data, tmp_path / "a.tar.gz")
@@ -378,12 +378,12 @@ def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:
+def test_a_folder_without_a_database_has_nothing_to_keep(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="There is no database"):
         make_archive(tmp_path, tmp_path / "a.tar.gz")
 
 
-def test_what_a_killed_backup_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_remains_of_a_killed_backup_are_removed_by_the_next_one(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     store.close()
     left = [data / "backup-1.db", data / "backup-1.db-journal", data / "restore-1/learned/one.yaml"]

@@ -313,7 +313,7 @@ def test_the_installation_keeps_its_id_when_the_database_is_lost(path: Path) -> 
     new_store.close()
 
 
-def test_what_runs_is_entered_again_into_an_empty_database(tmp_path: Path) -> None:
+def test_running_engines_are_entered_again_into_an_empty_database(tmp_path: Path) -> None:
     live = RunningEngines(tmp_path)
     first_store = open_store(tmp_path / "a.db")
     attempt = first_store.add_attempt("a", 0, plan(), 8000, 5.0)
@@ -463,7 +463,7 @@ def test_a_mirror_that_is_damaged_while_open_is_made_anew(path: Path, clock: lis
     store.close()
 
 
-def test_others_may_read_the_file_and_change_its_mode(path: Path) -> None:
+def test_other_programs_may_read_the_file_and_change_its_mode(path: Path) -> None:
     store = open_store(path)
     store.add_model(wish(name="b"), 1.0)
     with contextlib.closing(sqlite3.connect(path)) as other:

@@ -101,7 +101,7 @@ def test_removing_a_model_forgets_failed_plans_but_not_limits(store: Store) -> N
     assert store.facts() == [limit]
 
 
-def test_where_a_plan_worked_a_removed_model_keeps_which_others_failed(store: Store) -> None:
+def test_a_removed_model_keeps_its_failed_plans_if_another_worked(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     first, second = (store.add_attempt("a", 0, plan(), 8000, 1.0) for _ in range(2))
     ruled_out = Fact(
@@ -155,7 +155,7 @@ def test_a_database_of_another_version_is_left_alone(store: Store) -> None:
         Store(store.path)
 
 
-def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_models_survive_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "fitserve.db"
     script = (
         "import sys\n"
@@ -441,7 +441,7 @@ def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
     assert measured_facts(store.path.with_name("other.db")) == []
 
 
-def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: Store) -> None:
+def test_forgiven_failures_may_be_tried_again_and_learnt_facts_stay(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     capable, alone = {"engine": "v", "capability": "8.6"}, {"engine": "v", "model": "m"}
     learnt = (

@@ -46,7 +46,7 @@ def test_usage_adds_up_and_survives_a_reopening(store: Store) -> None:
         ((), None, None, [row(0, "", "", 7)]),
     ],
 )
-def test_what_is_not_asked_for_is_summed_up(
+def test_columns_that_are_not_asked_for_are_summed_up(
     store: Store, by: Any, key: str | None, model: str | None, expected: list[UsageRow]
 ) -> None:
     store.usage.add([row(7), row(7, model="n", requests=2), row(8, "b", requests=4), row(20)])

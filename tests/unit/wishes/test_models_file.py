@@ -38,7 +38,7 @@ def mistakes(folder: Path, text: str) -> list[str]:
     return [line.removeprefix(f"{path}:") for line in told]
 
 
-def test_what_is_written_is_what_is_wished_for(tmp_path: Path) -> None:
+def test_a_written_file_gives_the_models_that_are_wished_for(tmp_path: Path) -> None:
     text = (
         "x-shared: &shared {context: 4096}\nmodels:\n  a/b:c:\n    <<: *shared\n    source:"
         " ./tiny\n    loras: {l: ./l}\n    policy: {keep_alive: 5m}\n  far: {endpoint:"

@@ -47,7 +47,7 @@ def standard_streams(
         )
 
 
-async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> None:
+async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path: Path) -> None:
     (first_folder := tmp_path / "first").mkdir()
     (second := tmp_path / "second").mkdir()
     archive = str(tmp_path / "a.tar.gz")

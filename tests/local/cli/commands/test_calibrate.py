@@ -45,7 +45,7 @@ def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
 
 
-def test_without_a_gateway_the_command_measures_and_plans_read_it(
+def test_the_command_measures_without_a_gateway_and_plans_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
@@ -92,7 +92,7 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
     }
 
 
-def test_beside_a_gateway_that_does_not_answer_nothing_is_measured(tmp_path: Path) -> None:
+def test_nothing_is_measured_beside_a_gateway_that_does_not_answer(tmp_path: Path) -> None:
     held_lock = lock(tmp_path / "data")
     try:
         with pytest.raises(NotReady, match="does not answer") as refused:

@@ -19,7 +19,7 @@ from tests.support.running import model_folder, running
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_happened_is_printed_with_its_proof_and_what_happens_follows(
+async def test_past_events_are_printed_with_their_proof_and_new_ones_follow(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, script) as gateway:

@@ -64,7 +64,7 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
         assert "There is no prompt" in nothing.stderr
 
 
-async def test_what_cannot_be_served_is_not_added(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_served_is_not_added(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
         result = await run_in_thread(

@@ -67,14 +67,14 @@ def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
     assert TOKEN not in repr(found_hub)
 
 
-def test_without_a_token_nothing_secret_is_asked() -> None:
+def test_no_secret_is_asked_for_without_a_token() -> None:
     with answering(200, b"[]") as (place, asked):
         found_hub = hub(Secret(place), None)
     assert asked == [("/api/models?limit=1", None)]
     assert states(found_hub) == ["ok", "ok", "ok"]
 
 
-def test_whatever_a_hub_says_is_no_crash() -> None:
+def test_no_answer_of_a_hub_is_a_crash() -> None:
     for status, body in (
         (401, b"{}"),
         (200, b"not json"),

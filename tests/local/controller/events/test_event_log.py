@@ -22,7 +22,7 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path) -> None:
+async def test_an_event_that_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path) -> None:
     store, free = open_store(tmp_path / "fitserve.db"), threading.Event()
     log = EventLog(store)
     await log.begin()

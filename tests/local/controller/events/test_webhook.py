@@ -106,7 +106,7 @@ async def test_events_come_signed_in_order_and_once_though_some_are_refused_firs
     assert receiver.asked == len(receiver.taken) + 3
 
 
-async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gateway(
+async def test_the_next_gateway_sends_the_events_that_an_absent_receiver_missed(
     tmp_path: Path,
 ) -> None:
     world, deaf = World(), Receiver(503, refuses=10**6)

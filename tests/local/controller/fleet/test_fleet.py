@@ -142,7 +142,7 @@ async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_
         assert view["on_request"]
 
 
-async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many(
+async def test_a_model_beside_another_takes_one_gpu_and_its_copies_take_as_many_each(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, healthy, hardware=machine("4x3090")) as gateway:

@@ -74,7 +74,7 @@ async def test_a_cancelled_start_leaves_the_download() -> None:
     preparation.end()
 
 
-async def test_what_failed_or_is_of_another_model_serves_no_start() -> None:
+async def test_a_preparation_that_failed_or_is_of_another_model_serves_no_start() -> None:
     world, this_plan = World(HostError("no disk", hint="more")), plan("3090")
     preparation = Preparation(this_plan, world.bring, world.read, world.tasks)
     assert preparation.serves(this_plan)

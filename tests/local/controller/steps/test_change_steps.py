@@ -138,7 +138,7 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
         assert new["ready_at"] <= old["ended_at"]
 
 
-async def test_without_room_the_old_one_drains_first_and_requests_wait(tmp_path: Path) -> None:
+async def test_the_old_engine_drains_first_without_room_and_requests_wait(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, hardware=machine("3090")) as gateway:
         await on_gpus(gateway, tmp_path)
         async with clients(gateway) as answered:
@@ -151,7 +151,7 @@ async def test_without_room_the_old_one_drains_first_and_requests_wait(tmp_path:
 
 
 @pytest.mark.parametrize("hardware", ["2x3090", "3090"])
-async def test_where_the_new_one_fails_the_old_wish_is_in_force_again(
+async def test_the_old_wish_is_in_force_again_if_the_new_one_fails(
     tmp_path: Path, hardware: str
 ) -> None:
     async with running(tmp_path, failing(256), hardware=machine(hardware)) as gateway:
@@ -191,7 +191,7 @@ async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
         assert engines.most == 3
 
 
-async def test_what_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:
+async def test_a_change_that_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         former_view = await wait_until_settled(gateway)

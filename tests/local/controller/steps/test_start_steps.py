@@ -99,7 +99,7 @@ async def wait_for_start(gateway: Running, tmp_path: Path, **fields: Any) -> Any
     return await gateway.until("m", "ready")
 
 
-async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_path: Path) -> None:
+async def test_the_started_plan_is_the_one_that_the_engine_was_asked_about(tmp_path: Path) -> None:
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:
@@ -212,7 +212,7 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
         )
 
 
-async def test_while_one_model_is_checked_others_start(tmp_path: Path) -> None:
+async def test_other_models_start_while_one_is_checked(tmp_path: Path) -> None:
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:

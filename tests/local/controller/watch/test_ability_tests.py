@@ -66,7 +66,7 @@ def states(view: Any) -> dict[str, str]:
     return {name: one["state"] for name, one in view["abilities"].items()}
 
 
-async def test_what_an_engine_shows_is_told_in_every_listing(
+async def test_every_listing_shows_the_proven_abilities_of_an_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:

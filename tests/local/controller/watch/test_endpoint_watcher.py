@@ -333,7 +333,7 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
         assert (count_questions(sleeps), count_questions(serves)) == (1, 10)
 
 
-async def test_what_another_gateway_refuses_with_comes_through_whole(tmp_path: Path) -> None:
+async def test_a_refusal_of_another_gateway_comes_through_whole(tmp_path: Path) -> None:
     told = (
         b'{"error":{"message":"The model m cannot answer now, it is starting: weights 12 of 40'
         b' GiB.","type":"api_error","param":"model","code":"model_not_ready"}}'

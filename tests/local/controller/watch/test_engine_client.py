@@ -123,7 +123,7 @@ async def test_an_answer_has_so_much_time_in_all(script: Script) -> None:
         await ask_engine(script, within_s=0.3)
 
 
-async def test_whom_nobody_reaches_does_not_answer() -> None:
+async def test_an_unreachable_engine_does_not_answer() -> None:
     client = EngineClient(4)
     with pytest.raises(NoAnswerError, match="does not answer"):
         await client.get(f"{refused_url()}/health", HANG_S)
@@ -162,7 +162,7 @@ async def test_a_good_answer_is_read_however_it_is_framed(data: bytes) -> None:
     assert (await answer.read(Wanted)).names == ["x"]
 
 
-async def test_what_is_asked_is_plain() -> None:
+async def test_a_request_to_an_engine_is_plain() -> None:
     async with Upstream(replies(b"{}")) as upstream:
         await EngineClient(4).post(f"{upstream.url}/v1/completions", {"model": "m"}, HANG_S)
         head, _, body = upstream.requests[0].partition(b"\r\n\r\n")
@@ -207,13 +207,13 @@ async def test_json_that_nobody_asked_for_makes_no_objects() -> None:
         tracemalloc.stop()
 
 
-def test_what_is_shown_of_an_answer_is_fit_for_a_terminal() -> None:
+def test_the_words_of_an_answer_are_fit_for_a_terminal() -> None:
     words = EngineResponse(500, b"\x1b[31mred\x1b]0;title\x07\r\nnext \xff\x00" + b"x" * 1000).words
     assert words.isprintable()
     assert len(words) <= 200
 
 
-async def test_so_many_calls_are_made_at_once_and_the_time_of_others_begins_with_theirs() -> None:
+async def test_calls_at_once_are_limited_and_the_time_of_the_others_begins_with_theirs() -> None:
     free = asyncio.Event()
 
     async def hold_answer(call: Call) -> None:

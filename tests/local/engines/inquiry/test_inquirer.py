@@ -70,7 +70,7 @@ class _Floods:
             raise TimeoutError
 
 
-def test_what_was_wrong_is_told_though_the_removal_takes_longer_than_the_limit(
+def test_the_fault_is_reported_though_the_removal_takes_longer_than_the_limit(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(HostError, match="its lines have no end"):
@@ -96,7 +96,7 @@ def test_an_engine_that_hangs_costs_the_limit_and_leaves_no_process(
     assert not alive
 
 
-def test_what_was_said_before_the_limit_is_kept_and_asked_once(
+def test_answers_before_the_limit_are_kept_and_asked_for_once(
     install: Callable[[str], Inquirer], tmp_path: Path
 ) -> None:
     count = tmp_path / "count"

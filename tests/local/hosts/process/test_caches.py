@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.hosts.process.caches import Caches
 
 
-def test_what_was_not_used_for_longest_goes_first_and_what_is_used_never(tmp_path: Path) -> None:
+def test_the_cache_unused_for_longest_goes_first_and_one_in_use_never(tmp_path: Path) -> None:
     caches = Caches(tmp_path, most_bytes=250)
     paths = [
         caches.path(Path("engines") / version, "installed once", cache)

@@ -16,7 +16,7 @@ from tests.support.patience import hang_s
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_leaves_a_flood_that_waits_to_be_read_has_left(tmp_path: Path) -> None:
+async def test_a_child_that_floods_has_left_once_its_reader_leaves(tmp_path: Path) -> None:
     async with asyncio.timeout(hang_s()):
         flood: Any = lines_of(("yes",), b"", cwd=tmp_path, env=os.environ)
         async with aclosing(flood) as lines:

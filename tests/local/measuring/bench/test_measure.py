@@ -35,7 +35,7 @@ async def measure(
                 await until(lambda: not gateway.plane.connections)
 
 
-async def test_it_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> None:
+async def test_the_bench_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> None:
     report, load, engine = await measure(EngineScript(model="m", tokens_per_second=200), 1, 4)
     assert report.stream is not None
     # The engine never goes faster than its script; what delays the first token alone leaves the

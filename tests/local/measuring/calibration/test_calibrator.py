@@ -38,7 +38,7 @@ def measure(tmp_path: Path, hardware: Hardware, host: AskedHost | None = None) -
     return asyncio.run(calibrator.measure(hardware, {}))
 
 
-def test_without_an_engine_the_driver_measures(
+def test_the_driver_measures_without_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
@@ -79,7 +79,7 @@ def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(
     assert not [fact for fact in measurement.facts if fact.scope.get("what") == "peer"]
 
 
-def test_what_was_measured_before_a_crash_is_kept(
+def test_measurements_before_a_crash_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "CRASH")))
@@ -88,7 +88,7 @@ def test_what_was_measured_before_a_crash_is_kept(
     assert measurement.problems[-1] == "copies between GPUs 0, 1: the process of GPU 0 ended"
 
 
-def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_measurement_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "STUCK")))
     (both,) = gpu_sets(machine("2x3090").gpus, ())
     data = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
@@ -103,7 +103,7 @@ def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-def test_without_a_driver_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libcuda.so.1").write_text("no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))

@@ -215,7 +215,7 @@ async def test_a_request_ends_the_search_and_the_next_one_keeps_its_figures(
         assert [bench["fingerprint"] for bench in benches].count(old_model["fingerprint"]) == 2
 
 
-async def test_it_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
+async def test_automatic_tuning_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
     async with wait_for_tuning(tmp_path, paced_script(SLOW, FAST), auto_tune=False) as gateway:
         await add_model(gateway, tmp_path)
         await asyncio.sleep(0.5)

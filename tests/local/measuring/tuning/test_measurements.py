@@ -86,7 +86,7 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
         assert len(listed) == 2
 
 
-async def test_what_others_disturbed_teaches_nothing(tmp_path: Path) -> None:
+async def test_a_disturbed_measurement_teaches_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, engine, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         await gateway.add(
             "m",

@@ -135,7 +135,7 @@ def _without_port(argv: tuple[str, ...]) -> list[str]:
     return [item for item in argv if not item.startswith("--port")]
 
 
-async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) -> None:
+async def test_the_search_stops_early_if_nothing_is_faster(tmp_path: Path) -> None:
     first: list[tuple[str, ...]] = []
 
     def script(spec: LaunchSpec) -> EngineScript:
@@ -156,7 +156,7 @@ async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) ->
         assert refused.status_code == 409
 
 
-async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_back(
+async def test_a_search_without_memory_for_two_needs_a_word_and_brings_the_served_plan_back(
     tmp_path: Path,
 ) -> None:
     async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096"), "3090") as gateway:

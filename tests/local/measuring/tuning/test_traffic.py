@@ -68,7 +68,7 @@ async def wait_for_reading(world: World, times: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path: Path) -> None:
+async def test_service_slower_than_expected_is_learned_and_shown(tmp_path: Path) -> None:
     """A token in 100 ms, where 22 were expected: half as much of it is expected of other kernels,
     so that plans with others come out better."""
     folder, world = model_folder(tmp_path / "model", **LLAMA_8B), World()
@@ -97,7 +97,7 @@ async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path:
         assert decision["plans"][0]["speed"]["stream"]["value"] < expected / 1.5
 
 
-async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(
+async def test_a_plan_served_much_slower_than_another_should_be_gets_a_rival(
     tmp_path: Path,
 ) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
@@ -114,7 +114,7 @@ async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(
         assert "(served)" in rival["words"]
 
 
-async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None:
+async def test_traffic_that_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None:
     """It answers a client all the while, on the same GPU."""
     world, hold = World(), tmp_path / "hold"
 

@@ -136,7 +136,7 @@ async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: P
     assert not server.gets(SHARDS[0])
 
 
-async def test_what_is_complete_is_not_asked_for_again(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_complete_model_is_not_asked_for_again(server: FakeHub, tmp_path: Path) -> None:
     folder = await fetch(server, tmp_path)
     server.requests.clear()
     assert await fetch(server, tmp_path) == folder

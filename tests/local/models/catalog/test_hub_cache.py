@@ -70,7 +70,7 @@ async def test_the_library_finds_what_was_downloaded_here(server: FakeHub, tmp_p
     assert Path(found) == folder
 
 
-async def test_what_another_program_has_brought_is_not_fetched_again(
+async def test_files_that_another_program_brought_are_not_fetched_again(
     server: FakeHub, tmp_path: Path
 ) -> None:
     bring_with_the_library(server, tmp_path)
@@ -85,7 +85,7 @@ async def test_what_another_program_has_brought_is_not_fetched_again(
 
 
 @pytest.mark.parametrize("away", ["refused", "500", "a page of another server"])
-async def test_what_another_program_has_brought_needs_no_hub(
+async def test_files_that_another_program_brought_need_no_hub(
     server: FakeHub, tmp_path: Path, away: str
 ) -> None:
     bring_with_the_library(server, tmp_path)
@@ -113,7 +113,7 @@ async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
 
 
-async def test_of_another_commit_only_what_changed_is_fetched(
+async def test_only_the_changed_files_of_another_commit_are_fetched(
     server: FakeHub, tmp_path: Path
 ) -> None:
     await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
@@ -156,7 +156,9 @@ async def test_a_blob_that_changed_on_the_disk_is_fetched_again(
     ).read_bytes() == right
 
 
-async def test_what_another_program_is_writing_stays(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_file_that_another_program_is_writing_stays(
+    server: FakeHub, tmp_path: Path
+) -> None:
     blobs, locks = (tmp_path / "cache" / place / "models--org--name" for place in ("", ".locks"))
     (blobs / "blobs").mkdir(parents=True)
     locks.mkdir(parents=True)

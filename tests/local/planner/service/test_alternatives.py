@@ -77,7 +77,7 @@ def test_a_hub_that_does_not_answer_in_time_leaves_the_shapes(
     ]
 
 
-def test_of_a_folder_the_shapes_are_told_and_what_was_demanded_of_the_context(
+def test_the_refusal_of_a_folder_shows_shapes_and_the_context_asked_for(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "model"

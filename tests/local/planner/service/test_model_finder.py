@@ -128,7 +128,7 @@ def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_varia
     assert all("GiB" in why for why in refused.values())
 
 
-def test_on_a_larger_machine_the_weights_as_they_are_come_before_the_variant(
+def test_the_weights_as_they_are_come_before_the_variant_on_a_larger_machine(
     hub: FakeHub, tmp_path: Path
 ) -> None:
     names = [model.name for model in judge_all(hub, tmp_path, use="chat", machine="8xh200")]
@@ -266,7 +266,7 @@ def test_words_keep_the_order_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     assert judge_all(hub, tmp_path, "nothing of this name") == []
 
 
-def test_without_the_hub_the_cache_and_folders_are_searched(tmp_path: Path) -> None:
+def test_the_cache_and_folders_are_searched_without_the_hub(tmp_path: Path) -> None:
     cache, folder = tmp_path / "cache", tmp_path / "mine" / "deep" / "qwen-8b"
     snapshot = cache / "models--qwen--cached-8b" / "snapshots" / COMMIT
     for place in (snapshot, folder):

@@ -311,7 +311,7 @@ async def test_a_plan_that_takes_too_long_is_ended(
         assert children() == []
 
 
-async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled_hub: FakeHub) -> None:
+async def test_a_client_that_leaves_ends_the_reading(tmp_path: Path, stalled_hub: FakeHub) -> None:
     async with planning(tmp_path, stalled_hub) as planner:
         async with under_way(planner, stalled_hub) as asked_under_way:
             asked_under_way.cancel()
@@ -320,7 +320,7 @@ async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled_hub: FakeHub
         assert children() == []
 
 
-async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
+async def test_a_client_that_leaves_during_a_large_answer_ends_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flood = (

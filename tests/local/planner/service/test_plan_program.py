@@ -32,7 +32,9 @@ def test_the_judge_finds_words_of_another_file_and_errors_of_the_planner(tmp_pat
 
 @pytest.mark.parametrize("unread", [b"", b"an answer"])
 @pytest.mark.parametrize("begun", [b"", b"\0\0", b"\0\0\0\x09{"])
-def test_it_ends_with_the_gateway_whatever_was_under_way(unread: bytes, begun: bytes) -> None:
+def test_the_planning_process_ends_with_the_gateway_during_any_request(
+    unread: bytes, begun: bytes
+) -> None:
     """A socket that is closed with an unread answer resets the connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -114,7 +114,7 @@ def install(data: Path, engines: Sequence[Engine]) -> None:
 
 
 @pytest.mark.parametrize("host", ["process", "docker"])
-async def test_what_is_added_starts_with_the_first_plan(
+async def test_an_added_model_starts_with_the_first_plan(
     tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryHost, "kind", host)

@@ -90,7 +90,7 @@ async def test_a_model_is_asked_only_for_what_it_does(gateway: Gateway, endpoint
         "/v1/fine_tuning/jobs",
     ],
 )
-async def test_what_engines_expose_besides_is_not_found(gateway: Gateway, path: str) -> None:
+async def test_other_paths_of_engines_are_not_found(gateway: Gateway, path: str) -> None:
     async with stage(gateway, ok) as [upstream], http_client(gateway) as client:
         for method in "GET", "POST":
             response = await client.request(method, path, json={"model": "m"})
@@ -284,7 +284,7 @@ async def test_a_long_form_goes_on_before_it_is_complete(gateway: Gateway) -> No
         writer.close()
 
 
-async def test_after_a_long_form_the_connection_goes_on(gateway: Gateway) -> None:
+async def test_the_connection_goes_on_after_a_long_form(gateway: Gateway) -> None:
     data = form_request(body_of(('name="model"', b"m"), FILE))
     async with stage(gateway, ok) as [upstream]:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

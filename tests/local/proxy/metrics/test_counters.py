@@ -247,7 +247,9 @@ async def test_clients_that_leave_and_the_gauge_returns(
 
 
 @pytest.mark.anyio
-async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gateway) -> None:
+async def test_a_client_that_leaves_while_waiting_for_a_replica_is_counted(
+    gateway: Gateway,
+) -> None:
     async with stage(gateway, waits) as [upstream], counting(gateway) as since:
         replica = replace(model(upstream.url).replicas[0], capacity=1)
         gateway.route(replace(model(upstream.url), replicas=(replica,)))
@@ -268,7 +270,7 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
 
 
 @pytest.mark.anyio
-async def test_what_clients_make_up_is_no_label(gateway: Gateway) -> None:
+async def test_names_that_clients_make_up_are_no_labels(gateway: Gateway) -> None:
     async with (
         stage(gateway, count_requests),
         counting(gateway) as since,

@@ -125,7 +125,7 @@ async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> 
             assert len(upstream.calls) == 3  # those who waited got the connections of those before
 
 
-async def test_they_are_answered_in_order_of_coming() -> None:
+async def test_waiting_requests_are_answered_in_order_of_coming() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
             asked = []
@@ -143,7 +143,7 @@ async def test_they_are_answered_in_order_of_coming() -> None:
             ]
 
 
-async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> None:
+async def test_a_request_beyond_the_queue_is_refused_at_once() -> None:
     """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py
     tells in how many ms."""
     with Gateway(queue_per_model=4, still=True) as gateway:
@@ -216,7 +216,7 @@ async def test_a_wait_over_the_limit_is_refused_also_in_a_begun_stream() -> None
             assert (await first).status_code == 200
 
 
-async def test_what_takes_no_place_is_answered_while_others_wait() -> None:
+async def test_a_request_that_takes_no_place_is_answered_while_others_wait() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
             asked = [ask(client) for _ in range(3)]
@@ -242,7 +242,7 @@ async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
             assert gateway.routes._queues == {}
 
 
-async def test_by_default_a_model_that_is_not_ready_refuses_at_once(
+async def test_a_model_that_is_not_ready_refuses_at_once_by_default(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon
@@ -252,7 +252,7 @@ async def test_by_default_a_model_that_is_not_ready_refuses_at_once(
     assert response.headers["retry-after"] == "10"
 
 
-async def test_those_who_wait_are_answered_when_it_is_ready(
+async def test_waiting_requests_are_answered_when_the_model_is_ready(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon
@@ -334,7 +334,7 @@ async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error
     assert json.loads(response.text.rpartition("data: ")[2])["error"]["code"] == "engine_error"
 
 
-async def test_whoever_speaks_http_1_0_hears_comments_without_chunks(
+async def test_a_client_of_http_1_0_hears_comments_without_chunks(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, _ = soon
@@ -420,7 +420,7 @@ async def test_patience_ends(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("then", "status"), [(None, 404), (replace(model(), state="quarantined"), 503)]
 )
-async def test_what_will_not_come_is_not_waited_for(
+async def test_a_replica_that_will_not_come_is_not_waited_for(
     soon: tuple[Gateway, httpx.AsyncClient], then: ModelRoute | None, status: int
 ) -> None:
     gateway, client = soon
@@ -519,7 +519,7 @@ async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_tab
 # --- overload ---
 
 
-async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_refused() -> None:
+async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_refused() -> None:
     """For each request that the two engines end three come. Whatever the speed of this machine: the
     place goes to one who waits,
     one of the three takes his, and the other two are refused while every place is taken. What share

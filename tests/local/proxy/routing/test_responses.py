@@ -181,7 +181,7 @@ async def fill(engine: Engine, upstream: Upstream, client: httpx.AsyncClient) ->
     assert not counted.is_full(8)  # the next engine
 
 
-async def test_what_is_no_response_of_this_endpoint_is_not_remembered(gateway: Gateway) -> None:
+async def test_a_refusal_of_this_endpoint_is_not_remembered_as_a_response(gateway: Gateway) -> None:
     async def refuses(call: Call) -> None:
         await call.reply(b'{"id":"resp_error"}', "400 Bad Request")
 

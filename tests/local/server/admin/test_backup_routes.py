@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_who_leaves_leaves_no_open_file(begun: bool) -> None:
+async def test_a_client_that_leaves_leaves_no_open_file(begun: bool) -> None:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the answer closes it
     file.write(b"x" * 1_000_000)
     sent: list[Any] = []

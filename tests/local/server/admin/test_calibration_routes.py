@@ -39,7 +39,7 @@ def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "_MAX_SPREAD_SHARE_OF_SECONDS", 1e9)
 
 
-async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
+async def test_a_measurement_is_a_fact_and_a_new_one_takes_its_place(
     tmp_path: Path,
 ) -> None:
     hardware = machine("2x3090")

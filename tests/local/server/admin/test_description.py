@@ -15,7 +15,7 @@ from tests.support.running import running
 PAGES = {"/", "/page/{version}/{name:path}", "/admin/docs", "/admin/openapi.json"}
 
 
-def test_what_the_gateway_answers_is_described(tmp_path: Path) -> None:
+def test_all_answers_of_the_gateway_are_described(tmp_path: Path) -> None:
     with asked_gateway(tmp_path) as gateway:
         rows = ask_cases(gateway, cases=250, seed=1, each=3)
         log = gateway.log.read_text(errors="replace")

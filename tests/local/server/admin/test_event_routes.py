@@ -164,7 +164,7 @@ async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path
     assert [event["kind"] for event in heard] == ["gateway.started", "gateway.stopped"]
 
 
-async def test_who_asks_for_what_is_gone_hears_that(tmp_path: Path) -> None:
+async def test_a_client_that_asks_for_lost_events_hears_that(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await until(stream(gateway, after=0), "gateway.started")
         newest = (await stored_events(gateway))[-1]["id"]

@@ -58,7 +58,7 @@ async def test_facts_are_listed_dropped_and_shared(
 
 
 @pytest.mark.anyio
-async def test_what_an_engine_measured_of_its_memory_is_kept(tmp_path: Path) -> None:
+async def test_the_memory_that_an_engine_measured_is_kept(tmp_path: Path) -> None:
     def measured_script(spec: LaunchSpec) -> EngineScript:
         line = (
             "(EngineCore pid=7) INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory:"

@@ -191,7 +191,7 @@ async def test_nobody_is_locked_out(tmp_path: Path) -> None:
         {"name": "a", "key": "my-own"},
     ],
 )
-async def test_what_cannot_be_a_key_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
+async def test_an_impossible_key_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     async with running(tmp_path, unused_script, admin_key=ADMIN) as gateway:
         answer = await gateway.client.post(
             "/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN}"}

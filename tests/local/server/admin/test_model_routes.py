@@ -302,7 +302,7 @@ async def test_a_name_is_taken_once(tmp_path: Path) -> None:
         assert "fitserve rm m" in second_answer.json()["error"]["message"]
 
 
-async def test_of_changes_at_once_none_is_lost_and_no_name_is_given_twice(tmp_path: Path) -> None:
+async def test_no_simultaneous_change_is_lost_and_no_name_is_given_twice(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         folder = model_folder(tmp_path / "model")
         for name in "ab":
@@ -437,7 +437,7 @@ async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
             assert await status("/v1/models", key) == expected
 
 
-async def test_without_a_key_web_pages_are_kept_out(tmp_path: Path) -> None:
+async def test_web_pages_are_kept_out_without_a_key(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         rebound = await gateway.client.get("/admin/models", headers={"host": "evil.example"})
         assert rebound.status_code == 403

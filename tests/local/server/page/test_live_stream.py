@@ -247,7 +247,7 @@ async def test_a_gateway_that_stops_does_not_wait_for_its_pages(tmp_path: Path) 
         await client.aclose()
 
 
-async def test_with_another_origin_nothing_is_told_nor_done(tmp_path: Path) -> None:
+async def test_a_page_of_another_origin_reads_and_changes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as one:
         foreign = ("https://evil.example", "null", "http://localhost:1", "http://127.0.0.1:1")
         for origin in foreign:

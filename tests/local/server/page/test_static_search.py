@@ -57,7 +57,7 @@ def test_a_model_that_fits_is_found_and_taken_into_the_form(
         expect(search).to_be_hidden()
 
 
-def test_without_the_hub_folders_are_searched_and_no_gpu_is_spoken_of(
+def test_folders_are_searched_without_the_hub_and_no_gpu_is_spoken_of(
     tmp_path: Path, browser: Browser
 ) -> None:
     folder = model_folder(tmp_path / "mine" / "tiny")

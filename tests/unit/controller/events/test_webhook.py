@@ -17,5 +17,5 @@ def test_a_message_is_signed_as_the_specification_signs_its_example() -> None:
     )
 
 
-def test_without_a_secret_nothing_is_signed() -> None:
+def test_nothing_is_signed_without_a_secret() -> None:
     assert headers("evt_1", 5, b"{}", None) == b"webhook-id: evt_1\r\nwebhook-timestamp: 5\r\n"

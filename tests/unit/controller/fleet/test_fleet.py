@@ -50,7 +50,7 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
     assert fleet.bytes_promised_to_others(other) == has
 
 
-def test_a_gift_for_one_is_not_promised_to_another_that_asked_meanwhile() -> None:
+def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() -> None:
     fleet = Fleet()
     receiver, late, other = admit(fleet, "receiver", "late", "other")
     admit(fleet, "giver")

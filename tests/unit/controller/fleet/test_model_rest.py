@@ -133,7 +133,7 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
         ("unrouted_at", 3.0),
     ],
 )
-def test_what_has_work_does_not_rest(name: str, value: Any) -> None:
+def test_a_model_with_work_does_not_rest(name: str, value: Any) -> None:
     assert is_at_rest(resting())
     assert not is_at_rest(resting(**{name: value}))
 

@@ -83,7 +83,7 @@ async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() 
     assert not start_gate.waits(new_start)
 
 
-async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it() -> None:
+async def test_an_admitted_start_holds_up_the_next_before_the_host_lists_it() -> None:
     observations, words = Seen(), list[str]()
     asked_gate = gate(observations)
     asked_gate.look([])
@@ -96,7 +96,7 @@ async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it()
     task.cancel()
 
 
-async def test_whoever_is_disturbed_is_known_until_the_next_start() -> None:
+async def test_a_disturbed_start_is_known_until_the_next_start() -> None:
     observations = Seen()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
     observations.now(old_start, "settled")
@@ -111,7 +111,7 @@ async def test_whoever_is_disturbed_is_known_until_the_next_start() -> None:
     assert start_gate.disturbance(start(11)) == ""
 
 
-async def test_what_runs_when_the_gateway_is_started_disturbed_nobody() -> None:
+async def test_engines_that_run_when_the_gateway_starts_disturbed_nobody() -> None:
     observations = Seen()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
     observations.now(old_start, "settled")
@@ -141,7 +141,9 @@ def busy(free_gib: int, used_gib: int) -> Hardware:
     return machine().evolve(gpus=gpus)
 
 
-async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_process_that_takes_memory_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("gateway.controller.steps.start_gate._POLL_S", 0.001)
     looks = iter([busy(23, 0), busy(22, 1), busy(22, 1)])
 
@@ -172,7 +174,7 @@ async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.Monk
     assert caught.value.failure.proves == "nothing"
 
 
-async def test_what_an_engine_took_of_its_gpu_is_known_where_nobody_else_moved() -> None:
+async def test_the_memory_that_an_engine_took_is_known_if_nobody_else_moved() -> None:
     now = machine()
 
     async def hardware() -> Hardware:

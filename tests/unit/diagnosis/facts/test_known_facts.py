@@ -31,7 +31,7 @@ facts = st.builds(
     kinds,
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from([*"xyz", None])),
 )
-def test_what_holds_is_what_a_look_at_every_fact_finds_in_its_order(
+def test_the_held_facts_are_those_of_a_search_through_all_in_its_order(
     known: list[Fact], kind: str, about: dict[str, str | None]
 ) -> None:
     looked = [
@@ -45,7 +45,7 @@ def test_what_holds_is_what_a_look_at_every_fact_finds_in_its_order(
 
 
 @given(st.lists(facts, max_size=5), st.sampled_from("abcd"), st.sampled_from("xyz"))
-def test_what_no_fact_is_about_holds_for_none(known: list[Fact], name: str, value: str) -> None:
+def test_a_value_that_no_fact_is_about_finds_none(known: list[Fact], name: str, value: str) -> None:
     known_facts = KnownFacts(known)
     if not known_facts.may_hold("max_context", name, value):
         everything = {one: fact.scope.get(one, "") for fact in known for one in "abcd"} | {

@@ -15,7 +15,7 @@ OOM = Failure(
 )
 
 
-def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> None:
+def test_memory_that_nvml_reads_beside_the_share_is_left_free_by_the_next_plan() -> None:
     profiles = Profiles()
     this_machine, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
     rules, models = (
@@ -83,7 +83,7 @@ def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_ag
         assert {fact.kind for fact in taught} == {"plan_failed"}
 
 
-def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:
+def test_a_learned_fact_quotes_the_engine_without_the_time() -> None:
     lines = [
         f"(EngineCore pid={pid}) ERROR 11-23 02:39:{pid} [core.py:1330] RuntimeError: no such op"
         for pid in (13, 35)

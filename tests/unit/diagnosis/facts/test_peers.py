@@ -87,7 +87,7 @@ def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(
     ]
 
 
-def test_without_nvlink_peer_access_goes_first_and_a_single_gpu_last() -> None:
+def test_peer_access_goes_first_without_nvlink_and_a_single_gpu_last() -> None:
     # 120,000 tokens of context do not fit beside the weights as they are.
     steps = play_starts(
         proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", VLLM_REF, min_context=120_000
@@ -95,7 +95,7 @@ def test_without_nvlink_peer_access_goes_first_and_a_single_gpu_last() -> None:
     assert steps == [(2, ""), (2, "no peer-to-peer access"), (1, "KV cache in fp8, weights in fp8")]
 
 
-def test_what_the_plan_says_of_it() -> None:
+def test_the_plan_explains_missing_peer_access() -> None:
     plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     failure = proven("failed-nccl-0.19.1")
     facts: tuple[Fact, ...] = ()
@@ -131,7 +131,7 @@ def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
     assert other_plan.custom_all_reduce.value
 
 
-def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
+def test_a_failed_collective_of_one_gpu_rules_out_the_plan() -> None:
     plan = make_decision("llama-3.1-8b", "3090", VLLM_REF).plans[0]
     (fact,) = learn(attempt(plan=plan), proven("failed-nccl-0.19.1"), 1.0)
     assert fact.kind == "plan_failed"

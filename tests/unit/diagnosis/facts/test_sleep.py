@@ -15,7 +15,7 @@ ONE = attempt(3, "ready", plan=PLAN)
     ("share", "kind"),
     [(1.0, "sleep_works"), (0.85, "sleep_works"), (0.75, "sleep_fails"), (0.0, "sleep_fails")],
 )
-def test_what_came_back_says_whether_it_works(share: float, kind: str) -> None:
+def test_the_returned_memory_shows_whether_sleep_works(share: float, kind: str) -> None:
     fact = result_fact(ONE, {"GPU-0": int(share * expected_bytes(PLAN))}, 7.0)
     assert (fact.kind, fact.attempt, fact.at) == (kind, 3, 7.0)
     assert set(fact.scope) == {"engine", "device"}
@@ -29,7 +29,7 @@ def test_the_gpu_that_got_least_back_counts_and_what_nobody_could_read_is_nothin
     assert not freed_enough(PLAN, {})
 
 
-def test_who_did_not_wake_up_has_failed() -> None:
+def test_an_engine_that_did_not_wake_up_has_failed() -> None:
     fact = failure_fact(ONE, "did not wake up", 7.0)
     assert (fact.kind, fact.grade) == ("sleep_fails", "failed")
     assert fact.source.endswith("did not wake up")

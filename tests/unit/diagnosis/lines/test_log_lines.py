@@ -29,7 +29,7 @@ def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) 
         "2026-03-14T10:22:05.363544040 +08:00 CST (VllmWorker rank=3 pid=41) ",
     ],
 )
-def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
+def test_the_speaker_of_a_line_is_known_behind_its_carrier(carried: str) -> None:
     line = parse(clean(f"{carried}ERROR 03-14 10:22:05 [core.py:718] it failed".encode()))
     assert line == LogLine(
         "(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed"

@@ -59,7 +59,7 @@ def test_a_record_of_many_lines_is_a_log() -> None:
         '{"time": 12}',
     ],
 )
-def test_what_is_no_record_stays_as_it_is(line: str) -> None:
+def test_a_line_that_is_no_record_stays_as_it_is(line: str) -> None:
     assert carried_lines(line.encode()) == (line.encode(),)
 
 

@@ -33,14 +33,14 @@ def counts_of(lines: list[bytes]) -> list[int]:
     return found
 
 
-def test_of_a_flood_few_lines_are_read_and_its_last_ones() -> None:
+def test_few_lines_of_a_flood_are_read_and_its_last_ones() -> None:
     numbers = counts_of(FLOOD)
     assert len(numbers) < 4000
     assert numbers[:256] == [*range(1, 257)]
     assert numbers[-6:] == [*range(79_995, 80_001)]
 
 
-def test_what_stands_before_another_line_is_read_before_it() -> None:
+def test_lines_before_another_line_are_read_before_it() -> None:
     numbers = counts_of([*FLOOD[:20_000], FATAL, *FLOOD[20_000:40_000]])
     at = numbers.index(20_001)
     assert numbers[at - 16 : at + 2] == [*range(19_985, 20_003)]

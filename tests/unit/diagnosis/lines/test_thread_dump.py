@@ -42,7 +42,7 @@ def test_a_dump_has_a_bound() -> None:
     assert len(frames_of([MAIN[0], *deep])) < 100
 
 
-def test_without_a_dump_there_is_nothing() -> None:
+def test_lines_without_a_dump_have_no_frames() -> None:
     assert frames_of(["    frob (frob.py:7)", "INFO: frob"]) == ()
 
 

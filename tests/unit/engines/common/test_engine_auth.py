@@ -56,7 +56,7 @@ def send_request(door: Any, kind: str, *given: bytes) -> list[Any]:
     return seen
 
 
-def test_who_brings_the_key_comes_in_and_nobody_else(door: Any) -> None:
+def test_the_bearer_of_the_key_comes_in_and_nobody_else(door: Any) -> None:
     assert send_request(door, "http", f"Bearer {KEY}".encode()) == ["in"]
     assert send_request(door, "websocket", f"Bearer {KEY}".encode()) == ["in"]
     for given in (
@@ -90,12 +90,12 @@ def test_a_command_that_is_no_module_has_no_door(command: tuple[str, ...]) -> No
         wrap_command(("python3", "-m", "server"), None)
 
 
-def test_it_is_needed_where_the_endpoints_are_open() -> None:
+def test_the_door_is_needed_if_the_endpoints_are_open() -> None:
     assert needs_auth({"VLLM_SERVER_DEV_MODE": "1"})
     assert not needs_auth({})
 
 
-def test_who_starts_the_engine_without_a_gateway_opens_nothing() -> None:
+def test_a_start_without_a_gateway_opens_no_endpoints() -> None:
     plain = plan("3090")
     opened = plain.evolve(
         argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"),

@@ -40,7 +40,7 @@ def test_a_model_without_experts_skips_them() -> None:
         (engine(), "9.0", False),
     ],
 )
-def test_where_none_would_run_in_vain_nothing_is_skipped(
+def test_no_warmup_is_skipped_if_none_would_run_in_vain(
     on: Engine, capability: str | None, has_experts: bool
 ) -> None:
     assert skipped_warmups(on, capability, has_experts=has_experts) == {}
@@ -96,7 +96,7 @@ def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served_folder: Pa
     assert imported == ["__main__", ["--port=1"], [[], [3]]]
 
 
-def test_it_goes_with_the_door(served_folder: Path) -> None:
+def test_the_wrapper_goes_with_the_door(served_folder: Path) -> None:
     door = engine_auth.wrap_command((sys.executable, "-m", "served.server"), "KEY")
     arguments = ["--middleware=fitserve_door.Door", "--port=1"]
     assert output(served_folder, wrap_command(door, ENGINE, "router")) == [
@@ -121,7 +121,7 @@ def test_names_that_the_profile_lacks_change_no_command() -> None:
         wrap_command(("python3", "server.py", "x"), ENGINE, "router")
 
 
-def test_who_starts_the_engine_without_a_gateway_gets_its_plain_command() -> None:
+def test_a_start_without_a_gateway_has_the_plain_command() -> None:
     plain = plan("3090")
     assert without_skips(plain.evolve(env={**plain.env, VARIABLE: "router"})) == plain
     assert without_skips(plain) is plain

@@ -43,7 +43,7 @@ def test_more_ranks_get_more() -> None:
         "--mm-processor-cache-gb=50",
     ],
 )
-def test_what_a_plan_does_not_know_of_ram_is_left_to_the_machine(flag: str) -> None:
+def test_ram_that_a_plan_does_not_know_is_left_to_the_machine(flag: str) -> None:
     assert resources.memory(plan().evolve(argv=(*plan().argv, flag))) == MAX_BYTES
 
 

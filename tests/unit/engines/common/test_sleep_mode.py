@@ -33,7 +33,7 @@ def choice(**fields: Any) -> tuple[bool, str]:
     return made.value, made.reason
 
 
-def test_who_may_have_to_leave_can_sleep() -> None:
+def test_a_model_that_may_have_to_leave_can_sleep() -> None:
     assert choice() == (True, f"{LEAVES}; from sleep it comes back in seconds")
 
 

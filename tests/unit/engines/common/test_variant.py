@@ -53,7 +53,7 @@ def layout(plan: Plan) -> tuple[int, int, bool]:
 # --- tried ---
 
 
-def test_without_a_wish_every_size_that_the_machine_has_is_tried() -> None:
+def test_every_size_of_the_machine_is_tried_without_a_wish() -> None:
     assert sizes(Layouts(4)) == [(size, 1, False) for size in (1, 2, 3, 4)]
     assert [tp for tp, _, _ in sizes(Layouts(100))] == [1, 2, 3, 4, 5, 6, 7, 8]
     # Without GPUs too there is one variant, which a gate then refuses in words.
@@ -61,7 +61,7 @@ def test_without_a_wish_every_size_that_the_machine_has_is_tried() -> None:
     assert plain(engine("cpu"), Layouts(0), {}, wish()) == (Variant(),)
 
 
-def test_what_the_user_set_is_in_every_variant() -> None:
+def test_the_users_settings_are_in_every_variant() -> None:
     args: dict[str, Scalar] = {
         "pipeline-parallel-size": 2,
         "kv-cache-dtype": "fp8",

@@ -71,7 +71,7 @@ def test_answers_belong_to_their_questions_and_say_where_they_are_from() -> None
         line(question=0, answer={"kv": {"block_bytes": 1, "needed": [[1]]}}),
     ],
 )
-def test_what_is_no_answer_is_refused(wrong: bytes) -> None:
+def test_a_malformed_answer_is_refused(wrong: bytes) -> None:
     with pytest.raises(BadAnswer):
         read_answers([wrong], [ONE], "image")
 

@@ -22,7 +22,7 @@ INSIDE = sorted(
 
 
 @pytest.mark.parametrize("path", INSIDE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_it_imports_the_standard_library_and_its_own_files_alone(path: Path) -> None:
+def test_the_script_imports_the_standard_library_and_its_own_files_alone(path: Path) -> None:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -31,7 +31,7 @@ def test_it_imports_the_standard_library_and_its_own_files_alone(path: Path) -> 
             assert str(node.module).partition(".")[0] in sys.stdlib_module_names
 
 
-def test_what_is_sent_is_a_length_and_those_files() -> None:
+def test_the_sent_script_is_a_length_and_those_files() -> None:
     length, _, rest = script.pack().partition(b"\n")
     assert int(length) == len(rest)
     with zipfile.ZipFile(io.BytesIO(rest)) as archive:
@@ -40,7 +40,7 @@ def test_what_is_sent_is_a_length_and_those_files() -> None:
     assert {name: text for name, text in sent.items() if text} == ours
 
 
-def test_it_is_the_same_every_time_so_that_answers_are_found_again() -> None:
+def test_the_script_is_the_same_every_time_so_that_answers_are_found_again() -> None:
     first = script.pack()
     script.pack.cache_clear()
     assert script.pack() == first

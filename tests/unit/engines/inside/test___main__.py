@@ -26,7 +26,7 @@ def run_program(asked: Any) -> dict[str, Any]:
     return document
 
 
-def test_what_an_engine_raises_is_its_refusal() -> None:
+def test_an_error_of_the_engine_is_its_refusal() -> None:
     def engine(*_: Any) -> Any:
         raise AttributeError("'MergedColumnParallelLinear' object has no attribute 'weight'")
 
@@ -52,7 +52,7 @@ def test_an_assertion_without_words_says_where_it_stands() -> None:
     assert run_program(engine)["refused"] == "AssertionError: raise AssertionError"
 
 
-def test_what_a_stand_in_lacks_is_no_refusal() -> None:
+def test_a_missing_part_of_a_stand_in_is_no_refusal() -> None:
     """A later version asks an object of ours for more than it was made with."""
     with pytest.raises(AttributeError, match="registry"):
         run_program(lambda *_: StandIn(device="cuda").registry)

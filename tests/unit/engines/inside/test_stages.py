@@ -104,7 +104,7 @@ def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
         ("lacks", ({"rope": 1, "scale": Anything()},)),
     ],
 )
-def test_what_a_stand_in_or_a_missing_gpu_ends_is_left_out(
+def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
     engine: ModuleType, name: str, given: tuple[Any, ...]
 ) -> None:
     start = Start("vllm", words)
@@ -143,7 +143,7 @@ def test_a_crash_of_this_package_is_left_out(engine: ModuleType) -> None:
     assert start.left_out
 
 
-def test_what_a_package_beside_the_engine_raises_is_left_out(engine: ModuleType) -> None:
+def test_an_error_of_a_package_beside_the_engine_is_left_out(engine: ModuleType) -> None:
     class Package:
         @staticmethod
         def of_a_package() -> None:

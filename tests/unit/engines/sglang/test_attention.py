@@ -68,7 +68,7 @@ def test_rules_speak_of_what_this_version_has(version: str) -> None:
 # --- what the rules do not cover ---
 
 
-def test_what_the_rules_do_not_describe_is_unknown() -> None:
+def test_attention_outside_the_rules_is_unknown() -> None:
     group = AttentionGroup(kind="full", layers=4, heads=8, kv_heads=8, head_dim=128)
 
     def one(
@@ -165,7 +165,7 @@ def test_a_backend_that_differs_for_prefill_and_decoding_is_named_as_both() -> N
     assert (row.backend, row.version, row.block) == ("fa3/flashinfer", None, 1)
 
 
-def test_where_the_engines_own_choice_would_fail_another_is_forced() -> None:
+def test_another_backend_is_forced_if_the_engines_own_choice_would_fail() -> None:
     """OLMo 2 gets FlashAttention 3 on every GPU from Ampere on, which does not run on Blackwell."""
     best = plan("rtx-pro-6000", "0.5.10.post1", model("olmo-2-13b"), tensor_parallel=1).plans[0]
     assert "--attention-backend=triton" in best.argv

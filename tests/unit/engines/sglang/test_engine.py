@@ -53,7 +53,7 @@ def test_decoding_has_graphs_for_the_planned_requests(
     assert ("planned requests" in plan.enforce_eager.reason) is (expected is not None)
 
 
-def test_never_for_more_than_the_engine_admits_and_never_without_graphs() -> None:
+def test_graphs_cover_no_more_requests_than_the_engine_admits() -> None:
     few = make_plan("l40s", concurrency=64, args={"max-running-requests": 40})
     assert graphs(few) == 40
     eager = make_plan("l40s", concurrency=64, args={"disable-cuda-graph": True})

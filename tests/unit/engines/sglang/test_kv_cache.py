@@ -113,7 +113,7 @@ def test_more_bytes_hold_no_fewer_tokens(
     )
 
 
-def test_what_the_settings_ask_of_a_model() -> None:
+def test_the_settings_read_towers_and_attention_of_a_model() -> None:
     text = model_of(published_model("llama-3.1-8b"))
     assert (text.architecture, text.mla, text.towers, text.vision) == (
         "LlamaForCausalLM",

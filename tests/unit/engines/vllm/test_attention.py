@@ -201,7 +201,7 @@ def test_a_forced_backend_stands_alone() -> None:
     assert reasons(refused) == {"FLEX_ATTENTION": text}
 
 
-def test_what_the_rules_do_not_describe_is_unknown() -> None:
+def test_attention_outside_the_rules_is_unknown() -> None:
     assert choose(NEWEST_VLLM, "8.6", forced="HPC_ATTN").status == "unknown"
     assert choose(NEWEST_VLLM, "8.6", kv_dtype="nvfp4").status == "unknown"
     assert choose(NEWEST_VLLM, "", head_dim=64).status == "unknown"

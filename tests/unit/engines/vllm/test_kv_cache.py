@@ -112,7 +112,7 @@ READ = [
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
+def test_the_cache_of_a_read_config_is_that_of_the_known_model(name: str) -> None:
     read, known = (
         cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
         for attention in (published_model(name).attention, MODELS[name])

@@ -78,7 +78,7 @@ def best_plan(name: str) -> Plan:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_what_was_measured_was_foreseen(name: str) -> None:
+def test_measured_memory_agrees_with_the_plan(name: str) -> None:
     row, plan = MEASURED[name], best_plan(name)
     size = plan.memory
     assert size is not None
@@ -149,7 +149,7 @@ def test_the_table_of_positions_is_the_engines() -> None:
     assert longer == 131071 * 128 * 2
 
 
-def test_what_is_left_of_the_budget_is_kv_cache() -> None:
+def test_the_rest_of_the_budget_is_kv_cache() -> None:
     size = memory_of(published_model("llama-3.1-8b"))
     used = size.weights_bytes + size.activation_bytes + size.graph_bytes + size.overhead_bytes
     assert size.kv_bytes == 24 * GIB - used

@@ -26,7 +26,7 @@ def test_processes_are_forked() -> None:
         {"distributed-executor-backend": "ray"},
     ],
 )
-def test_what_the_engine_wants_to_spawn_is_left_to_it(args: dict[str, Scalar]) -> None:
+def test_the_choice_of_an_engine_that_spawns_is_left_to_it(args: dict[str, Scalar]) -> None:
     assert start_method(VLLM, args, "LlamaForCausalLM") == {}
 
 

@@ -192,7 +192,7 @@ def test_no_field_of_a_launch_goes_unchecked() -> None:
 
 
 @pytest.mark.parametrize(("change", "why"), CHANGES)
-def test_what_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
+def test_a_launch_that_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
     check_launch(launch(PLAN), ENGINE, SHARED, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal) as refused:
         check_launch(launch(PLAN, **change), ENGINE, SHARED, ALLOWED, RESOLVED)

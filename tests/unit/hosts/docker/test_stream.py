@@ -52,7 +52,7 @@ def test_a_line_of_many_entries_is_cut_at_the_limit() -> None:
     assert list(lines.feed(log)) == [b"x" * MAX_LINE, b"next"]
 
 
-def test_after_a_break_nothing_is_lost_or_given_twice() -> None:
+def test_no_line_is_lost_or_given_twice_after_a_break() -> None:
     log = [frame(1, b"one\n"), frame(2, b"tw"), frame(3, b"o\n"), frame(4, b"three\n")]
     for at in range(len(b"".join(log))):
         lines = LogLines()

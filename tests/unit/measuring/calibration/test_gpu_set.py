@@ -54,7 +54,7 @@ def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
         ({"kept": "FITSERVE_GPUS"}, "FITSERVE_GPUS"),
     ],
 )
-def test_who_uses_a_gpu_is_told(changes: dict[str, Any], words: str) -> None:
+def test_the_user_of_a_gpu_is_named(changes: dict[str, Any], words: str) -> None:
     assert words in (why(**changes) or "")
 
 
@@ -62,7 +62,7 @@ def test_memory_of_the_host_is_used_by_everybody() -> None:
     assert why(memory_kind="unified", total_bytes=128 * GIB, free_bytes=40 * GIB) is None
 
 
-def test_what_the_gateway_has_there_is_told() -> None:
+def test_the_gateways_own_engine_on_a_gpu_is_named() -> None:
     hardware = machine("2x3090")
     held = {hardware.gpus[1].uuid: "m runs on it"}
     assert in_use(hardware, held) == held
@@ -85,7 +85,7 @@ def test_eight_alike_gpus_are_measured_by_twos_fours_and_all() -> None:
     assert whole.groups == ((0, 1), (0, 1, 2, 3), tuple(range(8)))
 
 
-def test_of_unlike_cards_those_of_one_name_come_first() -> None:
+def test_the_alike_ones_of_unlike_cards_come_first() -> None:
     (whole,) = gpu_sets([gpu(0, name="b"), gpu(1, name="a"), gpu(2, name="b")], [])
     assert [one.index for one in whole.gpus] == [1, 0, 2]
     assert whole.groups == ((0, 1), (1, 2), (0, 1, 2))

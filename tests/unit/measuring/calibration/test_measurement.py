@@ -97,7 +97,7 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
     assert reduce.bytes_s == pytest.approx((1 << 26) / 387.5e-6)
 
 
-def test_what_varies_is_not_kept_and_short_times_may_vary_more() -> None:
+def test_a_measurement_that_varies_is_not_kept_and_short_times_may_vary_more() -> None:
     measurement = read_measurement(
         [
             output_line(
@@ -115,7 +115,7 @@ def test_what_varies_is_not_kept_and_short_times_may_vary_more() -> None:
     assert problems[-1] == "GPU 1, memory: it varied by 11% and is not stored"
 
 
-def test_of_one_all_reduce_that_was_timed_twice_the_last_counts() -> None:
+def test_the_last_time_of_an_all_reduce_timed_twice_counts() -> None:
     twice = (
         one("all_reduce", [0, 1], 30e-6, bytes=16384),
         one("all_reduce", [0, 1], 12e-6, bytes=16384),

@@ -100,7 +100,7 @@ def test_each_change_is_another_start_and_no_loss_of_quality(
 _LAYOUT = ("tensor_parallel", "data_parallel", "replicas")
 
 
-def test_where_a_model_has_a_plan_there_is_mostly_something_to_try() -> None:
+def test_a_model_with_a_plan_mostly_has_something_to_try() -> None:
     counts = [len([*try_changes(*case)]) for case in CASES if first_plan(*case) is not None]
     assert len(counts) >= 30
     assert sum(count >= 2 for count in counts) >= 0.9 * len(counts)
@@ -200,7 +200,7 @@ def test_the_best_plan_of_another_engine_is_tried() -> None:
         assert {kind, other.wish.engines[0].partition("==")[0]} == {*by_kind}
 
 
-def test_what_is_expected_to_be_far_slower_is_not_started() -> None:
+def test_a_plan_expected_to_be_far_slower_is_not_started() -> None:
     base = first_plan("llama-3.1-8b", "4xh100", VLLM_REF)
     assert base is not None
     assert base.plan.speed is not None

@@ -99,7 +99,9 @@ def test_the_ways_to_write_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "\ud800",
     ],
 )
-def test_what_is_neither_a_folder_nor_a_repository_is_told_how_both_look(source: str) -> None:
+def test_a_source_that_is_neither_folder_nor_repository_is_answered_with_both_forms(
+    source: str,
+) -> None:
     error = refusal(source)
     assert "neither a model folder nor a Hugging Face repository" in error.message
     both = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
@@ -141,7 +143,7 @@ def test_shards_are_those_of_the_index_and_other_files_are_ignored(tmp_path: Pat
     )
 
 
-def test_without_an_index_model_safetensors_alone_counts_else_all_files_together(
+def test_model_safetensors_counts_alone_without_an_index_else_all_files_together(
     tmp_path: Path,
 ) -> None:
     write(

@@ -113,7 +113,7 @@ def test_a_header_longer_than_the_first_read_is_read_in_two() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_the_file_and_what_to_do(data: bytes, reason: str) -> None:
+def test_a_broken_file_is_refused_with_its_name_and_a_remedy(data: bytes, reason: str) -> None:
     with pytest.raises(BadModel) as caught:
         header_of(data)
     assert reason in caught.value.message

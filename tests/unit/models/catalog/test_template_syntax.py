@@ -19,7 +19,7 @@ from gateway.models.catalog.template_syntax import check
         "{{ raise_exception('no') }}{{ strftime_now('%Y') }}",
     ],
 )
-def test_what_engines_take_is_taken(text: str) -> None:
+def test_a_template_that_engines_take_is_taken(text: str) -> None:
     check(text, "")
 
 
@@ -33,7 +33,7 @@ def test_what_engines_take_is_taken(text: str) -> None:
         ("{{ " + "(" * 5000, "is not Jinja"),
     ],
 )
-def test_what_they_would_not_is_refused_with_the_line(text: str, why: str) -> None:
+def test_a_template_that_engines_refuse_is_refused_with_the_line(text: str, why: str) -> None:
     with pytest.raises(BadRequest) as refused:
         check(text, "t.jinja")
     assert why in refused.value.message

@@ -95,7 +95,7 @@ def attention_rows(plan: Blueprint) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
-def test_what_names_of_fields_tell_is_what_the_familys_own_reader_tells(name: str) -> None:
+def test_names_of_fields_give_the_shapes_of_the_familys_own_reader(name: str) -> None:
     known, guessed = blueprint_of(config(name), "m"), guess(config(name))
     assert elements(guessed) == pytest.approx(elements(known), rel=APART.get(name, 0.007))
     if name in WINDOWS:

@@ -167,7 +167,7 @@ def test_a_field_changes_what_it_decides(changes: dict[str, Any], read: Any) -> 
         {"rope_half": 32},
     ],
 )
-def test_what_the_terms_cannot_use_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
+def test_a_config_outside_the_terms_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
     with pytest.raises(BadModel) as refusal:
         make_value(CONFIG | changes)
     assert "config.json of m" in str(refusal.value)

@@ -62,7 +62,7 @@ def test_hardware_may_be_a_name_a_file_or_a_machine_that_was_read(folder: Path) 
     assert wanted[0].plans == wanted[1].plans == wanted[2].plans
 
 
-def test_what_cannot_be_wished_for_is_told(folder: Path) -> None:
+def test_an_impossible_wish_is_refused(folder: Path) -> None:
     with pytest.raises(BadRequest, match="tensor_parallel"):
         gateway.plan("models/llama-3.1-8b", "2x3090", tensor_parallel=0)
     with pytest.raises(NotFound, match="no engine"):
@@ -141,7 +141,7 @@ def test_a_preview_tells_what_fewer_and_more_gpus_would_give(
     assert planner.decide(wish, machine).gpu_choice == ""
 
 
-def test_whoever_names_a_number_of_gpus_is_offered_no_other(folder: Path) -> None:
+def test_a_wish_for_a_number_of_gpus_is_offered_no_other(folder: Path) -> None:
     wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",), gpus=2)
     planner = OfflinePlanner.from_environment()
     assert planner.decide(wish, "8xh100", include_alternatives=True).gpu_choice == ""

@@ -96,7 +96,7 @@ def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_p
         assert len(engines.engines) == 2
 
 
-def test_where_nothing_is_here_whatever_could_serve_is_told(tmp_path: Path) -> None:
+def test_an_engine_that_could_serve_is_named_if_none_is_here(tmp_path: Path) -> None:
     startable = Startable(tmp_path, installed_only=True)
     engines = startable.explain_engines(
         decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1))
@@ -123,7 +123,7 @@ def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:
         raise Startable(tmp_path, True).refusal([NEW], "m")
 
 
-def test_what_a_goal_asks_for_is_compared() -> None:
+def test_plans_are_compared_by_the_goal() -> None:
     ours, theirs = with_speed(OLD, 100, 1000), with_speed(NEW, 150, 900, context=16384)
     assert more_of(ours, theirs, "latency") == (0.5, "50% more tokens/s, 16,384 tokens of context")
     assert more_of(ours, theirs, "throughput") == (

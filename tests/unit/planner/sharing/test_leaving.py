@@ -46,7 +46,7 @@ def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> 
     )
 
 
-def test_what_was_kept_of_a_sleeping_engine_before_is_read() -> None:
+def test_an_older_record_of_a_sleeping_engine_is_read() -> None:
     value = Asleep.model_validate_json('{"level": 1, "since": 1.0, "gave": {"GPU-1": 5}}')
     assert value == Asleep(since=1.0, gave={"GPU-1": 5})
 
@@ -88,7 +88,7 @@ def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
     assert offers[1].words == "a (copy 2) sleeps, until there is room again"
 
 
-def test_who_sleeps_lacks_what_others_were_promised_or_have() -> None:
+def test_a_sleeping_engine_lacks_memory_that_others_were_promised_or_have() -> None:
     total = GPU.total_bytes or 0
     one = asleep(4 * GIB)
     room = total - PLAN.memory.promised_bytes
@@ -111,7 +111,7 @@ def test_the_fewest_leave_for_it() -> None:
 
 
 @draw(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 60))
-def test_what_leaves_is_enough_and_none_of_it_too_much(sizes: list[int], lack: int) -> None:
+def test_the_offers_that_leave_are_enough_and_none_is_too_much(sizes: list[int], lack: int) -> None:
     offers = [offer(str(number), size) for number, size in enumerate(sizes)]
     found_offers_to_wake = offers_to_wake({GPU.uuid: lack * GIB}, offers)
 

@@ -40,7 +40,7 @@ def takes(offers: list[Offer], decide: Callable[[dict[str, int]], Decision]) -> 
     return [take.words for take in decide_with_offers(offers, decide, WANTED).takes]
 
 
-def test_what_fits_takes_nothing() -> None:
+def test_a_plan_that_fits_takes_nothing() -> None:
     assert takes([offer("a", "surplus", 9)], needing(0)) == []
 
 
@@ -72,7 +72,7 @@ def test_one_copy_that_leaves_is_less_than_one_that_leaves_and_one_that_shrinks(
     assert takes(offers, needing(8, 8)) == ["a surplus", "b sleep"]
 
 
-def test_for_a_longer_context_nobody_is_stopped() -> None:
+def test_nobody_is_stopped_for_a_longer_context() -> None:
     offers = [offer("a", "surplus", 2), offer("a", "stop", 8)]
     assert takes(offers, needing(5)) == []
     assert takes(offers, needing(2)) == ["a surplus"]
@@ -104,7 +104,7 @@ OFFERS = st.lists(
 
 
 @draw(OFFERS, st.integers(0, 20))
-def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(
+def test_the_memory_taken_is_enough_and_would_not_be_without_any_part(
     offers: list[Offer], need: int
 ) -> None:
     decide = needing(need, need)

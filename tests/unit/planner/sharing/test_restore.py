@@ -65,20 +65,20 @@ def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
     )
 
 
-def test_who_stopped_or_failed_by_itself_is_planned_anew() -> None:
+def test_a_model_that_stopped_or_failed_by_itself_is_planned_anew() -> None:
     assert interrupted_plan([]) is None
     assert interrupted_plan([ended_attempt(SERVED, None, ready=True)]) is None
     assert interrupted_plan([ended_attempt(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
 
 
-def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> None:
+def test_a_capped_plan_takes_free_memory_once_the_others_are_gone() -> None:
     capped = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
     assert plan_to_restore(SERVED, None) is SERVED
     assert plan_to_restore(capped, Cap(bytes=8 * GIB, models=("other",))) is capped
     assert plan_to_restore(capped, None) is None
 
 
-def test_what_took_another_place_or_more_is_not_the_same() -> None:
+def test_a_plan_in_another_place_or_with_more_memory_is_not_the_same() -> None:
     restored_wish = wish_for_restore(wish(gpus="few"), SERVED)
     assert (
         restored_wish.gpus,

@@ -141,7 +141,7 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
     )
 
 
-def test_what_a_model_took_when_others_came_beside_it_is_kept_for_it() -> None:
+def test_memory_taken_when_others_came_beside_a_model_is_kept_for_it() -> None:
     free = plan("3090", max_context=8192)
     late, far = Cap(bytes=GIB, models=("m",)), Cap(bytes=GIB, models=("x",))
     beside: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
@@ -446,7 +446,7 @@ def fill_machine(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
 @given(
     COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False)
 )
-def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
+def test_every_copy_has_its_former_gpus_and_plan_after_a_power_cut(
     kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
     machine = fill_machine(name, kinds)
@@ -470,7 +470,7 @@ def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
 @given(
     COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False)
 )
-def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
+def test_the_last_model_has_everything_back_at_its_next_start_when_all_others_go(
     kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
     machine = fill_machine(name, kinds)

@@ -55,7 +55,7 @@ def test_each_key_opens_what_it_is_for(
     )
 
 
-def test_without_an_admin_key_the_admin_api_says_that_none_is_configured() -> None:
+def test_the_admin_api_without_an_admin_key_says_that_none_is_configured() -> None:
     with pytest.raises(Forbidden, match=r"no admin key is configured.*FITSERVE_ADMIN_KEY"):
         Keys(None, Secret(API)).check(f"Bearer {API}".encode(), "admin")
 
@@ -197,7 +197,7 @@ def test_admit_without_keys_looks_at_host_and_origin() -> None:
         keys.admit([(b"host", b"127.0.0.1"), (b"origin", b"https://evil.example")], "admin")
 
 
-def test_without_keys_only_pages_of_the_gateway_itself_may_administer() -> None:
+def test_only_pages_of_the_gateway_itself_may_administer_without_keys() -> None:
     """Another program of this machine may show pages of anybody."""
     keys, host = Keys(None, None), (b"host", b"127.0.0.1:8080")
     needs: tuple[Scope, ...] = ("read", "admin")
@@ -272,7 +272,9 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
 
 @pytest.mark.parametrize("need", ["read", "admin"])
 @pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"unknown", b""])
-def test_what_a_foreign_page_causes_is_refused_without_origin(need: Any, site: bytes) -> None:
+def test_a_request_that_a_foreign_page_causes_is_refused_without_origin(
+    need: Any, site: bytes
+) -> None:
     """Images, links, frames and scripts send no Origin. Another port here is the same site."""
     local = (b"host", b"127.0.0.1:8080")
     keyless = Keys(None, None, origins=Origins(frozenset({"https://app.example"})))

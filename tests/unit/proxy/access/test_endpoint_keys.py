@@ -42,7 +42,7 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
         (b"secret" * 1000, "more than 4 KiB"),
     ],
 )
-def test_what_is_no_key_is_said_without_it_and_without_its_place(
+def test_a_missing_key_is_reported_without_its_text_and_place(
     tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     actual_keys = keys(tmp_path)
@@ -91,7 +91,7 @@ def test_nothing_but_what_is_laid_for_it_can_be_named(reference: str) -> None:
     assert reference in ("", "env:", "file:") or reference not in said
 
 
-def test_what_is_laid_can_be_named() -> None:
+def test_a_key_in_its_place_can_be_named() -> None:
     for reference in (
         "env:FITSERVE_ENDPOINT_KEY",
         "env:FITSERVE_ENDPOINT_KEY_LAB_2",

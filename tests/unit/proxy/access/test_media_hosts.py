@@ -43,7 +43,7 @@ def test_names_without_a_domain_and_numbers_are_refused_unasked(host: str) -> No
     assert MediaHosts(["public"]).verdict(host, 0.0) is False
 
 
-def test_what_the_operator_names_is_allowed_wherever_it_is() -> None:
+def test_a_host_that_the_operator_names_is_allowed_wherever_it_is() -> None:
     hosts = MediaHosts(["media.internal", "*.cdn.example", "10.0.0.7"])
     for host in ("media.internal", "MEDIA.internal.", "a.cdn.example", "10.0.0.7"):
         assert hosts.verdict(host, 0.0) is True
@@ -92,7 +92,7 @@ async def test_names_that_hang_are_bounded_and_refused(monkeypatch: pytest.Monke
             await task
 
 
-async def test_so_many_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_kept_names_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_hosts, "addresses_of", lambda _: [ipaddress.ip_address("8.8.8.8")])
     monkeypatch.setattr(media_hosts, "_MAX_VERDICTS", 4)
     hosts = MediaHosts(["public"])

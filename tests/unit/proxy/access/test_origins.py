@@ -29,7 +29,7 @@ def test_all_is_said_only_where_all_are_named() -> None:
     assert Origins().headers(APP) == []
 
 
-def test_without_keys_a_named_page_may_call_and_all_pages_may_only_ask_models() -> None:
+def test_a_named_page_may_call_without_keys_and_all_pages_may_only_ask_models() -> None:
     named, every = (
         Keys(None, None, origins=Origins(frozenset({one}))) for one in (APP.decode(), "*")
     )

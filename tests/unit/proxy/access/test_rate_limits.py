@@ -36,7 +36,9 @@ def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(
 
 
 @given(size=st.integers(1, 10**6), owed=st.integers(0, 10**7), at=st.floats(0, 10**6))
-def test_who_waits_as_long_as_was_said_is_let_in(size: int, owed: int, at: float) -> None:
+def test_a_client_that_waits_as_long_as_it_was_told_is_let_in(
+    size: int, owed: int, at: float
+) -> None:
     account = Account(KeyLimits(tokens_per_minute=size), at)
     assert account.tokens is not None
     account.tokens.take(size + owed, at)
@@ -74,7 +76,7 @@ def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -
     assert limiter.admit(key, "openai", 0.0) is not None
 
 
-def test_what_is_left_is_told_in_the_shape_of_the_api() -> None:
+def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
     account = Account(KeyLimits(requests_per_minute=60, tokens_per_minute=600), 0.0)
     account.admit("openai", 0.0)
     assert account.tokens is not None

@@ -57,7 +57,7 @@ def model_of(body: bytes) -> str:
         b'{"model":{"deep":1},"model":"b"}',
     ],
 )
-def test_of_a_repeated_model_the_last_counts_as_in_the_engines_json(body: bytes) -> None:
+def test_the_last_of_repeated_models_counts_as_in_the_engines_json(body: bytes) -> None:
     assert model_of(body) == json.loads(body)["model"] == "b"
     named = read_usual_fields(body)
     assert named is None or named.model == "b"

@@ -60,7 +60,9 @@ class Body:
         max_size=300,
     )
 )
-def test_it_is_bounded_and_counts_what_is_here(steps: list[tuple[str, int, int, str]]) -> None:
+def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
+    steps: list[tuple[str, int, int, str]],
+) -> None:
     budget = BodyBudget(16 * MIB, 120)
     bodies: dict[tuple[str, int], Body] = {}
     for account, number, size, what in steps:
@@ -120,7 +122,7 @@ def look(budget: BodyBudget, begin: float, seconds: float) -> None:
         budget.sweep(begin + half / 2)
 
 
-def test_who_trickles_loses_the_room_when_somebody_waits() -> None:
+def test_a_trickling_client_loses_the_room_when_somebody_waits() -> None:
     budget, hogs, victim = contended_budget()
     look(budget, 0, PATIENCE_S - 1)
     assert not victim.reads
@@ -129,7 +131,7 @@ def test_who_trickles_loses_the_room_when_somebody_waits() -> None:
     assert {type(hog.refused) for hog in hogs} == {TooSlow, type(None)}
 
 
-def test_who_brings_enough_keeps_the_room_and_who_waits_is_told_at_last() -> None:
+def test_a_client_that_brings_enough_keeps_the_room_and_the_waiting_one_is_told_at_last() -> None:
     budget, hogs, victim = contended_budget()
     for second in range(119):
         for hog in hogs:
@@ -164,5 +166,5 @@ def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
 
 
 @pytest.mark.parametrize("size", [1024, 16 * MIB, 64 * MIB])
-def test_there_is_room_for_two_of_the_largest(size: int) -> None:
+def test_the_budget_has_room_for_two_of_the_largest_bodies(size: int) -> None:
     assert BodyBudget(size, 120).size >= 2 * size

@@ -70,7 +70,7 @@ def starlette(body: bytes) -> list[object]:
     ],
 )
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 10**9])
-def test_what_clients_send_is_read_in_any_pieces(body: bytes, piece: int) -> None:
+def test_forms_of_clients_are_read_in_any_pieces(body: bytes, piece: int) -> None:
     field = read(body, piece)
     assert field is not None
     assert (field.value, body[field.start : field.end]) == ("red-a", b"red-a")
@@ -127,7 +127,7 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
 @pytest.mark.parametrize("piece", [1, 5, 10**9])
-def test_what_can_be_read_in_two_ways_is_refused(name: str, piece: int) -> None:
+def test_an_ambiguous_form_is_refused(name: str, piece: int) -> None:
     with pytest.raises(BadRequest):
         read(AMBIGUOUS[name], piece)
 
@@ -183,7 +183,7 @@ FRAGMENTS = [
     st.sampled_from(FRAGMENTS),
     st.sampled_from([1, 3, 50, 10**9]),
 )
-def test_whatever_is_let_through_means_the_same_to_an_engine(
+def test_an_accepted_form_means_the_same_to_an_engine(
     fragments: list[bytes], starts: bool, at: int, put: bytes, piece: int
 ) -> None:
     body = (GOOD if starts else b"") + b"".join(fragments) + END

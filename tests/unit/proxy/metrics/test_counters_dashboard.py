@@ -54,7 +54,7 @@ def expressions() -> list[str]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_what_is_asked_for_is_there(expression: str) -> None:
+def test_the_series_of_each_panel_exist(expression: str) -> None:
     known_series = series()
     asked = NAME.findall(expression)
     assert asked or "up{" in expression
@@ -64,7 +64,7 @@ def test_what_is_asked_for_is_there(expression: str) -> None:
             assert label in known_series[name], f"{name} has no label {label}"
 
 
-def test_what_a_legend_names_is_in_the_series() -> None:
+def test_the_labels_of_a_legend_are_in_the_series() -> None:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             labels = {label for name, _ in NAME.findall(target["expr"]) for label in series()[name]}

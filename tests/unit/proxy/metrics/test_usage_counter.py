@@ -26,7 +26,7 @@ def test_answers_are_summed_by_key_and_model_and_what_is_not_told_is_said() -> N
     assert counter.take() == ()
 
 
-def test_what_was_taken_can_be_given_back() -> None:
+def test_taken_counts_can_be_given_back() -> None:
     counter, other_usage_counter = UsageCounter(), UsageCounter()
     counter.count("app", "m", 30, 20, 8, None)
     other_usage_counter.count("app", "m", 1, 2, 3, None)

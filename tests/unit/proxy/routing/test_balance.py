@@ -88,7 +88,7 @@ def test_spaces_between_messages_make_no_difference_to_the_turns() -> None:
     assert len(begins) == 1
 
 
-def test_what_a_user_quotes_is_no_answer() -> None:
+def test_words_that_a_user_quotes_are_no_answer() -> None:
     quoting = [SYSTEM, {"role": "user", "content": 'the role "assistant" is a string'}]
     plain = [SYSTEM, {"role": "user", "content": "the role "}]
     assert prefix(request_fields(messages=quoting)) != prefix(request_fields(messages=plain))
@@ -129,7 +129,7 @@ def test_a_short_beginning_has_no_place_of_its_own() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> None:
+def test_any_value_of_messages_is_read_without_complaint(value: Any) -> None:
     call = request_fields(messages=value, prompt=value, input=value, system=value, max_tokens=value)
     assert prefix(call) == prefix(call)
     assert 1 <= weigh(call, 100) <= MAX_TOKENS
@@ -159,7 +159,7 @@ def test_no_replica_is_taken_beyond_the_bound(loads: list[int], tokens: int, key
 
 
 @given(loads_of, st.randoms())
-def test_without_a_beginning_the_least_loaded_one_is_taken(
+def test_the_least_loaded_replica_is_taken_without_a_beginning(
     loads: list[int], chance: random.Random
 ) -> None:
     turns = [chance.randrange(10) for _ in loads]
@@ -213,7 +213,7 @@ def test_turns_stay_with_their_replica_while_it_is_not_above_the_others() -> Non
     assert same / total > 0.7
 
 
-def test_of_a_long_prompt_only_the_beginning_is_looked_at() -> None:
+def test_only_the_beginning_of_a_long_prompt_is_looked_at() -> None:
     """So that a choice costs the same for each."""
 
     def begins(rest: str) -> int | None:

@@ -30,7 +30,7 @@ def test_an_engine_has_drained_when_no_table_has_it_and_nothing_is_in_flight() -
     assert drains.is_drained("a")
 
 
-def test_its_time_begins_when_it_has_left_the_routes_and_anew_when_it_comes_back() -> None:
+def test_the_drain_time_begins_after_the_routes_and_anew_when_the_replica_comes_back() -> None:
     routes = Routes()
     drains = Drains(routes, 0)
     routes.table = table(A)
@@ -51,7 +51,7 @@ def test_its_time_begins_when_it_has_left_the_routes_and_anew_when_it_comes_back
 
 
 @pytest.mark.anyio
-async def test_who_waits_for_it_goes_on_when_it_is_over_or_nobody_waits_for_the_requests() -> None:
+async def test_a_waiter_goes_on_when_the_drain_is_over_or_nobody_waits_for_the_requests() -> None:
     routes = Routes()
     drains = Drains(routes, 300)
     routes.begin(A)

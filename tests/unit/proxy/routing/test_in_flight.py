@@ -55,7 +55,7 @@ def test_the_phase_says_what_a_request_waits_for(fields: dict[str, Any], phase: 
     assert row.began_at == AHEAD + 990
 
 
-def test_what_is_not_routed_yet_or_over_is_not_in_flight() -> None:
+def test_an_unrouted_or_finished_request_is_not_in_flight() -> None:
     asks = [ask(state="reading"), ask(state="done"), ask(model="")]
     assert oldest(asks, TABLE, AHEAD) == merge([])
 

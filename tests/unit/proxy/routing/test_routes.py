@@ -158,7 +158,7 @@ def test_requests_held_open_spread_evenly() -> None:
     assert routes.total_in_flight == 30
 
 
-def test_in_flight_of_a_replica_outlives_its_table_and_then_leaves_nothing() -> None:
+def test_the_in_flight_count_of_a_replica_outlives_its_table_and_then_leaves_nothing() -> None:
     routes = Routes(RouteTable({"m": route(A)}))
     routes.begin(pick(routes, routes.table.find("m")))
     routes.table = RouteTable({})
@@ -285,7 +285,7 @@ def settle(change: Any) -> None:
     asyncio.run(run())
 
 
-def test_those_who_wait_go_in_order_of_coming() -> None:
+def test_waiting_requests_go_in_order_of_coming() -> None:
     routes = full(SMALL)
     waiters = [Waiting(routes) for _ in range(3)]
     settle(lambda: arrive(routes, *waiters))
@@ -309,7 +309,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
     assert first.replica is SMALL
 
 
-def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica() -> None:
+def test_a_request_bound_to_the_maker_of_a_response_keeps_nobody_from_another_replica() -> None:
     routes = full(SMALL, OTHER)
     bound, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
     settle(lambda: arrive(routes, bound, free))
@@ -322,7 +322,7 @@ def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica
 @pytest.mark.parametrize(
     "call", [Call("tokenize", "m", b"{}"), Call("responses", "m", maker=SMALL.seed)]
 )
-def test_what_takes_no_place_does_not_wait(call: Call) -> None:
+def test_a_call_that_takes_no_place_does_not_wait(call: Call) -> None:
     routes = full(SMALL)
     arrive(routes, Waiting(routes))
     assert routes.pick(routes.table.find("m"), call) is SMALL
@@ -336,7 +336,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
 
 
-def test_without_a_queue_nobody_waits() -> None:
+def test_nobody_waits_without_a_queue() -> None:
     with pytest.raises(Overloaded):
         full(SMALL, queue=0).pick(route(SMALL), Call("chat", "m"))
 
@@ -346,7 +346,7 @@ def test_a_replica_of_unknown_capacity_is_never_full() -> None:
     assert routes.pick(route(A), Waiting(routes).call) is A
 
 
-def test_who_leaves_the_queue_is_forgotten() -> None:
+def test_a_request_that_leaves_the_queue_is_forgotten() -> None:
     routes = full(SMALL)
     gone, stays = Waiting(routes), Waiting(routes)
     settle(lambda: arrive(routes, gone, stays))
@@ -370,7 +370,7 @@ def test_a_model_that_is_waited_for_takes_those_who_wait_when_it_is_there() -> N
 
 
 @pytest.mark.parametrize(("table", "status"), [({}, 404), ({"m": route(state="quarantined")}, 503)])
-def test_who_waits_for_what_will_not_come_is_told(
+def test_a_request_that_waits_for_a_lost_model_is_told(
     table: dict[str, ModelRoute], status: int
 ) -> None:
     routes = Routes(RouteTable({"m": dataclasses.replace(route(state="starting"), wait_s=60)}))
@@ -382,7 +382,9 @@ def test_who_waits_for_what_will_not_come_is_told(
     assert routes._queues == {}
 
 
-def test_who_avoids_a_dead_replica_waits_for_its_follower_and_keeps_nobody_else() -> None:
+def test_a_request_that_avoids_a_dead_replica_waits_for_its_follower_and_keeps_nobody_else() -> (
+    None
+):
     routes = Routes(RouteTable({"m": dataclasses.replace(route(A), wait_s=60)}))
     shy = Waiting(routes)
     shy.avoid = "a"
@@ -413,7 +415,7 @@ def test_the_pace_of_those_who_go_is_measured(monkeypatch: pytest.MonkeyPatch) -
         st.tuples(st.sampled_from(["come", "end", "leave", "swap"]), st.integers(0, 7)), max_size=60
     )
 )
-def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(
+def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
     events: list[tuple[str, int]],
 ) -> None:
     pair = (dataclasses.replace(A, capacity=2), dataclasses.replace(B, capacity=1))

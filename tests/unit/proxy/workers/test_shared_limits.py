@@ -230,7 +230,7 @@ async def test_messages_arrive_as_they_were_sent() -> None:
     far.close()
 
 
-async def test_what_is_no_message_is_an_error() -> None:
+async def test_a_malformed_message_is_an_error() -> None:
     ours, theirs = socket.socketpair()
     far = await Channel.open(theirs)
     data = msgspec.msgpack.encode({"type": "OtherLoads", "in_flight": {"m-0-1": "three"}})

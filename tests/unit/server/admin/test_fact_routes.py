@@ -88,7 +88,7 @@ def test_memory_that_ran_out_while_serving_is_left_free() -> None:
         ({"image": "engine:0"}, None, True),
     ],
 )
-def test_what_a_fact_was_learned_on_may_be_gone(
+def test_the_conditions_of_a_fact_may_be_gone(
     under: dict[str, str], driver: str | None, stale: bool
 ) -> None:
     one = fact("plan_failed", {"fingerprint": "x"}, under=under)

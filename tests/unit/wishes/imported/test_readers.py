@@ -150,7 +150,7 @@ def test_a_modelfile_gives_its_source_context_and_adapter() -> None:
         ("hf.co/org/name-GGUF:Q4_K_M", "`fitserve search name`"),
     ],
 )
-def test_what_is_not_planned_here_leads_to_the_search(source: str, words: str) -> None:
+def test_a_model_that_is_not_planned_here_leads_to_the_search(source: str, words: str) -> None:
     result = read_models(f"FROM {source}\n")
     assert result.models == {}
     assert words in result.notices[0].text

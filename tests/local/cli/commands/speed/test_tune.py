@@ -58,7 +58,7 @@ async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: P
         assert (await gateway.client.get("/admin/models/m/tune")).json()["applied"]
 
 
-async def test_without_room_and_terminal_it_names_the_option(tmp_path: Path) -> None:
+async def test_a_search_without_room_and_terminal_names_the_option(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script(FAST), "3090") as gateway:
         old_model = await add_model(gateway, tmp_path)
         refused = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)

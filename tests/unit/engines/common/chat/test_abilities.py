@@ -79,7 +79,7 @@ def test_an_answer_proves_what_it_holds(
     "text",
     ["null", '{"city": ["Paris"], "capital": true}', '{"city": true, "capital": true}', "{}"],
 )
-def test_what_is_of_another_type_does_not_fit(text: str) -> None:
+def test_a_value_of_another_type_does_not_fit(text: str) -> None:
     assert not fits(text, ANSWER)
 
 

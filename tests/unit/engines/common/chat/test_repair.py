@@ -134,7 +134,7 @@ CASES: list[tuple[str, set[str], str, tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("text", "names", "error", "shown"), CASES, ids=[next(iter(case[1])) for case in CASES]
 )
-def test_what_was_broken_is_mended(
+def test_a_broken_template_is_mended(
     text: str, names: set[str], error: str, shown: tuple[str, ...]
 ) -> None:
     conversation = calling("Paris", "Lima")

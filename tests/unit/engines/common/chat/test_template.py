@@ -67,7 +67,9 @@ def test_an_engine_that_takes_none_is_no_plan() -> None:
 
 
 @pytest.mark.parametrize(("published", "value"), [(None, "none"), ("{{ messages }}", "published")])
-def test_without_one_the_model_is_served_as_it_comes(published: str | None, value: str) -> None:
+def test_a_model_without_a_template_is_served_as_it_comes(
+    published: str | None, value: str
+) -> None:
     plan = make_plan(published=published)
     assert (plan.chat_template.value, plan.tool_parser.value) == (value, "none")
     assert template.digest_in(plan.argv) is None

@@ -36,7 +36,9 @@ VLLM = (
         (("something new",), "9.0", "no"),
     ],
 )
-def test_what_runs_on_a_gpu(compiled: tuple[str, ...], capability: str, expected: str) -> None:
+def test_compiled_code_runs_on_a_gpu_of_its_capability(
+    compiled: tuple[str, ...], capability: str, expected: str
+) -> None:
     assert runs(compiled, capability) == expected
 
 

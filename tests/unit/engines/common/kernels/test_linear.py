@@ -113,7 +113,7 @@ def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
     assert reasons["HummingLinearKernel"] == "the package humming is not installed"
 
 
-def test_on_gb10_the_next_fp8_kernel_takes_over_from_a_disabled_cutlass() -> None:
+def test_the_next_fp8_kernel_takes_over_from_a_disabled_cutlass_on_gb10() -> None:
     assert fp8("0.18.0", "12.1").kernel == "CutlassFP8ScaledMMLinearKernel"
     choice = fp8("0.18.0", "12.1", variables=disabling(["CutlassFP8ScaledMMLinearKernel"]))
     assert choice.kernel == "ChannelWiseTorchFP8ScaledMMLinearKernel"

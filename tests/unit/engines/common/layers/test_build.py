@@ -91,7 +91,7 @@ def test_parts_of_their_own_number_of_units_are_whole_or_repeated() -> None:
         ({"hidden_size": None}, "no `hidden_size`"),
     ],
 )
-def test_what_is_not_known_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_an_unknown_config_is_refused(changes: dict[str, Any], message: str) -> None:
     config = {
         name: value
         for name, value in (case("llama-3.1-8b", "none") | changes).items()

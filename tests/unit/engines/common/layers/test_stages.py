@@ -115,7 +115,7 @@ def test_layers_that_differ_are_where_the_model_has_them() -> None:
     assert first < 0.85 * second
 
 
-def test_what_sees_is_on_the_first_stage_unless_the_engine_repeats_it() -> None:
+def test_a_vision_tower_is_on_the_first_stage_unless_the_engine_repeats_it() -> None:
     whole = build(published_model("qwen2.5-vl-7b"))
     seeing = [
         [group.layers for group in stage_model(whole, (14, 14), part, frozenset()).attention]

@@ -30,7 +30,7 @@ from gateway.models.spec import read_model
 from tests.support.published import CONFIGS, TRAITS
 
 
-def test_what_cannot_be_cut_or_is_not_known_has_no_bytes() -> None:
+def test_an_uncuttable_or_unknown_layer_has_no_bytes() -> None:
     layer = Linear("o", 2, 96, 64, "row", (64,), Scheme(kind="wna16", bits=4, group=32))
     assert linear_bytes(layer, Rank()) == 2 * (96 * 64 // 2 + 3 * 64 * 2)
     assert linear_bytes(layer, Rank(tp=2)) is None  # half a group

@@ -71,7 +71,7 @@ def test_a_rank_that_the_engine_does_not_take_is_refused(ref: str) -> None:
 
 
 @pytest.mark.parametrize("ref", VERSIONS)
-def test_beside_experts_nothing_is_promised(ref: str) -> None:
+def test_adapters_beside_experts_are_not_promised(ref: str) -> None:
     found_decision = decision(ref, SQL, model=published_model("qwen3-30b-a3b"))
     assert "unsupported_lora" in {rejection.verdict for rejection in found_decision.rejected}
     assert not found_decision.plans

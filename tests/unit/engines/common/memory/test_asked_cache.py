@@ -27,7 +27,7 @@ def answered_cache(cache: Cache, longest: int, block: int) -> CountedCache:
 
 
 @given(st.integers(1, 200_000), st.integers(1, 200_000), st.sampled_from([16, 64, 1056]))
-def test_where_every_layer_keeps_every_token_nothing_is_lost(
+def test_nothing_is_lost_if_every_layer_keeps_every_token(
     longest: int, length: int, block: int
 ) -> None:
     ours = Cache(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
@@ -47,7 +47,7 @@ def test_a_token_of_a_long_request_costs_what_grows_beside_windows_and_states() 
     assert answered_cache(Cache(16, PAGE, tables, 1, 0), 131_072, 16).bytes_per_token == PAGE // 16
 
 
-def test_what_keeps_nothing_has_room_for_everything() -> None:
+def test_a_cache_that_keeps_nothing_has_room_for_everything() -> None:
     nothing = CountedCache(AskedCache(block_bytes=1, needed=()))
     assert nothing.largest(0, 0, 8192) == 8192
     assert nothing.bytes_for(8192, 0) == nothing.bytes_per_token == 0

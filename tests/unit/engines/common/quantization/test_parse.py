@@ -506,7 +506,7 @@ def test_layers_of_a_block_without_numbers_have_one_scheme(entries: list[str], m
     "entry",
     ["lm_head", "re:.*mlp.gate$", r"re:^model\.visual\..*", "re:.*self_attn.*", "re:lm_head"],
 )
-def test_what_no_number_makes_a_difference_to_asks_for_one_layer_of_a_kind(entry: str) -> None:
+def test_a_pattern_without_numbers_asks_for_one_layer_of_a_kind(entry: str) -> None:
     assert not tells_numbers(entry)
 
 
@@ -521,7 +521,7 @@ def test_what_no_number_makes_a_difference_to_asks_for_one_layer_of_a_kind(entry
         r"re:.*\d",
     ],
 )
-def test_what_may_be_about_some_numbers_alone_asks_for_each_layer(entry: str) -> None:
+def test_a_pattern_about_some_numbers_asks_for_each_layer(entry: str) -> None:
     assert tells_numbers(entry)
 
 

@@ -34,7 +34,7 @@ def test_the_first_condition_that_does_not_hold_gives_the_reason() -> None:
     )
 
 
-def test_when_says_where_the_rest_applies() -> None:
+def test_the_condition_of_a_check_limits_the_rest() -> None:
     assert refusal(when={"capabilities": ["9.*"]}, max_head=256) is None
     assert refusal(when={"capabilities": ["8.*"]}, max_head=256) == "head size 576 is above 256"
 
@@ -48,7 +48,7 @@ def test_one_of_several_is_enough_and_every_reason_is_told_once() -> None:
     )
 
 
-def test_what_a_check_may_be_about_is_told_without_asking_it() -> None:
+def test_the_subjects_of_a_check_are_known_without_asking_it() -> None:
     parsed_check = Check.model_validate({"schemes": ["wna16"], "min_capability": "9.0"})
     assert [parsed_check.asks_for("schemes", kind) for kind in ("wna16", "nvfp4")] == [
         True,
@@ -61,7 +61,7 @@ def test_what_a_check_may_be_about_is_told_without_asking_it() -> None:
     )
 
 
-def test_what_is_not_known_is_no_refusal() -> None:
+def test_an_unknown_value_is_no_refusal() -> None:
     for conditions in (
         {"nope_dims": [128]},
         {"when": {"nope_dims": [128]}, "max_head": 1},

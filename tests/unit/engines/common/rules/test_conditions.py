@@ -103,7 +103,7 @@ def test_a_refusal_has_the_numbers(check: dict[str, Any], reason: str) -> None:
     assert Check.model_validate(check).refusal(subject) == reason
 
 
-def test_what_a_model_computes_in_has_one_name_for_layers_and_attention() -> None:
+def test_the_data_type_of_a_model_has_one_name_for_layers_and_attention() -> None:
     attention = Subject("8.6", attention=AttentionQuery(kind="full", head_dim=128))
     assert (
         Check.model_validate({"dtypes": ["float16"]}).refusal(attention)

@@ -84,7 +84,7 @@ def test_a_plan_that_was_measured_says_its_own_figures() -> None:
     assert "fitserve bench" in after.source
 
 
-def test_what_is_measured_again_is_not_multiplied_twice() -> None:
+def test_a_second_measurement_is_not_multiplied_twice() -> None:
     former_plan = make_decision().plans[0]
     facts = learn_facts(former_plan, 0.5)
     second_plan = make_decision(facts).plans[0]
@@ -121,7 +121,7 @@ def test_plans_like_it_are_corrected_and_others_are_not() -> None:
     )
 
 
-def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> None:
+def test_a_correction_of_data_sheets_is_none_of_measured_figures() -> None:
     plan = make_decision().plans[0]
     facts = learn_facts(plan, 0.5)
     (basis,) = {fact.scope["basis"] for fact in facts if fact.kind == "speed_ratio"}
@@ -137,7 +137,7 @@ def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> Non
     )
 
 
-def test_what_cannot_be_is_bounded_and_the_past_fades() -> None:
+def test_an_impossible_ratio_is_bounded_and_the_past_fades() -> None:
     plan = make_decision().plans[0]
     ratio = next(
         fact

@@ -145,7 +145,7 @@ def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_over_pcie_the_all_reduce_that_was_measured_is_what_engines_have(direct: bool) -> None:
+def test_the_measured_all_reduce_over_pcie_is_the_engines(direct: bool) -> None:
     facts = reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000)
     found_machine = make_machine(GEFORCE, 2, facts, direct=direct)
     assert found_machine is not None
@@ -154,14 +154,14 @@ def test_over_pcie_the_all_reduce_that_was_measured_is_what_engines_have(direct:
     assert found_machine.wire.bytes_s == pytest.approx((1 << 26) / 0.01, rel=1e-2)
 
 
-def test_what_was_measured_with_p2p_says_nothing_of_ranks_without() -> None:
+def test_a_measurement_with_p2p_says_nothing_of_ranks_without() -> None:
     joined = GEFORCE.evolve(links=tuple(link.evolve(p2p=True) for link in GEFORCE.links))
     facts = reduce_facts(joined, list(joined.gpus), b16384=30_000, b67108864=10_030_000)
     ways = [make_machine(joined, 2, facts, direct=direct) for direct in (True, False)]
     assert [way.source.startswith("all-reduce measured") for way in ways if way] == [True, False]
 
 
-def test_without_a_reference_only_what_needs_none_is_taken() -> None:
+def test_only_measurements_that_need_no_reference_are_taken_without_one() -> None:
     pace = SpeedKnowledge(PROFILES.cards, PACE.table.evolve(reference=None))
     facts = [
         *reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000),

@@ -79,12 +79,12 @@ def test_each_doubling_is_judged_by_itself() -> None:
     assert worth(four) > worth(ONE)
 
 
-def test_where_nothing_is_known_few_gpus_are_best() -> None:
+def test_few_gpus_are_best_if_nothing_is_known() -> None:
     few, many = PlanOutcome(None, 8_000, 8_000, 1), PlanOutcome(None, 8_000, 8_000, 8)
     assert worth(few, gpus="all") > worth(many, gpus="all")
 
 
-def test_what_else_is_known_decides_between_plans_that_are_nearly_as_good() -> None:
+def test_penalties_decide_between_plans_that_are_nearly_as_good() -> None:
     plain = Penalties(weak=False, changes=0, older=0)
     for worse in (Penalties(True, 0, 0), Penalties(False, 3, 0), Penalties(False, 0, 3)):
         assert rating(100, plain) > rating(104, worse)

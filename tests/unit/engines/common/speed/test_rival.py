@@ -35,21 +35,23 @@ def test_nothing_is_said_of_what_was_never_measured() -> None:
 
 
 @pytest.mark.parametrize(("part", "said"), [(1.0, False), (0.9, False), (0.8, True)])
-def test_what_runs_stays_unless_another_should_be_clearly_better(part: float, said: bool) -> None:
+def test_the_running_plan_stays_unless_another_should_be_clearly_better(
+    part: float, said: bool
+) -> None:
     found_rival = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
     assert (found_rival is not None) is said
     if found_rival is not None:
         assert found_rival.gain == pytest.approx(1 / part, rel=0.01)
 
 
-def test_where_both_were_measured_less_is_enough() -> None:
+def test_a_smaller_gain_is_enough_between_measured_plans() -> None:
     better = other(1.0, PLANS[0])
     proven = better.evolve(speed=better.speed.evolve(grade="measured")) if better.speed else better
     assert rival(plan_after_run(0.9), [proven], WISH, NEEDED) is not None
     assert rival(plan_after_run(0.98), [proven], WISH, NEEDED) is None
 
 
-def test_what_makes_something_else_worse_is_no_rival() -> None:
+def test_a_plan_with_another_weakness_is_no_rival() -> None:
     slow = plan_after_run(0.5)
     assert rival(slow, [slow], WISH, NEEDED) is None
     assert rival(slow, [other(1.0, PLANS[0], verdict="degraded")], WISH, NEEDED) is None

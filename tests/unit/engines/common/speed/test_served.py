@@ -120,7 +120,7 @@ def test_every_version_with_rules_says_how_it_counts() -> None:
         assert PROFILES.engine(ref).sources["series"]
 
 
-def test_of_several_ranks_the_highest_value_counts() -> None:
+def test_the_highest_value_of_several_ranks_counts() -> None:
     text = b'# TYPE a gauge\na{engine="0"} 0.25\na{engine="1"} 0.75\nab{engine="0"} 0.9\n'
     assert highest(text, "a") == 0.75
     assert highest(text, "b") is None
@@ -141,7 +141,7 @@ def test_of_several_ranks_the_highest_value_counts() -> None:
         b"vllm:generation_tokens_total " + b"9" * 100_000,
     ],
 )
-def test_what_no_engine_writes_is_not_read(text: bytes) -> None:
+def test_a_series_that_no_engine_writes_is_not_read(text: bytes) -> None:
     assert sum_series(text, NAMES) is None
 
 
@@ -195,7 +195,7 @@ def total(found: Plan) -> float:
     return found.speed.total.value
 
 
-def test_what_agrees_in_three_stretches_is_learned_and_no_less() -> None:
+def test_a_ratio_that_agrees_in_three_stretches_is_learned_and_no_less() -> None:
     one, slow = serve(32, 1.0), serve(32, 0.3)
     assert learn_from_traffic(PLAN, [one, one], clock(), (), 5.0) == ()
     assert learn_from_traffic(PLAN, [one, slow, one, slow], clock(), (), 5.0) == ()
@@ -259,7 +259,7 @@ def rivals() -> Iterator[float]:
         yield found_rival.gain if found_rival else 0.0
 
 
-def test_what_turns_out_slow_by_what_it_served_has_a_rival() -> None:
+def test_a_plan_that_serves_slowly_has_a_rival() -> None:
     whole, little, slow = rivals()
     assert whole == little == 0
     assert slow == pytest.approx(1 / 0.7, rel=0.1)

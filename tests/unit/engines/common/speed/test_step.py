@@ -154,7 +154,7 @@ def test_a_step_of_more_requests_than_any_graph_waits_for_the_cpu() -> None:
     assert clock.decode_s(64, 512) < 0.1
 
 
-def test_without_graphs_the_cpu_and_the_gpu_take_turns() -> None:
+def test_the_cpu_and_the_gpu_take_turns_without_graphs() -> None:
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
     experts, dense = work("qwen3-30b-a3b"), work("llama-3.1-8b")
     graphs = StepClock(experts, H100, slow).decode_s(64, 512)

@@ -69,7 +69,7 @@ def test_the_own_function_is_called_where_the_fork_fails(
     assert module.run(lambda: os.kill(os.getpid(), 9) if os.getpid() != parent_pid else 7) == 7
 
 
-def test_what_a_version_does_not_have_is_left_out(module: types.ModuleType) -> None:
+def test_a_function_that_a_version_does_not_have_is_left_out(module: types.ModuleType) -> None:
     original = module.run
     assert "zipapp" not in sys.modules
     missing = ["engine_registry.walk", "engine_registry.more.run", "zipapp.main", "run"]

@@ -127,7 +127,7 @@ def test_a_second_start_with_the_same_cache_asks_no_other_process(
     assert [len(one) for one in pids(folder, 3)] == [3, 3, 3]
 
 
-def test_without_free_memory_the_warmup_runs_as_ever(
+def test_the_warmup_without_free_memory_runs_as_ever(
     folder: Path, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
