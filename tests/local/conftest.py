@@ -1,3 +1,5 @@
+"""Forked processes and printed logs of the tests with sockets and processes."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Settings from the environment and the settings file, and their faults."""
+
 from pathlib import Path
 from unittest.mock import Mock
 

@@ -598,6 +598,20 @@ def test_packed_parameters(docstring: str, lines: list[str]) -> None:
     assert list(packed_lines(function)) == lines
 
 
+# Tests of the page and with a real engine, whose modules are not all described yet.
+OLD_TESTS = ("tests/e2e", "tests/local/server/page")
+
+
+def test_every_module_of_tests_says_its_subject() -> None:
+    files = (
+        path
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.name != "__init__.py"
+        if not str(path.relative_to(ROOT)).startswith(OLD_TESTS)
+    )
+    assert not [place(path, 1) for path in files if not path.read_text().startswith('"""')]
+
+
 def test_every_function_fits_on_a_screen() -> None:
     sizes = {
         f"{place(path, node.lineno)}: {node.name}": (node.end_lineno or 0) - node.lineno + 1

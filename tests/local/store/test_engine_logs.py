@@ -1,3 +1,5 @@
+"""Engine logs copied to files, and followed while they grow."""
+
 from __future__ import annotations
 
 import asyncio

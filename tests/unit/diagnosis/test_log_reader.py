@@ -1,3 +1,5 @@
+"""Logs of several lines, pastes and processes, read to one cause."""
+
 from typing import Any
 
 import pytest

@@ -1,3 +1,5 @@
+"""Durations, numbers of tokens and sizes in words, read and printed."""
+
 import pytest
 
 from gateway.domain import Policy

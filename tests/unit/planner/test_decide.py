@@ -1,3 +1,5 @@
+"""The choice among plans of one model on the GPUs of a machine."""
+
 from typing import Any
 
 import pytest

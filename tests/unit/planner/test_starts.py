@@ -1,3 +1,5 @@
+"""Starts that share a GPU: their order, their disturbances and the memory that each took."""
+
 from collections.abc import Iterator
 from typing import Any
 

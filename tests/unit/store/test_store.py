@@ -1,3 +1,5 @@
+"""Models, attempts, facts and keys in the database."""
+
 import contextlib
 import os
 import sqlite3

@@ -1,3 +1,5 @@
+"""The real planning process, instead of a fork."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The arguments of pip and uv that install an engine."""
+
 from pathlib import Path
 
 import pytest

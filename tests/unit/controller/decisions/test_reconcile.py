@@ -1,3 +1,5 @@
+"""The next action for an attempt, from its state, its engine and the earlier failures."""
+
 from typing import Any
 
 import pytest

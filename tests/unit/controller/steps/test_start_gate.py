@@ -1,3 +1,5 @@
+"""The order of starts that measure memory on the same GPUs, and the disturbances among them."""
+
 from __future__ import annotations
 
 import asyncio

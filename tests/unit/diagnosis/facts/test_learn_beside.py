@@ -1,3 +1,5 @@
+"""Facts of memory beside the budget, and of starts that others disturbed."""
+
 from gateway.diagnosis.facts.learn import excuse, learn, prove_success
 from gateway.domain import Attempt, Failure
 from gateway.domain.units import GIB

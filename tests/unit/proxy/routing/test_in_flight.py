@@ -1,3 +1,5 @@
+"""The requests in flight: their phases, and the oldest of all processes."""
+
 from __future__ import annotations
 
 import random

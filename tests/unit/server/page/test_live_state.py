@@ -1,3 +1,5 @@
+"""The live state of machine, models and starts that the page shows."""
+
 from __future__ import annotations
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState

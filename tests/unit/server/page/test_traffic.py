@@ -1,3 +1,5 @@
+"""The history of traffic behind the graphs of the page, and its percentiles."""
+
 from __future__ import annotations
 
 import pytest
