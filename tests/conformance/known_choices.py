@@ -21,7 +21,6 @@ from gateway.engines.sglang.kv_cache import model_of as traits_of
 from gateway.engines.sglang.memory import MemoryRules, static_memory
 from gateway.models.experts import expert_traits
 from gateway.models.scheme import LinearShape
-from gateway.models.spec import read_model
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.profiles.profiles import Profiles
 from tests.conformance.choice_cases import (
@@ -38,6 +37,7 @@ from tests.conformance.choice_cases import (
 )
 from tests.conformance.moe_blocks import block
 from tests.support.paths import MODELS
+from tests.support.published import model_from_config
 from tests.support.versions import order
 from tests.unit.engines.common.kernels.test_sglang_kernels import moe_choice_by, scheme_of
 
@@ -138,7 +138,7 @@ def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str 
 
 @cache
 def _spec(name: str) -> Any:
-    return read_model(f"/models/{name}", None, config_of(name), None, None, (), None)
+    return model_from_config(config_of(name), source=f"/models/{name}")
 
 
 def agreement(

@@ -11,12 +11,11 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.errors import BadModel
 from gateway.models.scheme import Scheme
-from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from tests.conformance import layer_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case
-from tests.support.published import TRAITS
+from tests.support.published import TRAITS, model_from_config
 from tests.support.versions import since, vllm_since
 from tests.unit.engines.common.layers.test_build import layers_of
 
@@ -152,7 +151,7 @@ def test_the_headers_of_a_packed_checkpoint_say_which_layers_are(quant: str) -> 
             ("mlp.gate_proj.weight", "BF16"),
         )
     }
-    spec = read_model("m", None, config, headers, None, (), None)
+    spec = model_from_config(config, tensors=headers)
     kinds = {layer.name.rpartition(".")[2]: kind_of(layer) for layer in build(spec).linears}
     assert (kinds["down_proj"], kinds["gate_up_proj"], kinds["qkv_proj"]) == (
         "wna16",

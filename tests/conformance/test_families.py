@@ -10,11 +10,10 @@ import pytest
 from gateway.domain import TensorGroup
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel, per_rank
-from gateway.models.spec import read_model
 from tests.conformance import parameter_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
-from tests.support.published import TRAITS
+from tests.support.published import TRAITS, model_from_config
 from tests.support.versions import since, vllm_since
 
 # There it is one of the engine's linear layers; what it holds is the same.
@@ -55,8 +54,8 @@ def other_bytes(group: TensorGroup, tp: int) -> int:
 
 def built_model(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel:
     model, changes, task = question
-    spec = read_model(
-        model, None, parameter_questions.question_config(model, changes), None, None, (), task
+    spec = model_from_config(
+        parameter_questions.question_config(model, changes), source=model, task=task
     )
     return build(spec, TRAITS[version])
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from gateway.domain import Plan, Rejected
 from gateway.errors import BadModel
 from gateway.models.catalog.structure_files import structure_text
-from gateway.models.spec import read_model
 from tests.conformance import forecast_questions
 from tests.conformance.forecast_cases import RANKS, cases, config
 from tests.conformance.golden import pairs
@@ -30,6 +29,7 @@ from tests.conformance.test_whole_models import (
 )
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 from tests.support.versions import VLLM
 
 VERSION = VLLM[-1]
@@ -57,7 +57,7 @@ def forecast(family: str, quant: str, tp: int) -> Plan | Rejected | str:
     """The plan in which nothing is changed, why there is none, or why the config is refused."""
     fields = config(family, quant)
     try:
-        spec = read_model(family, None, fields, None, None, (), None, structure_text(fields))
+        spec = model_from_config(fields, source=family, structure=structure_text(fields))
     except BadModel as error:
         return error.message
     decided = decide(
@@ -72,7 +72,7 @@ def forecast(family: str, quant: str, tp: int) -> Plan | Rejected | str:
 
 
 def guess_parsers(fields: dict[str, Any]) -> tuple[str, ...]:
-    return read_model("m", None, fields, None, None, (), None, structure_text(fields)).guessed
+    return model_from_config(fields, structure=structure_text(fields)).guessed
 
 
 def rows_apart(theirs: Counter[Any], mine: Counter[Any]) -> tuple[int, int, str]:

@@ -15,13 +15,13 @@ from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.variant import Variant
 from gateway.models.experts import expert_traits
-from gateway.models.spec import read_model
 from gateway.planner.layer_kernels import layer_kernels
 from gateway.profiles.profiles import Profiles
 from tests.conformance import group_questions, sglang_group_questions
 from tests.conformance.golden import engine_of, pairs
 from tests.conformance.group_cases import CAPABILITIES, Groups
 from tests.conformance.layer_cases import case
+from tests.support.published import model_from_config
 from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
@@ -38,7 +38,7 @@ OVER = {"vllm": 0.0001, "sglang": 0.25}
 def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
     """Bytes of weights of one rank, and the kernels of its experts."""
     spec, engine = (
-        read_model("m", None, case(one.model, one.quant), None, None, (), None),
+        model_from_config(case(one.model, one.quant)),
         PROFILES.engine(ref),
     )
     built = build(spec, relevant_traits(spec, engine.traits))

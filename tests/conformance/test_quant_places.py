@@ -8,12 +8,13 @@ from gateway.domain import Engine
 from gateway.engines.sglang.kv_dtype import declared_dtype
 from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
-from gateway.models.spec import read_model, with_quant_files
+from gateway.models.spec import with_quant_files
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.profiles.profiles import Profiles
 from tests.conformance import quant_place_questions, sglang_quant_place_questions
 from tests.conformance.golden import pairs
 from tests.conformance.quant_place_cases import CAPABILITIES, CASES, files
+from tests.support.published import model_from_config
 from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
@@ -33,7 +34,7 @@ NAMED_CACHE = {
 
 def ours(engine: Engine, name: str) -> list[str]:
     config, file = files(CASES[name])
-    spec = read_model("m", None, config, None, None, (), None)
+    spec = model_from_config(config)
     spec = spec if file is None else with_quant_files(spec, {FILE: file})
     try:
         resolved = resolve(engine, spec.quant, "", spec.model_type, CAPABILITY)

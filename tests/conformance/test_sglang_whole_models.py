@@ -13,13 +13,13 @@ from functools import cache, lru_cache
 from typing import Any
 
 from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance import sglang_model_questions as asked
 from tests.conformance.golden import pairs
 from tests.conformance.model_cases import ONLINE, pooling
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
@@ -49,7 +49,7 @@ def machine(capability: str) -> Hardware:
 def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
     """Of all versions at once."""
     config = asked.config_of(model, quant)
-    spec = read_model("m", None, config, None, None, (), "embed" if pooling(model) else None)
+    spec = model_from_config(config, task="embed" if pooling(model) else None)
     args = {"quantization": "fp8"} if quant == ONLINE else {}
     return decide(
         spec,

@@ -12,11 +12,11 @@ from gateway.engines.common.speculative.mtp import drafting_bytes
 from gateway.engines.common.speculative.speculative import drafter_bytes
 from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.models.rank import Rank
-from gateway.models.spec import read_model
 from tests.conformance import speculative_questions
 from tests.conformance.golden import pairs
 from tests.conformance.speculative_questions import LISTS, Question
 from tests.support.paths import MODELS
+from tests.support.published import model_from_config
 from tests.support.versions import NEWEST_VLLM, VLLM
 from tests.unit.engines.common.speculative.test_speculative import (
     RULES,
@@ -108,9 +108,7 @@ def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None
     "name", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b"]
 )
 def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> None:
-    spec = read_model(
-        name, None, json.loads((MODELS / f"{name}.json").read_text()), None, None, (), None
-    )
+    spec = model_from_config(json.loads((MODELS / f"{name}.json").read_text()), source=name)
     for question, answer in pairs(speculative_questions, NEWEST_VLLM, "9.0"):
         if question.target == name and question.layers is None and answer[0] == "mtp":
             # These two have a head in the drafting layer, which is the target's own where the files

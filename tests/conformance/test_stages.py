@@ -23,7 +23,6 @@ from gateway.engines.common.layers.stages import (
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance import (
     pipeline_questions,
@@ -36,6 +35,7 @@ from tests.conformance.layer_cases import case
 from tests.conformance.stage_cases import CAPABILITIES, Stages
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
@@ -70,7 +70,7 @@ TOWERS_UNSEEN = {"mistral-small-3.2-24b"}
 
 
 def spec_of(one: Stages) -> ModelSpec:
-    return read_model("m", None, case(one.model, one.quant), None, None, (), None)
+    return model_from_config(case(one.model, one.quant))
 
 
 def ours(ref: str, one: Stages) -> list[list[int]] | None:
@@ -174,7 +174,7 @@ def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, vers
 def test_stages_of_unlike_gpus_are_among_the_asked_ones() -> None:
     """The variable is spelled as the engine was given it, and its layers are all that the model
     has."""
-    spec = read_model("m", None, case("seed-oss-36b", "awq"), None, None, (), None)
+    spec = model_from_config(case("seed-oss-36b", "awq"))
     engine = PROFILES.engine(f"vllm=={VLLM[-1]}")
     joins = {
         ",".join(map(str, question.layers))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Plan, Rejected, Scalar
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance import start_questions
 from tests.conformance.golden import pairs
@@ -20,6 +19,7 @@ from tests.conformance.start_cases import CAPABILITIES, Start, config
 from tests.conformance.test_whole_models import kept_scales, machine
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 from tests.support.versions import VLLM, since
 
 PROFILES = Profiles()
@@ -31,7 +31,7 @@ EXACT = 0.0001
 
 def make_decision(model: str, quant: str, capability: str, **args: Scalar) -> Decision:
     """Of all versions, on one GPU on which nothing is too large."""
-    spec = read_model("m", None, config(model, quant), None, None, (), None)
+    spec = model_from_config(config(model, quant))
     return decide(
         spec,
         machine(capability),

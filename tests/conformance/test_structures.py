@@ -14,7 +14,6 @@ from gateway.models.catalog.structure_files import structure_text
 from gateway.models.families import registry
 from gateway.models.families.config import Fields
 from gateway.models.families.structure import structure_blueprint
-from gateway.models.spec import read_model
 from tests.conformance import parameter_questions
 from tests.conformance.forecast_cases import config as forecast_config
 from tests.conformance.golden import pairs
@@ -30,7 +29,7 @@ from tests.conformance.structures.terms import (
     size_term,
 )
 from tests.conformance.test_families import rank_bytes
-from tests.support.published import TRAITS
+from tests.support.published import TRAITS, model_from_config
 
 VERSION = "0.33.0"
 # Of the weights: small parameters, such as routers in float32, may be left out.
@@ -155,7 +154,7 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
     config = parameter_questions.question_config(model, changes)
     monkeypatch.setattr(registry, "_exact_blueprint", lambda *_: None)
     structure = structure_text(config)
-    spec = read_model(model, None, config, None, None, (), task, structure)
+    spec = model_from_config(config, source=model, task=task, structure=structure)
     built_model = build(spec.evolve(source=f"{model} by structure"), TRAITS[VERSION])
     for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
         held_rank_bytes = rank_bytes(built_model, tp)

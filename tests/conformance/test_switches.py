@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Plan, Rejected
-from gateway.models.spec import read_model
 from tests.conformance import switch_questions
 from tests.conformance import test_whole_models as vllm
 from tests.conformance.golden import pairs
@@ -14,6 +13,7 @@ from tests.conformance.model_cases import config
 from tests.conformance.switch_cases import machines
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 from tests.support.versions import VLLM
 
 # 0.18.0 does not know a plain `model.` in the names of this model, which none published has.
@@ -22,7 +22,7 @@ ODD_NAMES = {("0.18.0", "mistral-small-3.2-24b", "fp8-block")}
 
 def vllm_plan(version: str, model: str, quant: str, capability: str) -> Plan | Rejected:
     engine = vllm.ENGINES[version]
-    spec = read_model("m", None, config(model, quant), None, None, (), None)
+    spec = model_from_config(config(model, quant))
     decided = decide(
         spec,
         vllm.machine(capability),

@@ -11,12 +11,11 @@ from gateway.engines.common.layers.built_model import BuiltModel, Linear
 from gateway.engines.common.layers.weights import linear_bytes, weights_bytes
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme
-from gateway.models.spec import read_model
 from tests.conformance import weight_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL, case
 from tests.conformance.weight_questions import CAPABILITIES, config
-from tests.support.published import TRAITS
+from tests.support.published import TRAITS, model_from_config
 from tests.support.versions import since
 
 SLACK = 64  # bytes a matrix
@@ -33,7 +32,7 @@ ASKED = [
 
 @cache
 def body_of(model: str, quant: str, traits: tuple[str, ...] = ()) -> BuiltModel:
-    return build(read_model(model, None, config(model, quant), None, None, (), None), traits)
+    return build(model_from_config(config(model, quant), source=model), traits)
 
 
 def padded_experts(
@@ -129,7 +128,7 @@ def test_online_fp8_halves_what_it_quantizes() -> None:
         body_of("qwen3-8b", "none"),
         case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}},
     )
-    halved = build(read_model("m", None, online, None, None, (), None))
+    halved = build(model_from_config(online))
     assert [linear_bytes(layer, Rank(tp=2)) for layer in plain.linears] == [
         2 * (linear_bytes(layer, Rank(tp=2)) or 0) for layer in halved.linears
     ]

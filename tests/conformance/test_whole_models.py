@@ -13,7 +13,6 @@ from functools import cache, lru_cache
 from typing import Any
 
 from gateway.domain import Decision, Gpu, Hardware, LayerKernel, Plan, Rejected
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance import model_questions
 from tests.conformance.golden import pairs
@@ -21,6 +20,7 @@ from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.model_cases import ONLINE, config, machines, pooling
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 from tests.support.versions import VLLM
 
 PROFILES = Profiles()
@@ -46,9 +46,7 @@ def machine(capability: str) -> Hardware:
 @lru_cache(maxsize=1)
 def decision(model: str, quant: str, capability: str) -> Decision:
     """Of all versions and numbers of ranks at once."""
-    spec = read_model(
-        "m", None, config(model, quant), None, None, (), "embed" if pooling(model) else None
-    )
+    spec = model_from_config(config(model, quant), task="embed" if pooling(model) else None)
     args = {"quantization": "fp8"} if quant == ONLINE else {}
     return decide(spec, machine(capability), list(ENGINES.values()), wish(args=args), rules=RULES)
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.models.spec import read_model
 from gateway.planner.service.offline import OfflinePlanner
 from tests.conformance.kept import Kept
 from tests.conformance.layer_cases import QUANTS
@@ -25,7 +24,7 @@ from tests.e2e.conftest import ENGINE
 from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import SGLANG_REF, since
 
 pytestmark = pytest.mark.engine
@@ -67,7 +66,7 @@ def plan_starts(engine: str) -> tuple[int, str, list[Start]]:
     profile = planner.profiles.engine(engine)
     rules, starts = planner.profiles.rules([profile]), []
     for name, fields in checkpoints():
-        spec = read_model("m", None, fields, None, None, (), None)
+        spec = model_from_config(fields)
         args = {profile.spelling["enforce-eager"]: True} if name == EAGER else {}
         decision = decide(spec, machine, [profile], wish(args=args, text_only=True), rules=rules)
         starts += [

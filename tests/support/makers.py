@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.domain import Attempt, Decision, Engine, Fact, Flag, Hardware, ModelSpec, Plan, Wish
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.support.planning import decide
+from tests.support.published import model_from_config
 
 GIB = 1024**3
 
@@ -27,7 +27,7 @@ LLAMA_8B: dict[str, Any] = {
 
 def spec(**changes: Any) -> ModelSpec:
     """Llama 3.1 8B from its config alone, with changes to the config."""
-    return read_model("/models/llama", None, {**LLAMA_8B, **changes}, None, None, (), None)
+    return model_from_config({**LLAMA_8B, **changes}, source="/models/llama")
 
 
 def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engine:

@@ -7,12 +7,11 @@ from typing import Any
 
 from gateway.domain import Cluster, Decision, Engine, Network, Plan
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.models.spec import read_model
 from gateway.planner.nodes.over_nodes import decide_over_nodes
 from gateway.profiles.cluster_forms import cluster_of
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 
 PROFILES = Profiles()
 FAST = Network(bytes_s=25e9, latency_s=2e-6, rdma="roce")
@@ -33,7 +32,7 @@ def over(
 
 def decide_on(cluster: Cluster, engine: Engine, model: str, **fields: Any) -> Decision:
     inputs = PlanningInput(
-        read_model("m", None, config(model), None, None, (), None),
+        model_from_config(config(model)),
         cluster.nodes[0].hardware,
         wish(replicas=fields.get("replicas")),
         promised_bytes=fields.get("promised_bytes", {}),

@@ -4,11 +4,12 @@ for property tests."""
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import strategies as st
 
-from gateway.domain import ModelSpec
+from gateway.domain import ModelSpec, Task
 from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from gateway.profiles.profiles import Profiles
@@ -27,11 +28,25 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def published_model(
-    name: str, task: Literal["generate", "embed"] | None = None, **changes: Any
+def model_from_config(
+    fields: Mapping[str, Any],
+    *,
+    source: str = "m",
+    tensors: Mapping[str, Tensor] | None = None,
+    file_bytes: int | None = None,
+    task: Task | None = None,
+    structure: str = "",
 ) -> ModelSpec:
+    """The model of a config.json.
+
+    tensors: those of the headers of its files; None: the config alone is known.
+    """
+    return read_model(source, None, fields, tensors, file_bytes, (), task, structure)
+
+
+def published_model(name: str, task: Task | None = None, **changes: Any) -> ModelSpec:
     """The model from its config alone."""
-    return read_model(name, None, config(name, **changes), None, None, (), task)
+    return model_from_config(config(name, **changes), source=name, task=task)
 
 
 def tensors(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> dict[str, Tensor]:

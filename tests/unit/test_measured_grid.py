@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from gateway.models.spec import read_model
 from tests.support.paths import ROOT
+from tests.support.published import model_from_config
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -53,7 +53,7 @@ def test_a_setting_has_the_gpus_that_its_flags_take() -> None:
 
 def test_the_models_are_what_they_are_called(tmp_path: Path) -> None:
     for name in {setting.model for setting in GRID}:
-        spec = read_model(name, None, models.config(name), None, None, (), None)
+        spec = model_from_config(models.config(name), source=name)
         assert spec.max_position > max(load.tokens_in + load.tokens_out for load in LOADS)
     folder = models.write(tmp_path, "tiny")
     assert json.loads((folder / "config.json").read_text()) == models.config("tiny")

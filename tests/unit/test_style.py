@@ -612,6 +612,14 @@ def test_every_module_of_tests_says_its_subject() -> None:
     assert not [place(path, 1) for path in files if not path.read_text().startswith('"""')]
 
 
+def test_models_of_tests_are_read_with_named_fields() -> None:
+    """`read_model` has eight parameters; tests/support/published.py gives them defaults."""
+    files = (ROOT / "tests").rglob("*.py")
+    call = re.compile(r"\bread_model[(]")
+    callers = {path.name for path in files if call.search(path.read_text())}
+    assert callers == {"published.py"}
+
+
 def test_every_function_fits_on_a_screen() -> None:
     sizes = {
         f"{place(path, node.lineno)}: {node.name}": (node.end_lineno or 0) - node.lineno + 1

@@ -10,10 +10,10 @@ import pytest
 from gateway.domain import Adapter
 from gateway.errors import BadModel
 from gateway.models.adapter import check_base, read_adapter
-from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from tests.support.adapters import adapter_config, shapes
 from tests.support.model_files import CONFIG
+from tests.support.published import model_from_config
 
 
 def adapter(sizes: dict[str, tuple[int, ...]] | None = None, **config: Any) -> Adapter:
@@ -27,7 +27,7 @@ def base(**config: Any) -> Any:
         for number in (0, 1)
         for name, shape in (("up_proj", (128, 64)), ("down_proj", (64, 128)))
     }
-    return read_model("org/demo", None, {**CONFIG, **config}, layers, None, (), None)
+    return model_from_config({**CONFIG, **config}, source="org/demo", tensors=layers)
 
 
 def test_layers_of_one_name_are_one() -> None:

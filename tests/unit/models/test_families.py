@@ -16,10 +16,9 @@ from gateway.domain import AttentionGroup, ModelSpec, Recurrent
 from gateway.engines.common.layers.build import build
 from gateway.errors import BadModel
 from gateway.models.families.registry import blueprint_of
-from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from tests.support.examples import examples
-from tests.support.published import CONFIGS, config, published_model, tensors
+from tests.support.published import CONFIGS, config, model_from_config, published_model, tensors
 
 
 def group(
@@ -173,7 +172,7 @@ def headers_of(model: str, **changes: Any) -> dict[str, Tensor]:
 
 
 def from_headers(model: str, headers: dict[str, Tensor], **changes: Any) -> ModelSpec:
-    return read_model(model, None, config(model, **changes), headers, None, (), None)
+    return model_from_config(config(model, **changes), source=model, tensors=headers)
 
 
 def test_headers_that_agree_leave_the_config_in_charge() -> None:
@@ -252,7 +251,7 @@ def test_a_gap_of_the_quantization_block_is_an_assumption() -> None:
 def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None:
     try:
         plan = blueprint_of(fields, "m")
-        spec = read_model("m", None, fields, None, None, (), None)
+        spec = model_from_config(fields)
         built_model = build(spec)
     except BadModel:
         return

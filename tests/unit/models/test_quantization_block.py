@@ -9,9 +9,9 @@ import pytest
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
 from gateway.models.quantization_block import FILE
-from gateway.models.spec import read_model, with_quant_files
+from gateway.models.spec import with_quant_files
 from tests.conformance.quant_place_cases import CASES, files
-from tests.support.published import config, tensors
+from tests.support.published import config, model_from_config, tensors
 
 AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
 GPTQ = {"bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": False, "sym": True}
@@ -26,7 +26,7 @@ def read(
     fields: dict[str, Any], beside: dict[str, dict[str, Any]], dtype: str | None = None
 ) -> ModelSpec:
     stored = None if dtype is None else tensors({"model.layers.0.mlp.up_proj.x": (64, 64)}, dtype)
-    return with_quant_files(read_model("m", None, fields, stored, None, (), None), beside)
+    return with_quant_files(model_from_config(fields, tensors=stored), beside)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
 from gateway.models.rank import Rank
 from gateway.models.sharding import shard_of
-from gateway.models.spec import group_tensors, read_model
+from gateway.models.spec import group_tensors
 from gateway.models.tensor import Tensor
-from tests.support.published import tensors
+from tests.support.published import model_from_config, tensors
 
 Shapes = dict[str, tuple[int, ...]]
 # Headers as Hugging Face checkpoints name them, written by hand for one small size: hidden 32, 4
@@ -117,7 +117,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
 def read(
     fields: dict[str, Any], headers: dict[str, Tensor] | None = None, task: Any = None
 ) -> ModelSpec:
-    return read_model("m", None, fields, headers, None, (), task)
+    return model_from_config(fields, tensors=headers, task=task)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,15 +10,21 @@ from hypothesis import strategies as st
 
 from gateway.domain import Experts, ModelSpec
 from gateway.errors import BadModel
-from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
-from tests.support.published import CONFIGS, TENSORS, config, published_model, tensors
+from tests.support.published import (
+    CONFIGS,
+    TENSORS,
+    config,
+    model_from_config,
+    published_model,
+    tensors,
+)
 
 
 def read(
     fields: dict[str, Any], headers: dict[str, Tensor] | None = None, task: Any = None
 ) -> ModelSpec:
-    return read_model("m", None, fields, headers, None, (), task)
+    return model_from_config(fields, tensors=headers, task=task)
 
 
 ENCODERS: list[dict[str, Any]] = [

@@ -9,12 +9,12 @@ import pytest
 from gateway.domain import Decision, ModelSpec, Plan
 from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
-from gateway.models.spec import read_model, with_quant_files
+from gateway.models.spec import with_quant_files
 from gateway.models.tensor import Tensor
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -46,7 +46,7 @@ def modelopt(algorithm: str, *excluded: str, **more: Any) -> dict[str, Any]:
 
 
 def model(name: str, file: dict[str, Any] | None, **changes: Any) -> ModelSpec:
-    spec = read_model(name, None, config(name, **changes), None, None, (), None)
+    spec = model_from_config(config(name, **changes), source=name)
     return spec if file is None else with_quant_files(spec, {FILE: file})
 
 
@@ -130,7 +130,7 @@ def fp8_headers(name: str) -> dict[str, Tensor]:
 
 
 def test_quantized_headers_are_quantized_by_the_file_and_never_once_more() -> None:
-    spec = read_model("m", None, config("llama-3.1-8b"), fp8_headers("up"), 8 * GB, (), None)
+    spec = model_from_config(config("llama-3.1-8b"), tensors=fp8_headers("up"), file_bytes=8 * GB)
     described = with_quant_files(spec, {FILE: modelopt("FP8", "lm_head")})
     plan = first(described, "3090")
     assert plan.quantization.value == "modelopt"

@@ -8,13 +8,12 @@ from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
-from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from gateway.planner.layer_kernels import layer_kernels
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import LLAMA_8B, machine, wish
 from tests.support.planning import decide
-from tests.support.published import published_model
+from tests.support.published import model_from_config, published_model
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
@@ -47,7 +46,7 @@ def quantized_model(quant: dict[str, Any] | None = None, **config: Any) -> Model
             tensors[f"{stem}.scales"] = Tensor("F16", (k // 128, n))
             tensors[f"{stem}.qzeros"] = Tensor("I32", (k // 128, n // 8))
             tensors[f"{stem}.g_idx"] = Tensor("I32", (k,))
-    return read_model("/models/llama-gptq", None, full, tensors, None, (), None)
+    return model_from_config(full, source="/models/llama-gptq", tensors=tensors)
 
 
 def make_decision(spec: ModelSpec, hardware: str, engine: str, **fields: Any) -> Decision:

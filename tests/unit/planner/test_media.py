@@ -8,13 +8,12 @@ import pytest
 
 from gateway.domain import Decision, ModelSpec
 from gateway.models.media import media_of
-from gateway.models.spec import read_model
 from gateway.planner import explain
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.paths import MODELS
 from tests.support.planning import decide
-from tests.support.published import config, published_model
+from tests.support.published import config, model_from_config, published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -65,7 +64,7 @@ def test_a_quantized_checkpoint_that_no_reader_knows_keeps_its_images() -> None:
         "architectures": ["Qwen2VLForConditionalGeneration"],
         "model_type": "qwen2_vl",
     }
-    decision = make_decision(read_model("m", None, fields, None, None, (), None), text_only=True)
+    decision = make_decision(model_from_config(fields), text_only=True)
     assert decision.plans[0].engine.kind == "vllm"
     assert decision.plans[0].drops == ()
 
@@ -102,13 +101,13 @@ def test_a_batch_holds_all_that_a_speech_model_hears_at_once() -> None:
     """vLLM ends with `max_tokens_per_mm_item is larger than max_num_batched_tokens`."""
     for frames, tokens in ((1500, 8192), (9000, 9000)):
         fields = WHISPER | {"max_source_positions": frames}
-        model = read_model("m", None, fields, None, None, (), None)
+        model = model_from_config(fields)
         best = make_decision(model, VLLM_REF, tensor_parallel=1).plans[0]
         assert best.max_num_batched_tokens.value == tokens
 
 
 def test_a_speech_model_is_not_served_without_sound() -> None:
-    model = read_model("m", None, WHISPER, None, None, (), None)
+    model = model_from_config(WHISPER)
     decision = make_decision(model, tensor_parallel=1, text_only=True)
     best = decision.plans[0]
     assert (best.model.task, best.model.inputs) == ("transcribe", ("audio",))

@@ -13,11 +13,17 @@ from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.planning_input import PlanningInput, available_bytes
 from gateway.errors import BadModel
-from gateway.models.spec import read_model
 from gateway.planner import parallel
 from gateway.planner.parallel import GpuGroups, dealt_layers
 from tests.support.makers import wish
-from tests.support.published import CONFIGS, TENSORS, config, published_model, tensors
+from tests.support.published import (
+    CONFIGS,
+    TENSORS,
+    config,
+    model_from_config,
+    published_model,
+    tensors,
+)
 
 GIB = 1024**3
 # The sizes from 1 to 8 at which vLLM's own model classes can be built; versions 0.18.0, 0.19.1,
@@ -84,7 +90,7 @@ def test_each_reason_to_refuse_is_the_engines(
 def test_experts_stored_as_one_tensor_divide_by_their_size() -> None:
     fused = tensors({"model.layers.0.mlp.experts.gate_up_proj": (4, 4096, 28672)})
     fields = config("mixtral-8x7b", model_type="other", intermediate_size=14338)
-    spec = read_model("m", None, fields, fused, None, (), None)
+    spec = model_from_config(fields, tensors=fused)
     assert illegal(spec, 2) is None
     assert "14338" in (illegal(spec, 4) or "")
 
@@ -94,7 +100,7 @@ def test_every_model_that_was_read_has_an_answer_for_every_size(
     fields: dict[str, Any], headers: Any, tp: int
 ) -> None:
     try:
-        spec = read_model("m", None, fields, headers, None, (), None)
+        spec = model_from_config(fields, tensors=headers)
     except BadModel:
         return
     reason = illegal(spec, tp)

@@ -21,7 +21,6 @@ from gateway.domain import (
     Rejected,
 )
 from gateway.models.read_drafter import read_drafter
-from gateway.models.spec import read_model
 from gateway.planner.matrix import Cell
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
@@ -29,7 +28,7 @@ from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 DOCS = (ROOT / "docs" / "plan.md").read_text()
@@ -59,7 +58,7 @@ def make_decision(
     name: str, hardware: str, *engines: str, quant: str = "", **fields: Any
 ) -> Decision:
     block = {"quantization_config": QUANTS[quant]} if quant else {}
-    spec = read_model("org/m", None, config(name, **block), None, None, (), None)
+    spec = model_from_config(config(name, **block), source="org/m")
     drafter = (
         read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
     )

@@ -18,7 +18,6 @@ from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
-from gateway.models.spec import read_model
 from gateway.planner.decide import rank_plans
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, MIN_USEFUL
 from gateway.profiles.profiles import Profiles
@@ -28,7 +27,7 @@ from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.examples import quicker
 from tests.support.paths import MODELS
 from tests.support.planning import decide
-from tests.support.published import CONFIGS, JSON, config
+from tests.support.published import CONFIGS, JSON, config, model_from_config
 from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
@@ -177,7 +176,7 @@ def test_no_input_raises_anything_but_our_own_errors(
     except ValidationError:
         return  # a wish that contradicts itself is answered before it is planned for
     try:
-        spec = read_model("m", None, fields, None, None, (), None)
+        spec = model_from_config(fields)
         decision = decide(spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts, rules=RULES)
     except FitserveError:
         return
@@ -196,7 +195,7 @@ def test_no_input_raises_anything_but_our_own_errors(
 def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(
     fields: dict[str, Any], name: str, ref: str
 ) -> None:
-    spec = read_model("m", None, PUBLISHED[name], None, None, (), None)
+    spec = model_from_config(PUBLISHED[name])
     hardware = PROFILES.hardware("8xh100")
     try:
         drafter = read_drafter("org/drafter", None, fields)
@@ -223,7 +222,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     fields = dict(PUBLISHED[draw(st.sampled_from(NAMES))])
     if draw(st.booleans()):
         fields["quantization_config"] = QUANTS[draw(st.sampled_from(sorted(QUANTS)))]
-    return read_model("m", None, fields, None, None, (), None)
+    return model_from_config(fields)
 
 
 def make_decision(
@@ -244,7 +243,7 @@ def plan_order(plans: tuple[Plan, ...], wanted: set[str]) -> list[str]:
 @several(20)
 @given(specs(), REAL, REFS)
 def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware, ref: str) -> None:
-    second_model = read_model("m", None, copy.deepcopy(spec.config), None, None, (), None)
+    second_model = model_from_config(copy.deepcopy(spec.config))
     first_decision, second = (
         make_decision(spec, hardware, ref),
         make_decision(second_model, hardware, ref),
@@ -298,7 +297,7 @@ def test_a_context_that_the_engine_named_is_kept(
 @pytest.mark.parametrize("quant", ["fp8-block", "w4a16"])
 def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: str) -> None:
     fields = {**PUBLISHED["qwen1.5-moe-a2.7b"], "quantization_config": QUANTS[quant]}
-    spec = read_model("m", None, fields, None, None, (), None)
+    spec = model_from_config(fields)
     hardware = PROFILES.hardware("2x3090")
     former_decision = make_decision(spec, hardware, "vllm==0.26.0")
     first, *rest = former_decision.plans
@@ -313,7 +312,7 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
 
 
 def test_knowledge_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
-    spec = read_model("m", None, PUBLISHED["qwen3-vl-30b-a3b"], None, None, (), None)
+    spec = model_from_config(PUBLISHED["qwen3-vl-30b-a3b"])
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
     former_decision = make_decision(spec, hardware, ref)
     even, uneven = former_decision.plans[:2]
@@ -379,7 +378,7 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     another, and one that fails."""
     fields = PUBLISHED["qwen3-vl-8b"] | {"quantization_config": QUANTS["fp8-ct-block"]}
     spec, hardware = (
-        read_model("m", None, fields, None, None, (), None),
+        model_from_config(fields),
         PROFILES.hardware("8xb200"),
     )
     scope = {"kernel": "w8a8_block_fp8_matmul_deepgemm", "scheme": "fp8_block"}
@@ -401,7 +400,7 @@ def test_the_substitute_of_a_kernel_hides_no_other_layout() -> None:
     these layers."""
     fields = PUBLISHED["seed-oss-36b"] | {"quantization_config": QUANTS["int8"]}
     spec, hardware = (
-        read_model("m", None, fields, None, None, (), None),
+        model_from_config(fields),
         PROFILES.hardware("2x3090"),
     )
     for k in ("13824", "27648"):
@@ -507,7 +506,7 @@ def test_the_order_of_two_plans_does_not_depend_on_a_third(
     name: str, machine: str, data: st.DataObject
 ) -> None:
     spec, hardware = (
-        read_model("m", None, config(name), None, None, (), None),
+        model_from_config(config(name)),
         PROFILES.hardware(machine),
     )
     wish = Wish(

@@ -16,12 +16,11 @@ import pytest
 from gateway.domain import Decision, Gpu, Hardware, Plan
 from gateway.domain.units import GIB, MIB
 from gateway.models.catalog.structure_files import structure_text
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import VLLM_REF
 from tests.unit.planner.test_reported_failures import make_decision
 
@@ -297,7 +296,7 @@ def decision_of(start: Start, env: Mapping[str, str] | None = None) -> Decision:
     }
     wanted: dict[str, Any] = {"args": args, "tensor_parallel": start.ranks, "env": dict(env or {})}
     return decide(
-        read_model("m", None, fields, None, None, (), None, structure_text(fields)),
+        model_from_config(fields, structure=structure_text(fields)),
         machine_of(start.hardware),
         engines,
         wish(**wanted),

@@ -14,13 +14,12 @@ from gateway.domain import Decision, LayerKernel, Rejected
 from gateway.models.catalog.structure_files import structure_text
 from gateway.models.drafter import Drafter
 from gateway.models.read_drafter import read_drafter
-from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import VLLM_REF, vllm_since
 
 PROFILES = Profiles()
@@ -35,7 +34,7 @@ def make_decision(
 ) -> Decision:
     """The decision for a model of which only config.json is known."""
     wanted |= {"drafter": drafter.source} if drafter else {}
-    spec = read_model("m", None, fields, None, None, (), None, structure_text(fields))
+    spec = model_from_config(fields, structure=structure_text(fields))
     allowed = PROFILES.engines(engines, device="cuda")
     rules = PROFILES.rules(allowed)
     this_hardware = PROFILES.hardware(hardware)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from gateway.domain import Decision, ModelSpec
 from gateway.errors import BadModel
-from gateway.models.spec import read_model
 from gateway.planner import explain
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.paths import MODELS
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -45,7 +44,7 @@ def blocks_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def read(fields: dict[str, Any]) -> ModelSpec:
-    return read_model("m", None, fields, None, None, (), None)
+    return model_from_config(fields)
 
 
 @settings(max_examples=150)

@@ -12,7 +12,6 @@ from gateway.diagnosis.facts.scope import batch_scope
 from gateway.domain import Decision, Fact, ModelSpec, Plan
 from gateway.domain.units import GIB
 from gateway.engines.common.candidate import Budget, Footprint
-from gateway.models.spec import read_model
 from gateway.planner import sizing
 from gateway.planner.sizes import Batch, Sizes
 from gateway.profiles.profiles import Profiles
@@ -21,7 +20,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.paths import MODELS
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import SGLANG, SGLANG_REF, VLLM, VLLM_REF
 from tests.unit.models.families.test_general import shape
 
@@ -57,7 +56,7 @@ ARCHITECTURES = {
 
 
 def spec_of(name: str, found: dict[str, Any]) -> ModelSpec:
-    return read_model(name, None, found, None, None, (), None)
+    return model_from_config(found, source=name)
 
 
 def cases() -> dict[str, ModelSpec]:

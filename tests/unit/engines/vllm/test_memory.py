@@ -29,13 +29,19 @@ from gateway.engines.vllm.memory import (
 )
 from gateway.errors import BadModel
 from gateway.models.rank import Rank
-from gateway.models.spec import read_model
 from gateway.models.workload import Workload
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import case
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import CONFIGS, TENSORS, TRAITS, published_model, tensors
+from tests.support.published import (
+    CONFIGS,
+    TENSORS,
+    TRAITS,
+    model_from_config,
+    published_model,
+    tensors,
+)
 
 PROFILES = Profiles()
 ENGINES = PROFILES.engines(("vllm==0.26.0",), device="cuda")
@@ -69,7 +75,7 @@ def best_plan(name: str) -> Plan:
     """The best plan for that start; of one rank, or as many as it had."""
     row = MEASURED[name]
     task: Any = "embed" if row["base"] in _EMBEDS else None
-    spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
+    spec = model_from_config(case(row["base"], row["quant"]), task=task)
     args = {flag: row[key] for key, flag in _FLAGS.items() if key in row}
     wanted_wish = wish(args=args, tensor_parallel=row.get("tp", 1))
     return decide(
@@ -104,7 +110,7 @@ def test_measured_memory_agrees_with_the_plan(name: str) -> None:
 def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: str) -> None:
     row, plan = MEASURED[name], best_plan(name)
     task: Any = "embed" if row["base"] in _EMBEDS else None
-    spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
+    spec = model_from_config(case(row["base"], row["quant"]), task=task)
     assert runner_of(spec, build(spec), TRAITS["0.26.0"]) == row["runner"]
     assert row["backend"] in {one.backend for one in plan.attention}
     assert set(row.get("kernels", ())) <= {kernel.kernel for kernel in plan.kernels}
@@ -169,7 +175,7 @@ def test_an_encoder_keeps_no_kv_cache() -> None:
     shapes = tensors({"embeddings.word_embeddings.weight": (30522, 768)})
     fields = {"architectures": ["OtherModel"], "model_type": "distilbert", "hidden_size": 768}
     fields |= {"num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 30522}
-    spec = read_model("b", None, fields, shapes, None, (), None)
+    spec = model_from_config(fields, source="b", tensors=shapes)
     size = memory_of(spec)
     assert (size.kv_bytes, size.kv_bytes_per_token, size.kv_tokens) == (0, 0, 0)
 
@@ -182,8 +188,8 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
         "hidden_size": 4096,
         "num_attention_heads": 32,
     }
-    spec = read_model(
-        "o", None, {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, shapes, None, (), None
+    spec = model_from_config(
+        {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, source="o", tensors=shapes
     )
     built = build(spec)
     assert not built.is_known
@@ -210,7 +216,7 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
     fields: dict[str, Any], headers: dict[str, Any] | None, tp: int, dtype: str, kv_bytes: int
 ) -> None:
     try:
-        spec = read_model("m", None, fields, headers, None, (), None)
+        spec = model_from_config(fields, tensors=headers)
         built = build(spec)
     except BadModel:
         return

@@ -19,14 +19,13 @@ from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 from gateway.models.families.registry import blueprint_of, with_defaults
 from gateway.models.families.text_config import text_of
-from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from gateway.planner.asked import open_questions
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
-from tests.support.published import CONFIGS, TENSORS, config, tensors
+from tests.support.published import CONFIGS, TENSORS, config, model_from_config, tensors
 from tests.support.versions import VLLM_REF
 from tests.support.yaml_file import read_yaml
 
@@ -170,7 +169,7 @@ def unheard(
     fields = config(name, model_type="unheard", **changes) | {
         "architectures": ["UnheardForCausalLM"]
     }
-    return read_model("m", None, fields, headers, None, (), None)
+    return model_from_config(fields, tensors=headers)
 
 
 def make_decision(
@@ -205,9 +204,7 @@ SAID = EngineAnswer(
 
 
 def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> None:
-    known_plan = make_decision(
-        read_model("m", None, config("qwen3-8b"), None, None, (), None)
-    ).plans[0]
+    known_plan = make_decision(model_from_config(config("qwen3-8b"))).plans[0]
     best = make_decision(unheard()).plans[0]
     assert (best.grade, best.verdict) == ("guess", "degraded")
     assert any(
@@ -274,7 +271,7 @@ def test_an_unlisted_architecture_has_a_plan_by_the_class_of_transformers() -> N
 
 def test_a_reader_of_a_family_does_not_describe_transformers_class_of_it() -> None:
     fields = config("qwen3-8b", architectures=["UnheardForCausalLM"])
-    read = read_model("m", None, fields, None, None, (), None)
+    read = model_from_config(fields)
     assert not read.guessed
     assert not make_decision(read, listed=False, stands_in=True).plans
 
@@ -293,9 +290,7 @@ def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(
         {f"model.layers.{number}.mlp.up_proj.weight": (512, 4096) for number in range(36)}, "I8"
     )
     fields = config("qwen3-8b", quantization_config={"quant_method": method})
-    decision = make_decision(
-        read_model("m", None, fields, headers, None, (), None), tensor_parallel=1
-    )
+    decision = make_decision(model_from_config(fields, tensors=headers), tensor_parallel=1)
     assert bool(decision.plans) == plans
     if plans:
         assert decision.plans[0].memory.weights_bytes == 36 * 512 * 4096
@@ -341,7 +336,7 @@ def test_the_text_model_stands_where_configs_put_it_and_a_known_one_is_read_exac
         {"thinker_config": {"text_config": text}},
     ):
         fields = {"architectures": ["A"], "model_type": "unheard", "vision_config": vision, **outer}
-        spec = read_model("m", None, fields, None, None, (), None)
+        spec = model_from_config(fields)
         assert spec.guessed == ("its vision tower",)
         assert (spec.hidden, spec.vocab, spec.max_position) == (4096, 151936, 40960)
         assert [(group.kind, group.layers) for group in spec.attention] == [
@@ -438,7 +433,7 @@ def test_any_config_is_read_built_and_planned_or_a_fitserve_error(
         | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
     )
     with suppress(FitserveError):
-        make_decision(read_model("m", None, whole, headers, None, (), None))
+        make_decision(model_from_config(whole, tensors=headers))
 
 
 def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:

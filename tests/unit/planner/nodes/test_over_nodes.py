@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gateway.domain import Cluster, Decision, Hardware, Network, Plan
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.objective import gpu_discount, plan_outcome, score
-from gateway.models.spec import read_model
 from gateway.planner.decide import decide
 from gateway.planner.nodes.over_nodes import decide_over_nodes
 from gateway.planner.sizes import needed_tokens
@@ -20,7 +19,7 @@ from gateway.profiles.cluster_forms import cluster_of
 from gateway.profiles.profiles import Profiles
 from tests.support.examples import quicker
 from tests.support.makers import wish
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
@@ -34,7 +33,7 @@ GOALS = ("latency", "balanced", "context", "throughput")
 
 
 def inputs_of(model: str, machine: Hardware, **fields: Any) -> PlanningInput:
-    spec = read_model("m", None, config(model), None, None, (), None)
+    spec = model_from_config(config(model))
     promised_bytes = fields.pop("promised_bytes", {})
     return PlanningInput(
         spec,

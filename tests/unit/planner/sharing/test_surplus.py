@@ -24,7 +24,6 @@ from gateway.domain import (
     Sharing,
     Wish,
 )
-from gateway.models.spec import read_model
 from gateway.planner.parallel import rooms, without_engines
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import decide_with_offers
@@ -47,7 +46,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.examples import quicker
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
 from tests.support.planning import decide
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 
 PROFILES = Profiles()
 ENGINES = [PROFILES.engine("vllm==0.26.0")]
@@ -413,7 +412,7 @@ def number_of(name: str) -> int:
 
 
 def spec_of(name: str) -> ModelSpec:
-    return read_model("m", None, MODELS[name.partition("/")[0]], None, None, (), None)
+    return model_from_config(MODELS[name.partition("/")[0]])
 
 
 COPIES = st.lists(

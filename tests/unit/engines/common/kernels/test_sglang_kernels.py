@@ -18,12 +18,11 @@ from gateway.engines.sglang.engine import SglangRules
 from gateway.models.experts import ExpertTraits, expert_traits
 from gateway.models.rank import Rank
 from gateway.models.scheme import LinearShape, MoeShape, Scheme
-from gateway.models.spec import read_model
 from gateway.planner.layer_kernels import layer_kernels
 from gateway.planner.repairs import repairs
 from gateway.profiles.profiles import Profiles
 from tests.conformance import sglang_memory_questions, sglang_moe_questions
-from tests.support.published import published_model
+from tests.support.published import model_from_config, published_model
 from tests.support.versions import SGLANG, VLLM_REF
 
 PROFILES = Profiles()
@@ -84,7 +83,7 @@ def test_seed_000_as_a_whole_model(version: str) -> None:
         **sglang_memory_questions.config_of("qwen3.6-35b-a3b"),
         "quantization_config": quantization,
     }
-    spec = read_model("/models/qwen", None, config, None, None, (), None)
+    spec = model_from_config(config, source="/models/qwen")
     layers = build(spec, ENGINES[version].traits).linears
     without = {
         tp: [

@@ -17,15 +17,14 @@ from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.engines.common.quantization.block import UNQUANTIZED_SCHEME
 from gateway.errors import BadModel
 from gateway.models.scheme import Scheme
-from gateway.models.spec import read_model
 from tests.conformance.layer_cases import case
 from tests.support.examples import examples
-from tests.support.published import CONFIGS
+from tests.support.published import CONFIGS, model_from_config
 
 
 def layers_of(config: dict[str, Any], traits: tuple[str, ...] = ()) -> tuple[Linear, ...]:
     """From the config alone."""
-    return build(read_model("m", None, config, None, None, (), None), traits).linears
+    return build(model_from_config(config), traits).linears
 
 
 def test_later_versions_keep_narrow_delta_net_gates_whole() -> None:

@@ -26,8 +26,7 @@ from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.errors import BadModel
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme
-from gateway.models.spec import read_model
-from tests.support.published import CONFIGS, TRAITS
+from tests.support.published import CONFIGS, TRAITS, model_from_config
 
 
 def test_an_uncuttable_or_unknown_layer_has_no_bytes() -> None:
@@ -96,7 +95,7 @@ def test_any_config_has_bytes_or_none_or_is_a_bad_model(
     config: dict[str, Any], traits: tuple[str, ...]
 ) -> None:
     try:
-        made = build(read_model("m", None, config, None, None, (), None), traits)
+        made = build(model_from_config(config), traits)
     except BadModel:
         return
     whole = weights_bytes(made, Rank(dtype="float16"), traits)

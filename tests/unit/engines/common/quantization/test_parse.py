@@ -15,9 +15,8 @@ from gateway.engines.common.quantization.block import UNQUANTIZED_SCHEME, Unknow
 from gateway.engines.common.quantization.floating import EXPERTS_BY_SIBLINGS
 from gateway.engines.common.quantization.parse import parse, tells_numbers
 from gateway.models.scheme import Scheme
-from gateway.models.spec import read_model
 from tests.conformance.layer_cases import QUANTS
-from tests.support.published import config
+from tests.support.published import config, model_from_config
 
 QKV = ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"))
 DOWN = ("model.layers.3.mlp.down_proj", ())
@@ -139,14 +138,12 @@ def test_experts_may_have_fewer_bits_than_their_block_says() -> None:
         "quantization_config": QUANTS["fp8-block"],
         "expert_dtype": "fp4",
     }
-    quantization = parse(read_model("m", None, fields, None, None, (), None).quant)
+    quantization = parse(model_from_config(fields).quant)
     assert quantization.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme(
         "mxfp4", {}, experts=True
     )
     assert quantization.scheme_of(*DOWN) == scheme("fp8", QUANTS["fp8-block"])
-    plain = parse(
-        read_model("m", None, {**fields, "expert_dtype": "fp8"}, None, None, (), None).quant
-    )
+    plain = parse(model_from_config({**fields, "expert_dtype": "fp8"}).quant)
     assert plain.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme(
         "fp8", QUANTS["fp8-block"]
     )
