@@ -43,9 +43,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     path = collection_path.relative_to(HERE).as_posix() if HERE in collection_path.parents else ""
     if path.endswith(".py") and shard_of(path, SHARDS) != SHARD:
         return True
-    wanted = set(str(config.option.markexpr).split()) - {"or"}
-    other = collection_path.parent == HERE and collection_path.name in set(TIERS) - wanted
-    return True if other and wanted and wanted <= set(TIERS) else None
+    tiers = set(str(config.option.markexpr).split()) - {"or"}
+    other = collection_path.parent == HERE and collection_path.name in set(TIERS) - tiers
+    return True if other and tiers and tiers <= set(TIERS) else None
 
 
 @pytest.hookimpl(tryfirst=True)

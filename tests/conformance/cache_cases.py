@@ -48,21 +48,23 @@ def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
 
 def keep_answers(version: str, answers: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the answers of a version by capability beside those of the others."""
-    kept = read_answers() if FILE.is_file() else {}
-    kept.setdefault(version, {}).update({gpu: dict(found) for gpu, found in answers.items()})
+    answers_by_case = read_answers() if FILE.is_file() else {}
+    answers_by_case.setdefault(version, {}).update(
+        {gpu: dict(gpu_answers) for gpu, gpu_answers in answers.items()}
+    )
     rows = [
-        f"  {json.dumps(one)}: {{\n"
+        f"  {json.dumps(case)}: {{\n"
         + ",\n".join(
             f"    {json.dumps(gpu)}: {{\n"
             + ",\n".join(
                 f"      {json.dumps(key)}: {json.dumps(answer)}"
-                for key, answer in sorted(kept[one][gpu].items())
+                for key, answer in sorted(answers_by_case[case][gpu].items())
             )
             + "\n    }"
-            for gpu in sorted(kept[one])
+            for gpu in sorted(answers_by_case[case])
         )
         + "\n  }"
-        for one in sorted(kept, key=order)
+        for case in sorted(answers_by_case, key=order)
     ]
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
@@ -71,14 +73,17 @@ def answers(version: str) -> dict[str, Any]:
     """The engine's answers by key. A case that the engine or the stand-ins refuse is left out."""
     del version
     prepare()
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for case in cases():
         arguments: dict[str, Any] = {"enable_prefix_caching": case.prefixes}
         try:
-            with build_from_config(kv_questions.config(case.model), 1, **arguments) as (made, _):
-                answer = kv_questions.answer(made)
+            with build_from_config(kv_questions.config(case.model), 1, **arguments) as (
+                configuration,
+                _,
+            ):
+                answer = kv_questions.answer(configuration)
         except Exception as error:  # an engine's own code fails in many ways
             del error
             continue
-        found[case.key] = {name: answer[name] for name in _KEPT}
-    return found
+        rows[case.key] = {name: answer[name] for name in _KEPT}
+    return rows

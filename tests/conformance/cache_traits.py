@@ -37,22 +37,22 @@ def is_right(
     case: Case, answer: Mapping[str, Any], capability: str, traits: Collection[str]
 ) -> bool:
     """Whether these traits give the bytes and requests that the engine gave."""
-    planned = cache(
+    forecast = cache(
         MODELS[case.model],
         Rank(tp=1, kv_dtype=answer["cache"], capability=capability),
         answer["preferred"],
         traits,
         prefixes=case.prefixes,
     )
-    asked = [(length, batched) for batched in BATCHED for length in LENGTHS]
-    if [planned.bytes_for(length, batched) for length, batched in asked] != answer["needed"]:
+    requests = [(length, batch) for batch in BATCHED for length in LENGTHS]
+    if [forecast.bytes_for(length, batch) for length, batch in requests] != answer["needed"]:
         return False
-    room = [(kv, length, batched) for batched in BATCHED for kv in BYTES for length in PLANNED]
+    room = [(kv, length, batch) for batch in BATCHED for kv in BYTES for length in PLANNED]
     return all(
-        planned.largest(kv, batched, length) == told[0]
-        if len(told) == 1
-        else [planned.blocks(kv), round(planned.requests(kv, length, batched), 6)] == told
-        for (kv, length, batched), told in zip(room, answer["planned"], strict=True)
+        forecast.largest(kv, batch, length) == engine_value[0]
+        if len(engine_value) == 1
+        else [forecast.blocks(kv), round(forecast.requests(kv, length, batch), 6)] == engine_value
+        for (kv, length, batch), engine_value in zip(room, answer["planned"], strict=True)
     )
 
 
@@ -69,7 +69,7 @@ def wrong_cases(version: str, traits: Collection[str]) -> list[str]:
 def cache_traits_of(version: str, near: Collection[str]) -> frozenset[str]:
     """The traits of the version's cache: those with the fewest wrong answers, and of these the ones
     that differ least from `near`, the traits of the nearest version."""
-    known = CACHE_TRAITS & {*near}
+    traits = CACHE_TRAITS & {*near}
     subsets = [
         frozenset(subset)
         for size in range(len(CACHE_TRAITS) + 1)
@@ -79,7 +79,7 @@ def cache_traits_of(version: str, near: Collection[str]) -> frozenset[str]:
         subsets,
         key=lambda subset: (
             len(wrong_cases(version, subset)),
-            len(subset ^ known),
+            len(subset ^ traits),
             sorted(subset),
         ),
     )
@@ -89,12 +89,12 @@ def with_cache_traits(diff: ProfileDiff, near: Engine) -> ProfileDiff:
     """The difference, with the traits of the version's cache, if its code was asked."""
     if diff.kind != "vllm" or diff.version not in read_answers():
         return diff
-    found, others = cache_traits_of(diff.version, near.traits), {*near.traits}
-    kept = {*diff.traits} - CACHE_TRAITS
-    gone = {*diff.without.get("traits", ())} - CACHE_TRAITS
-    gone |= {name for name in near.traits if name in CACHE_TRAITS - found}
+    traits, others = cache_traits_of(diff.version, near.traits), {*near.traits}
+    other_traits = {*diff.traits} - CACHE_TRAITS
+    dropped_traits = {*diff.without.get("traits", ())} - CACHE_TRAITS
+    dropped_traits |= {name for name in near.traits if name in CACHE_TRAITS - traits}
     without = {field: names for field, names in diff.without.items() if field != "traits"}
     return diff.evolve(
-        traits=tuple(sorted(kept | (found - others))),
-        without=without | ({"traits": tuple(sorted(gone))} if gone else {}),
+        traits=tuple(sorted(other_traits | (traits - others))),
+        without=without | ({"traits": tuple(sorted(dropped_traits))} if dropped_traits else {}),
     )

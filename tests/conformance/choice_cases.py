@@ -84,13 +84,13 @@ def cases() -> Iterator[Case]:
 @cache
 def first_models() -> tuple[str, ...]:
     """The first model of each architecture."""
-    found: dict[str, str] = {}
+    models: dict[str, str] = {}
     names = [path.stem for path in sorted(MODELS.glob("*.json"))]
     for name in (*names, *json.loads(FAMILIES.read_text())):
         architecture = str((config_of(name).get("architectures") or [""])[0])
         if architecture:
-            found.setdefault(architecture, name)
-    return tuple(found.values())
+            models.setdefault(architecture, name)
+    return tuple(models.values())
 
 
 @cache
@@ -105,8 +105,8 @@ def linear_schemes() -> tuple[sglang_linear_questions.Question, ...]:
 def form_of(scheme: sglang_linear_questions.Question) -> str:
     """Bits, group and further properties of a scheme, as a key has them."""
     switches = ("symmetric", "act_order", "static", "weight_only")
-    named = [name for name in switches if getattr(scheme, name)]
-    return ",".join([str(scheme.bits), str(scheme.group), *named])
+    true_switches = [name for name in switches if getattr(scheme, name)]
+    return ",".join([str(scheme.bits), str(scheme.group), *true_switches])
 
 
 @cache
@@ -135,32 +135,34 @@ def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
     share, states of a request], or `refused`. The file has what differs from the last version with
     the capability, or from the capability before; null: no answer.
     """
-    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    answers_by_form: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     last: dict[str, dict[str, Any]] = {}
-    for by_capability in kept.values():
+    for by_capability in answers_by_form.values():
         before: dict[str, Any] = {}
         for capability, changes in by_capability.items():
             both = last.get(capability, before) | changes
             before = {key: value for key, value in both.items() if value is not None}
             last[capability] = by_capability[capability] = before
-    return kept
+    return answers_by_form
 
 
 def keep_answers(version: str, answers: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the answers of a version by capability beside those of the others."""
-    kept = {name: dict(found) for name, found in read_answers().items()}
-    kept[version] = kept.get(version, {}) | {gpu: dict(found) for gpu, found in answers.items()}
+    answers_by_form = {name: dict(gpu_answers) for name, gpu_answers in read_answers().items()}
+    answers_by_form[version] = answers_by_form.get(version, {}) | {
+        gpu: dict(gpu_answers) for gpu, gpu_answers in answers.items()
+    }
     last: dict[str, dict[str, Any]] = {}
     rows = []
-    for one in sorted(kept, key=order):
+    for form in sorted(answers_by_form, key=order):
         lines, before = [], dict[str, Any]()
-        for gpu in sorted(kept[one], key=order):
-            base, said = last.get(gpu, before), kept[one][gpu]
-            changes = {key: said.get(key) for key in sorted({*base, *said})}
+        for gpu in sorted(answers_by_form[form], key=order):
+            base, answer = last.get(gpu, before), answers_by_form[form][gpu]
+            changes = {key: answer.get(key) for key in sorted({*base, *answer})}
             changes = {key: value for key, value in changes.items() if base.get(key) != value}
             lines.append(f"    {json.dumps(gpu)}: {json.dumps(changes)}")
-            last[gpu] = before = said
-        rows.append(f"  {json.dumps(one)}: {{\n" + ",\n".join(lines) + "\n  }")
+            last[gpu] = before = answer
+        rows.append(f"  {json.dumps(form)}: {{\n" + ",\n".join(lines) + "\n  }")
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     read_answers.cache_clear()
 
@@ -170,14 +172,14 @@ def answers(version: str) -> dict[str, Any]:
     out."""
     del version
     sglang_attention.record_backends()
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in cases():
             try:
-                found[case.key] = _answer(Path(folder), case)
+                answers[case.key] = _answer(Path(folder), case)
             except Exception as error:  # an engine's own code fails in many ways
                 del error
-    return found
+    return answers
 
 
 def _answer(folder: Path, case: Case) -> Any:
@@ -217,12 +219,12 @@ def memory_of(case: Case) -> tuple[int, int]:
 def _memory_answer(folder: Path, case: Case) -> Any:
     _write_config(folder, case.model)
     memory, tp = memory_of(case)
-    made, said = sglang_memory_questions.resolve_memory(folder / case.model, memory, tp)
-    if made:
-        return [*said, sglang_memory_questions.request_states(made)]
-    if said.startswith(("AssertionError", "ValueError")):
+    arguments, answer = sglang_memory_questions.resolve_memory(folder / case.model, memory, tp)
+    if arguments:
+        return [*answer, sglang_memory_questions.request_states(arguments)]
+    if answer.startswith(("AssertionError", "ValueError")):
         return REFUSED
-    raise LookupError(said)
+    raise LookupError(answer)
 
 
 def _write_config(folder: Path, name: str) -> None:

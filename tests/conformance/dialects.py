@@ -106,14 +106,14 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
     plain = re.sub(
         r"\bgeneration(?= *-?%})", "if true", re.sub(r"\bendgeneration(?= *-?%})", "endif", text)
     )
-    given = {
+    variables = {
         "messages": messages,
         "tools": TOOLS,
         "add_generation_prompt": prompt,
         "bos_token": "<s>",
         "eos_token": "</s>",
     }
-    return str(sandboxed_environment.from_string(plain).render(given))
+    return str(sandboxed_environment.from_string(plain).render(variables))
 
 
 def alike(one: str, other: str) -> int:
@@ -131,21 +131,21 @@ def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:
             for call in document.get("tool_calls", []):
                 call["function"]["arguments"] = arguments
             try:
-                asked, prompted, whole = (
+                request_text, prompt_text, whole = (
                     render(text, ASKED),
                     render(text, ASKED, prompt=True),
                     render(text, [*ASKED, document]),
                 )
             except (jinja2.TemplateError, TypeError, ValueError):
                 continue
-            common = alike(prompted, whole)
-            if common < len(asked.rstrip()):
-                common = alike(asked, whole)
+            common = alike(prompt_text, whole)
+            if common < len(request_text.rstrip()):
+                common = alike(request_text, whole)
             # Where the prompt has begun a tag that the answer has too, the tag is the answer's.
-            opened = whole.rfind("<", 0, common)
+            start = whole.rfind("<", 0, common)
             common = (
-                opened
-                if opened > whole.rfind(">", 0, common) and common < len(prompted)
+                start
+                if start > whole.rfind(">", 0, common) and common < len(prompt_text)
                 else common
             )
             if names in whole[common:]:
@@ -174,12 +174,14 @@ def matching_dialects(folder: Path) -> Iterator[Dialect]:
         )
         before = marks(text[text.rfind(PROMPT) :]) if PROMPT in text else []
         yield Dialect(path.stem, marks(text), before, calls, thinks)
-        mended, faults = repair_template(text, Profiles().parsers.repairs)
+        repaired_text, faults = repair_template(text, Profiles().parsers.repairs)
         if faults:
             twice = continuation(
-                mended, {"role": "assistant", "content": "", "tool_calls": [call, call]}, NAME
+                repaired_text,
+                {"role": "assistant", "content": "", "tool_calls": [call, call]},
+                NAME,
             )
-            yield Dialect(f"{path.stem}{REPAIRED}", marks(mended), before, twice, None)
+            yield Dialect(f"{path.stem}{REPAIRED}", marks(repaired_text), before, twice, None)
 
 
 def main() -> None:

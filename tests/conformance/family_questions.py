@@ -70,7 +70,7 @@ _DTYPES = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F
 
 
 def questions(version: str) -> list[str]:
-    later = (models for bound, models in _SINCE.items() if since(version, bound))
+    later = (models for first_version, models in _SINCE.items() if since(version, first_version))
     return [*_EVERYWHERE, *(model for models in later for model in models)]
 
 
@@ -82,13 +82,14 @@ def config(model: str) -> dict[str, Any]:
 @contextmanager
 def make_questions(model: str, tp: int) -> Iterator[Any]:
     arguments: dict[str, Any] = {"runner": "pooling"} if model in _POOLING else {}
-    with build_from_config(config(model), tp, max_model_len=512, **arguments) as (_, found):
-        yield found
+    with build_from_config(config(model), tp, max_model_len=512, **arguments) as (_, engine_model):
+        yield engine_model
 
 
 def _shapes(model: Any) -> dict[str, tuple[list[int], str]]:
     return {
-        path: (list(one.shape), _DTYPES[str(one.dtype)]) for path, one in model.named_parameters()
+        path: (list(parameter.shape), _DTYPES[str(parameter.dtype)])
+        for path, parameter in model.named_parameters()
     }
 
 
@@ -118,17 +119,17 @@ def _attention(model: Any) -> list[list[Any]]:
 
 def _answer(model: str) -> dict[str, Any]:
     ranks: dict[int, dict[str, tuple[list[int], str]]] = {}
-    refused: list[int] = []
+    tensor_parallel_sizes: list[int] = []
     attention: list[list[Any]] = []
     for tp in TENSOR_PARALLEL:
         try:
-            with make_questions(model, tp) as found_questions:
-                ranks[tp] = _shapes(found_questions)
-                attention = attention or _attention(found_questions)
+            with make_questions(model, tp) as model_questions:
+                ranks[tp] = _shapes(model_questions)
+                attention = attention or _attention(model_questions)
         except Exception as error:  # an engine's refusal is an answer
             if tp == 1:
                 raise RuntimeError(f"{model} cannot be built") from error
-            refused.append(tp)
+            tensor_parallel_sizes.append(tp)
     rows: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for path, (_, dtype) in ranks[1].items():
         shapes = [shapes[path][0] for shapes in ranks.values()]
@@ -141,7 +142,7 @@ def _answer(model: str) -> dict[str, Any]:
         [name, count, dtype, json.loads(shapes)]
         for (name, dtype, shapes), count in sorted(rows.items())
     ]
-    return {"parameters": parameters, "attention": attention, "refused": refused}
+    return {"parameters": parameters, "attention": attention, "refused": tensor_parallel_sizes}
 
 
 def answers(version: str) -> list[dict[str, Any]]:

@@ -36,10 +36,10 @@ def engine_of(module: ModuleType) -> str:
 def machines_of(module: ModuleType, version: str) -> tuple[str, ...]:
     """The machines that a version is asked for: CAPABILITIES, or machines(version) where versions
     are asked for different ones."""
-    found: tuple[str, ...] = (
+    machines: tuple[str, ...] = (
         module.machines(version) if hasattr(module, "machines") else module.CAPABILITIES
     )
-    return found
+    return machines
 
 
 def missing(modules: Iterable[ModuleType], profiles: Path = PROFILES) -> list[str]:
@@ -64,8 +64,8 @@ def file_text(module: ModuleType, version: str, answers: Mapping[str, list[Any]]
     """The text of the file."""
     table: dict[str, int] = {}  # the distinct answers as JSON, and their numbers
     rows = []
-    for machine, given in answers.items():
-        numbers = [table.setdefault(json.dumps(answer), len(table)) for answer in given]
+    for machine, machine_answers in answers.items():
+        numbers = [table.setdefault(json.dumps(answer), len(table)) for answer in machine_answers]
         rows.append(f'    "{machine}": {json.dumps(numbers, separators=(",", ":"))}')
     head = f'"engine": "{engine_of(module)}=={version}",\n  "written by": "scripts/engine-answers",'
     head += f'\n  "questions": "{digest(module.questions(version))}"'

@@ -53,10 +53,10 @@ class Kept(NamedTuple):
                     with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
                         # The metadata too: a version that cannot be asked for makes vLLM do without
                         # Triton. SGLang looks for its CUDA files.
-                        wanted = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
+                        pattern = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
                         wheel.extractall(
                             Path(temporary, "wheel"),
-                            [name for name in wheel.namelist() if wanted.fullmatch(name)],
+                            [name for name in wheel.namelist() if pattern.fullmatch(name)],
                         )
                     Path(temporary, "wheel").rename(folder)
         return folder
@@ -103,8 +103,8 @@ def wheel_of(requirement: str, folder: Path) -> Path:
         "manylinux2014_x86_64",
         "manylinux1_x86_64",
     ]
-    named = [word for platform in platforms for word in ("--platform", platform)]
-    download(str(folder), "--python-version", "3.12", *named, requirement)
+    options = [word for platform in platforms for word in ("--platform", platform)]
+    download(str(folder), "--python-version", "3.12", *options, requirement)
     return next(folder.glob("*.whl"))
 
 

@@ -55,8 +55,8 @@ def read_texts() -> dict[str, dict[str, str]]:
 
 def keep_texts(version: str, texts: Mapping[str, str]) -> None:
     """Write the digests of a version beside those of the others."""
-    kept = read_texts() | {version: dict(sorted(texts.items()))}
-    KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    texts_by_version = read_texts() | {version: dict(sorted(texts.items()))}
+    KEPT.write_text(json.dumps(dict(sorted(texts_by_version.items())), indent=1) + "\n")
 
 
 def kernels_as(ref: str, near: str, profiles: Profiles) -> dict[str, tuple[str, ...]]:
@@ -70,12 +70,12 @@ def kernels_as(ref: str, near: str, profiles: Profiles) -> dict[str, tuple[str, 
     other_names = sorted(
         (name for name in profiles.engine_files if _version(name) in kept_texts), key=_order
     )
-    former_names = [name for name in other_names if _order(name) < _order(ref)]
+    earlier_names = [name for name in other_names if _order(name) < _order(ref)]
     result: dict[str, list[str]] = {}
     for kernel, digest in texts.items():
         if base.get(kernel, digest) == digest or kernel not in _described_kernels(profiles, near):
             continue
-        for other in (*reversed(former_names), *other_names[len(former_names) :]):
+        for other in (*reversed(earlier_names), *other_names[len(earlier_names) :]):
             if kept_texts[_version(other)].get(kernel) == digest and kernel in _described_kernels(
                 profiles, other
             ):

@@ -82,12 +82,14 @@ def rule_answer(profiles: Profiles, ref: str, case: Case, capability: str) -> An
             return UNKNOWN
         runner = None if choice.kernel == choice.method else choice.kernel
         return REFUSED if choice.kernel is None else [choice.method, runner]
-    spec, asked = _spec(case.model), attention_question(case)
-    model = model_of(spec.attention, spec.architecture, asked.kv_dtype, capability, _GPU_BYTES)
-    chosen = select(rules.attention_backends, model, ForcedBackends(attention=asked.attention))
-    if chosen.status == "ok":
-        return [chosen.prefill, chosen.decode, chosen.page]
-    return REFUSED if chosen.status == "none" else UNKNOWN
+    spec, question = _spec(case.model), attention_question(case)
+    model = model_of(spec.attention, spec.architecture, question.kv_dtype, capability, _GPU_BYTES)
+    attention_choice = select(
+        rules.attention_backends, model, ForcedBackends(attention=question.attention)
+    )
+    if attention_choice.status == "ok":
+        return [attention_choice.prefill, attention_choice.decode, attention_choice.page]
+    return REFUSED if attention_choice.status == "none" else UNKNOWN
 
 
 def is_same(case: Case, said: Any, answer: Any) -> bool:
@@ -101,7 +103,7 @@ def is_same(case: Case, said: Any, answer: Any) -> bool:
 
 
 def _linear_answer(rules: Any, engine: Engine, case: Case, capability: str) -> Any:
-    q = next(one for one in linear_schemes() if case_of(one) == case)
+    q = next(linear_scheme for linear_scheme in linear_schemes() if case_of(linear_scheme) == case)
     if refused_as_a_whole(engine, q, capability):
         return REFUSED
     k, n, parts = q.parts
@@ -113,12 +115,12 @@ def _linear_answer(rules: Any, engine: Engine, case: Case, capability: str) -> A
 
 def _memory_answer(rules: MemoryRules, case: Case) -> Any:
     spec, (memory, tp) = _spec(case.model), memory_of(case)
-    said = static_memory(rules, memory, traits_of(spec), tp=tp)
+    answer = static_memory(rules, memory, traits_of(spec), tp=tp)
     states = 0
     if any(group.kind == "recurrent" for group in spec.attention):
-        buffered = spec.architecture in rules.buffered_states
-        states = rules.state_slots + (rules.buffered_slots if buffered else 0)
-    return [said.chunked_prefill, said.graph_batch, round(said.fraction, 5), states]
+        has_buffer = spec.architecture in rules.buffered_states
+        states = rules.state_slots + (rules.buffered_slots if has_buffer else 0)
+    return [answer.chunked_prefill, answer.graph_batch, round(answer.fraction, 5), states]
 
 
 def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str = "llama") -> bool:
@@ -146,12 +148,12 @@ def agreement(
 ) -> dict[tuple[str, str], Counter[str]]:
     """(kind of choice, capability) -> how often the planner is right, wrong or says `unknown`."""
     table: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for one in _cases_with_answers(profiles, ref, answers):
-        said = rule_answer(profiles, ref, one.case, one.capability)
-        kind = one.case.of + (" forced" if one.case.detail.startswith("forced") else "")
-        same = is_same(one.case, said, one.answer)
-        verdict = "right" if same else UNKNOWN if said == UNKNOWN else "wrong"
-        table[kind, one.capability][verdict] += 1
+    for case in _cases_with_answers(profiles, ref, answers):
+        answer = rule_answer(profiles, ref, case.case, case.capability)
+        kind = case.case.of + (" forced" if case.case.detail.startswith("forced") else "")
+        same = is_same(case.case, answer, case.answer)
+        verdict = "right" if same else UNKNOWN if answer == UNKNOWN else "wrong"
+        table[kind, case.capability][verdict] += 1
     return dict(table)
 
 
@@ -163,35 +165,39 @@ def choices_of(
 ) -> tuple[KnownChoice, ...]:
     """The choices of a version that the rules of `near` do not make."""
     answers, refs = answers_near(ref, near), [near, *others]
-    judged = list(_judge(profiles, ref, answers, refs))
-    whole = _whole_families(judged, refs)
+    cases = list(_judge(profiles, ref, answers, refs))
+    whole = _whole_families(cases, refs)
     plain: dict[tuple[str, str], list[Judged]] = defaultdict(list)
-    for one in judged:
-        if one.case.of == "attention_backends" and not one.case.detail:
-            plain[one.name, one.capability].append(one)
-    known: dict[tuple[Case, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for one in judged:
-        if near in one.right or (one.case.of == "moe" and one.name in whole):
-            continue
-        # A model's rules are lent whole: what they say of a forced backend alone is no reason.
-        usual = plain[one.name, one.capability] if one.case.detail else []
-        if one.case.of == "attention_backends" and any(
-            near in other.right and not one.right & other.right - {near} for other in usual
+    for judged_case in cases:
+        if judged_case.case.of == "attention_backends" and not judged_case.case.detail:
+            plain[judged_case.name, judged_case.capability].append(judged_case)
+    values_by_case: dict[tuple[Case, str], dict[str, set[str]]] = defaultdict(
+        lambda: defaultdict(set)
+    )
+    for judged_case in cases:
+        if near in judged_case.right or (
+            judged_case.case.of == "moe" and judged_case.name in whole
         ):
             continue
-        if choice := _choice_of(profiles, one, refs):
-            form = one.case.detail if one.case.of == "linear" else ""
-            case = one.case._replace(model="", detail=form)
-            known[case, json.dumps(choice)][one.name].add(one.capability)
+        # A model's rules are lent whole: what they say of a forced backend alone is no reason.
+        usual = plain[judged_case.name, judged_case.capability] if judged_case.case.detail else []
+        if judged_case.case.of == "attention_backends" and any(
+            near in other.right and not judged_case.right & other.right - {near} for other in usual
+        ):
+            continue
+        if choice := _choice_of(profiles, judged_case, refs):
+            form = judged_case.case.detail if judged_case.case.of == "linear" else ""
+            case = judged_case.case._replace(model="", detail=form)
+            values_by_case[case, json.dumps(choice)][judged_case.name].add(judged_case.capability)
     rows: dict[tuple[Case, str, tuple[str, ...]], list[str]] = defaultdict(list)
-    for (case, row), by_name in known.items():
+    for (case, row), by_name in values_by_case.items():
         for name, capabilities in by_name.items():
             rows[case, row, _capabilities(capabilities, answers)].append(name)
     loans: dict[str, list[str]] = defaultdict(list)
     for name, other in whole.items():
         loans[other].append(name)
     everywhere = _conditions_on(_capabilities(answers, answers))
-    found = [
+    choices = [
         *(
             KnownChoice(
                 of="moe", where=everywhere | {"families": tuple(sorted(names))}, rules=other
@@ -205,40 +211,42 @@ def choices_of(
             for (case, row, capabilities), names in rows.items()
         ),
     ]
-    return (*_merge(found), *_memory_choices(profiles, ref, answers, refs))
+    return (*_merge(choices), *_memory_choices(profiles, ref, answers, refs))
 
 
 def _whole_families(judged: list[Judged], refs: list[str]) -> dict[str, str]:
     """Family of experts -> the version whose rules answer all cases of it that any rules answer,
     where the nearest ones do not."""
-    found: dict[str, str] = {}
+    family_names: dict[str, str] = {}
     families: dict[str, list[Judged]] = defaultdict(list)
-    for one in judged:
-        if one.case.of == "moe" and one.right:
-            families[one.name].append(one)
+    for case in judged:
+        if case.case.of == "moe" and case.right:
+            families[case.name].append(case)
     for name, cases_of in families.items():
-        if all(refs[0] in one.right for one in cases_of):
+        if all(refs[0] in case.right for case in cases_of):
             continue
         for other in refs[1:]:
-            if all(other in one.right for one in cases_of):
-                found[name] = other
+            if all(other in case.right for case in cases_of):
+                family_names[name] = other
                 break
-    return found
+    return family_names
 
 
 def _merge(choices: list[KnownChoice]) -> list[KnownChoice]:
     """Rows that differ in one condition of several values become one row."""
     for field in ("groups", "bits", "schemes"):
-        merged: dict[str, KnownChoice] = {}
-        for one in choices:
-            where = dict(one.where)
+        merged_choices: dict[str, KnownChoice] = {}
+        for choice in choices:
+            where = dict(choice.where)
             values = where.pop(field, ())
-            key = json.dumps([one.evolve(where=where).model_dump(mode="json"), bool(values)])
-            if key in merged and values:
-                known = merged[key].where[field]
-                values = tuple(sorted({*known, *values}))  # type: ignore[misc]
-            merged[key] = one.evolve(where={**one.where, field: values} if values else one.where)
-        choices = list(merged.values())
+            key = json.dumps([choice.evolve(where=where).model_dump(mode="json"), bool(values)])
+            if key in merged_choices and values:
+                field_values = merged_choices[key].where[field]
+                values = tuple(sorted({*field_values, *values}))  # type: ignore[misc]
+            merged_choices[key] = choice.evolve(
+                where={**choice.where, field: values} if values else choice.where
+            )
+        choices = list(merged_choices.values())
     return choices
 
 
@@ -253,15 +261,21 @@ def _choice_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, An
             return {"rules": other}
     if one.answer == REFUSED and one.case.of == "moe":
         return {"refuses": True}
-    named = None
+    backend = None
     if one.answer != REFUSED and not one.case.detail.startswith(("forced", "kv")):
-        named = _backend_of(profiles, one, refs)
-    said = {ref: rule_answer(profiles, ref, one.case, one.capability) for ref in refs}
-    if named is None and said[refs[0]] != UNKNOWN and one.case.of != "attention_backends":
-        return next(({"rules": other} for other in refs[1:] if said[other] == UNKNOWN), None)
-    if said[refs[0]] == UNKNOWN and one.case.of == "linear":
+        backend = _backend_of(profiles, one, refs)
+    answers_by_version = {ref: rule_answer(profiles, ref, one.case, one.capability) for ref in refs}
+    if (
+        backend is None
+        and answers_by_version[refs[0]] != UNKNOWN
+        and one.case.of != "attention_backends"
+    ):
+        return next(
+            ({"rules": other} for other in refs[1:] if answers_by_version[other] == UNKNOWN), None
+        )
+    if answers_by_version[refs[0]] == UNKNOWN and one.case.of == "linear":
         return None  # the rules know why they do not say
-    return named
+    return backend
 
 
 def _backend_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, Any] | None:
@@ -270,14 +284,14 @@ def _backend_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, A
         return None
     rules: list[Any] = [profiles.rules([profiles.engine(ref)])[ref] for ref in refs]
     if one.case.of == "linear":
-        known = any(one.answer in each.linear.kernels for each in rules)
-        return {"backend": one.answer} if known else None
+        is_known = any(one.answer in rule.linear.kernels for rule in rules)
+        return {"backend": one.answer} if is_known else None
     first, second = one.answer[:2]
     if one.case.of == "moe":
         backend = f"{one.case.kind.partition('_')[0]} {second}" if second else first
-        known = any(backend in each.moe.backends for each in rules)
-        return {"backend": backend, "method": first} if known else None
-    backends = {name for each in rules for name in each.attention_backends.backends}
+        is_known = any(backend in rule.moe.backends for rule in rules)
+        return {"backend": backend, "method": first} if is_known else None
+    backends = {name for rule in rules for name in rule.attention_backends.backends}
     if not {first, second} <= backends:
         return None
     return {"backend": first} | ({"decode": second} if second != first else {})
@@ -290,15 +304,21 @@ def _capabilities(
     where GPUs of every kind are."""
     if {*capabilities} == {*answers} and answers.keys() >= _GPU_KINDS:
         return ()
-    found: list[str] = []
-    for major in sorted({one.partition(".")[0] for one in capabilities}, key=int):
-        mine = {one for one in capabilities if one.partition(".")[0] == major}
-        asked = {one for one in answers if one.partition(".")[0] == major}
+    capabilities_of_rule: list[str] = []
+    for major in sorted({capability.partition(".")[0] for capability in capabilities}, key=int):
+        siblings = {
+            capability for capability in capabilities if capability.partition(".")[0] == major
+        }
+        siblings_with_answer = {answer for answer in answers if answer.partition(".")[0] == major}
         # FP8 begins with 8.9.
-        whole = mine == asked and (major != "8" or len({one == "8.9" for one in asked}) > 1)
-        before = major == "8" and "8.9" not in mine
-        found += [f"{major}.*"] if whole else ["8.0", "8.6", "8.7"] if before else sorted(mine)
-    return tuple(found)
+        whole = siblings == siblings_with_answer and (
+            major != "8" or len({capability == "8.9" for capability in siblings_with_answer}) > 1
+        )
+        before = major == "8" and "8.9" not in siblings
+        capabilities_of_rule += (
+            [f"{major}.*"] if whole else ["8.0", "8.6", "8.7"] if before else sorted(siblings)
+        )
+    return tuple(capabilities_of_rule)
 
 
 def _cases_with_answers(
@@ -312,14 +332,14 @@ def _cases_with_answers(
             continue
         if case.of == "moe":
             name = expert_traits(_spec(case.model)).family
-        for capability, said in answers.items():
-            answer = said.get(case.key)
+        for capability, case_answers in answers.items():
+            answer = case_answers.get(case.key)
             if answer is None or _tells_nothing(case, answer):
                 continue
             if case.of == "memory":
                 if capability != min(answers, key=order) or answer == REFUSED:
                     continue
-                recurrent = any(one.kind == "recurrent" for one in _spec(case.model).attention)
+                recurrent = any(group.kind == "recurrent" for group in _spec(case.model).attention)
                 answer = [*answer[:2], round(answer[2], 5), answer[3] if recurrent else 0]
             yield Judged(case, capability, name, answer, frozenset())
 
@@ -337,54 +357,59 @@ def _tells_nothing(case: Case, answer: Any) -> bool:
 def _judge(
     profiles: Profiles, ref: str, answers: Mapping[str, Mapping[str, Any]], refs: list[str]
 ) -> Iterator[Judged]:
-    for one in _cases_with_answers(profiles, ref, answers):
-        if one.case.of != "memory":
+    for case in _cases_with_answers(profiles, ref, answers):
+        if case.case.of != "memory":
             right = {
                 other
                 for other in refs
                 if is_same(
-                    one.case, rule_answer(profiles, other, one.case, one.capability), one.answer
+                    case.case, rule_answer(profiles, other, case.case, case.capability), case.answer
                 )
             }
-            yield one._replace(right=frozenset(right))
+            yield case._replace(right=frozenset(right))
 
 
 def _memory_choices(
     profiles: Profiles, ref: str, answers: Mapping[str, Mapping[str, Any]], refs: list[str]
 ) -> list[KnownChoice]:
     """Settings that the answers about memory show: those of a further version, or values."""
-    asked = [one for one in _cases_with_answers(profiles, ref, answers) if one.case.of == "memory"]
-    if not asked:
+    memory_cases = [
+        case for case in _cases_with_answers(profiles, ref, answers) if case.case.of == "memory"
+    ]
+    if not memory_cases:
         return []
     rules = {other: _memory_rules(profiles, other) for other in refs}
     near = rules[refs[0]]
-    found: list[KnownChoice] = []
-    sized = [one for one in asked if one.case.detail]
+    choices: list[KnownChoice] = []
+    detailed_cases = [case for case in memory_cases if case.case.detail]
     right = [
         other
         for other in refs
-        if all(_memory_answer(rules[other], one.case)[:2] == one.answer[:2] for one in sized)
+        if all(
+            _memory_answer(rules[other], case.case)[:2] == case.answer[:2]
+            for case in detailed_cases
+        )
     ]
     if right and refs[0] not in right:
-        found.append(KnownChoice(of="memory", rules=right[0], fields=("classes",)))
+        choices.append(KnownChoice(of="memory", rules=right[0], fields=("classes",)))
         near = near.evolve(classes=rules[right[0]].classes)
     wrong: dict[str, set[str]] = defaultdict(set)
-    for one in asked:
-        said = _memory_answer(near, one.case)
-        if said[3] != one.answer[3]:
-            wrong["buffered_states"].add(one.name)
-        if said[:2] == one.answer[:2] and abs(said[2] - one.answer[2]) >= _ROUNDING:
+    for case in memory_cases:
+        answer = _memory_answer(near, case.case)
+        if answer[3] != case.answer[3]:
+            wrong["buffered_states"].add(case.name)
+        if answer[:2] == case.answer[:2] and abs(answer[2] - case.answer[2]) >= _ROUNDING:
             for field in _GRAPH_FIELDS:
-                changed = near.evolve(**{field: tuple({*getattr(near, field)} ^ {one.name})})
-                if abs(_memory_answer(changed, one.case)[2] - one.answer[2]) < _ROUNDING:
-                    wrong[field].add(one.name)
+                variant = near.evolve(**{field: tuple({*getattr(near, field)} ^ {case.name})})
+                if abs(_memory_answer(variant, case.case)[2] - case.answer[2]) < _ROUNDING:
+                    wrong[field].add(case.name)
                     break
     values = {
         field: tuple(sorted({*getattr(near, field)} ^ names)) for field, names in wrong.items()
     }
     if values:
-        found.append(KnownChoice(of="memory", values=values))
-    return found
+        choices.append(KnownChoice(of="memory", values=values))
+    return choices
 
 
 def _memory_rules(profiles: Profiles, ref: str) -> MemoryRules:
@@ -398,19 +423,29 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
 
     Answers that are further away than the version `ruled` with rules tell nothing.
     """
-    version, known = (release(one.partition("==")[2]) for one in (ref, ruled))
-    kept = read_answers()
+    version, release_of_rule = (release(reference.partition("==")[2]) for reference in (ref, ruled))
+    nearest_answers = read_answers()
 
     def away(one: str) -> tuple[int, bool, Any]:
-        asked = release(one)
-        return abs(asked.micro - version.micro), asked != version, asked
+        neighbour_release = release(one)
+        return (
+            abs(neighbour_release.micro - version.micro),
+            neighbour_release != version,
+            neighbour_release,
+        )
 
-    near = [one for one in kept if away(one)[0] < abs(known.micro - version.micro)]
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for one in sorted(near, key=away, reverse=True):
-        for capability, answers in kept[one].items():
-            found[capability] |= answers
-    return {capability: found[capability] for capability in sorted(found, key=order)}
+    near = [
+        neighbour
+        for neighbour in nearest_answers
+        if away(neighbour)[0] < abs(release_of_rule.micro - version.micro)
+    ]
+    answers_by_gpu: dict[str, dict[str, Any]] = defaultdict(dict)
+    for neighbour in sorted(near, key=away, reverse=True):
+        for capability, answers in nearest_answers[neighbour].items():
+            answers_by_gpu[capability] |= answers
+    return {
+        capability: answers_by_gpu[capability] for capability in sorted(answers_by_gpu, key=order)
+    }
 
 
 def _conditions_on(capabilities: tuple[str, ...]) -> dict[str, Any]:
@@ -429,7 +464,7 @@ def _conditions(case: Case, capabilities: tuple[str, ...], names: list[str]) -> 
         if case.kind == "nvfp4":
             where |= {"weight_only": False}
         return where | {"families": tuple(sorted(names))}
-    q = next(one for one in linear_schemes() if case_of(one) == case)
+    q = next(linear_scheme for linear_scheme in linear_schemes() if case_of(linear_scheme) == case)
     where |= {"bits": (q.bits,), "groups": (q.group,), "symmetric": q.symmetric}
     where |= {"act_order": "yes" if q.act_order else "no"} if q.kind == "wna16" else {}
     return where | {"static_activation": q.static, "weight_only": q.weight_only}

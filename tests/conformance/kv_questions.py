@@ -91,8 +91,8 @@ def _preferred_block(made: Any) -> int:
     for layer in made.compilation_config.static_forward_context.values():
         backend = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
         if backend is not None and not hasattr(layer, "mamba_type"):
-            preferred: int = backend.get_preferred_block_size(made.cache_config.block_size)
-            return preferred
+            block_size: int = backend.get_preferred_block_size(made.cache_config.block_size)
+            return block_size
     return 0
 
 
@@ -105,10 +105,10 @@ def _plan_cache(
     try:
         cache = plan_cache(plans, made, kept, groups, memory)
     except ValueError as error:
-        suggested = re.search(r"estimated maximum model length is (\d+)", str(error))
-        if "KV cache is needed" not in str(error) and not suggested:
+        suggestion = re.search(r"estimated maximum model length is (\d+)", str(error))
+        if "KV cache is needed" not in str(error) and not suggestion:
             raise
-        return [int(suggested[1]) if suggested else 0]
+        return [int(suggestion[1]) if suggestion else 0]
     utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
     return [cache.num_blocks, round(utils.get_max_concurrency_for_kv_cache_config(made, cache), 6)]
 
@@ -119,7 +119,7 @@ def answer(made: Any) -> dict[str, Any]:
     groups: [tokens, page, count]; needed: bytes of one request of each of LENGTHS, for each of
     BATCHED; planned: see _planned, for each of BATCHED, BYTES and PLANNED."""
     recurrent = made.model_config.is_hybrid
-    preferred = (
+    block_size = (
         _preferred_block(made)
         if recurrent and hasattr(made.cache_config, "skip_page_size_padded")
         else 16
@@ -130,8 +130,8 @@ def answer(made: Any) -> dict[str, Any]:
     counts = collections.Counter(
         (type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values()
     )
-    told: dict[str, Any] = {
-        "preferred": preferred if recurrent else made.cache_config.block_size,
+    row: dict[str, Any] = {
+        "preferred": block_size if recurrent else made.cache_config.block_size,
         "mode": made.cache_config.mamba_cache_mode,
         "cache": made.cache_config.cache_dtype,
         "layers": [[*key, count] for key, count in sorted(counts.items())],
@@ -142,23 +142,23 @@ def answer(made: Any) -> dict[str, Any]:
     }  # fmt: skip
     for tokens in BATCHED:
         made.scheduler_config.max_num_batched_tokens = tokens
-        told["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
-        told["planned"] += [
+        row["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
+        row["planned"] += [
             _plan_cache(plans, made, kept_specs, groups, memory, length)
             for memory in BYTES
             for length in PLANNED
         ]
-    return told
+    return row
 
 
 def answers(version: str) -> list[Any]:
-    found: list[Any] = []
+    rows: list[Any] = []
     prepare()
     for model, tp, dtype, prefix in questions(version):
         arguments: dict[str, Any] = {"kv_cache_dtype": dtype, "enable_prefix_caching": prefix}
         try:
-            with build_from_config(config(model), tp, **arguments) as (made, _):
-                found.append(answer(made))
+            with build_from_config(config(model), tp, **arguments) as (configuration, _):
+                rows.append(answer(configuration))
         except Exception as error:  # an engine's refusal is an answer
-            found.append(" ".join(f"{type(error).__name__}: {error}".split(" [type=")[0].split()))
-    return found
+            rows.append(" ".join(f"{type(error).__name__}: {error}".split(" [type=")[0].split()))
+    return rows

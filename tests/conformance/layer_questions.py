@@ -25,10 +25,10 @@ def questions(_: str) -> list[tuple[str, str]]:
 def _label(method: Any) -> str:
     """The class that does the work, with the bits and the group where it knows them."""
     config = getattr(method, "quant_config", None)
-    for known in (method, config):
-        bits = getattr(known, "num_bits", None) or getattr(known, "weight_bits", None)
+    for source in (method, config):
+        bits = getattr(source, "num_bits", None) or getattr(source, "weight_bits", None)
         if isinstance(bits, int):
-            return f"{type(method).__name__} {bits} {getattr(known, 'group_size', None)}"
+            return f"{type(method).__name__} {bits} {getattr(source, 'group_size', None)}"
     return type(method).__name__
 
 
@@ -48,11 +48,11 @@ def _layers(model: Any) -> list[list[Any]]:
                 getattr(config, "intermediate_size_per_partition_unpadded", None)
                 or config.intermediate_size_per_partition
             )
-            hidden = getattr(config, "hidden_dim_unpadded", None) or config.hidden_dim
+            hidden_size = getattr(config, "hidden_dim_unpadded", None) or config.hidden_dim
             label = _label(method)
             name = name.removesuffix(".routed_experts")
-            counts[f"{name}.w13", hidden, 2 * inner, label] += 1
-            counts[f"{name}.w2", inner, hidden, label] += 1
+            counts[f"{name}.w13", hidden_size, 2 * inner, label] += 1
+            counts[f"{name}.w2", inner, hidden_size, label] += 1
     return [[name, count, k, n, label] for (name, k, n, label), count in sorted(counts.items())]
 
 
@@ -61,11 +61,11 @@ def answers(version: str) -> list[dict[str, Any]]:
 
 
 def _answer(model: str, quant: str) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for tp in TENSOR_PARALLEL:
         try:
-            with build_from_config(case(model, quant), tp) as (_, made):
-                given[str(tp)] = _layers(made)
+            with build_from_config(case(model, quant), tp) as (_, engine_model):
+                options[str(tp)] = _layers(engine_model)
         except Exception as error:  # an engine's refusal is an answer
-            given[str(tp)] = f"{type(error).__name__}: {error}"[:400]
-    return given
+            options[str(tp)] = f"{type(error).__name__}: {error}"[:400]
+    return options

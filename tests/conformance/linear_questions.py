@@ -146,7 +146,7 @@ def questions(version: str) -> Iterator[Question]:
         yield fp8._replace(kind=kind, weight_only=True)
         yield fp8._replace(kind=kind, weight_only=True, disabled="HummingFP8ScaledMMLinearKernel")
     if since(version, "0.26"):
-        for forced in (
+        for forced_backend in (
             "marlin",
             "triton",
             "machete",
@@ -156,10 +156,10 @@ def questions(version: str) -> Iterator[Question]:
             "humming",
             "flashinfer_b12x",
         ):
-            yield wna16(4096, 4096, 128, forced=forced)
-            yield fp8._replace(forced=forced)
-            yield fp8._replace(kind="fp8_block", group=128, forced=forced)
-            yield fp8._replace(kind="nvfp4", bits=4, group=16, forced=forced)
+            yield wna16(4096, 4096, 128, forced=forced_backend)
+            yield fp8._replace(forced=forced_backend)
+            yield fp8._replace(kind="fp8_block", group=128, forced=forced_backend)
+            yield fp8._replace(kind="nvfp4", bits=4, group=16, forced=forced_backend)
 
 
 def answers(version: str) -> list[list[Any]]:
@@ -171,8 +171,8 @@ def _accepting(question: Question) -> list[Any]:
     kernels: list[str] = []
     first: list[Any] = []
     while True:
-        disabled = ",".join(filter(None, [question.disabled, *kernels]))
-        answer = _answer(question._replace(disabled=disabled))
+        names = ",".join(filter(None, [question.disabled, *kernels]))
+        answer = _answer(question._replace(disabled=names))
         kernel, first = answer[0], first or answer
         # A path that does not heed disabled kernels repeats itself.
         if kernel is None or kernel in kernels:

@@ -51,22 +51,26 @@ def _is_supported(model: str) -> bool | None:
     (architecture,) = json.loads((ROOT / "tests/models" / f"{model}.json").read_text())[
         "architectures"
     ]
-    known = registry.ModelRegistry.models.get(architecture)
+    model_class = registry.ModelRegistry.models.get(architecture)
     try:
-        return bool(interfaces.supports_lora(known.load_model_cls())) if known is not None else None
+        return (
+            bool(interfaces.supports_lora(model_class.load_model_cls()))
+            if model_class is not None
+            else None
+        )
     except Exception:  # its class needs what is not installed here, and says so in many ways
         return None
 
 
 def _parse(engine: Engine) -> Any:
-    told = [
+    arguments = [
         "--enable-lora",
         "--max-lora-rank=16",
         "--max-loras=2",
         *list_arguments(engine, PLACED),
         "--model=/models/m",
     ]
-    args = parser().parse_args(told)
+    args = parser().parse_args(arguments)
     return [
         [[module.name, module.path] for module in args.lora_modules],
         args.enable_lora,

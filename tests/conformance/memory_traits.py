@@ -26,9 +26,9 @@ _Code = Callable[[str, str], str]
 
 def _default_models(code: _Code) -> str:
     """The trait for the models that the second runner serves by default; "": none, or all."""
-    models, listed = code(_CONFIG, _DEFAULT_MODELS), '"LlamaForCausalLM"' in code(_CONFIG, "")
+    models, is_listed = code(_CONFIG, _DEFAULT_MODELS), '"LlamaForCausalLM"' in code(_CONFIG, "")
     if "is_quantized" in models:
-        return "llama_second_runner" if listed else "qwen3_second_runner"
+        return "llama_second_runner" if is_listed else "qwen3_second_runner"
     if "is_moe" in models:
         return "dense_second_runner"
     return "listed_second_runner" if models else ""
@@ -45,7 +45,7 @@ _SIGNS: Mapping[str, Callable[[_Code], bool]] = {
     "large_batches": lambda code: "160 * GiB_bytes" in code(*_BATCHES),
     "profiled_encoders": lambda code: "profile_encoder_cache" in code(_RUNNER, "profile_run"),
     "second_runner": lambda code: (
-        bool(found := code(_CONFIG, "use_v2_model_runner")) and _DEFAULT_MODELS not in found
+        bool(text := code(_CONFIG, "use_v2_model_runner")) and _DEFAULT_MODELS not in text
     ),
     "small_gb10_batches": lambda code: "gb10" in code(*_BATCHES).lower(),
 }
@@ -68,8 +68,8 @@ def memory_traits(sources: Path) -> list[str]:
         text = path.read_text() if path.is_file() else ""
         return text if not function else _function(text, function)
 
-    found = {name for name, is_shown in _SIGNS.items() if is_shown(code)}
-    return sorted(found | {_default_models(code)} - {""})
+    traits = {name for name, is_shown in _SIGNS.items() if is_shown(code)}
+    return sorted(traits | {_default_models(code)} - {""})
 
 
 def _function(text: str, name: str) -> str:
@@ -89,20 +89,20 @@ def read_traits() -> dict[str, list[str]]:
 
 def keep_traits(version: str, traits: list[str]) -> None:
     """Write the traits of a version beside those of the others."""
-    kept = read_traits() | {version: traits}
-    KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    traits_by_version = read_traits() | {version: traits}
+    KEPT.write_text(json.dumps(dict(sorted(traits_by_version.items())), indent=1) + "\n")
 
 
 def with_memory_traits(diff: ProfileDiff, near: Engine) -> ProfileDiff:
     """The difference, with the traits of the version's memory, if its code was read."""
     if diff.kind != "vllm" or diff.version not in read_traits():
         return diff
-    found, others = {*read_traits()[diff.version]}, {*near.traits}
-    kept = {*diff.traits} - MEMORY_TRAITS
-    gone = {*diff.without.get("traits", ())} - MEMORY_TRAITS
-    gone |= (MEMORY_TRAITS - found) & others
+    traits, others = {*read_traits()[diff.version]}, {*near.traits}
+    other_traits = {*diff.traits} - MEMORY_TRAITS
+    dropped_traits = {*diff.without.get("traits", ())} - MEMORY_TRAITS
+    dropped_traits |= (MEMORY_TRAITS - traits) & others
     without = {field: names for field, names in diff.without.items() if field != "traits"}
     return diff.evolve(
-        traits=tuple(sorted(kept | (found - others))),
-        without=without | ({"traits": tuple(sorted(gone))} if gone else {}),
+        traits=tuple(sorted(other_traits | (traits - others))),
+        without=without | ({"traits": tuple(sorted(dropped_traits))} if dropped_traits else {}),
     )

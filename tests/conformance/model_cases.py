@@ -110,23 +110,28 @@ def machines(version: str) -> tuple[str, ...]:
         "8.6",
         "9.0",
         "12.0",
-        *next(capabilities for bound, capabilities in more if since(version, bound)),
+        *next(
+            capabilities for first_version, capabilities in more if since(version, first_version)
+        ),
     )
 
 
 def triples(version: str) -> list[tuple[str, str, str]]:
     """(model, quantization, capability), each of which is asked for 1, 2, 4 and 8 ranks."""
     later = {
-        model for bound, models in _SINCE.items() if not since(version, bound) for model in models
+        model
+        for first_version, models in _SINCE.items()
+        if not since(version, first_version)
+        for model in models
     }
     newer = [model for models in _SINCE.values() for model in models if model not in later]
-    found = [
+    rows = [
         (model, "none", capability)
         for model, capability in zip((*_MODELS, *newer), cycle(("8.6", "9.0", "12.0")))
     ]
     for model, quants, capabilities in _QUANTIZED:
-        found += [(model, quant, capability) for quant in quants for capability in capabilities]
-    return [one for one in found if one[0] not in later and one[2] in machines(version)]
+        rows += [(model, quant, capability) for quant in quants for capability in capabilities]
+    return [row for row in rows if row[0] not in later and row[2] in machines(version)]
 
 
 def config(model: str, quant: str) -> dict[str, Any]:

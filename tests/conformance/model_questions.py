@@ -57,8 +57,8 @@ def answers(version: str) -> list[dict[str, Any] | None]:
     ).current_platform.get_device_capability()
     text = f"{capability.major}.{capability.minor}"
     return [
-        _answer(model, quant) if asked == text else None
-        for model, quant, asked in questions(version)
+        _answer(model, quant) if question_text == text else None
+        for model, quant, question_text in questions(version)
     ]
 
 
@@ -73,29 +73,29 @@ def answer_of(
 ) -> dict[str, Any]:
     """The answer for a config.json on each number of ranks; without `cache`, kv is not asked."""
     layers: dict[int, dict[str, tuple[str, int, int]]] = {}
-    found: dict[str, Any] = {"layers": [], "attention": [], "weights": [], "kv": [], "refused": {}}
+    answer: dict[str, Any] = {"layers": [], "attention": [], "weights": [], "kv": [], "refused": {}}
     for tp in ranks:
         attention = weights = kv = None
         try:
-            with build_from_config(asked, tp, **arguments) as (made, whole):
-                layers[tp] = layers_of(whole, made)
-                attention = _attention(whole, made)
+            with build_from_config(asked, tp, **arguments) as (configuration, whole):
+                layers[tp] = layers_of(whole, configuration)
+                attention = _attention(whole, configuration)
                 weights = sum(
                     parameter.numel() * parameter.element_size() for parameter in whole.parameters()
                 )
-                kv = _kv(made) if cache else None
+                kv = _kv(configuration) if cache else None
         except Exception as error:  # an engine's refusal is an answer
             layers.pop(tp, None)
             attention = weights = kv = None
-            found["refused"][str(tp)] = _error_text(error)
-        found["attention"].append(attention)
-        found["weights"].append(weights)
-        found["kv"].append(kv)
+            answer["refused"][str(tp)] = _error_text(error)
+        answer["attention"].append(attention)
+        answer["weights"].append(weights)
+        answer["kv"].append(kv)
     for name in ("attention", "kv"):  # mostly all ranks have the same
-        told = {one for one in found[name] if one is not None}
-        found[name] = found[name] if len(told) > 1 else min(told, default=None)
-    found["layers"] = rows_of(layers)
-    return {name: value for name, value in found.items() if value}
+        refusals = {refusal for refusal in answer[name] if refusal is not None}
+        answer[name] = answer[name] if len(refusals) > 1 else min(refusals, default=None)
+    answer["layers"] = rows_of(layers)
+    return {name: value for name, value in answer.items() if value}
 
 
 def _error_text(error: Exception) -> str:
@@ -109,8 +109,8 @@ def rows_of(layers: dict[int, dict[str, tuple[str, int, int]]]) -> list[str]:
     rows: collections.Counter[str] = collections.Counter()
     for path in next(iter(layers.values()), {}):
         kernel, k, n = (
-            "|".join(_alike(one))
-            for one in zip(*(ranks[path] for ranks in layers.values()), strict=True)
+            "|".join(_alike(shapes))
+            for shapes in zip(*(ranks[path] for ranks in layers.values()), strict=True)
         )
         rows[f"{_NUMBER.sub('*', path).removesuffix('.routed_experts')} {kernel} {k}x{n}"] += 1
     return [f"{row} {count}" for row, count in sorted(rows.items())]
@@ -149,8 +149,8 @@ def _kv(made: Any) -> str:
     kinds = collections.Counter(
         (type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups
     )
-    told = " ".join(
+    text = " ".join(
         f"{count}*{kind.removesuffix('Spec')}/{block}"
         for (kind, block), count in sorted(kinds.items())
     )
-    return f"{size}: {told}"
+    return f"{size}: {text}"

@@ -22,11 +22,11 @@ def block(q: Any) -> dict[str, Any] | None:
     if q.origin == "compressed-tensors":
         return _compress(q)
     if q.origin == "fp8":
-        found = {"weight_block_size": [q.group, q.group]} if q.kind == "fp8_block" else {}
+        block_fields = {"weight_block_size": [q.group, q.group]} if q.kind == "fp8_block" else {}
         return {
             "quant_method": "fp8",
             "activation_scheme": "static" if q.static else "dynamic",
-            **found,
+            **block_fields,
         }
     if q.origin == "modelopt":
         algorithms = {

@@ -125,7 +125,7 @@ def _others(model: Any) -> list[list[Any]]:
 
 
 def answers(version: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for model, changes, task in questions(version):
         runner = "pooling" if task == "embed" else "generate"
         answer: dict[str, Any] = {"bytes": []}
@@ -133,16 +133,16 @@ def answers(version: str) -> list[dict[str, Any]]:
             try:
                 with build_from_config(question_config(model, changes), tp, runner=runner) as (
                     _,
-                    made,
+                    engine_model,
                 ):
                     answer["bytes"].append(
                         sum(
                             parameter.numel() * parameter.element_size()
-                            for parameter in made.parameters()
+                            for parameter in engine_model.parameters()
                         )
                     )
-                    answer.setdefault("others", _others(made))
+                    answer.setdefault("others", _others(engine_model))
             except Exception:  # an engine's refusal is an answer
                 answer["bytes"].append(None)
-        found.append(answer)
-    return found
+        rows.append(answer)
+    return rows

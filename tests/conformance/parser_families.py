@@ -77,8 +77,8 @@ FAMILIES = {
 
 def spec(family: str) -> ModelSpec:
     model_type, template = FAMILIES[family]
-    known = {dialect.name: dialect.template() for dialect in kept_dialects()}
-    text = known.get(template, f"{template} {PROMPT}")
+    templates = {dialect.name: dialect.template() for dialect in kept_dialects()}
+    text = templates.get(template, f"{template} {PROMPT}")
     return published_model("llama-3.1-8b").evolve(
         chat_template=text, model_type=model_type, added_tokens=("<think>", "</think>")
     )
@@ -87,12 +87,12 @@ def spec(family: str) -> ModelSpec:
 def parsers_by_version(profiles: Profiles, family: str) -> list[str]:
     """Tools and thoughts, by engine version; - for none."""
     writing = profiles.parsers.writing(spec(family))
-    found = []
+    parsers = []
     for ref in VERSIONS:
         engine = profiles.engine(ref)
         pair = (writing.tool_parser(engine).value, writing.reasoning_parser(engine).value)
-        found.append("/".join("-" if name == "none" else name for name in pair))
-    return found
+        parsers.append("/".join("-" if name == "none" else name for name in pair))
+    return parsers
 
 
 def text(profiles: Profiles) -> str:

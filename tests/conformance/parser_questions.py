@@ -43,7 +43,7 @@ class Tokenizer:
         return self.vocabulary
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        return [ord(one) for one in text]
+        return [ord(character) for character in text]
 
     def decode(self, tokens: list[int], **_: Any) -> str:
         return "".join(chr(token) for token in tokens)
@@ -69,8 +69,8 @@ def answers(version: str) -> list[list[str]]:
     names = sorted({*manager.lazy_parsers, *manager.tool_parsers})
     counts = {dialect.name: dialect.times for dialect in kept_dialects()}
     return [
-        [name for name in names if reads(manager, name, said, request, counts[model])]
-        for model, said in questions(version)
+        [name for name in names if reads(manager, name, answer_text, request, counts[model])]
+        for model, answer_text in questions(version)
     ]
 
 
@@ -82,11 +82,11 @@ def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
             parser = tool_parser(Tokenizer(), request.tools)
         except TypeError:  # before parsers were told of the tools
             parser = tool_parser(Tokenizer())
-        this_tool_calls = parser.extract_tool_calls(said, request=request)
+        tool_calls = parser.extract_tool_calls(said, request=request)
         read = [
             (call.function.name, json.loads(call.function.arguments))
-            for call in this_tool_calls.tool_calls
+            for call in tool_calls.tool_calls
         ]
-        return bool(this_tool_calls.tools_called) and read == [(NAME, ARGUMENTS)] * count
+        return bool(tool_calls.tools_called) and read == [(NAME, ARGUMENTS)] * count
     except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
         return False

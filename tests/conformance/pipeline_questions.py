@@ -33,8 +33,12 @@ def answers(version: str) -> list[Any]:
 def _has_stages(architecture: str) -> bool | None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     interfaces: Any = importlib.import_module("vllm.model_executor.models.interfaces")
-    known = registry.ModelRegistry.models.get(architecture)
+    model_class = registry.ModelRegistry.models.get(architecture)
     try:
-        return bool(interfaces.supports_pp(known.load_model_cls())) if known is not None else None
+        return (
+            bool(interfaces.supports_pp(model_class.load_model_cls()))
+            if model_class is not None
+            else None
+        )
     except Exception:  # its class needs what is not installed here, and says so in many ways
         return None

@@ -35,8 +35,10 @@ def answers(version: str) -> list[list[str]]:
 def case_files(case: Case) -> dict[str, bytes]:
     """The files of a case."""
     config, file = files(case)
-    named = {"config.json": config} | ({} if file is None else {"hf_quant_config.json": file})
-    return {name: json.dumps(content).encode() for name, content in named.items()}
+    config_files = {"config.json": config} | (
+        {} if file is None else {"hf_quant_config.json": file}
+    )
+    return {name: json.dumps(content).encode() for name, content in config_files.items()}
 
 
 def _answer(case: Case) -> list[str]:

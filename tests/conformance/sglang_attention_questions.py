@@ -166,7 +166,12 @@ def config_of(name: str) -> dict[str, Any]:
 def questions(version: str) -> Iterator[Question]:
     lacks = {
         *NONE_HAS,
-        *(name for bound, names in ADDED.items() if not since(version, bound) for name in names),
+        *(
+            name
+            for first_version, names in ADDED.items()
+            if not since(version, first_version)
+            for name in names
+        ),
     }
     for name in (*NAMES, *OTHERS):
         if name in lacks:
@@ -203,12 +208,12 @@ def answer(folder: Path, q: Question) -> Any:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(config_of(q.model)))
     sglang_boot.state_memory(q.gpu_mib)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "attention_backend": q.attention,
         "prefill_attention_backend": q.prefill,
         "decode_attention_backend": q.decode,
     }
-    given["page_size"] = q.page
+    options["page_size"] = q.page
     arguments: Any = importlib.import_module("sglang.srt.server_args")
     try:
         args = arguments.ServerArgs(
@@ -217,7 +222,7 @@ def answer(folder: Path, q: Question) -> Any:
             skip_tokenizer_init=True,
             load_format="dummy",
             kv_cache_dtype=q.kv_dtype,
-            **given,
+            **options,
         )
         return _selection_answer(args, q)
     except (AssertionError, ValueError) as error:
@@ -230,12 +235,12 @@ def _selection_answer(args: Any, q: Question) -> list[Any]:
         sglang_model.publish(args)
         sglang_model.place(args)
         model = models.ModelConfig.from_server_args(args)
-        made = sglang_attention.backends_of(args, model)
+        backends = sglang_attention.backends_of(args, model)
         return [
-            made.prefill,
-            made.decode,
-            made.page,
-            made.recurrent,
+            backends.prefill,
+            backends.decode,
+            backends.page,
+            backends.recurrent,
             bool(model.is_hybrid_swa),
             _tower(q),
         ]

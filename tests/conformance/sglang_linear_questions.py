@@ -124,19 +124,19 @@ def questions(version: str) -> Iterator[Question]:
 def answers(version: str) -> list[str]:
     """Ask the engine that this process has booted. Questions that share a configuration are asked
     together."""
-    asked_questions = list(questions(version))
-    found: dict[Question, str] = {}
+    question_list = list(questions(version))
+    answers_by_question: dict[Question, str] = {}
     for _, group in itertools.groupby(
-        sorted(asked_questions, key=_configuration), key=_configuration
+        sorted(question_list, key=_configuration), key=_configuration
     ):
         some = list(group)
         try:
             config = _configure(some[0])
         except sglang_layers.REFUSALS as error:
-            found |= dict.fromkeys(some, sglang_layers.refusal_text("method", error))
+            answers_by_question |= dict.fromkeys(some, sglang_layers.refusal_text("method", error))
             continue
-        found |= {question: _answer(question, config) for question in some}
-    return [found[question] for question in asked_questions]
+        answers_by_question |= {question: _answer(question, config) for question in some}
+    return [answers_by_question[question] for question in question_list]
 
 
 def answer(q: Question) -> str:
@@ -155,23 +155,23 @@ def _configuration(q: Question) -> tuple[str, str, int]:
 def _configure(q: Question) -> Any:
     block = quantization_block(q)
     config = json.loads(MODEL.read_text()) | ({"quantization_config": block} if block else {})
-    given = {"quantization": "fp8"} if q.origin == "online" else {}
-    return sglang_layers.configure(config, q.dtype, q.tp, arguments=given).quantization
+    options = {"quantization": "fp8"} if q.origin == "online" else {}
+    return sglang_layers.configure(config, q.dtype, q.tp, arguments=options).quantization
 
 
 def _answer(q: Question, config: Any) -> str:
     linear: Any = importlib.import_module("sglang.srt.layers.linear")
-    given = {"bias": False, "quant_config": config, "prefix": "model.layers.0.mlp.down_proj"}
+    options = {"bias": False, "quant_config": config, "prefix": "model.layers.0.mlp.down_proj"}
     try:
         with sglang_model.meta(q.dtype):
             if q.cut == "row":
-                layer = linear.RowParallelLinear(q.k, q.n, **given)
+                layer = linear.RowParallelLinear(q.k, q.n, **options)
             elif q.cut == "column":
-                layer = linear.ColumnParallelLinear(q.k, q.n, **given)
+                layer = linear.ColumnParallelLinear(q.k, q.n, **options)
             elif q.cut == "merged":
-                layer = linear.MergedColumnParallelLinear(q.k, [q.n // 2] * 2, **given)
+                layer = linear.MergedColumnParallelLinear(q.k, [q.n // 2] * 2, **options)
             else:
-                layer = linear.ReplicatedLinear(q.k, q.n, **given)
+                layer = linear.ReplicatedLinear(q.k, q.n, **options)
             return sglang_layers.product(layer, q.parts[0], q.dtype)
     except sglang_layers.REFUSALS as error:
         return sglang_layers.refusal_text("none", error)

@@ -82,14 +82,14 @@ def _answer(folder: Path, question: Question) -> Any:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(config_of(name)))
     arguments: Any = importlib.import_module("sglang.srt.server_args")
-    given: dict[str, Any] = {"max_running_requests": seqs} if seqs else {}
-    given |= {"disable_cuda_graph": True} if eager else {}
+    options: dict[str, Any] = {"max_running_requests": seqs} if seqs else {}
+    options |= {"disable_cuda_graph": True} if eager else {}
     if graphs is not None:
-        known = getattr(arguments.ServerArgs, "__dataclass_fields__", {})
+        fields = getattr(arguments.ServerArgs, "__dataclass_fields__", {})
         flag = "cuda_graph_max_bs"
-        given[flag if flag in known else f"{flag}_decode"] = graphs
-    made, said = resolve_memory(model, memory, tp, **given)
-    return said if made else str(said).replace(str(folder), "")
+        options[flag if flag in fields else f"{flag}_decode"] = graphs
+    arguments_of_engine, answer = resolve_memory(model, memory, tp, **options)
+    return answer if arguments_of_engine else str(answer).replace(str(folder), "")
 
 
 def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any
     arguments: Any = importlib.import_module("sglang.srt.server_args")
     sglang_boot.state_memory(memory)
     try:
-        made = arguments.ServerArgs(
+        server_args = arguments.ServerArgs(
             model_path=str(model),
             tp_size=tp,
             device="cuda",
@@ -106,16 +106,18 @@ def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any
             load_format="dummy",
             **given,
         )
-        if hasattr(made, "resolve_once"):
-            made.resolve_once()
-            batch = sglang_model.resolve_argument(made, "cuda_graph_config")["decode"]["max_bs"]
+        if hasattr(server_args, "resolve_once"):
+            server_args.resolve_once()
+            batch = sglang_model.resolve_argument(server_args, "cuda_graph_config")["decode"][
+                "max_bs"
+            ]
         else:
-            batch = made.cuda_graph_max_bs
+            batch = server_args.cuda_graph_max_bs
         chunk, share = (
-            sglang_model.resolve_argument(made, name)
+            sglang_model.resolve_argument(server_args, name)
             for name in ("chunked_prefill_size", "mem_fraction_static")
         )
-        return made, [chunk, batch, round(share, 6)]
+        return server_args, [chunk, batch, round(share, 6)]
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"[:200]
 

@@ -35,9 +35,12 @@ GPU_BYTES = 24 << 30  # of those that are stated
 
 def questions(version: str) -> list[tuple[str, str, str]]:
     lacks = {*sglang_attention_questions.NONE_HAS}
-    for added in (sglang_attention_questions.ADDED, sglang_moe_questions.READ_SINCE):
+    for additions in (sglang_attention_questions.ADDED, sglang_moe_questions.READ_SINCE):
         lacks |= {
-            name for bound, names in added.items() if not since(version, bound) for name in names
+            name
+            for first_version, names in additions.items()
+            if not since(version, first_version)
+            for name in names
         }
     return [
         triple
@@ -80,8 +83,7 @@ def answers(version: str) -> list[Any]:
     torch: Any = importlib.import_module("torch")
     here = ".".join(str(number) for number in torch.cuda.get_device_capability())
     return [
-        _answer(model, quant) if asked == here else None
-        for model, quant, asked in questions(version)
+        _answer(model, quant) if text == here else None for model, quant, text in questions(version)
     ]
 
 

@@ -103,8 +103,11 @@ def schemes() -> Iterator[Question]:
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
     few = list(_few())
-    unread = {
-        name for bound, names in READ_SINCE.items() if not since(version, bound) for name in names
+    unread_names = {
+        name
+        for first_version, names in READ_SINCE.items()
+        if not since(version, first_version)
+        for name in names
     }
     for scheme in schemes():
         base = scheme._replace(model=NAMES[0])
@@ -116,7 +119,7 @@ def questions(version: str) -> Iterator[Question]:
             yield base._replace(tp=4)
             yield base._replace(tp=4, ep=4)
     for name in NAMES[1:]:
-        if name not in unread:
+        if name not in unread_names:
             for scheme in few:
                 # The class of this pair has no layer of experts.
                 if (name, scheme.origin) != (
@@ -185,14 +188,14 @@ def config_of(q: Question) -> dict[str, Any]:
 
 
 def answer(q: Question) -> Any:
-    given = {"quantization": "fp8"} if q.origin == "online" else {}
+    options = {"quantization": "fp8"} if q.origin == "online" else {}
     try:
-        made = sglang_layers.configure(config_of(q), q.dtype, q.tp, q.ep, given)
+        moe_layer = sglang_layers.configure(config_of(q), q.dtype, q.tp, q.ep, options)
     except sglang_layers.REFUSALS as error:
         return sglang_layers.refusal_text("method", error)
     try:
         with sglang_model.meta(q.dtype):
-            model = sglang_layers.model(made)
+            model = sglang_layers.model(moe_layer)
         layer = next(module for module in model.modules() if hasattr(module, "moe_runner_config"))
         return sglang_layers.experts(layer)
     except sglang_layers.REFUSALS as error:

@@ -29,9 +29,9 @@ class Question(NamedTuple):
 def questions(version: str) -> Iterator[Question]:
     del version
     for dialect in kept_dialects():
-        for about, said in (("calls", dialect.calls), ("thinks", dialect.thinks)):
-            if said is not None:
-                yield Question(dialect.name, about, said)
+        for about, texts in (("calls", dialect.calls), ("thinks", dialect.thinks)):
+            if texts is not None:
+                yield Question(dialect.name, about, texts)
 
 
 def answers(version: str) -> list[list[str]]:
@@ -46,26 +46,26 @@ def answers(version: str) -> list[list[str]]:
     except ImportError:
         thoughts = importlib.import_module("sglang.srt.reasoning_parser").ReasoningParser
     tools = [protocol.Tool(**tool) for tool in TOOLS]
-    found, counts = [], {dialect.name: dialect.times for dialect in kept_dialects()}
+    rows, counts = [], {dialect.name: dialect.times for dialect in kept_dialects()}
     for question in questions(version):
         if question.about == "calls":
-            asked = question.said, counts[question.model]
-            found.append(
+            case = question.said, counts[question.model]
+            rows.append(
                 [
                     name
                     for name in sorted(calls.ToolCallParserEnum)
-                    if _calls(calls, tools, name, *asked)
+                    if _calls(calls, tools, name, *case)
                 ]
             )
         else:
-            found.append(
+            rows.append(
                 [
                     name
                     for name in sorted(thoughts.DetectorMap)
                     if _thinks(thoughts, name, question.said)
                 ]
             )
-    return found
+    return rows
 
 
 def _calls(parser: Any, tools: list[Any], name: str, said: str, count: int) -> bool:
@@ -83,15 +83,15 @@ def _thinks(parser: Any, name: str, said: str) -> bool:
     """Whether the parser tells thought and answer apart; what ends a turn is not its affair. Where
     the prompt has begun the thought, the server
     tells the parser so by the template (managers/template_manager.py: force_reasoning)."""
-    for begun in (False, True):
+    for has_begun in (False, True):
         try:
-            thought, answer = parser(
-                name, stream_reasoning=False, force_reasoning=begun
+            thoughts, answer = parser(
+                name, stream_reasoning=False, force_reasoning=has_begun
             ).parse_non_stream(said)
         except Exception:  # as above
             continue
         if (
-            (thought or "").strip() == THOUGHT
+            (thoughts or "").strip() == THOUGHT
             and ANSWER in (answer or "")
             and THOUGHT not in (answer or "")
         ):

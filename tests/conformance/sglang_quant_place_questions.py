@@ -26,10 +26,10 @@ def answers(version: str) -> list[list[str]]:
 def _answer(case: Case) -> list[str]:
     with folder_of(case_files(case)) as folder:
         try:
-            configured = configured_of(arguments_of(folder, []))
+            configuration = configured_of(arguments_of(folder, []))
         except Exception:  # an engine's refusal is an answer
             return ["refused"]
-    return ["ok", configured.model.quantization or "none", _cache(configured.quantization)]
+    return ["ok", configuration.model.quantization or "none", _cache(configuration.quantization)]
 
 
 def _cache(quantization: Any) -> str:
@@ -47,8 +47,8 @@ def _cache(quantization: Any) -> str:
         owner: Any = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner
         owner.configure_kv_cache_dtype(runner)
         return str(runner.server_args.kv_cache_dtype)
-    named, _ = configure(
+    dtype, _ = configure(
         server_args_kv_cache_dtype="auto", model=model, model_dtype=torch.bfloat16,
         is_draft_worker=False, is_dflash=False, speculative_draft_attention_backend="",
     )  # fmt: skip
-    return named or "auto"
+    return dtype or "auto"

@@ -48,9 +48,9 @@ def _answer(one: Stages) -> Any:
 
 
 def _stage_bytes(folder: str, command: list[str], stage: int) -> int:
-    made = configured_of(arguments_of(folder, command), stage)
-    with meta(str(made.model.dtype).removeprefix("torch.")):
+    configuration = configured_of(arguments_of(folder, command), stage)
+    with meta(str(configuration.model.dtype).removeprefix("torch.")):
         return sum(
             parameter.numel() * parameter.element_size()
-            for parameter in model_of(made).parameters()
+            for parameter in model_of(configuration).parameters()
         )

@@ -178,14 +178,14 @@ def answers(version: str) -> list[list[Any]]:
 
 
 def config_of(question: Question, drafter: str | None) -> dict[str, Any]:
-    given: dict[str, Any] = {"method": question.method}
+    options: dict[str, Any] = {"method": question.method}
     if question.tokens is not None:
-        given["num_speculative_tokens"] = question.tokens
+        options["num_speculative_tokens"] = question.tokens
     if drafter:
-        given["model"] = drafter
+        options["model"] = drafter
     if question.parallel:
-        given["parallel_drafting"] = True
-    return given
+        options["parallel_drafting"] = True
+    return options
 
 
 def _answer(question: Question) -> list[Any]:
@@ -199,17 +199,20 @@ def _answer(question: Question) -> list[Any]:
             Path(folder, "config.json").write_text(json.dumps(DRAFTERS[question.drafter]))
         config = config_of(question, folder if question.drafter else None)
         try:
-            with build_from_config(target, question.tp, speculative_config=config) as (made, model):
-                return _taken_layers(made, model)
+            with build_from_config(target, question.tp, speculative_config=config) as (
+                configuration,
+                model,
+            ):
+                return _taken_layers(configuration, model)
         except Exception as error:
             message = re.sub(r"/\S+|0x[0-9a-f]+", "...", str(error))[:160]
-            refused = (
+            is_refused = (
                 type(error).__name__ in ("ValidationError", "NotImplementedError")
                 or str(error) == NO_HIDDEN_STATES
             )
             # Anything else comes of asking without a GPU, or with another transformers than the
             # version was made for.
-            return ["error" if refused else "unanswered", type(error).__name__, message]
+            return ["error" if is_refused else "unanswered", type(error).__name__, message]
 
 
 def _taken_layers(made: Any, model: Any) -> list[Any]:
@@ -241,7 +244,7 @@ def _list(name: str) -> list[str]:
         # Names that end so are other names of mtp.
         return sorted(method for method in methods if not method.endswith("_mtp"))
     supports: Any = importlib.import_module("vllm.model_executor.models.interfaces").supports_eagle3
-    found = []
+    names = []
     for group in [
         group
         for label, group in vars(registry).items()
@@ -256,5 +259,5 @@ def _list(name: str) -> list[str]:
                 )
                 with contextlib.suppress(ImportError, ValueError):  # of what is not installed
                     if supports(getattr(importlib.import_module(module), place[1])):
-                        found.append(architecture)
-    return sorted(set(found))
+                        names.append(architecture)
+    return sorted(set(names))

@@ -50,8 +50,8 @@ def _answer(one: Stages) -> Any:
 
 
 def _stage_bytes(given: Any, stage: int) -> list[int]:
-    with vllm_model.built_of(given, stage) as (made, whole):
+    with vllm_model.built_of(given, stage) as (configuration, whole):
         weights = sum(
             parameter.numel() * parameter.element_size() for parameter in whole.parameters()
         )
-        return [weights, sum(row["layers"] for row in vllm_answers.attention(whole, made))]
+        return [weights, sum(row["layers"] for row in vllm_answers.attention(whole, configuration))]

@@ -38,13 +38,15 @@ def with_stages(diff: ProfileDiff, near: Engine, sources: Path) -> ProfileDiff:
     classes: dict[str, _Class] = {}
     for folder in _FOLDERS[diff.kind]:
         classes |= dict(_classes(sources / folder))
-    gone = {*diff.without.get("architectures", ()), *near.no_stages}
+    dropped_classes = {*diff.without.get("architectures", ()), *near.no_stages}
     if diff.kind == "vllm":
-        found = _read_registry(sources / _REGISTRY)
+        registry = _read_registry(sources / _REGISTRY)
         fail = tuple(
             name
             for name in diff.architectures
-            if name in found and name not in gone and not _is_staged(found[name], classes)
+            if name in registry
+            and name not in dropped_classes
+            and not _is_staged(registry[name], classes)
         )
         return diff.evolve(no_stages=fail)
     names = (*near.architectures, *diff.architectures)
@@ -53,7 +55,7 @@ def with_stages(diff: ProfileDiff, near: Engine, sources: Path) -> ProfileDiff:
         no_stages=tuple(
             name
             for name in names
-            if name not in gone and _has_stages(name, classes, takes) is False
+            if name not in dropped_classes and _has_stages(name, classes, takes) is False
         )
     )
 
@@ -87,7 +89,7 @@ def _classes(folder: Path) -> Iterator[tuple[str, _Class]]:
 def _arguments(node: ast.ClassDef) -> frozenset[str] | None:
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "forward":
-            return frozenset(each.arg for each in (*item.args.args, *item.args.kwonlyargs))
+            return frozenset(argument.arg for argument in (*item.args.args, *item.args.kwonlyargs))
     return None
 
 
@@ -101,8 +103,8 @@ def _has_stages(
     """None: no class of this name, or of its bases, has a forward."""
     if name not in classes or name in seen:
         return None
-    found = classes[name]
-    if found.arguments is not None:
-        return takes in found.arguments
-    told = (_has_stages(base, classes, takes, (*seen, name)) for base in found.bases)
-    return next((answer for answer in told if answer is not None), None)
+    definition = classes[name]
+    if definition.arguments is not None:
+        return takes in definition.arguments
+    base_answers = (_has_stages(base, classes, takes, (*seen, name)) for base in definition.bases)
+    return next((answer for answer in base_answers if answer is not None), None)

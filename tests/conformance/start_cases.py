@@ -38,28 +38,24 @@ _WIDE = (
 
 
 def starts(version: str) -> list[Start]:
-    found_starts: list[Start] = []
+    start_list: list[Start] = []
     for (model, quant), capability, kv in product(_CACHES, CAPABILITIES[1:], ("fp8", "fp8_e5m2")):
-        found_starts.append((model, quant, capability, _half(capability), kv))
+        start_list.append((model, quant, capability, _half(capability), kv))
     for model, capability, dtype in product(_WIDE, ("7.5", "8.6"), ("float16", "float32")):
-        found_starts.append((model, "none", capability, dtype, "auto"))
+        start_list.append((model, "none", capability, dtype, "auto"))
     for model, dtype in product(("gemma-3-27b", "glm-4-32b", "gemma-2-9b"), ("float16", "float32")):
-        found_starts += [(model, quant, "7.5", dtype, "auto") for quant in ("w4a16", "gptq", "awq")]
+        start_list += [(model, quant, "7.5", dtype, "auto") for quant in ("w4a16", "gptq", "awq")]
     for quant, capability in product(
         ("none", "w4a16", "w8a16", "int8", "fp8-dynamic", "gptq", "awq"), ("7.0", "7.5")
     ):
-        found_starts.append(("llama-3.1-8b", quant, capability, "float16", "auto"))
+        start_list.append(("llama-3.1-8b", quant, capability, "float16", "auto"))
     for model in ("gemma-4-31b", "qwen3-30b-a3b"):
-        found_starts += [(f"{model}{RESAVED}", "none", "8.6", "bfloat16", "auto")]
-    found_starts += [
+        start_list += [(f"{model}{RESAVED}", "none", "8.6", "bfloat16", "auto")]
+    start_list += [
         ("nemotron-3-nano-30b-a3b", "none", capability, _half(capability), "auto")
         for capability in CAPABILITIES[1:]
     ]
-    return [
-        found_start
-        for found_start in found_starts
-        if since(version, _SINCE.get(found_start[0], "0"))
-    ]
+    return [start for start in start_list if since(version, _SINCE.get(start[0], "0"))]
 
 
 def _half(capability: str) -> str:

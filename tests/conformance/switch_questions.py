@@ -28,7 +28,7 @@ def answers(version: str) -> list[list[str] | None]:
 
 def _answer(model: str, quant: str) -> list[str] | None:
     try:
-        with build_from_config(config(model, quant), 1) as (made, whole):
-            return model_questions.rows_of({1: model_questions.layers_of(whole, made)})
+        with build_from_config(config(model, quant), 1) as (configuration, whole):
+            return model_questions.rows_of({1: model_questions.layers_of(whole, configuration)})
     except Exception:  # an engine's refusal is an answer
         return None

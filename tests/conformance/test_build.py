@@ -70,14 +70,16 @@ def test_layers_and_their_ranks_are_what_the_engine_builds(
         if isinstance(answer, str):
             continue
         compared += 1
-        built: collections.Counter[tuple[Any, ...]] = collections.Counter()
+        engine_layers: collections.Counter[tuple[Any, ...]] = collections.Counter()
         for name, count, k, n, label in answer:
             if name != ELSEWHERE.get((version, model)):
-                built[name, k, n, method_of(label, quant).split()[0]] += count
-        ours: collections.Counter[tuple[Any, ...]] = collections.Counter()
+                engine_layers[name, k, n, method_of(label, quant).split()[0]] += count
+        planner_layers: collections.Counter[tuple[Any, ...]] = collections.Counter()
         for layer in layers:
-            ours[layer.name, *(per_rank(layer, tp) or (0, 0)), kind_of(layer)] += layer.count
-        assert ours == built
+            planner_layers[layer.name, *(per_rank(layer, tp) or (0, 0)), kind_of(layer)] += (
+                layer.count
+            )
+        assert planner_layers == engine_layers
     assert compared or (since(version, "0.33") and quant == "gptq-act-order")
 
 
@@ -89,14 +91,14 @@ def test_bits_and_groups_are_those_of_the_engine_where_it_shows_them(
     if isinstance(answer, str):
         assert quant == "gptq-act-order"
         return
-    ours: collections.Counter[tuple[str, str]] = collections.Counter()
+    planner_labels: collections.Counter[tuple[str, str]] = collections.Counter()
     for layer in layers_of(case(model, quant), TRAITS[version]):
         assert isinstance(layer.scheme, Scheme)
-        ours[layer.name, f"{layer.scheme.bits} {layer.scheme.group}"] += layer.count
-    shown = {
+        planner_labels[layer.name, f"{layer.scheme.bits} {layer.scheme.group}"] += layer.count
+    engine_labels = {
         (name, label.split(" ", 1)[1]): count for name, count, _, _, label in answer if " " in label
     }
-    assert {key: ours[key] for key in shown} == shown
+    assert {key: planner_labels[key] for key in engine_labels} == engine_labels
 
 
 @pytest.mark.parametrize(
@@ -106,18 +108,18 @@ def test_bits_and_groups_are_those_of_the_engine_where_it_shows_them(
 def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) -> None:
     layers = layers_of(case(model, "none"))
     for tp in TENSOR_PARALLEL:
-        refused = any(per_rank(layer, tp) is None for layer in layers)
-        assert refused is isinstance(ANSWERS[version][model, "none"][str(tp)], str), tp
+        is_refused = any(per_rank(layer, tp) is None for layer in layers)
+        assert is_refused is isinstance(ANSWERS[version][model, "none"][str(tp)], str), tp
 
 
 def test_the_golden_answers_cover_what_they_should() -> None:
-    compared = sum(
+    count = sum(
         isinstance(answer, list)
         for answers in ANSWERS.values()
         for case in answers.values()
         for answer in case.values()
     )
-    assert compared >= 780
+    assert count >= 780
     assert len({model for model, _ in CASES}) >= 19
 
 

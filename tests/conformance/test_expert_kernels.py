@@ -42,23 +42,25 @@ def answer(choice: MoeChoice) -> list[Any]:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked_questions = list(questions(version))
-    shapes = [shape_of(question) for question in asked_questions]
-    wrong, unknown = [], set()
+    question_list = list(questions(version))
+    shapes = [shape_of(question) for question in question_list]
+    wrong, unknown_layers = [], set()
     for machine, answers in golden(moe_questions, version).items():
         capability, _, packages = machine.partition(" ")
-        installed = frozenset[str]() if packages == "none" else None
-        for question, shape, theirs in zip(asked_questions, shapes, answers, strict=True):
-            ours = answer(
-                choose_moe(RULES[version], shape, capability, installed, question.forced or None)
+        packages_here = frozenset[str]() if packages == "none" else None
+        for question, shape, engine_answer in zip(question_list, shapes, answers, strict=True):
+            planner_answer = answer(
+                choose_moe(
+                    RULES[version], shape, capability, packages_here, question.forced or None
+                )
             )
-            if ours == ["unknown"]:
-                unknown.add((question.origin, question.kind))
-            elif ours != theirs:
-                wrong.append((machine, question, theirs, ours))
+            if planner_answer == ["unknown"]:
+                unknown_layers.add((question.origin, question.kind))
+            elif planner_answer != engine_answer:
+                wrong.append((machine, question, engine_answer, planner_answer))
     assert wrong == []
     # The engine takes both for FP8 per tensor, which they are not.
-    assert unknown == {("modelopt", "fp8_token"), ("modelopt", "fp8_block")}
+    assert unknown_layers == {("modelopt", "fp8_token"), ("modelopt", "fp8_block")}
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:

@@ -64,26 +64,30 @@ def built_model(question: tuple[str, dict[str, Any], Any], version: str) -> Buil
 def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    found_built_model = built_model(question, version)
-    for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
-        assert rank_bytes(found_built_model, tp) == expected, tp
+    model = built_model(question, version)
+    for tp, engine_bytes in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
+        assert rank_bytes(model, tp) == engine_bytes, tp
 
 
 @pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
 def test_other_tensors_are_those_that_the_engine_builds(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    held = {other.name: other for other in built_model(question, version).other_tensors}
+    tensors = {other.name: other for other in built_model(question, version).other_tensors}
     elsewhere = {ELSEWHERE.get((version, question[0]))}
-    assert held.keys() - elsewhere == {name for name, *_ in answer["others"]}
+    assert tensors.keys() - elsewhere == {name for name, *_ in answer["others"]}
     for name, count, shape, dtype in answer["others"]:
         # The engine pads the vocabulary; here it is padded where bytes are counted.
         rows = (
-            -(-held[name].shape[0] // 64) * 64
-            if held[name].shard == "vocab"
-            else held[name].shape[0]
+            -(-tensors[name].shape[0] // 64) * 64
+            if tensors[name].shard == "vocab"
+            else tensors[name].shape[0]
         )
-        assert (held[name].count, [rows, *held[name].shape[1:]], held[name].dtype or "BF16") == (
+        assert (
+            tensors[name].count,
+            [rows, *tensors[name].shape[1:]],
+            tensors[name].dtype or "BF16",
+        ) == (
             count,
             shape,
             dtype,

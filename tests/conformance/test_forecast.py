@@ -60,36 +60,40 @@ def forecast(family: str, quant: str, tp: int) -> Plan | Rejected | str:
         spec = model_from_config(fields, source=family, structure=structure_text(fields))
     except BadModel as error:
         return error.message
-    decided = decide(
+    decision = decide(
         spec,
         machine("9.0"),
         [ENGINES[VERSION]],
         wish(tensor_parallel=tp, speculative="off"),
         rules=RULES,
     )
-    plain = [plan for plan in decided.plans if plan.data_parallel.value == 1]
-    return (plain or decided.rejected)[0]
+    plain = [plan for plan in decision.plans if plan.data_parallel.value == 1]
+    return (plain or decision.rejected)[0]
 
 
 def guess_parsers(fields: dict[str, Any]) -> tuple[str, ...]:
     return model_from_config(fields, structure=structure_text(fields)).guessed
 
 
-def rows_apart(theirs: Counter[Any], mine: Counter[Any]) -> tuple[int, int, str]:
+def rows_apart(engine_rows: Counter[Any], planner_rows: Counter[Any]) -> tuple[int, int, str]:
     """How many kinds of layers of either side have another count on the other; of how many.
 
     What the planner calls unknown is no answer, and is not compared.
     """
     # Sizes of a layer, or the head size of attention.
-    size = slice(-3, -1) if mine and len(next(iter(mine))) == 3 else slice(1, 2)
-    open_ = {kind[size] for kind in mine if "unknown" in kind}
-    theirs, mine = (
+    size = slice(-3, -1) if planner_rows and len(next(iter(planner_rows))) == 3 else slice(1, 2)
+    open_ = {kind[size] for kind in planner_rows if "unknown" in kind}
+    engine_rows, planner_rows = (
         Counter({kind: count for kind, count in side.items() if kind[size] not in open_})
-        for side in (theirs, mine)
+        for side in (engine_rows, planner_rows)
     )
-    kinds = theirs.keys() | mine.keys()
-    apart = {kind for kind in kinds if theirs[kind] != mine[kind]}
-    words = f"theirs {dict(theirs - mine)}, ours {dict(mine - theirs)}" if apart else ""
+    kinds = engine_rows.keys() | planner_rows.keys()
+    apart = {kind for kind in kinds if engine_rows[kind] != planner_rows[kind]}
+    words = (
+        f"theirs {dict(engine_rows - planner_rows)}, ours {dict(planner_rows - engine_rows)}"
+        if apart
+        else ""
+    )
     return len(apart), len(kinds), words
 
 
@@ -105,18 +109,20 @@ def nameless(rows: Counter[tuple[str, int, int, str]]) -> Counter[Any]:
 
 def judge(family: str, quant: str, place: int, answer: dict[str, Any]) -> Verdict:
     case = f"{family} {quant} tp={RANKS[place]}"
-    asked, mine = config(family, quant), forecast(family, quant, RANKS[place])
-    if isinstance(mine, str) or mine.memory is None:
-        why = mine if isinstance(mine, str) else f"{mine.verdict}: {mine.reasons[0]}"
+    config_fields, plan = config(family, quant), forecast(family, quant, RANKS[place])
+    if isinstance(plan, str) or plan.memory is None:
+        why = plan if isinstance(plan, str) else f"{plan.verdict}: {plan.reasons[0]}"
         return Verdict(case, (), None, (0, 0), (0, 0), why)
-    weights = mine.memory.weights_bytes / answer["weights"][place] - 1
-    theirs = ungrown(layers_of(family, answer, place, RANKS), mine)
-    kernels = rows_apart(nameless(theirs), nameless(layers_ours(mine)))
-    told = attention_of(answer, place) if "attention" in answer else Counter()
-    said = attention_ours(mine, {(kind, head) for kind, head, _, number in told if number})
-    backends = rows_apart(told, said)
+    weights = plan.memory.weights_bytes / answer["weights"][place] - 1
+    engine_layers = ungrown(layers_of(family, answer, place, RANKS), plan)
+    kernels = rows_apart(nameless(engine_layers), nameless(layers_ours(plan)))
+    engine_attention = attention_of(answer, place) if "attention" in answer else Counter()
+    planner_attention = attention_ours(
+        plan, {(kind, head) for kind, head, _, number in engine_attention if number}
+    )
+    backends = rows_apart(engine_attention, planner_attention)
     words = f"weights {weights:+.2%}; layers: {kernels[2]}; attention: {backends[2]}"
-    return Verdict(case, guess_parsers(asked), weights, kernels[:2], backends[:2], words)
+    return Verdict(case, guess_parsers(config_fields), weights, kernels[:2], backends[:2], words)
 
 
 @cache
@@ -133,13 +139,17 @@ def verdicts() -> tuple[Verdict, ...]:
 def figure(cases: Sequence[Verdict]) -> dict[str, float]:
     """Shares of the cases: guessed, refused, and, of those with a plan, weights within 0.5 %,
     kernels of layers wrong, backends of attention wrong."""
-    planned = [case for case in cases if case.weights is not None]
-    kernels = [sum(column) for column in zip(*(one.kernels for one in planned), strict=True)]
-    backends = [sum(column) for column in zip(*(one.backends for one in planned), strict=True)]
+    cases_with_weights = [case for case in cases if case.weights is not None]
+    kernels = [
+        sum(column) for column in zip(*(case.kernels for case in cases_with_weights), strict=True)
+    ]
+    backends = [
+        sum(column) for column in zip(*(case.backends for case in cases_with_weights), strict=True)
+    ]
     return {
         "guessed": sum(bool(case.guessed) for case in cases) / len(cases),
-        "refused": 1 - len(planned) / len(cases),
-        "weights within 0.5 %": sum(map(near, planned)) / len(planned),
+        "refused": 1 - len(cases_with_weights) / len(cases),
+        "weights within 0.5 %": sum(map(near, cases_with_weights)) / len(cases_with_weights),
         "kernels wrong": kernels[0] / kernels[1],
         "backends wrong": backends[0] / backends[1],
     }
@@ -150,22 +160,22 @@ def near(one: Verdict) -> bool:
 
 
 def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
-    found_figure = figure(verdicts())
-    assert found_figure["weights within 0.5 %"] >= 0.99
-    assert found_figure["kernels wrong"] <= 0.02
-    assert found_figure["backends wrong"] <= 0.02
-    assert found_figure["guessed"] <= 0.02
-    assert found_figure["refused"] == 0
+    shares = figure(verdicts())
+    assert shares["weights within 0.5 %"] >= 0.99
+    assert shares["kernels wrong"] <= 0.02
+    assert shares["backends wrong"] <= 0.02
+    assert shares["guessed"] <= 0.02
+    assert shares["refused"] == 0
 
 
 def test_verdicts_without_a_guess_have_the_weights_of_the_engine() -> None:
     sure = [
         verdict for verdict in verdicts() if verdict.weights is not None and not verdict.guessed
     ]
-    assert [one.case for one in sure if not near(one)] == []
+    assert [verdict.case for verdict in sure if not near(verdict)] == []
 
 
 def test_the_engine_builds_most_families() -> None:
-    built = {verdict.case.split()[0] for verdict in verdicts()}
-    assert len(built) >= 93
+    families = {verdict.case.split()[0] for verdict in verdicts()}
+    assert len(families) >= 93
     assert len({family for family, _ in cases()}) == 109

@@ -47,15 +47,16 @@ def test_a_copied_profile_is_told_what_to_ask_its_engine(tmp_path: Path) -> None
         shutil.copy(
             PROFILES / f"engines/{kind}/{version}.yaml", tmp_path / f"engines/{kind}/{copy}.yaml"
         )
-    told = golden.missing(MODULES, tmp_path)
+    missing = golden.missing(MODULES, tmp_path)
     assert (
-        "linear-999.1.json is missing: run `scripts/engine-answers linear --version 999.1`" in told
+        "linear-999.1.json is missing: run `scripts/engine-answers linear --version 999.1`"
+        in missing
     )
     assert (
         "sglang_moe-999.2.post1.json is missing: run `scripts/engine-answers sglang_moe --version"
-        " 999.2.post1`" in told
+        " 999.2.post1`" in missing
     )
-    assert len(told) == len(MODULES)
+    assert len(missing) == len(MODULES)
 
 
 # Asked as engines that nobody described: tests/e2e/test_unpacked_engines.py and
@@ -65,14 +66,14 @@ NO_RULES = {"vllm==0.30.0", "sglang==0.5.15.post1"}
 
 def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
     assert {path.name for path in golden.FOLDER.iterdir()} == {
-        golden.path_of(*asked).name for asked in ASKED
+        golden.path_of(*pair).name for pair in ASKED
     }
 
 
 def test_every_asked_engine_has_its_wheel_and_packages_recorded() -> None:
     document = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
-    asked = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
-    wrong = sorted((asked | NO_RULES) ^ set(document))
+    engines = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
+    wrong = sorted((engines | NO_RULES) ^ set(document))
     assert not wrong, (
         f"sections of tests/conformance/engine/wheels.toml to add, or to remove: {', '.join(wrong)}"
     )

@@ -41,16 +41,16 @@ def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
         model_from_config(case(one.model, one.quant)),
         PROFILES.engine(ref),
     )
-    built = build(spec, relevant_traits(spec, engine.traits))
+    model = build(spec, relevant_traits(spec, engine.traits))
     rank = Variant(tp=one.tp, dp=one.dp, ep=one.whole).rank("bfloat16", CAPABILITIES[0])
-    held_weights_bytes = weights_bytes(built, rank, engine.traits)
-    assert held_weights_bytes is not None
+    rank_bytes = weights_bytes(model, rank, engine.traits)
+    assert rank_bytes is not None
     rules = PROFILES.rules([engine])[ref]
     rows = layer_kernels(
-        built.linears, rules, rank.computing, experts=expert_traits(spec, online=False)
+        model.linears, rules, rank.computing, experts=expert_traits(spec, online=False)
     )
-    experts = [layer.name for layer in built.linears if layer.experts]
-    return held_weights_bytes, {
+    experts = [layer.name for layer in model.linears if layer.experts]
+    return rank_bytes, {
         (row.kernel or "").rpartition(" ")[2] for row in rows if row.layer in experts
     }
 
@@ -58,12 +58,12 @@ def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
 @pytest.mark.parametrize(("module", "version"), ASKED)
 def test_ranks_hold_what_the_engine_gives_them(module: ModuleType, version: str) -> None:
     kind = engine_of(module)
-    for one, answer in pairs(module, version, CAPABILITIES[0]):
+    for group_case, answer in pairs(module, version, CAPABILITIES[0]):
         if "refused" in answer:
             continue
-        held, kernels = forecast(f"{kind}=={version}", one)
-        assert answer["weights"] * 0.9999 <= held, one
-        assert held <= answer["weights"] * (1 + OVER[kind]), one
-        named = {expert.rpartition(" ")[0] for expert in answer["experts"]}
+        forecast_bytes, kernels = forecast(f"{kind}=={version}", group_case)
+        assert answer["weights"] * 0.9999 <= forecast_bytes, group_case
+        assert forecast_bytes <= answer["weights"] * (1 + OVER[kind]), group_case
+        expert_names = {expert.rpartition(" ")[0] for expert in answer["experts"]}
         # SGLang's rules do not describe every kernel.
-        assert named <= kernels or kernels == {""}, (one, kernels)
+        assert expert_names <= kernels or kernels == {""}, (group_case, kernels)

@@ -22,15 +22,17 @@ ASKED = [f"sglang=={version}" for version in read_answers()]
 def test_a_profile_has_the_choices_that_the_kept_answers_show(ref: str) -> None:
     engine = PROFILES.engine(ref)
     near = str(engine.guessed_from)
-    assert engine.choices == choices_of(PROFILES, ref, near, [one for one in RULED if one != near])
+    assert engine.choices == choices_of(
+        PROFILES, ref, near, [rule for rule in RULED if rule != near]
+    )
 
 
 def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of gpt-oss, and layers with 8-bit inputs, are as in 0.5.10.post1 on both kinds."""
-    asked = {kind: read_answers()["0.5.21"][kind] for kind in ("9.0", "12.0")}
-    monkeypatch.setattr(known_choices, "answers_near", lambda *_: asked)
-    found = choices_of(PROFILES, "sglang==0.5.21", "sglang==0.5.23", ["sglang==0.5.10.post1"])
-    rows = [choice for choice in found if choice.of != "memory"]
+    kinds = {kind: read_answers()["0.5.21"][kind] for kind in ("9.0", "12.0")}
+    monkeypatch.setattr(known_choices, "answers_near", lambda *_: kinds)
+    choices = choices_of(PROFILES, "sglang==0.5.21", "sglang==0.5.23", ["sglang==0.5.10.post1"])
+    rows = [choice for choice in choices if choice.of != "memory"]
     assert {choice.of for choice in rows} == {"attention_backends", "linear", "moe"}
     assert all(choice.where.get("capabilities") for choice in rows)
     assert ("9.*", "12.*") in {choice.where["capabilities"] for choice in rows}

@@ -31,14 +31,14 @@ def shape_of(q: Question) -> LinearShape:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked_questions = list(questions(version))
-    shapes = [shape_of(question) for question in asked_questions]
+    question_list = list(questions(version))
+    shapes = [shape_of(question) for question in question_list]
     wrong = []
     for machine, answers in golden(linear_questions, version).items():
-        for question, shape, theirs in zip(asked_questions, shapes, answers, strict=True):
-            ours = accepting(RULES[version], question, shape, machine)
-            if ours != theirs:
-                wrong.append((machine, question, theirs, ours))
+        for question, shape, engine_answer in zip(question_list, shapes, answers, strict=True):
+            planner_answer = accepting(RULES[version], question, shape, machine)
+            if planner_answer != engine_answer:
+                wrong.append((machine, question, engine_answer, planner_answer))
     assert wrong == []
 
 
@@ -48,19 +48,19 @@ def accepting(
     """As the engine was asked: disable the chosen kernel, until none is left."""
     capability, _, which = machine.partition(" ")
     packages = {"": None, "none": frozenset[str](), "all": ALL_PACKAGES}[which]
-    disabled = set(filter(None, question.disabled.split(",")))
+    names = set(filter(None, question.disabled.split(",")))
     kernels: list[str] = []
     first: KernelChoice | None = None
     while True:
         choice = choose(
-            rules, shape, capability, packages, disabling(disabled), question.forced or None
+            rules, shape, capability, packages, disabling(names), question.forced or None
         )
         first = first or choice
         kernel = "unknown" if choice.status == "unknown" else choice.kernel
         if kernel is None or kernel in kernels:
             return [kernels, list(first.padded_to) if first.padded_to else None]
         kernels.append(kernel)
-        disabled.add(kernel)
+        names.add(kernel)
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:

@@ -24,24 +24,24 @@ PROFILES = Profiles()
 def test_the_engines_own_parser_reads_what_plans_say(version: str) -> None:
     (read,) = [
         answer
-        for asked, answer in pairs(lora_questions, version, "9.0")
-        if asked == lora_questions.PARSER
+        for question, answer in pairs(lora_questions, version, "9.0")
+        if question == lora_questions.PARSER
     ]
-    placed = [[served_name(name), path] for name, path in lora_questions.PLACED]
-    assert json.loads(json.dumps(read)) == [placed, True, 16, 2, "/models/m"]
+    adapter_rows = [[served_name(name), path] for name, path in lora_questions.PLACED]
+    assert json.loads(json.dumps(read)) == [adapter_rows, True, 16, 2, "/models/m"]
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_generating_architectures_without_adapters_are_known(version: str) -> None:
-    told = {
+    answers_by_model = {
         model: answer
         for model, answer in pairs(lora_questions, version, "9.0")
         if model != lora_questions.PARSER
     }
-    assert sum(answer is True for answer in told.values()) >= 30
+    assert sum(answer is True for answer in answers_by_model.values()) >= 30
     without = {
         published_model(model).architecture
-        for model, answer in told.items()
+        for model, answer in answers_by_model.items()
         if answer is False and published_model(model).task == "generate"
     }
     assert set(PROFILES.engine(f"vllm=={version}").no_lora) == without

@@ -107,36 +107,39 @@ def rows_of(
 def test_every_parameter_is_what_the_engine_builds(version: str, model: str) -> None:
     answer = answers(version)[model]
     ranks = [tp for tp in TENSOR_PARALLEL if tp not in answer["refused"]]
-    expected: collections.Counter[Any] = collections.Counter()
+    engine_parameters: collections.Counter[Any] = collections.Counter()
     for name, count, dtype, shapes in answer["parameters"]:
         sizes = tuple(
             tuple(shape) for shape in (shapes if len(shapes) > 1 else shapes * len(ranks))
         )
-        expected[name, dtype, sizes] += count
-    held = {dtype for _, dtype, _ in expected} - {"F32"}
-    assert rows_of(plan(model, version), ranks, held.pop(), pooling="embed" in model) == expected
+        engine_parameters[name, dtype, sizes] += count
+    dtypes = {dtype for _, dtype, _ in engine_parameters} - {"F32"}
+    assert (
+        rows_of(plan(model, version), ranks, dtypes.pop(), pooling="embed" in model)
+        == engine_parameters
+    )
 
 
 @pytest.mark.parametrize(("version", "model"), QUESTIONS, ids=str)
 def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) -> None:
     for tp in TENSOR_PARALLEL:
-        refused = any(
+        is_refused = any(
             of_linear(item, [tp], "BF16") is None for item in plan(model, version).linears
         )
-        assert refused is (tp in answers(version)[model]["refused"]), tp
+        assert is_refused is (tp in answers(version)[model]["refused"]), tp
 
 
 @pytest.mark.parametrize(("version", "model"), QUESTIONS, ids=str)
 def test_heads_are_those_of_the_engine_s_attention(version: str, model: str) -> None:
-    expected: collections.Counter[Any] = collections.Counter()
+    engine_heads: collections.Counter[Any] = collections.Counter()
     for _, count, heads, kv_heads, size, _, shares in answers(version)[model]["attention"]:
         if not shares:
-            expected[heads, kv_heads, size] += count
-    ours: collections.Counter[Any] = collections.Counter()
+            engine_heads[heads, kv_heads, size] += count
+    planner_heads: collections.Counter[Any] = collections.Counter()
     for group in plan(model, version).attention:
         if group.kind not in ("recurrent", UNTOLD.get((version, model))):
-            ours[group.heads, group.kv_heads, group.head_dim] += group.layers
-    assert ours == expected
+            planner_heads[group.heads, group.kv_heads, group.head_dim] += group.layers
+    assert planner_heads == engine_heads
 
 
 def test_the_golden_answers_cover_what_they_should() -> None:

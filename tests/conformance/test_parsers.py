@@ -107,25 +107,30 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
     for dialect in kept_dialects():
         if dialect.calls is None:
             continue
-        mine, theirs = (
+        planner_parser, template_parsers = (
             PROFILES.parsers.writing(spec(dialect)).tool_parser(engine).value,
             read[dialect.name, dialect.calls],
         )
-        if mine not in (NO_PARSER, *UNTRIED, *theirs) and (version, dialect.name) not in UNREAD:
-            wrong.append(f"{dialect.name}: {mine}, and {theirs or 'none'} read it")
+        if (
+            planner_parser not in (NO_PARSER, *UNTRIED, *template_parsers)
+            and (version, dialect.name) not in UNREAD
+        ):
+            wrong.append(
+                f"{dialect.name}: {planner_parser}, and {template_parsers or 'none'} read it"
+            )
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
-    found_dialects = [dialect for dialect in kept_dialects() if family in dialect.name]
-    assert found_dialects
+    dialects = [dialect for dialect in kept_dialects() if family in dialect.name]
+    assert dialects
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip(f"SGLang {NEWEST_SGLANG} has no parser for Seed-OSS")
     assert NO_PARSER not in {
-        PROFILES.parsers.writing(spec(found_dialect)).tool_parser(PROFILES.engine(ref)).value
-        for found_dialect in found_dialects
+        PROFILES.parsers.writing(spec(dialect)).tool_parser(PROFILES.engine(ref)).value
+        for dialect in dialects
     }
 
 
@@ -139,16 +144,18 @@ def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
     for question, read in pairs(sglang_parser_questions, version, "9.0"):
         model = spec(templates[question.model]).evolve(added_tokens=("<think>", "</think>"))
         writing = PROFILES.parsers.writing(model)
-        mine = (
+        planner_parser = (
             writing.tool_parser(engine)
             if question.about == "calls"
             else writing.reasoning_parser(engine)
         ).value
-        if mine not in (NO_PARSER, *read):
+        if planner_parser not in (NO_PARSER, *read):
             wrong.add(question.model)
-    unread = {name for since, name, _ in SGLANG_UNREAD if since in ("", version)}
-    assert {name for name in wrong if not any(one in name for one in unread)} == set()
-    assert all(any(one in name for name in wrong) for one in unread), (
+    unread_names = {name for since, name, _ in SGLANG_UNREAD if since in ("", version)}
+    assert {
+        name for name in wrong if not any(name_part in name for name_part in unread_names)
+    } == set()
+    assert all(any(name_part in name for name in wrong) for name_part in unread_names), (
         "an exception that is none any more"
     )
 

@@ -19,28 +19,28 @@ def ours(engine: Engine, question: Question, capability: str, *, parser: bool = 
     if parser and question.user and question.user not in engine.quantizations:
         return ["refused", "parser"]
     try:
-        resolved = resolve(engine, quant, question.user, question.model_type, capability)
-        check(engine, resolved, capability, question.dtype)
+        scheme = resolve(engine, quant, question.user, question.model_type, capability)
+        check(engine, scheme, capability, question.dtype)
     except MethodRefused as refused:
         return ["refused", refused.why]
-    return ["ok", resolved.method]
+    return ["ok", scheme.method]
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    compared, wrong = 0, []
+    count, wrong = 0, []
     for capability in CAPABILITIES:
-        for question, theirs in pairs(method_questions, version, capability):
+        for question, engine_answer in pairs(method_questions, version, capability):
             # Where the class refuses its own block, the schemes of the layers say so: the test
             # below.
-            if theirs == ["refused", "block"]:
+            if engine_answer == ["refused", "block"]:
                 continue
-            compared += 1
-            mine = ours(ENGINES[version], question, capability)
-            if mine != theirs:
-                wrong.append((capability, question, theirs, mine))
+            count += 1
+            planner_answer = ours(ENGINES[version], question, capability)
+            if planner_answer != engine_answer:
+                wrong.append((capability, question, engine_answer, planner_answer))
     assert wrong == []
-    assert compared > 7900
+    assert count > 7900
 
 
 @pytest.mark.parametrize("version", VLLM)
@@ -56,13 +56,13 @@ def test_the_answers_are_of_every_kind(version: str) -> None:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_a_block_that_its_class_refuses_has_no_plan(version: str) -> None:
-    refused = {
+    blocks = {
         question.block
-        for question, theirs in pairs(method_questions, version, "8.6")
-        if theirs[1] == "block" and not question.user
+        for question, engine_answer in pairs(method_questions, version, "8.6")
+        if engine_answer[1] == "block" and not question.user
     }
-    assert refused
-    for block in refused:
+    assert blocks
+    for block in blocks:
         decision = make_decision(version, "3090", BLOCKS[block])
         assert not decision.plans, (version, block)
         assert decision.rejected[0].reasons
@@ -75,10 +75,10 @@ SGLANG_ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in 
 def test_every_answer_is_sglangs_own(version: str) -> None:
     wrong = []
     for capability in sglang_method_questions.CAPABILITIES:
-        for question, theirs in pairs(sglang_method_questions, version, capability):
-            if theirs == ["refused", "block"]:
+        for question, engine_answer in pairs(sglang_method_questions, version, capability):
+            if engine_answer == ["refused", "block"]:
                 continue
-            mine = ours(SGLANG_ENGINES[version], question, capability, parser=False)
-            if mine != theirs:
-                wrong.append((capability, question, theirs, mine))
+            planner_answer = ours(SGLANG_ENGINES[version], question, capability, parser=False)
+            if planner_answer != engine_answer:
+                wrong.append((capability, question, engine_answer, planner_answer))
     assert wrong == []

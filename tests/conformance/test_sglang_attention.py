@@ -36,8 +36,10 @@ def resolve(version: str, capability: str, q: asked.Question) -> Selection:
     else:
         spec = model(q.model)
         about = model_of(spec.attention, spec.architecture, q.kv_dtype, capability, q.gpu_mib * MIB)
-    forced = ForcedBackends(attention=q.attention, prefill=q.prefill, decode=q.decode, page=q.page)
-    return select(rules(version), about, forced)
+    forced_backends = ForcedBackends(
+        attention=q.attention, prefill=q.prefill, decode=q.decode, page=q.page
+    )
+    return select(rules(version), about, forced_backends)
 
 
 @pytest.mark.parametrize("capability", asked.CAPABILITIES)
@@ -45,12 +47,12 @@ def resolve(version: str, capability: str, q: asked.Question) -> Selection:
 def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -> None:
     wrong = []
     for question, answer in pairs(asked, version, capability):
-        chosen = resolve(version, capability, question)
-        found = (
-            [chosen.prefill, chosen.decode, chosen.page] if chosen.status == "ok" else chosen.status
+        choice = resolve(version, capability, question)
+        planner_answer = (
+            [choice.prefill, choice.decode, choice.page] if choice.status == "ok" else choice.status
         )
-        if found != ("none" if isinstance(answer, str) else answer[:3]):
-            wrong.append((question, answer, chosen))
+        if planner_answer != ("none" if isinstance(answer, str) else answer[:3]):
+            wrong.append((question, answer, choice))
     assert wrong == []
 
 
@@ -69,16 +71,16 @@ def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(
     for question, answer in plain:
         if isinstance(answer, str):
             continue
-        found_rows = rows(version, question.model, capability)
+        planner_rows = rows(version, question.model, capability)
         recurrent, tower = answer[3], answer[5]
         if recurrent is not None:
             _, prefill, decode = recurrent
-            if found_rows["recurrent"].backend != (
+            if planner_rows["recurrent"].backend != (
                 prefill if prefill == decode else f"{prefill}/{decode}"
             ):
-                wrong.append((question, recurrent, found_rows["recurrent"]))
-        if "vision" in found_rows and found_rows["vision"].backend != tower:
-            wrong.append((question, tower, found_rows["vision"]))
+                wrong.append((question, recurrent, planner_rows["recurrent"]))
+        if "vision" in planner_rows and planner_rows["vision"].backend != tower:
+            wrong.append((question, tower, planner_rows["vision"]))
     assert len(plain) >= 40
     assert wrong == []
 
@@ -87,7 +89,13 @@ def test_every_backend_and_every_limit_was_asked_for() -> None:
     """A rule that no answer depends on is not held to anything; these are the ones that none of the
     models reaches."""
     for version in SGLANG:
-        answers = [answer for found in golden(asked, version).values() for answer in found]
-        taken = {name for answer in answers if not isinstance(answer, str) for name in answer[:2]}
-        assert set(rules(version).backends) - taken <= {"flashmla", "cutlass_mla", "nsa", "dsa"}
+        answers = [
+            answer
+            for question_answers in golden(asked, version).values()
+            for answer in question_answers
+        ]
+        backends = {
+            name for answer in answers if not isinstance(answer, str) for name in answer[:2]
+        }
+        assert set(rules(version).backends) - backends <= {"flashmla", "cutlass_mla", "nsa", "dsa"}
         assert len({answer for answer in answers if isinstance(answer, str)}) >= 10

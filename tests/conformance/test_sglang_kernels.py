@@ -26,7 +26,9 @@ from tests.unit.engines.common.kernels.test_sglang_kernels import (
 
 def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tuple[str, str]]:
     """What the table says of the newest version in it that is not newer than this one."""
-    return next(found for bound, found in reversed(table.items()) if since(version, bound))
+    return next(
+        names for first_version, names in reversed(table.items()) if since(version, first_version)
+    )
 
 
 # What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole
@@ -48,7 +50,7 @@ MARLIN = ("apply_gptq_marlin_linear", "apply_fp8_marlin_linear")
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: str) -> None:
     wrong: list[Any] = []
-    unknown, agreed = set(), 0
+    unknown_layers, agreement = set(), 0
     for capability, answers in golden(sglang_linear_questions, version).items():
         for question, answer in zip(
             sglang_linear_questions.questions(version), answers, strict=True
@@ -66,21 +68,21 @@ def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: st
             shape = LinearShape(
                 scheme=scheme_of(question), dtype=question.dtype, origin=question.origin, **sizes
             )
-            said = choose(linear(version), shape, capability)
+            choice = choose(linear(version), shape, capability)
             kernel = (
-                said.refused[-1].kernel
-                if said.refused and said.refused[-1].kernel in MARLIN
+                choice.refused[-1].kernel
+                if choice.refused and choice.refused[-1].kernel in MARLIN
                 else "none"
             )
-            if said.status == "unknown":
-                unknown.add((question.origin, question.kind))
-            elif answer not in ((said.kernel,) if said.kernel else (kernel, "none", "method")):
-                wrong.append((capability, question, answer, said))
+            if choice.status == "unknown":
+                unknown_layers.add((question.origin, question.kind))
+            elif answer not in ((choice.kernel,) if choice.kernel else (kernel, "none", "method")):
+                wrong.append((capability, question, answer, choice))
             else:
-                agreed += 1
+                agreement += 1
     assert wrong == []
-    assert unknown == known_from(LINEAR_UNKNOWN, version)
-    assert agreed > 7_000, agreed
+    assert unknown_layers == known_from(LINEAR_UNKNOWN, version)
+    assert agreement > 7_000, agreement
 
 
 # Runners that stand-ins alone would answer, methods that have none, layers that are left
@@ -121,10 +123,10 @@ def answer_of(choice: MoeChoice) -> Any:
 @pytest.mark.parametrize("version", SGLANG)
 def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
     wrong: list[Any] = []
-    unknown, agreed = set(), 0
+    unknown_layers, agreement = set(), 0
     for capability, answers in golden(sglang_moe_questions, version).items():
         for question, answer in zip(sglang_moe_questions.questions(version), answers, strict=True):
-            said = moe_choice(version, question, capability)
+            choice = moe_choice(version, question, capability)
             family = str(config(question.model)["model_type"])
             if block(question) and refused_as_a_whole(
                 ENGINES[version], question, capability, family
@@ -132,12 +134,12 @@ def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
                 if answer not in REFUSED:
                     wrong.append((capability, question, answer, None))
                 continue
-            if said.status == "unknown":
-                unknown.add((question.origin, question.kind))
-            elif answer_of(said) != ("none" if answer == "method" else answer):
-                wrong.append((capability, question, answer, said))
+            if choice.status == "unknown":
+                unknown_layers.add((question.origin, question.kind))
+            elif answer_of(choice) != ("none" if answer == "method" else answer):
+                wrong.append((capability, question, answer, choice))
             else:
-                agreed += 1
+                agreement += 1
     assert wrong == []
-    assert unknown == known_from(MOE_UNKNOWN, version)
-    assert agreed > 1_800, agreed
+    assert unknown_layers == known_from(MOE_UNKNOWN, version)
+    assert agreement > 1_800, agreement

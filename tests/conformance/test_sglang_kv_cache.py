@@ -22,9 +22,9 @@ def published_architecture(name: str) -> str:
 def test_windows_save_memory_only_where_the_engine_keeps_them_apart(version: str) -> None:
     """As its own ModelConfig says (is_hybrid_swa), of every model that was asked about."""
     rules = pool("llama-3.1-8b", version).rules
-    for found in golden(sglang_attention_questions, version).values():
+    for answers in golden(sglang_attention_questions, version).values():
         for question, answer in zip(
-            sglang_attention_questions.questions(version), found, strict=True
+            sglang_attention_questions.questions(version), answers, strict=True
         ):
             if (
                 not isinstance(answer, str)

@@ -37,7 +37,7 @@ def test_memory_settings_are_the_engines_own(version: str) -> None:
             sglang_memory_questions.questions(version), answers, strict=True
         ):
             name, mib, tp, seqs, eager, graphs = question
-            said = static_memory(
+            memory = static_memory(
                 *(MEMORY[version], mib, models[name]),
                 tp=tp,
                 seqs=seqs,
@@ -45,9 +45,9 @@ def test_memory_settings_are_the_engines_own(version: str) -> None:
                 eager=eager,
             )
             if [
-                said.chunked_prefill,
-                said.graph_batch,
-                pytest.approx(said.fraction, abs=1e-5),
+                memory.chunked_prefill,
+                memory.graph_batch,
+                pytest.approx(memory.fraction, abs=1e-5),
             ] != answer:
-                wrong.append((capability, question, answer, said))
+                wrong.append((capability, question, answer, memory))
     assert wrong == []

@@ -62,10 +62,12 @@ def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
 
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
     """What became of the way in which nothing is changed."""
-    decided = decision(model, quant, capability, tp)
-    plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
-    refused = [rejection for rejection in decided.rejected if rejection.engine.version == version]
-    plan_outcomes: list[PlanOutcome] = [*plain, *refused]
+    outcome = decision(model, quant, capability, tp)
+    plain = [plan for plan in outcome.plans if plan.engine.version == version and plan.cost == 0]
+    rejections = [
+        rejection for rejection in outcome.rejected if rejection.engine.version == version
+    ]
+    plan_outcomes: list[PlanOutcome] = [*plain, *rejections]
     return plan_outcomes[0]
 
 
@@ -105,57 +107,60 @@ def attention_ours(mine: PlanOutcome) -> list[str]:
 
 def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) -> list[str]:
     """What the planner says otherwise than the engine."""
-    mine = outcome(version, *case, tp)
+    plan = outcome(version, *case, tp)
     if isinstance(answer, str):
-        return [] if isinstance(mine, Rejected) else [f"the engine refuses: {answer}"]
-    if isinstance(mine, Rejected) and mine.verdict == "runtime_fail":
+        return [] if isinstance(plan, Rejected) else [f"the engine refuses: {answer}"]
+    if isinstance(plan, Rejected) and plan.verdict == "runtime_fail":
         return []  # what the rules know beyond the choice of a kernel
-    if isinstance(mine, Rejected) and mine.verdict != "no_memory":
-        return [f"the rules refuse: {mine.verdict}: {mine.reasons[0]}"]
-    found = []
-    theirs, own = products_of(answer), products_ours(mine)
-    if theirs != own:
-        found.append(f"kernels: theirs {dict(theirs - own)}, ours {dict(own - theirs)}")
-    if answer["attention"] != attention_ours(mine):
-        found.append(f"attention: theirs {answer['attention']}, ours {attention_ours(mine)}")
-    memory = mine.memory
+    if isinstance(plan, Rejected) and plan.verdict != "no_memory":
+        return [f"the rules refuse: {plan.verdict}: {plan.reasons[0]}"]
+    rows = []
+    engine_products, planner_products = products_of(answer), products_ours(plan)
+    if engine_products != planner_products:
+        rows.append(
+            f"kernels: theirs {dict(engine_products - planner_products)},"
+            f" ours {dict(planner_products - engine_products)}"
+        )
+    if answer["attention"] != attention_ours(plan):
+        rows.append(f"attention: theirs {answer['attention']}, ours {attention_ours(plan)}")
+    memory = plan.memory
     if memory is None:
-        return [*found, "no sizes: "]
+        return [*rows, "no sizes: "]
     if (
         case[1] != ONLINE
         and abs(memory.weights_bytes - answer["weights"]) > 0.005 * answer["weights"]
     ):
-        found.append(f"weights: theirs {answer['weights']}, ours {memory.weights_bytes}")
+        rows.append(f"weights: theirs {answer['weights']}, ours {memory.weights_bytes}")
     _, _, tokens, size = answer["kv"]
-    ours = memory.kv_bytes_per_token * tokens
-    if abs(ours - size) > 0.01 * size:
-        found.append(
+    planner_bytes = memory.kv_bytes_per_token * tokens
+    if abs(planner_bytes - size) > 0.01 * size:
+        rows.append(
             f"KV cache: theirs {size / tokens:.0f} a token, ours {memory.kv_bytes_per_token}"
         )
-    return found
+    return rows
 
 
 @cache
 def compare_answers() -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many answers there are, and of (what differs, model and quantization) what the two
     say."""
-    told: dict[tuple[str, str, str], dict[str, Any]] = {}
+    answers_by_case: dict[tuple[str, str, str], dict[str, Any]] = {}
     for version in SGLANG:
         for capability in asked.CAPABILITIES:
             for case, answer in pairs(asked, version, capability):
                 if answer is not None:
-                    told.setdefault(case, {})[version] = answer
-    count, found = 0, dict[tuple[str, str], list[str]]()
-    for case, answers in told.items():
+                    answers_by_case.setdefault(case, {})[version] = answer
+    count, differences_by_gap = 0, dict[tuple[str, str], list[str]]()
+    for case, answers in answers_by_case.items():
         for place, tp in enumerate(asked.RANKS):
             for version, answer in answers.items():
                 count += 1
                 for difference in differences(version, case, tp, answer[place]):
                     key = difference.partition(":")[0], " ".join(case[:2])
-                    found.setdefault(key, []).append(
+                    differences_by_gap.setdefault(key, []).append(
                         f"{version} sm {case[2]} tp={tp}: {difference}"
                     )
-    return count, found
+    return count, differences_by_gap
 
 
 # What is known to differ: (what, models with quantizations), and why. The engine's answer wins
@@ -279,16 +284,18 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def test_the_planner_differs_from_the_engine_where_that_is_known_and_nowhere_else() -> None:
-    _, found = compare_answers()
-    known = {(what, name) for what, names in GAPS for name in names}
-    assert {key: said[0] for key, said in found.items() if key not in known} == {}
-    assert known - found.keys() == set()
+    _, differences_by_gap = compare_answers()
+    gaps = {(what, name) for what, names in GAPS for name in names}
+    assert {key: lines[0] for key, lines in differences_by_gap.items() if key not in gaps} == {}
+    assert gaps - differences_by_gap.keys() == set()
 
 
 def test_most_of_many_answers_are_the_planners_own() -> None:
-    count, found = compare_answers()
+    count, differences_by_gap = compare_answers()
     differing = {
-        line.partition(": ")[0] + name for (_, name), said in found.items() for line in said
+        line.partition(": ")[0] + name
+        for (_, name), lines in differences_by_gap.items()
+        for line in lines
     }
     assert count >= 660
     assert count - len(differing) >= 390

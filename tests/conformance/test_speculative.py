@@ -43,20 +43,26 @@ def ours(version: str, question: Question) -> Speculation:
     )
     spec = target(question.target, **changes)
     if question.drafter:
-        named = drafter(question.drafter, spec if question.method != "draft_model" else None)
-        asked_wish = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
+        draft_model = drafter(question.drafter, spec if question.method != "draft_model" else None)
+        request = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
         return speculation_of(
-            spec, named, asked_wish, engine(version), RULES[version], attends, Rank(tp=question.tp)
+            spec,
+            draft_model,
+            request,
+            engine(version),
+            RULES[version],
+            attends,
+            Rank(tp=question.tp),
         )
-    asked_wish = wish(speculative=question.method, num_speculative_tokens=question.tokens)
+    request = wish(speculative=question.method, num_speculative_tokens=question.tokens)
     return speculation_of(
-        spec, None, asked_wish, engine(version), RULES[version], attends, Rank(tp=question.tp)
+        spec, None, request, engine(version), RULES[version], attends, Rank(tp=question.tp)
     )
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    compared = 0
+    count = 0
     for question, answer in pairs(speculative_questions, version, "9.0"):
         if not question.target:
             assert is_listed(version, question.method, answer), question
@@ -73,8 +79,8 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
                 question,
                 own_answer,
             )
-        compared += 1
-    assert compared > 40
+        count += 1
+    assert count > 40
 
 
 def is_listed(version: str, name: str, answer: list[str]) -> bool:
@@ -88,7 +94,7 @@ def is_listed(version: str, name: str, answer: list[str]) -> bool:
 
 @pytest.mark.parametrize("version", ["0.19.1", NEWEST_VLLM])
 def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None:
-    compared = 0
+    count = 0
     for question, answer in pairs(speculative_questions, version, "9.0"):
         if (
             not question.drafter
@@ -100,8 +106,8 @@ def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None
         assert drafter_bytes(
             drafter(question.drafter), Rank(tp=question.tp), build
         ) == pytest.approx(sum(answer[3]), rel=1e-4), question
-        compared += 1
-    assert compared >= 10
+        count += 1
+    assert count >= 10
 
 
 @pytest.mark.parametrize(
@@ -118,6 +124,6 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
                 if name in ("deepseek-v3", "glm-4.5-air")
                 else 0
             )
-            this_drafting_bytes = drafting_bytes(spec, 1, Rank(tp=question.tp), build)
-            assert this_drafting_bytes is not None
-            assert this_drafting_bytes + head == pytest.approx(answer[3][0], rel=0.02), question
+            draft_bytes = drafting_bytes(spec, 1, Rank(tp=question.tp), build)
+            assert draft_bytes is not None
+            assert draft_bytes + head == pytest.approx(answer[3][0], rel=0.02), question

@@ -35,9 +35,9 @@ def test_a_class_without_the_argument_has_no_stages(tmp_path: Path) -> None:
 
 def test_gemma_4_has_stages_since_a_version_without_rules() -> None:
     """sgl-project/sglang#25284."""
-    for version, told in (("0.5.11", True), ("0.5.12.post1", True), ("0.5.13", False)):
+    for version, has_stages in (("0.5.11", True), ("0.5.12.post1", True), ("0.5.13", False)):
         without = Profiles().engine(f"sglang=={version}").no_stages
-        assert ("Gemma4ForConditionalGeneration" in without) is told
+        assert ("Gemma4ForConditionalGeneration" in without) is has_stages
 
 
 OF_VLLM = """

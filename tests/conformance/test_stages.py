@@ -77,52 +77,65 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
     """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of
     it."""
     spec, engine = spec_of(one), PROFILES.engine(ref)
-    built, whole = (
+    model, whole = (
         build(spec, relevant_traits(spec, engine.traits)),
         parts_of_every_stage(engine, spec.architecture),
     )
-    if field_against_stages(built, engine, spec.architecture):
+    if field_against_stages(model, engine, spec.architecture):
         return None
     rank = Rank(
         pp=one.count,
         dtype="float16" if one.quant == "awq" else "bfloat16",
         capability=CAPABILITIES[0],
     )
-    layers = one.layers or layers_of(built, engine_kind(engine.kind), one.count)
-    found = []
+    layers = one.layers or layers_of(model, engine_kind(engine.kind), one.count)
+    parts = []
     for part in range(one.count):
-        stage = stage_model(built, layers, part, whole)
-        held_weights_bytes = weights_bytes(stage, rank, engine.traits)
-        assert held_weights_bytes is not None
-        found.append([held_weights_bytes, sum(group.layers for group in stage.attention)])
-    return found
+        stage = stage_model(model, layers, part, whole)
+        stage_bytes = weights_bytes(stage, rank, engine.traits)
+        assert stage_bytes is not None
+        parts.append([stage_bytes, sum(group.layers for group in stage.attention)])
+    return parts
 
 
 def differences(module: ModuleType, version: str) -> list[str]:
     wrong, kind = [], engine_of(module)
-    for one, answer in pairs(module, version, CAPABILITIES[0]):
-        mine = ours(f"{kind}=={version}", one)
+    for stage_case, answer in pairs(module, version, CAPABILITIES[0]):
+        planner_parts = ours(f"{kind}=={version}", stage_case)
         if isinstance(answer, dict):
             wrong += (
-                [f"{one}: {answer['refused']}"]
-                if mine and about_stages(one, answer["refused"])
+                [f"{stage_case}: {answer['refused']}"]
+                if planner_parts and about_stages(stage_case, answer["refused"])
                 else []
             )
-        elif mine is None:
+        elif planner_parts is None:
             wrong += (
                 []
-                if headless(one, answer)
-                else [f"{one}: {answer}, and the planner makes no stages of it"]
+                if headless(stage_case, answer)
+                else [f"{stage_case}: {answer}, and the planner makes no stages of it"]
             )
-        elif (kind, version, one.model) not in STAND_INS and f"{one.model} {one.quant}" not in (
+        elif (
+            kind,
+            version,
+            stage_case.model,
+        ) not in STAND_INS and f"{stage_case.model} {stage_case.quant}" not in (
             WHOLE if kind == "sglang" else ()
         ):
-            for part, (own, said) in enumerate(zip(mine, answer, strict=True)):
-                unseen = kind == "sglang" or one.model in TOWERS_UNSEEN
-                theirs: Any = [said if kind == "sglang" else said[0], own[1] if unseen else said[1]]
-                if own[1] != theirs[1] or abs(own[0] / theirs[0] - 1) > EXACT[kind]:
+            for part, (planner_part, engine_part) in enumerate(
+                zip(planner_parts, answer, strict=True)
+            ):
+                is_unseen = kind == "sglang" or stage_case.model in TOWERS_UNSEEN
+                engine_bytes: Any = [
+                    engine_part if kind == "sglang" else engine_part[0],
+                    planner_part[1] if is_unseen else engine_part[1],
+                ]
+                if (
+                    planner_part[1] != engine_bytes[1]
+                    or abs(planner_part[0] / engine_bytes[0] - 1) > EXACT[kind]
+                ):
                     wrong.append(
-                        f"{one}, stage {part}: {theirs}, ours {own}, {own[0] / theirs[0] - 1:+.2%}"
+                        f"{stage_case}, stage {part}: {engine_bytes}, ours {planner_part},"
+                        f" {planner_part[0] / engine_bytes[0] - 1:+.2%}"
                     )
     return wrong
 
@@ -158,17 +171,17 @@ def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, vers
     """All that the version has were asked, not only those of tests/models; what has stages and is
     not planned with them was refused otherwise."""
     engine = PROFILES.engine(f"{engine_of(module)}=={version}")
-    told = dict(pairs(module, version, module.CAPABILITIES[0]))
-    assert sum(answer is True for answer in told.values()) >= 50
-    refused = {
-        spec_of(one).architecture
-        for asker, asked_of in ASKED
-        if (engine_of(asker), asked_of) == (engine.kind, version)
-        for one, answer in pairs(asker, version, CAPABILITIES[0])
+    answers_by_case = dict(pairs(module, version, module.CAPABILITIES[0]))
+    assert sum(answer is True for answer in answers_by_case.values()) >= 50
+    architectures = {
+        spec_of(case).architecture
+        for asker, asker_version in ASKED
+        if (engine_of(asker), asker_version) == (engine.kind, version)
+        for case, answer in pairs(asker, version, CAPABILITIES[0])
         if isinstance(answer, dict)
     }
-    without = {architecture for architecture, answer in told.items() if answer is False}
-    assert without <= set(engine.no_stages) <= without | refused
+    without = {architecture for architecture, answer in answers_by_case.items() if answer is False}
+    assert without <= set(engine.no_stages) <= without | architectures
 
 
 def test_stages_of_unlike_gpus_are_among_the_asked_ones() -> None:

@@ -153,10 +153,8 @@ def _sources(folder: Path, choices: dict[str, tuple[str, ...]]) -> Sources:
 def test_a_refusal_that_needs_an_option_of_no_plan_is_none_of_a_configuration(
     tmp_path: Path,
 ) -> None:
-    found_refusals = refusals(_sources(tmp_path, {}), {("checks.py", 2)})
-    assert [
-        (found_refusal.text[18:-2], found_refusal.kind) for found_refusal in found_refusals
-    ] == [
+    refusal_rows = refusals(_sources(tmp_path, {}), {("checks.py", 2)})
+    assert [(refusal.text[18:-2], refusal.kind) for refusal in refusal_rows] == [
         ("watermark", "option"),
         ("deep", "config"),  # the engine itself chooses it by the type
         ("pplx", "option"),
@@ -167,12 +165,12 @@ def test_a_refusal_that_needs_an_option_of_no_plan_is_none_of_a_configuration(
 def test_handled_errors_count_once_and_choices_of_the_parser_stay(
     tmp_path: Path,
 ) -> None:
-    entered = {("checks.py", _CHECKS[: _CHECKS.index("def parse")].count("\n") + 1)}
+    entries = {("checks.py", _CHECKS[: _CHECKS.index("def parse")].count("\n") + 1)}
     sources = _sources(tmp_path, {"dtype": ("a", "b")})
-    found = {refusal.text: refusal.kind for refusal in refusals(sources, entered)}
-    assert found["raise ValueError('inner')"] == "wrapped"
-    assert found["raise ValueError('parser')"] == "option"
-    assert {*found.values()} <= {*KINDS}
+    kinds_by_text = {refusal.text: refusal.kind for refusal in refusals(sources, entries)}
+    assert kinds_by_text["raise ValueError('inner')"] == "wrapped"
+    assert kinds_by_text["raise ValueError('parser')"] == "option"
+    assert {*kinds_by_text.values()} <= {*KINDS}
 
 
 def test_the_default_of_an_option_is_one_of_the_values_that_the_engine_makes_of_it(
@@ -184,12 +182,12 @@ def test_the_default_of_an_option_is_one_of_the_values_that_the_engine_makes_of_
 
 
 def test_a_start_has_only_options_and_fields_that_the_planner_knows() -> None:
-    planned = {"max_model_len", "speculative_config", "method", "VLLM_X"}
+    options = {"max_model_len", "speculative_config", "method", "VLLM_X"}
     ngram = '--speculative-config={"method":"ngram"}'
-    assert is_planned(["--max-model-len=5", ngram], ["VLLM_X"], planned)
-    assert not is_planned(["--grpc"], [], planned)
-    assert not is_planned(['--speculative-config={"fly":1}'], [], planned)
-    assert not is_planned([], ["VLLM_Y"], planned)
+    assert is_planned(["--max-model-len=5", ngram], ["VLLM_X"], options)
+    assert not is_planned(["--grpc"], [], options)
+    assert not is_planned(['--speculative-config={"fly":1}'], [], options)
+    assert not is_planned([], ["VLLM_Y"], options)
 
 
 def test_values_that_types_refuse_and_contrary_conditions_lead_to_no_refusal(
@@ -200,10 +198,10 @@ def test_values_that_types_refuse_and_contrary_conditions_lead_to_no_refusal(
     devices = {"has_blackwell()": False}
     sources = Sources(tmp_path, {"typed.py"}, settings, {}, devices)
     first = _TYPED[: _TYPED.index("    def check")].count("\n") + 1
-    found = [
+    texts_and_kinds = [
         (refusal.text[18:-2], refusal.kind) for refusal in refusals(sources, {("typed.py", first)})
     ]
-    assert found == [
+    assert texts_and_kinds == [
         ("mode", "contrary"),
         ("policy", "typed"),
         ("count", "typed"),
@@ -221,8 +219,8 @@ def test_values_that_types_refuse_and_contrary_conditions_lead_to_no_refusal(
 def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(_SOURCE)
     sources = Sources(tmp_path, {"engine.py"}, {"size", "dtype"}, {})
-    found_refusals = refusals(sources, {("engine.py", 2)})
-    assert [(found_refusal.function, found_refusal.kind) for found_refusal in found_refusals] == [
+    refusal_rows = refusals(sources, {("engine.py", 2)})
+    assert [(refusal.function, refusal.kind) for refusal in refusal_rows] == [
         ("start", "config"),
         ("start", "platform"),
         ("start", "elsewhere"),
@@ -231,7 +229,7 @@ def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: 
         ("Engine.load", "internal"),
         ("Engine.abstract", "abstract"),
     ]
-    assert found_refusals[0].place == "engine.py:4"
+    assert refusal_rows[0].place == "engine.py:4"
 
 
 def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
@@ -240,14 +238,14 @@ def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
     (tmp_path / "engine.py").write_text(_SOURCE)
     sources = Sources(tmp_path, {"engine.py"}, {"size", "dtype"}, {})
     row = ReviewedRefusal("engine.py", "Engine.load", "'wanted'", "chosen", "no such value")
-    found_refusals = refusals(sources, {("engine.py", 2)}, [row])
-    assert [
-        found_refusal.text for found_refusal in found_refusals if found_refusal.kind == "chosen"
-    ] == ["raise ValueError('wanted')"]
-    assert [each_found_refusal.kind for each_found_refusal in found_refusals].count("config") == 2
-    for left in (row._replace(words="state"), row._replace(function="start")):
+    refusal_rows = refusals(sources, {("engine.py", 2)}, [row])
+    assert [refusal.text for refusal in refusal_rows if refusal.kind == "chosen"] == [
+        "raise ValueError('wanted')"
+    ]
+    assert [each_found_refusal.kind for each_found_refusal in refusal_rows].count("config") == 2
+    for stale_row in (row._replace(words="state"), row._replace(function="start")):
         with pytest.raises(LookupError, match="no refusal of a configuration"):
-            refusals(sources, {("engine.py", 2)}, [left])
+            refusals(sources, {("engine.py", 2)}, [stale_row])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

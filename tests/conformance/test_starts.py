@@ -54,8 +54,8 @@ def decision_at_start(start: Start) -> Decision:
 
 
 def experts_of(start: Start) -> int:
-    found: int = config(start[0], start[1]).get("num_local_experts", 0)
-    return found
+    expert_count: int = config(start[0], start[1]).get("num_local_experts", 0)
+    return expert_count
 
 
 def outcome(decision: Decision, version: str) -> Plan | Rejected:
@@ -81,18 +81,18 @@ def difference(
     assert mine.memory is not None
     # A tower that torch computes has no layer of attention in the engine.
     backends = sorted({row.backend or row.status for row in mine.attention} - {"torch"})
-    ours = {"dtype": mine.dtype.value, "attention": backends}
-    found = [
-        f"{name}: {answer[name]}, ours {said}"
-        for name, said in ours.items()
-        if answer[name] != said
+    planner_values = {"dtype": mine.dtype.value, "attention": backends}
+    differences = [
+        f"{name}: {answer[name]}, ours {planner_value}"
+        for name, planner_value in planner_values.items()
+        if answer[name] != planner_value
     ]
-    held = mine.memory.weights_bytes - kept_scales(version, mine.kernels, experts)
+    weight_bytes = mine.memory.weights_bytes - kept_scales(version, mine.kernels, experts)
     return "; ".join(
-        found
+        differences
         + (
-            [f"weights: {answer['weights']}, ours {held}"]
-            if abs(held / answer["weights"] - 1) > EXACT
+            [f"weights: {answer['weights']}, ours {weight_bytes}"]
+            if abs(weight_bytes / answer["weights"] - 1) > EXACT
             else []
         )
     )
@@ -105,18 +105,20 @@ def later(version: str, mine: Rejected) -> bool:
     if "is compiled for compute capability" in mine.reasons[0]:
         return True
     at_start = [refusal for row in mine.attention for refusal in row.refused if refusal.at_start]
-    return any("of shared memory" in one.reason or not since(version, "0.26") for one in at_start)
+    return any(
+        "of shared memory" in refusal.reason or not since(version, "0.26") for refusal in at_start
+    )
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_start_is_what_the_engine_makes_of_it(version: str) -> None:
     wrong = [
-        f"{' '.join(start)}: {said}"
+        f"{' '.join(start)}: {words}"
         for capability in CAPABILITIES
         for start, answer in pairs(start_questions, version, capability)
         if answer is not None
         and (
-            said := difference(
+            words := difference(
                 version, outcome(decision_at_start(start), version), answer, experts_of(start)
             )
         )

@@ -54,11 +54,11 @@ def made_up_engine(config: dict[str, Any]) -> dict[str, Any]:
     heads, head = config["num_attention_heads"], config["head_dim"]
     narrow = config["num_key_value_heads"] * head
     for number in range(config["num_hidden_layers"]):
-        path, hidden = f"model.layers.{number}", config["hidden_size"]
+        path, hidden_size = f"model.layers.{number}", config["hidden_size"]
         rows[f"{path}.qkv_proj"] = {
             "what": "linear",
             "shard": "qkv",
-            "k": hidden,
+            "k": hidden_size,
             "parts": [heads * head, narrow, narrow],
             "bias": 0,
         }
@@ -67,12 +67,16 @@ def made_up_engine(config: dict[str, Any]) -> dict[str, Any]:
             rows[f"{path}.shared.up"] = {
                 "what": "linear",
                 "shard": "column",
-                "k": hidden,
+                "k": hidden_size,
                 "parts": [width * config["num_shared_experts"] // 2],
                 "bias": int(config["mlp_bias"]),
             }
         if config["layer_types"][number] == "slide":
-            rows[f"{path}.gate"] = {"what": "parameter", "shape": [hidden + 2 * heads], "dtype": ""}
+            rows[f"{path}.gate"] = {
+                "what": "parameter",
+                "shape": [hidden_size + 2 * heads],
+                "dtype": "",
+            }
     return rows
 
 
@@ -89,13 +93,13 @@ def observe_configs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 def test_the_rules_of_a_made_up_engine_are_learned() -> None:
     rows = {row.name: row for row in learn(observe_configs())}
-    qkv, shared = rows["model.layers.*.qkv_proj"], rows["model.layers.*.shared.up"]
+    qkv, shared_row = rows["model.layers.*.qkv_proj"], rows["model.layers.*.shared.up"]
     assert (qkv.when, qkv.layers, qkv.of) == ("always", "all", "num_hidden_layers")
     assert qkv.sizes["parts.0"] == "head_dim*num_attention_heads"
     assert qkv.sizes["parts.1"] == "head_dim*num_key_value_heads"
-    assert (shared.when, shared.layers) == ("num_shared_experts", "i >= first_dense")
-    assert shared.sizes["parts.0"] == "intermediate_size*num_shared_experts//2"
-    assert shared.sizes["bias"] == "mlp_bias"
+    assert (shared_row.when, shared_row.layers) == ("num_shared_experts", "i >= first_dense")
+    assert shared_row.sizes["parts.0"] == "intermediate_size*num_shared_experts//2"
+    assert shared_row.sizes["bias"] == "mlp_bias"
     gate = rows["model.layers.*.gate"]
     assert gate.layers == "layer_types[i] == 'slide'"
     assert gate.sizes["shape.0"] == "hidden_size + 2*num_attention_heads"
@@ -107,7 +111,7 @@ def test_a_document_of_learned_rows_gives_the_sizes_of_another_config() -> None:
     config = BASE | {"num_shared_experts": 3, "first_dense": 2, "head_dim": 24, "mlp_bias": True}
     config |= {"architectures": ["MadeUp"], "model_type": "made_up", "vocab_size": 10}
     blueprint = registry.blueprint_of(config, "m", structure=text)
-    built = {
+    shapes = {
         layer.name.replace("*", str(number)): (layer.k, [*layer.parts], int(layer.bias))
         for layer in blueprint.linears
         for number in layer.numbers
@@ -117,7 +121,7 @@ def test_a_document_of_learned_rows_gives_the_sizes_of_another_config() -> None:
         for name, row in made_up_engine(config).items()
         if row["what"] == "linear"
     }
-    assert built == engine
+    assert shapes == engine
 
 
 def test_a_size_without_a_small_term_is_not_learned() -> None:
@@ -156,10 +160,10 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
     structure = structure_text(config)
     spec = model_from_config(config, source=model, task=task, structure=structure)
     built_model = build(spec.evolve(source=f"{model} by structure"), TRAITS[VERSION])
-    for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
-        held_rank_bytes = rank_bytes(built_model, tp)
-        assert (held_rank_bytes is None) == (expected is None), tp
-        assert held_rank_bytes is None or abs(held_rank_bytes / expected - 1) < TOLERANCE, tp
+    for tp, engine_bytes in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
+        planner_bytes = rank_bytes(built_model, tp)
+        assert (planner_bytes is None) == (engine_bytes is None), tp
+        assert planner_bytes is None or abs(planner_bytes / engine_bytes - 1) < TOLERANCE, tp
 
 
 def test_layers_count_up_to_the_one_that_a_field_names() -> None:
@@ -175,8 +179,10 @@ def test_sizes_follow_switches_squares_and_steps() -> None:
         for multi in (True, False)
         for kv, heads in ((2, 8), (4, 8), (2, 16))
     ]
-    told = [(env, env["kv"] if env["new"] else 1 if env["multi"] else env["heads"]) for env in envs]
-    term = flagged_term({"new", "multi", "kv", "heads"}, told)
+    examples = [
+        (env, env["kv"] if env["new"] else 1 if env["multi"] else env["heads"]) for env in envs
+    ]
+    term = flagged_term({"new", "multi", "kv", "heads"}, examples)
     assert term == "kv if new else 1 if multi else kv if new else heads"
     squares = [
         ({"image": i, "patch": p}, (i // p) ** 2 + 1) for i, p in ((224, 14), (448, 14), (224, 28))
@@ -204,10 +210,10 @@ def test_every_zeroth_layer_is_none() -> None:
     structure: dict[str, Any] = {"architecture": "A", "unknown": [], "fixed": {}}
     structure |= {"aliases": {}, "absent": {}}
     terms = {"sparse": sparse, "dense": dense, "other": other_layers_term}
-    listed = [row | {"name": n, "layers": term, "parts": ["8"]} for n, term in terms.items()]
+    row_list = [row | {"name": n, "layers": term, "parts": ["8"]} for n, term in terms.items()]
     for step, counts in ((0, {"dense": 6}), (2, {"sparse": 3, "dense": 3, "other": 3})):
         config = Fields({"n": 6, "step": step}, "m")
-        linears = structure_blueprint(json.dumps(structure | {"rows": listed}), config).linears
+        linears = structure_blueprint(json.dumps(structure | {"rows": row_list}), config).linears
         assert {layer.name: len(layer.numbers) for layer in linears} == counts
 
 
@@ -241,20 +247,23 @@ def test_parts_that_every_rank_has_whole_are_told() -> None:
         heads, few, head = config["heads"], config["few"], config["head"]
         parts = [heads * head, *[few * head] * 3, head]
         joint = {"what": "linear", "shard": "qkv", "k": 48, "bias": 0, "parts": parts}
-        merged = {"what": "linear", "shard": "merged", "k": 48, "bias": 0}
+        row_fields = {"what": "linear", "shard": "merged", "k": 48, "bias": 0}
         return {
             "qkv": joint | {"heads": heads, "kv_heads": few},
-            "up": merged | {"parts": [6 * head, head, 3 * head]},
+            "up": row_fields | {"parts": [6 * head, head, 3 * head]},
         }
 
     base = {"heads": 8, "few": 4, "head": 6}
     changes: list[dict[str, Any]] = [{}, {"heads": 16}, {"few": 2}, {"head": 12}]
-    learned = learn([(base | change, build_row(base | change)) for change in changes])
+    structure_rows = learn([(base | change, build_row(base | change)) for change in changes])
     facts = Facts({}, {"qkv": (4,), "up": (1,)}, set(), {}, {}, {})
-    rows = {row["name"]: row for row in json.loads(document("A", "v", {}, learned, facts))["rows"]}
+    rows = {
+        row["name"]: row
+        for row in json.loads(document("A", "v", {}, structure_rows, facts))["rows"]
+    }
     assert rows["qkv"]["units"] == ["heads", "few", "few", "few", "1"]
     assert rows["up"]["units"] == ["0", "1", "0"]
-    text = document("A", "v", {}, learned, facts)
+    text = document("A", "v", {}, structure_rows, facts)
     layers = structure_blueprint(text, Fields(base, "m")).linears
     assert {layer.name: layer.units for layer in layers} == {
         "qkv": (8, 4, 4, 4, 1),
@@ -299,12 +308,12 @@ def test_a_structure_of_one_shape_holds_for_its_shape_and_any_vocabulary() -> No
     rows = made_up_engine(config)
     rows["embed.weight"] = {"what": "vocab", "rows": 300, "columns": 48}
     rows["model.layers.2.attn#attention"] = {"what": "attention", "kind": "unseen Other"}
-    found_shape = one_shape(config, rows)
-    gate = next(row for row in found_shape if row.name == "model.layers.*.gate")
+    shape = one_shape(config, rows)
+    gate = next(row for row in shape if row.name == "model.layers.*.gate")
     assert (gate.layers, gate.of, gate.sizes["shape.0"]) == ("i in (1, 2)", "3", "60")
     facts = Facts({}, {}, set(), {}, {}, {})
-    fixed = {name: config[name] for name in ("hidden_size", "layer_types")}
-    text = document("MadeUp", "vllm==0", fixed, found_shape, facts)
+    constants = {name: config[name] for name in ("hidden_size", "layer_types")}
+    text = document("MadeUp", "vllm==0", constants, shape, facts)
     structure = json.loads(text)
     assert structure["unknown"] == ["its attention"]
     plan = structure_blueprint(text, Fields({**config, "vocab_size": 320}, "config"))
@@ -329,10 +338,10 @@ def test_each_number_of_layers_of_one_part_is_a_field(monkeypatch: pytest.Monkey
         }
 
     monkeypatch.setattr(variations, "observe", observe)
-    asked_variations = variations.Variations({})
-    asked_variations.ask(config)
-    asked_variations.vary()
-    rows = {row.name: row.of for row in learn(asked_variations.observed)}
+    variation_list = variations.Variations({})
+    variation_list.ask(config)
+    variation_list.vary()
+    rows = {row.name: row.of for row in learn(variation_list.observed)}
     assert rows == {
         "model.encoder.layers.*.up": "encoder_layers",
         "model.decoder.layers.*.up": "decoder_layers",

@@ -23,15 +23,15 @@ ODD_NAMES = {("0.18.0", "mistral-small-3.2-24b", "fp8-block")}
 def vllm_plan(version: str, model: str, quant: str, capability: str) -> Plan | Rejected:
     engine = vllm.ENGINES[version]
     spec = model_from_config(config(model, quant))
-    decided = decide(
+    decision = decide(
         spec,
         vllm.machine(capability),
         [engine],
         wish(tensor_parallel=1),
         rules=vllm.RULES,
     )
-    plain = [plan for plan in decided.plans if plan.cost == 0]
-    return plain[0] if plain else decided.rejected[0]
+    plain = [plan for plan in decision.plans if plan.cost == 0]
+    return plain[0] if plain else decision.rejected[0]
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,19 @@ def vllm_plan(version: str, model: str, quant: str, capability: str) -> Plan | R
 )
 def test_every_model_has_the_kernels_that_vllm_takes(version: str, capability: str) -> None:
     wrong: list[object] = []
-    compared = 0
-    for (model, quant), theirs in pairs(switch_questions, version, capability):
-        mine = vllm_plan(version, model, quant, capability)
+    count = 0
+    for (model, quant), engine_answer in pairs(switch_questions, version, capability):
+        plan = vllm_plan(version, model, quant, capability)
         if (version, model, quant) in ODD_NAMES:
             continue
-        if theirs is None or isinstance(mine, Rejected):
-            wrong += [(model, quant, mine)] if (theirs is None) is isinstance(mine, Plan) else []
+        if engine_answer is None or isinstance(plan, Rejected):
+            wrong += (
+                [(model, quant, plan)] if (engine_answer is None) is isinstance(plan, Plan) else []
+            )
             continue
-        compared += 1
-        layers = vllm.layers_of(model, {"layers": theirs}, 0)
-        if layers != vllm.layers_ours(mine):
-            wrong.append((model, quant, vllm.layers_ours(mine) - layers))
+        count += 1
+        layers = vllm.layers_of(model, {"layers": engine_answer}, 0)
+        if layers != vllm.layers_ours(plan):
+            wrong.append((model, quant, vllm.layers_ours(plan) - layers))
     assert wrong == []
-    assert compared > 100
+    assert count > 100

@@ -25,30 +25,30 @@ CODES = {
 
 
 def query_of(q: Question) -> AttentionQuery:
-    asked = {
+    fields = {
         name: value for name, value in q._asdict().items() if name not in ("forced", "kv_heads")
     }
-    return AttentionQuery(**asked | {"recurrent": q.recurrent or ""})
+    return AttentionQuery(**fields | {"recurrent": q.recurrent or ""})
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked_questions = list(questions(version))
+    question_list = list(questions(version))
     queries = [
-        None if question.kind == "gemma4" else query_of(question) for question in asked_questions
+        None if question.kind == "gemma4" else query_of(question) for question in question_list
     ]
     wrong = []
     for machine, answers in golden(attention_questions, version).items():
-        for question, query, theirs in zip(asked_questions, queries, answers, strict=True):
+        for question, query, engine_answer in zip(question_list, queries, answers, strict=True):
             if query is None and machine.endswith(" none"):
                 continue  # a whole model is planned for what the image has
-            ours = (
+            planner_answer = (
                 gemma4(version, question, machine)
                 if query is None
                 else answer(RULES[version], question, query, machine)
             )
-            if ours != theirs:
-                wrong.append((machine, question, theirs, ours))
+            if planner_answer != engine_answer:
+                wrong.append((machine, question, engine_answer, planner_answer))
     assert wrong == []
 
 
@@ -66,22 +66,24 @@ def answer(
     subject = Subject(
         capability, frozenset(rules.packages) if packages is None else packages, attention=query
     )
-    valid, refused = [], []
+    valid, refusal_rows = [], []
     for name in rules.order(subject):
-        failed = {criterion for criterion, _ in refusals(rules.backends[name], rules.asks, subject)}
-        if failed:
-            refused.append(
+        criteria = {
+            criterion for criterion, _ in refusals(rules.backends[name], rules.asks, subject)
+        }
+        if criteria:
+            refusal_rows.append(
                 f"{name}:"
-                f" {' '.join(sorted(CODES.get(criterion, criterion) for criterion in failed))}"
+                f" {' '.join(sorted(CODES.get(criterion, criterion) for criterion in criteria))}"
             )
         else:
             valid.append(name)
-    return [backend, choice.version, " ".join(valid), ", ".join(refused)]
+    return [backend, choice.version, " ".join(valid), ", ".join(refusal_rows)]
 
 
 def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     groups = (group("sliding", 256, window=1024), group("full", question.head_dim))
-    found_rows = rows(
+    planner_rows = rows(
         version,
         machine,
         *groups,
@@ -91,13 +93,13 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     )
     # What is selected may refuse once it is made, which was not asked here:
     # tests/conformance/test_starts.py.
-    made = [
+    backends = [
         next((refusal.kernel for refusal in row.refused if refusal.at_start), row.backend)
-        for row in found_rows
+        for row in planner_rows
     ]
     return [
         part
-        for row, backend in zip(found_rows, made, strict=True)
+        for row, backend in zip(planner_rows, backends, strict=True)
         for part in (backend, row.version)
     ]
 
@@ -111,5 +113,5 @@ def test_the_golden_answers_are_many_and_of_every_kind() -> None:
     ]
     assert len(answers) > 15_000
     assert len({each_answer[0] for each_answer in answers}) > 20
-    assert {one[1] for one in answers} == {None, 2, 3, 4}
-    assert any(one[0] is None and one[2] == "" for one in answers)
+    assert {answer[1] for answer in answers} == {None, 2, 3, 4}
+    assert any(answer[0] is None and answer[2] == "" for answer in answers)

@@ -48,7 +48,7 @@ def test_the_engine_answers_all_but_what_it_refuses() -> None:
             if isinstance(answer, str):
                 heads = "must be divisible by tensor parallel size" in answer and tp == 8
                 # What transformers calls rope_theta moved after this version was made.
-                moved = (version, model, answer) == (
+                is_known_failure = (version, model, answer) == (
                     "0.19.1",
                     "olmo-3-7b",
                     "KeyError: 'rope_theta'",
@@ -57,52 +57,53 @@ def test_the_engine_answers_all_but_what_it_refuses() -> None:
                 older = capability == "8.6" and (
                     sparse or "FP8 KV cache is not supported" in answer
                 )
-                assert heads or moved or older, (version, capability, model, answer)
+                assert heads or is_known_failure or older, (version, capability, model, answer)
 
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
 def test_blocks_and_groups_are_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answer_rows(version, capability):
+    for question, answer, kv_cache in answer_rows(version, capability):
         groups = answer["groups"]
-        assert sum(table.count for table in found.tables) == len(groups), question
+        assert sum(table.count for table in kv_cache.tables) == len(groups), question
         if any(kind == "MambaSpec" for kind, *_ in answer["layers"]):
-            assert found.block_tokens in {block for block, _, _ in groups}, question
+            assert kv_cache.block_tokens in {block for block, _, _ in groups}, question
         else:
-            assert {table.block for table in found.tables} == {block for block, _, _ in groups}, (
-                question
-            )
+            assert {table.block for table in kv_cache.tables} == {
+                block for block, _, _ in groups
+            }, question
 
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
 def test_the_bytes_of_a_request_are_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answer_rows(version, capability):
-        asked = [(length, batched) for batched in BATCHED for length in LENGTHS]
-        needed = [found.bytes_for(length, batched) for length, batched in asked]
+    for question, answer, kv_cache in answer_rows(version, capability):
+        requests = [(length, batch) for batch in BATCHED for length in LENGTHS]
+        request_bytes = [kv_cache.bytes_for(length, batch) for length, batch in requests]
         if version == "0.18.0" and len(answer["groups"]) > 1:
             # Its check counts the first group alone (kv_cache_utils.py:1359); its blocks are
             # counted below.
-            assert all(ours > told for ours, told in zip(needed, answer["needed"], strict=True)), (
-                question
-            )
+            assert all(
+                planner_bytes > engine_bytes
+                for planner_bytes, engine_bytes in zip(request_bytes, answer["needed"], strict=True)
+            ), question
         else:
-            assert needed == answer["needed"], question
+            assert request_bytes == answer["needed"], question
 
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
 def test_the_largest_context_is_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answer_rows(version, capability):
-        asked = [(kv, length, batched) for batched in BATCHED for kv in BYTES for length in PLANNED]
-        for (kv, length, batched), told in zip(asked, answer["planned"], strict=True):
-            longest = found.largest(kv, batched, length)
-            if len(told) == 1:
+    for question, answer, kv_cache in answer_rows(version, capability):
+        cases = [(kv, length, batch) for batch in BATCHED for kv in BYTES for length in PLANNED]
+        for (kv, length, batch), engine_values in zip(cases, answer["planned"], strict=True):
+            longest = kv_cache.largest(kv, batch, length)
+            if len(engine_values) == 1:
                 if version == "0.18.0" and len(answer["groups"]) > 1:
-                    assert longest <= told[0], question
+                    assert longest <= engine_values[0], question
                 else:
-                    assert longest == told[0], question
+                    assert longest == engine_values[0], question
             else:
-                blocks, requests = told
-                assert found.blocks(kv) == blocks, question
-                assert round(found.requests(kv, length, batched), 6) == requests, question
+                blocks, requests = engine_values
+                assert kv_cache.blocks(kv) == blocks, question
+                assert round(kv_cache.requests(kv, length, batch), 6) == requests, question
                 assert longest == length or requests < 1, question
 
 

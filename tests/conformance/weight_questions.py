@@ -26,11 +26,11 @@ def _compress(
     weights: dict[str, Any], inputs: dict[str, Any] | None, form: str = "pack-quantized"
 ) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    ignored = ["lm_head", "re:.*mlp.gate$"]
+    ignore_list = ["lm_head", "re:.*mlp.gate$"]
     return {
         "quant_method": "compressed-tensors",
         "format": form,
-        "ignore": ignored,
+        "ignore": ignore_list,
         "config_groups": {"group_0": group},
     }
 
@@ -149,12 +149,12 @@ def config(model: str, quant: str) -> dict[str, Any]:
     """The config.json of this case."""
     if quant not in MORE:
         return case(model, quant)
-    made = case(model, "none") | {"quantization_config": MORE[quant]}
+    config_fields = case(model, "none") | {"quantization_config": MORE[quant]}
     # The only dtype that versions have for it which take it at all.
     return (
-        made | {"torch_dtype": "float16", "dtype": "float16"}
+        config_fields | {"torch_dtype": "float16", "dtype": "float16"}
         if quant == "gptq-asymmetric"
-        else made
+        else config_fields
     )
 
 
@@ -182,8 +182,8 @@ def _answer(model: str, quant: str, ranks: tuple[int, ...]) -> dict[str, list[in
     defaultdict: dict[str, list[int | None]] = collections.defaultdict(lambda: [None] * len(ranks))
     for position, tp in enumerate(ranks):
         try:
-            with build_from_config(config(model, quant), tp) as (_, made):
-                sums = _bytes(made)
+            with build_from_config(config(model, quant), tp) as (_, engine_model):
+                sums = _bytes(engine_model)
         except Exception:  # an engine's refusal is an answer
             sums = collections.Counter()
         for name, size in sums.items():

@@ -90,12 +90,17 @@ class AgentHarness(DockerHarness):
         self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
     ) -> LaunchSpec:
         port = port or 8000
-        own = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", f"--port={port}")
+        arguments = (
+            "--model=/models/m",
+            "--served-model-name=m",
+            "--host=0.0.0.0",
+            f"--port={port}",
+        )
         return (
             super()
             .make_spec(name, fingerprint, port=port)
             .evolve(
-                argv=(*ENGINE.container_command, f"--script={json.dumps([*script])}", *own),
+                argv=(*ENGINE.container_command, f"--script={json.dumps([*script])}", *arguments),
                 env={"A": "1"},
                 mounts=(Mount(source=str(self.models), target="/models"),),
                 memory_bytes=GIB,

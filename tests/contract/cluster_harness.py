@@ -99,8 +99,8 @@ class ClusterHarness:
             await asyncio.to_thread(self.nodes.connect)
             with suppress(FitserveError):
                 names = {view.name for view in await self.host.views()}
-                expected = {node.name for node in self.nodes.nodes}
-                return names == expected and await self.host.list() is not None
+                node_names = {node.name for node in self.nodes.nodes}
+                return names == node_names and await self.host.list() is not None
             return False
 
         await until("all machines answer", is_member)

@@ -41,14 +41,14 @@ def machines() -> Iterator[LinkedNodes]:
         nodes.start()
         yield nodes
     finally:
-        left = nodes.close()
-    assert left == [], "programs of the cluster outlived it"
+        leftovers = nodes.close()
+    assert leftovers == [], "programs of the cluster outlived it"
 
 
 @pytest.fixture
 async def cluster(machines: LinkedNodes, anyio_backend: str) -> AsyncIterator[ClusterHarness]:
-    async with cluster_for_test(machines) as made:
-        yield made
+    async with cluster_for_test(machines) as cluster_harness:
+        yield cluster_harness
 
 
 @pytest.fixture(params=["memory", "process", "cluster", *_DOCKER])
@@ -59,8 +59,8 @@ async def harness(
         async with cluster_for_test(request.getfixturevalue("machines")) as cluster:
             yield cluster
         return
-    made = host_factory(request.param, tmp_path)
+    agent_or_host = host_factory(request.param, tmp_path)
     try:
-        yield made
+        yield agent_or_host
     finally:
-        await made.cleanup()
+        await agent_or_host.cleanup()

@@ -110,11 +110,11 @@ class DockerHarness:
     def kill_engine(self, name: str) -> None:
         # By hands inside the container, because Docker's own would kill its init.
         script = "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 9)"
-        made = self.docker.exec_create(
+        execution = self.docker.exec_create(
             container_name(name, self.instance), ["python3", "-c", script]
         )
         with suppress(APIError):
-            self.docker.exec_start(made["Id"])
+            self.docker.exec_start(execution["Id"])
 
     def members(self, name: str) -> int:
         try:
@@ -147,10 +147,10 @@ class DockerHarness:
                     self.docker.remove_container(container["Id"], v=True, force=True)
 
     async def cleanup(self) -> None:
-        ours = self.docker.containers(
+        containers = self.docker.containers(
             all=True, quiet=True, filters={"label": f"fitserve.instance={self.instance}"}
         )
-        for container in [*(our["Id"] for our in ours), *self.strangers]:
+        for container in [*(our["Id"] for our in containers), *self.strangers]:
             with suppress(NotFound):
                 self.docker.remove_container(container, v=True, force=True)
         with suppress(NotFound):

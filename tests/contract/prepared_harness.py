@@ -111,15 +111,15 @@ class PreparedHarness(ProcessHarness):
     async def prepared_pids(self, count: int = 1, unlike: Sequence[int] = ()) -> list[int]:
         """The pids of the prepared processes, once there are so many beside `unlike`."""
 
-        found: list[int] = []
+        pids: list[int] = []
 
         async def are_there() -> bool:
             await self.host.list()
-            found[:] = [view.pid for view in self.views() if view.pid not in unlike]
-            return len(found) == count
+            pids[:] = [view.pid for view in self.views() if view.pid not in unlike]
+            return len(pids) == count
 
         await until(f"{count} prepared processes", are_there)
-        return found
+        return pids
 
     def processes(self) -> Iterator[int]:
         """All processes whose command line or working directory is in the data folder."""

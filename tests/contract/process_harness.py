@@ -25,13 +25,13 @@ from tests.support.paths import FAKE_ENGINE
 def living_in(folder: Path) -> list[int]:
     """Processes whose working directory is `folder`, which every member of an engine's family
     inherits."""
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 if os.readlink(entry / "cwd").removesuffix(" (deleted)") == str(folder):  # noqa: PTH115
-                    found.append(int(entry.name))
-    return found
+                    processes.append(int(entry.name))
+    return processes
 
 
 def free_port() -> int:
@@ -59,15 +59,15 @@ def killed_at_line(number: int, make_host: Callable[[], ProcessHost], spec: Laun
     it ended before."""
     pid = os.fork()
     if pid == 0:
-        left = number
+        lines_to_go = number
 
         def trace(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal left
+            nonlocal lines_to_go
             if "gateway/hosts" not in frame.f_code.co_filename:
                 return None
             if event == "line":
-                left -= 1
-                if left == 0:
+                lines_to_go -= 1
+                if lines_to_go == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
             return trace
 

@@ -215,10 +215,10 @@ async def test_a_start_that_no_plan_asks_for_is_refused_and_logged(harness: Agen
         assert answer["message"].startswith("The agent refuses: "), what
         assert ours(harness) == [], what
     assert harness.log.read_text().count('"refused"') == len(ATTACKS)
-    pulled = await ask(
+    reply = await ask(
         harness, "prepare", engine={"kind": "fake", "version": "1", "image": "somebody/else:1"}
     )
-    assert pulled["error"] == "AgentRefusal"
+    assert reply["error"] == "AgentRefusal"
 
 
 async def test_a_link_in_the_models_folder_leads_nowhere(harness: AgentHarness) -> None:
@@ -237,16 +237,16 @@ async def test_a_link_in_the_models_folder_leads_nowhere(harness: AgentHarness) 
 
 
 async def test_containers_of_others_are_not_seen_read_or_stopped(harness: AgentHarness) -> None:
-    untouched = harness.foreign("theirs")
-    theirs = harness.inspect("theirs")
+    foreign_name = harness.foreign("theirs")
+    foreign_container = harness.inspect("theirs")
     # What another installation has made, under a name of ours with its own.
     for name in (
         "theirs",
-        theirs["Id"],
-        theirs["Id"][:12],
-        theirs["Name"],
-        f"../{theirs['Id']}",
-        f"{theirs['Id']}/json?",
+        foreign_container["Id"],
+        foreign_container["Id"][:12],
+        foreign_container["Name"],
+        f"../{foreign_container['Id']}",
+        f"{foreign_container['Id']}/json?",
     ):
         for call in ("stop", "follow"):
             fields = {"grace_s": 0} if call == "stop" else {}
@@ -258,7 +258,7 @@ async def test_containers_of_others_are_not_seen_read_or_stopped(harness: AgentH
     assert (await ask(harness, "start", spec=harness.make_spec("theirs").model_dump(mode="json")))[
         "error"
     ] == "ForeignInstance"
-    assert untouched()
+    assert foreign_name()
 
 
 def odd(value: Any) -> st.SearchStrategy[Any]:
@@ -301,26 +301,26 @@ async def test_no_change_of_a_spec_makes_a_container_outside_the_policy(
         changes | st.tuples(st.text(max_size=12), odd({})), min_size=1, max_size=2
     ).map(dict)
     loop = asyncio.get_running_loop()
-    made = 0
+    count = 0
 
     @settings(
         max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(mutations)
     def each(mutation: dict[str, Any]) -> None:
-        nonlocal made
+        nonlocal count
         spec = {**shapes, **mutation}
         answer = asyncio.run_coroutine_threadsafe(ask(harness, "start", spec=spec), loop).result(
             HANG_S
         )
         for container in ours(harness):
-            made += 1
+            count += 1
             within_policy(harness, container)
             harness.docker.remove_container(container["Id"], force=True)
         assert answer["answer"] in ("done", "failed")
 
     await asyncio.to_thread(each)
-    assert made
+    assert count
     assert harness.agent is not None
     assert harness.agent.poll() is None
     await answering(await harness.host.start(LaunchSpec.model_validate(plain)))
@@ -376,11 +376,11 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long(harness: Ag
     """More than the agent takes; those beyond are closed at once, and the others when their time
     for a line is over."""
     idle = [socket.socket(socket.AF_UNIX) for _ in range(600)]
-    for one in idle:
-        one.connect(str(harness.socket))
+    for connection in idle:
+        connection.connect(str(harness.socket))
         # Whoever comes when all places are taken may be turned away before it says anything.
         with contextlib.suppress(BrokenPipeError):
-            one.send(b'{"call"')
+            connection.send(b'{"call"')
 
     async def answers() -> bool:
         try:
@@ -391,8 +391,8 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long(harness: Ag
     try:
         await until("it answers", answers)
     finally:
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
     await until("it answers", answers)
     assert "too many connections" in harness.log.read_text()
 
@@ -400,9 +400,9 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long(harness: Ag
 async def test_a_client_that_does_not_read_holds_up_nobody(harness: AgentHarness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--flood", "20000"])))
     deaf = [socket.socket(socket.AF_UNIX) for _ in range(20)]
-    for one in deaf:
-        one.connect(str(harness.socket))
-        one.send(b'{"call": "follow", "name": "a1"}\n')
+    for client in deaf:
+        client.connect(str(harness.socket))
+        client.send(b'{"call": "follow", "name": "a1"}\n')
     try:
         assert [instance.name for instance in await harness.host.list()] == ["a1"]
         async with asyncio.timeout(hang_s()), aclosing(harness.host.follow("a1")) as lines:
@@ -410,8 +410,8 @@ async def test_a_client_that_does_not_read_holds_up_nobody(harness: AgentHarness
                 if line == b"line 19999":
                     break
     finally:
-        for one in deaf:
-            one.close()
+        for client in deaf:
+            client.close()
     await harness.host.stop("a1", 0)
 
 
@@ -505,11 +505,11 @@ async def test_a_second_agent_on_the_same_folder_is_refused(harness: AgentHarnes
 async def test_a_refusal_says_why_to_the_gateway(harness: AgentHarness) -> None:
     with pytest.raises(
         AgentRefusal, match=r"engines mount .* read-only, and nothing else"
-    ) as refused:
+    ) as error:
         await harness.host.start(
             harness.make_spec("a1").evolve(mounts=(Mount(source="/", target="/"),))
         )
-    assert "FITSERVE_MODELS_SOURCE" in refused.value.hint
+    assert "FITSERVE_MODELS_SOURCE" in error.value.hint
     assert container_name("a1", harness.instance) not in str(ours(harness))
 
 
@@ -523,14 +523,14 @@ async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentH
             assert [line async for line in lines] == []
     with pytest.raises(AgentRefusal, match="'debian:latest' may not be started"):
         await harness.host.identity(engine.evolve(image="debian:latest"))
-    for asked in (
+    for text in (
         "",
         "!",
         base64.b64encode(b"no zip").decode(),
         base64.b64encode(zlib.compress(bytes(2**28))).decode(),
     ):
-        answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=asked)
-        assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), asked[:20]
+        answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=text)
+        assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), text[:20]
     with pytest.raises(AgentRefusal, match="GPUs must be named by UUID"):
         async with aclosing(harness.host.inquire(engine, b"{}", ("all",))) as lines:
             assert [line async for line in lines] == []

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.anyio
 
 async def one_engine_each(cluster: ClusterHarness) -> dict[str, Instance]:
     """Running engines by machine."""
-    started = [await cluster.host.start(cluster.make_spec(name)) for name in ("a1", "a2")]
-    for instance in started:
+    instances = [await cluster.host.start(cluster.make_spec(name)) for name in ("a1", "a2")]
+    for instance in instances:
         await answering(instance)
         await cluster.host.list()
-    return {instance.node: instance for instance in started}
+    return {instance.node: instance for instance in instances}
 
 
 async def test_engines_are_spread_and_listen_on_the_address_of_their_machine(
@@ -52,11 +52,11 @@ def oom_score(pid: int) -> str:
 
 
 def parents(pid: int) -> list[int]:
-    found = []
+    pids = []
     while pid > 1:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        found.append(pid)
-    return found
+        pids.append(pid)
+    return pids
 
 
 async def test_an_engine_inherits_nothing_of_ray(cluster: ClusterHarness) -> None:
@@ -95,7 +95,7 @@ async def test_engines_outlive_a_killed_program_and_are_listed_again(
     by_node = await one_engine_each(cluster)
     pids = {name: cluster.pid(name) for name in ("a1", "a2")}
     node = next(node for node in cluster.nodes.nodes if node.name == machine)
-    killed = node.kill(program)
+    pids_before = node.kill(program)
     if program == "cluster join":
         assert node.supervisor is not None
         node.supervisor.wait(hang_s())
@@ -103,15 +103,18 @@ async def test_engines_outlive_a_killed_program_and_are_listed_again(
 
     async def is_replaced() -> bool:
         await asyncio.to_thread(cluster.nodes.connect)
-        return bool(found_pids := node.pids(program)) and not set(found_pids) & set(killed)
+        return bool(pids := node.pids(program)) and not set(pids) & set(pids_before)
 
     if program != "ray::Relay":
         # The link makes an actor at its next call.
         await until(f"another {program} runs", is_replaced)
     await cluster.join()
-    listed = {instance.node: instance for instance in await cluster.host.list()}
-    assert {name: one.state for name, one in listed.items()} == {"one": "running", "two": "running"}
-    assert listed == by_node
+    instances = {instance.node: instance for instance in await cluster.host.list()}
+    assert {name: instance.state for name, instance in instances.items()} == {
+        "one": "running",
+        "two": "running",
+    }
+    assert instances == by_node
     assert {name: cluster.pid(name) for name in pids} == pids
     for instance in by_node.values():
         assert (await get(instance, "/health"))[0] == 200
@@ -125,14 +128,14 @@ async def test_a_machine_without_network_is_lost_and_comes_back_with_its_engine(
     try:
 
         async def is_lost() -> bool:
-            return [one.node for one in await cluster.host.list()] == ["one"]
+            return [instance.node for instance in await cluster.host.list()] == ["one"]
 
         await until("the machine is lost", is_lost)
         assert (await node_states(cluster.nodes.link)).keys() == {"one"}
         with pytest.raises(AgentAway, match="The machine two is not in the cluster"):
             await cluster.host.node("two").list()
-        started = await cluster.host.start(cluster.make_spec("a3"))
-        assert started.node == "one"
+        instance = await cluster.host.start(cluster.make_spec("a3"))
+        assert instance.node == "one"
         # Another machine runs its engine by now.
         twin = by_node["two"].name
         await answering(await cluster.restart().start(cluster.make_spec(twin)))
@@ -145,16 +148,16 @@ async def test_a_machine_without_network_is_lost_and_comes_back_with_its_engine(
         return cluster.members(twin) == 1
 
     await until("one of the twins is stopped", single)
-    assert (await find(cluster.host, twin) or started).node == "one"
+    assert (await find(cluster.host, twin) or instance).node == "one"
 
 
 async def test_a_drained_machine_starts_nothing_until_it_is_undone(
     cluster: ClusterHarness,
 ) -> None:
     def fitserve(*arguments: str) -> str:
-        done = cluster.nodes.head.fitserve("cluster", *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = cluster.nodes.head.fitserve("cluster", *arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     by_node = await one_engine_each(cluster)
     result = await asyncio.to_thread(fitserve, "drain", "two")
@@ -173,12 +176,12 @@ async def test_a_drained_machine_starts_nothing_until_it_is_undone(
 async def test_a_machine_leaves_without_engines_and_joins_again(cluster: ClusterHarness) -> None:
     by_node = await one_engine_each(cluster)
     other = cluster.nodes.other
-    refused = await asyncio.to_thread(other.fitserve, "cluster", "leave")
-    assert refused.returncode != 0
-    assert f"Engines run on two: {by_node['two'].name}" in refused.stderr
+    refusal = await asyncio.to_thread(other.fitserve, "cluster", "leave")
+    assert refusal.returncode != 0
+    assert f"Engines run on two: {by_node['two'].name}" in refusal.stderr
     await cluster.host.stop(by_node["two"].name, 0)
-    left = await asyncio.to_thread(other.fitserve, "cluster", "leave")
-    assert left.returncode == 0, left.stderr
+    result = await asyncio.to_thread(other.fitserve, "cluster", "leave")
+    assert result.returncode == 0, result.stderr
     assert other.supervisor is not None
     assert other.supervisor.wait(hang_s()) == 0
 
@@ -203,16 +206,16 @@ async def test_a_wrong_token_and_an_absent_head_are_named(cluster: ClusterHarnes
     token.write_text("f" * 64)
     token.chmod(0o600)
     head = f"{cluster.nodes.head.address}:6379"
-    own = {"FITSERVE_DATA_DIR": str(cluster.nodes.folder / "stranger")}
+    environment = {"FITSERVE_DATA_DIR": str(cluster.nodes.folder / "stranger")}
     arguments = ("--address", other.address, "--token-file", str(token))
-    refused = await asyncio.to_thread(
-        lambda: other.fitserve("cluster", "join", head, *arguments, settings=own)
+    refusal = await asyncio.to_thread(
+        lambda: other.fitserve("cluster", "join", head, *arguments, settings=environment)
     )
-    assert refused.returncode != 0
-    assert f"The token in {token} is not that of the cluster at {head}." in refused.stderr
-    assert "scp -p" in refused.stderr
+    assert refusal.returncode != 0
+    assert f"The token in {token} is not that of the cluster at {head}." in refusal.stderr
+    assert "scp -p" in refusal.stderr
     token.write_text("short")
-    refused = await asyncio.to_thread(
-        lambda: other.fitserve("cluster", "join", head, *arguments, settings=own)
+    refusal = await asyncio.to_thread(
+        lambda: other.fitserve("cluster", "join", head, *arguments, settings=environment)
     )
-    assert "has 5 bytes; 32 are the least" in refused.stderr
+    assert "has 5 bytes; 32 are the least" in refusal.stderr

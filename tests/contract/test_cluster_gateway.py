@@ -96,7 +96,7 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
             assert await ask(gateway, model) == 200
         places = {await place(cluster, model): model for model in ("m1", "m2")}
         assert set(places) == {"one", "two"}
-        lost = places["two"]
+        lost_node = places["two"]
         assert await machine_states(gateway) == {"one": "ready", "two": "ready"}
         # The power of the machine fails.
         other = cluster.nodes.other
@@ -104,12 +104,12 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         other.kill()
 
         async def has_moved() -> bool:
-            return await place(cluster, lost) == "one"
+            return await place(cluster, lost_node) == "one"
 
         await until("the model runs on the other machine", has_moved)
         assert await machine_states(gateway) == {"one": "ready"}
-        await gateway.until(lost, "ready")
-        assert await ask(gateway, lost) == 200
+        await gateway.until(lost_node, "ready")
+        assert await ask(gateway, lost_node) == 200
         assert other.supervisor is not None
         other.supervisor.wait()
         cluster.nodes.part(cluster.nodes.other, parted=False)
@@ -192,28 +192,28 @@ async def test_an_engine_over_machines_moves_to_those_that_are_left(
         async with running(tmp_path, lambda _: None, host=host, **options(tmp_path)) as gateway:  # type: ignore[arg-type, return-value]
             source = model_folder(tmp_path / "model", **LARGE)
             await gateway.add("m1", source, engines=["vllm==99.0.0"])
-            used = await serving_on(gateway, machines, {"one", "two", "three"})
+            nodes_in_use = await serving_on(gateway, machines, {"one", "two", "three"})
             # A machine without network keeps its rank, and returns with it.
-            lost = a_machine(cluster, used)
-            cluster.nodes.part(lost, parted=True)
+            lost_node = a_machine(cluster, nodes_in_use)
+            cluster.nodes.part(lost_node, parted=True)
             try:
-                left = {"one", "two", "three"} - {lost.name}
-                assert await serving_on(gateway, machines, left) == left
+                other_nodes = {"one", "two", "three"} - {lost_node.name}
+                assert await serving_on(gateway, machines, other_nodes) == other_nodes
             finally:
-                cluster.nodes.part(lost, parted=False)
+                cluster.nodes.part(lost_node, parted=False)
             await cluster.join()
             await until("old ranks have ended", lambda: only_living(cluster, machines))
             # The power of another one fails, and the one that returned is used again.
-            failed = a_machine(cluster, left)
-            cluster.nodes.part(failed, parted=True)
-            failed.kill()
-            left = {"one", "two", "three"} - {failed.name}
-            assert await serving_on(gateway, machines, left) == left
+            failed_node = a_machine(cluster, other_nodes)
+            cluster.nodes.part(failed_node, parted=True)
+            failed_node.kill()
+            other_nodes = {"one", "two", "three"} - {failed_node.name}
+            assert await serving_on(gateway, machines, other_nodes) == other_nodes
             await until("old ranks have ended", lambda: only_living(cluster, machines))
-            assert failed.supervisor is not None
-            failed.supervisor.wait()
-            cluster.nodes.part(failed, parted=False)
-            failed.start()
+            assert failed_node.supervisor is not None
+            failed_node.supervisor.wait()
+            cluster.nodes.part(failed_node, parted=False)
+            failed_node.start()
             await cluster.join()
             assert (await gateway.client.delete("/admin/models/m1")).is_success
             await gateway.wait_until_gone("m1")
@@ -256,5 +256,9 @@ async def only_living(cluster: ClusterHarness, machines: ClusterHost) -> bool:
 async def parts(machines: ClusterHost) -> dict[str, str]:
     """The machines of the parts of engines, by name."""
     with suppress(FitserveError):
-        return {one.name: one.node for one in await machines.list() if one.state == "running"}
+        return {
+            instance.name: instance.node
+            for instance in await machines.list()
+            if instance.state == "running"
+        }
     return {}

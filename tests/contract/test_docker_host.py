@@ -48,9 +48,9 @@ async def harness(anyio_backend: str) -> AsyncIterator[DockerHarness]:
 
 @pytest.fixture
 async def wire(harness: DockerHarness, tmp_path: Path) -> AsyncIterator[Wire]:
-    async with Wire(tmp_path / "docker.sock") as made:
-        yield made
-        made.flow()
+    async with Wire(tmp_path / "docker.sock") as docker_wire:
+        yield docker_wire
+        docker_wire.flow()
 
 
 def program(harness: DockerHarness, script: str, **changes: Any) -> LaunchSpec:
@@ -70,7 +70,7 @@ async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
 def volume_names(harness: DockerHarness) -> list[str]:
     """The cache volumes of this installation."""
     volumes = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})
-    return [one["Name"] for one in volumes["Volumes"] or []]
+    return [volume["Name"] for volume in volumes["Volumes"] or []]
 
 
 def remove_volumes(harness: DockerHarness) -> None:
@@ -98,10 +98,10 @@ async def pause(harness: DockerHarness, name: str) -> None:
 
 
 def containers(harness: DockerHarness) -> list[dict[str, Any]]:
-    found_containers: list[dict[str, Any]] = harness.docker.containers(
+    rows: list[dict[str, Any]] = harness.docker.containers(
         all=True, filters={"label": f"fitserve.instance={harness.instance}"}
     )
-    return found_containers
+    return rows
 
 
 # --- what a container is given, and what not ---
@@ -158,9 +158,9 @@ except OSError as error:
 print(open("/proc/1/comm").read().strip())
 """
     sys_nice = 1 << 23
-    printed = await output(harness, program(harness, script, shm_bytes=96 * 1024**2))
-    assert printed[:3] == [f"{sys_nice:016x} 1", str(96 * 1024**2), "Read-only file system"]
-    assert printed[3] in ("docker-init", "tini"), "the engine is not the first process"
+    lines = await output(harness, program(harness, script, shm_bytes=96 * 1024**2))
+    assert lines[:3] == [f"{sys_nice:016x} 1", str(96 * 1024**2), "Read-only file system"]
+    assert lines[3] in ("docker-init", "tini"), "the engine is not the first process"
 
 
 async def test_the_command_and_environment_are_the_specs_alone(
@@ -198,15 +198,15 @@ async def test_each_start_gets_a_key_of_its_own(harness: DockerHarness) -> None:
         "import os, time; print(os.environ['THE_KEY'], flush=True); time.sleep(600)",
         key_env="THE_KEY",
     )
-    started = await harness.host.start(spec)
+    instance = await harness.host.start(spec)
     async with aclosing(harness.host.follow(spec.name)) as lines:
-        assert await anext(lines) == (started.key or Secret("")).reveal_bytes()
-    assert await find(harness.restart(), spec.name) == started
-    assert started.key
-    assert started.key.reveal() not in repr(started)
+        assert await anext(lines) == (instance.key or Secret("")).reveal_bytes()
+    assert await find(harness.restart(), spec.name) == instance
+    assert instance.key
+    assert instance.key.reveal() not in repr(instance)
     await harness.host.stop(spec.name, 0)
     second_instance = await harness.host.start(spec)
-    assert second_instance.key not in (None, started.key)
+    assert second_instance.key not in (None, instance.key)
 
 
 async def test_a_named_volume_is_mounted_read_only(harness: DockerHarness) -> None:
@@ -249,12 +249,12 @@ async def test_engines_started_together_share_one_network_made_on_the_way(
 
 
 async def test_a_network_with_a_way_out_is_refused_and_left_alone(harness: DockerHarness) -> None:
-    made = harness.docker.create_network(harness.network, "bridge")
-    with pytest.raises(HostError, match="not an internal bridge") as refused:
+    network = harness.docker.create_network(harness.network, "bridge")
+    with pytest.raises(HostError, match="not an internal bridge") as error:
         await harness.host.start(harness.make_spec(f"{harness.instance}-a"))
-    assert "FITSERVE_DOCKER_NETWORK" in refused.value.hint
+    assert "FITSERVE_DOCKER_NETWORK" in error.value.hint
     assert containers(harness) == []
-    assert harness.docker.inspect_network(harness.network)["Id"] == made["Id"]
+    assert harness.docker.inspect_network(harness.network)["Id"] == network["Id"]
 
 
 async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHarness) -> None:
@@ -270,7 +270,7 @@ async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHa
         f"import socket; socket.create_connection(({at.hostname!r}, {at.port}), 5);"
         " print('reached')"
     )
-    for network, reached in ((harness.network, b"reached"), ("bridge", b"")):
+    for network, reply in ((harness.network, b"reached"), ("bridge", b"")):
         container = harness.docker.create_container(
             BASE_IMAGE,
             ["python3", "-c", script],
@@ -278,8 +278,8 @@ async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHa
         )
         harness.strangers.append(container["Id"])
         harness.docker.start(container["Id"])
-        assert (harness.docker.wait(container["Id"])["StatusCode"] == 0) == bool(reached)
-        assert harness.docker.logs(container["Id"], stderr=False).strip() == reached
+        assert (harness.docker.wait(container["Id"])["StatusCode"] == 0) == bool(reply)
+        assert harness.docker.logs(container["Id"], stderr=False).strip() == reply
 
 
 async def test_an_internal_network_of_somebody_else_is_used(harness: DockerHarness) -> None:
@@ -313,9 +313,9 @@ async def test_a_container_that_never_started_is_listed_and_start_goes_on_from_i
         ),
     )
     before = harness.inspect(spec.name)["Id"]
-    listed = await find(harness.host, spec.name)
-    assert listed is not None
-    assert (listed.state, listed.exit_code, listed.url) == ("created", None, None)
+    instance = await find(harness.host, spec.name)
+    assert instance is not None
+    assert (instance.state, instance.exit_code, instance.url) == ("created", None, None)
     await answering(await harness.host.start(spec))
     assert harness.inspect(spec.name)["Id"] == before
     await harness.host.stop(spec.name, 1)
@@ -373,11 +373,11 @@ async def test_another_fingerprint_is_a_conflict_even_when_the_engine_has_exited
 async def test_a_start_that_docker_refuses_is_explained_and_leaves_nothing(
     harness: DockerHarness, change: dict[str, Any], message: str, hint: str
 ) -> None:
-    with pytest.raises(HostError) as refused:
+    with pytest.raises(HostError) as error:
         await harness.host.start(harness.make_spec(f"{harness.instance}-a").evolve(**change))
-    assert message in refused.value.message
-    assert hint in refused.value.hint
-    assert refused.value.hint
+    assert message in error.value.message
+    assert hint in error.value.hint
+    assert error.value.hint
     assert containers(harness) == []
     assert not is_there("/nonexistent"), "Docker was not let make the folder"
 
@@ -385,11 +385,11 @@ async def test_a_start_that_docker_refuses_is_explained_and_leaves_nothing(
 async def test_gpus_without_the_nvidia_toolkit_are_explained(harness: DockerHarness) -> None:
     if "nvidia" in harness.docker.info()["Runtimes"]:
         pytest.skip("this Docker Engine has the NVIDIA runtime")
-    with pytest.raises(HostError, match="could not select device driver") as refused:
+    with pytest.raises(HostError, match="could not select device driver") as error:
         await harness.host.start(
             harness.make_spec(f"{harness.instance}-a").evolve(gpus=("GPU-1", "GPU-2"))
         )
-    assert "NVIDIA Container Toolkit" in refused.value.hint
+    assert "NVIDIA Container Toolkit" in error.value.hint
 
 
 # --- whose is it ---
@@ -406,9 +406,9 @@ async def test_two_installations_on_one_docker_do_not_see_each_other(
     # The same name is another container there: nothing of ours is found, stopped or in the way.
     await other_docker_host.stop(spec.name, 0)
     assert [line async for line in other_docker_host.follow(spec.name)] == []
-    theirs = await other_docker_host.start(spec)
+    foreign_instance = await other_docker_host.start(spec)
     try:
-        assert theirs.url != instance.url
+        assert foreign_instance.url != instance.url
         assert await harness.host.list() == [instance]
     finally:
         await other_docker_host.stop(spec.name, 0)
@@ -446,14 +446,14 @@ async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> No
         memswap_limit=64 * 1024**2,
     )
     eater = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    made = harness.docker.exec_create(
+    execution = harness.docker.exec_create(
         container_name(spec.name, harness.instance), ["python3", "-c", eater]
     )
-    await asyncio.to_thread(harness.docker.exec_start, made["Id"])
+    await asyncio.to_thread(harness.docker.exec_start, execution["Id"])
     harness.kill_engine(spec.name)
-    ended = await wait_for_exit(harness.host, spec.name)
-    assert ended.oom_killed
-    assert ended.exit_code == 137
+    exit_state = await wait_for_exit(harness.host, spec.name)
+    assert exit_state.oom_killed
+    assert exit_state.exit_code == 137
 
 
 async def test_an_engine_that_kills_itself_is_seen_as_killed(harness: DockerHarness) -> None:
@@ -519,13 +519,13 @@ async def test_a_log_is_followed_across_broken_connections(
     spec = program(harness, numbers(count, 0.01))
     host = harness.restart(wire.url)
     await host.start(spec)
-    given = []
+    lines = []
     async with asyncio.timeout(hang_s()):
         async for line in host.follow(spec.name):
-            given.append(line)
-            if len(given) in (20, 150):
+            lines.append(line)
+            if len(lines) in (20, 150):
                 wire.cut_connections()
-    assert [int(line.split()[1]) for line in given] == list(range(count))
+    assert [int(line.split()[1]) for line in lines] == list(range(count))
 
 
 async def test_leaving_a_log_early_closes_the_connection(
@@ -548,14 +548,14 @@ async def test_leaving_a_log_early_closes_the_connection(
         await asyncio.sleep(0.1)
         reading.cancel()
         await asyncio.wait({reading})
-    known = [
+    paths = [
         f"/containers/{harness.inspect(spec.name)['Id']}/json",
         f"/containers/{container_name(spec.name, harness.instance)}/json",
     ]
 
     async def is_closed() -> bool:
         # The SDK keeps one idle connection per address it asked.
-        return len(wire.open) <= before + len(known)
+        return len(wire.open) <= before + len(paths)
 
     await until("the connections are closed", is_closed)
 
@@ -570,15 +570,15 @@ async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(
     await wait_for_exit(harness.host, spec.name)
     async with aclosing(host.follow(spec.name)) as lines:
         assert (await anext(lines)).startswith(b"line 0 ")
-        taken = -1
+        byte_count = -1
 
         async def stands_still() -> bool:
-            nonlocal taken
-            before, taken = taken, wire.answered_bytes
-            return before == taken
+            nonlocal byte_count
+            before, byte_count = byte_count, wire.answered_bytes
+            return before == byte_count
 
         await until("nothing more is taken", stands_still)
-        assert taken < 2 * 1024**2, "of 4 MB"
+        assert byte_count < 2 * 1024**2, "of 4 MB"
         async with asyncio.timeout(hang_s()):
             remaining_lines = [line async for line in lines]
     assert len(remaining_lines) == count - 1
@@ -643,13 +643,13 @@ async def test_leaving_a_pull_ends_it(harness: DockerHarness) -> None:
 async def test_an_image_that_is_not_in_the_registry_is_explained(harness: DockerHarness) -> None:
     with Registry(harness.instance) as registry:
         engine = EngineRef(kind="e", version="1", image=f"{registry.image}:2")
-        with pytest.raises(HostError) as refused:
+        with pytest.raises(HostError) as error:
             await harness.host.prepare(engine, lambda text: None)
-    assert refused.value.message.startswith(
+    assert error.value.message.startswith(
         f"The image {registry.image}:2 is not on this machine and could not be pulled: "
     )
-    assert "manifest" in refused.value.message
-    assert f"docker pull {registry.image}:2" in refused.value.hint
+    assert "manifest" in error.value.message
+    assert f"docker pull {registry.image}:2" in error.value.hint
 
 
 async def test_an_image_that_we_build_says_how(harness: DockerHarness) -> None:
@@ -796,12 +796,12 @@ async def test_a_socket_that_the_user_may_not_use_is_explained(tmp_path: Path) -
         try:
             with (
                 ordinary_user(),
-                pytest.raises(HostError, match="may not use the socket") as refused,
+                pytest.raises(HostError, match="may not use the socket") as error,
             ):
                 await host.list()
         finally:
             await host.close()
-    assert "DOCKER_GID" in refused.value.hint
+    assert "DOCKER_GID" in error.value.hint
 
 
 def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
@@ -870,9 +870,9 @@ async def test_an_image_without_the_engine_is_said_and_leaves_nothing(
     harness: DockerHarness,
 ) -> None:
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
-    asked_document = document("vllm-cpu", None, version=True)
+    question = document("vllm-cpu", None, version=True)
     with pytest.raises(HostError, match="No module named 'vllm'"):
-        async with aclosing(harness.host.inquire(engine, asked_document)) as lines:
+        async with aclosing(harness.host.inquire(engine, question)) as lines:
             assert [line async for line in lines] == []
     label = {"label": f"fitserve.inquiry={harness.instance}"}
     assert harness.docker.containers(all=True, filters=label) == []
@@ -907,11 +907,11 @@ async def test_the_cache_of_an_image_is_kept_for_it_and_for_starts_that_may_shar
         "import os, sys; print(sorted(os.listdir(os.environ['KERNELS'])));"
         " open(os.environ['KERNELS'] + '/kernel', 'w')"
     )
-    kept = {"caches": {"KERNELS": "kernels"}}
-    made = "import os; os.makedirs(os.environ['KERNELS'], exist_ok=True)"
+    caches = {"caches": {"KERNELS": "kernels"}}
+    preparation = "import os; os.makedirs(os.environ['KERNELS'], exist_ok=True)"
 
     async def run(cache: str) -> list[str]:
-        spec = program(harness, f"{made}; {script}", cache=cache, **kept)
+        spec = program(harness, f"{preparation}; {script}", cache=cache, **caches)
         lines = await output(harness, spec)
         await harness.host.stop(spec.name, 0)
         return lines
@@ -925,8 +925,8 @@ async def test_the_cache_of_an_image_is_kept_for_it_and_for_starts_that_may_shar
         assert len(volume_names(harness)) == 2
         engine = program(harness, script).engine
         for cache, is_empty in (("a" * 16, False), ("c" * 16, True), ("", True)):
-            expected = StartConditions(origin="container", is_cache_empty=is_empty)
-            assert await harness.host.conditions(engine, cache) == expected
+            start_conditions = StartConditions(origin="container", is_cache_empty=is_empty)
+            assert await harness.host.conditions(engine, cache) == start_conditions
     finally:
         remove_volumes(harness)
 
@@ -936,9 +936,9 @@ async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(
     harness: DockerHarness, user: str
 ) -> None:
     image = f"{harness.instance}:other-user"
-    made = harness.docker.create_container(BASE_IMAGE, ["true"])["Id"]
-    harness.docker.commit(made, harness.instance, "other-user", changes=[f"USER {user}"])
-    harness.docker.remove_container(made)
+    container = harness.docker.create_container(BASE_IMAGE, ["true"])["Id"]
+    harness.docker.commit(container, harness.instance, "other-user", changes=[f"USER {user}"])
+    harness.docker.remove_container(container)
     script = (
         "import os; at = os.environ['KERNELS']; print(os.getuid() > 0, os.listdir(at)); open(at +"
         " '/kernel', 'w')"
@@ -946,8 +946,8 @@ async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(
     spec = program(harness, script, cache="a" * 16, caches={"KERNELS": "kernels"})
     spec = spec.evolve(engine=spec.engine.evolve(image=image), scratch=("/tmp",))
     try:
-        for seen in ("True []", "True ['kernel']"):
-            assert await output(harness, spec) == [seen]
+        for line in ("True []", "True ['kernel']"):
+            assert await output(harness, spec) == [line]
             await harness.host.stop(spec.name, 0)
     finally:
         await harness.host.stop(spec.name, 0)
@@ -959,16 +959,16 @@ async def test_engines_with_one_cache_have_one_key(harness: DockerHarness) -> No
     """An engine that names its compiled graphs by its key finds them again."""
     script = "import os; print(os.environ['THE_KEY'])"
     spec = program(harness, script, caches={"KERNELS": "kernels"}, key_env="THE_KEY")
-    seen = []
+    keys = []
     try:
         for cache in ("a" * 16, "a" * 16, "b" * 16, "", ""):
-            seen += await output(harness, spec.evolve(cache=cache))
+            keys += await output(harness, spec.evolve(cache=cache))
             await harness.host.stop(spec.name, 0)
     finally:
         await harness.host.stop(spec.name, 0)
         remove_volumes(harness)
-    assert seen[0] == seen[1]
-    assert len(set(seen)) == 4
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
 
 
 @pytest.mark.parametrize("sizes", ["told", "not told"])
@@ -981,8 +981,8 @@ async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
     else:
         monkeypatch.setattr("gateway.hosts.docker.cache_volumes._sizes", lambda _: {})
         monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MAX_UNMEASURED_VOLUMES", 1)
-    compiled = "import os; open(os.environ['KERNELS'] + '/kernel', 'w').write('x' * 1000)"
-    spec = program(harness, compiled, caches={"KERNELS": "kernels"})
+    compiler_script = "import os; open(os.environ['KERNELS'] + '/kernel', 'w').write('x' * 1000)"
+    spec = program(harness, compiler_script, caches={"KERNELS": "kernels"})
 
     try:
         await output(harness, spec.evolve(cache="a" * 16))

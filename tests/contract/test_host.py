@@ -147,8 +147,10 @@ async def test_list_shows_a_killed_engine_as_exited_and_not_as_a_success(harness
 
 async def test_names_do_not_disturb_each_other(harness: Harness) -> None:
     names = ["a1", "a2", "a3"]
-    started = await asyncio.gather(*(harness.host.start(harness.make_spec(name)) for name in names))
-    await asyncio.gather(*(answering(instance) for instance in started))
+    instances = await asyncio.gather(
+        *(harness.host.start(harness.make_spec(name)) for name in names)
+    )
+    await asyncio.gather(*(answering(instance) for instance in instances))
     assert sorted(instance.name for instance in await harness.host.list()) == names
     await asyncio.gather(
         harness.host.stop("a1", 5),
@@ -222,17 +224,17 @@ async def test_stop_forgets_an_exited_instance(harness: Harness) -> None:
 
 
 async def test_a_name_held_by_somebody_else_is_never_touched(harness: Harness) -> None:
-    untouched = harness.foreign("a1")
-    assert untouched()
+    foreign_name = harness.foreign("a1")
+    assert foreign_name()
     assert await harness.host.list() == []
-    with pytest.raises(ForeignInstance) as started:
+    with pytest.raises(ForeignInstance) as error:
         await harness.host.start(harness.make_spec("a1"))
-    with pytest.raises(ForeignInstance) as stopped:
+    with pytest.raises(ForeignInstance) as refusal:
         await harness.host.stop("a1", grace_s=1)
-    assert "a1" in started.value.message
-    assert started.value.hint
-    assert stopped.value.hint
-    assert untouched()
+    assert "a1" in error.value.message
+    assert error.value.hint
+    assert refusal.value.hint
+    assert foreign_name()
     assert await harness.host.list() == []
 
 
@@ -241,13 +243,13 @@ async def test_a_name_held_by_somebody_else_is_never_touched(harness: Harness) -
 
 async def test_a_new_gateway_adopts_what_runs(harness: Harness) -> None:
     spec = harness.make_spec("a1", script=["--print", "first words"])
-    former_instance = await harness.host.start(spec)
-    await answering(former_instance)
+    first_start = await harness.host.start(spec)
+    await answering(first_start)
     host = harness.restart()
-    assert await host.list() == [former_instance]
-    assert await host.start(spec) == former_instance
+    assert await host.list() == [first_start]
+    assert await host.start(spec) == first_start
     assert harness.members("a1") == 1
-    await answering(former_instance)
+    await answering(first_start)
     async with aclosing(host.follow("a1")) as lines:
         assert await anext(lines) == b"first words"
     await host.stop("a1", grace_s=5)
@@ -363,10 +365,10 @@ async def test_prepare_of_an_engine_that_cannot_be_had_says_what_to_do(harness: 
     engine = harness.make_spec("a1").engine.evolve(
         version="0.0.0", image="fitserve-test-absent:0.0.0"
     )
-    with pytest.raises(HostError) as refused:
+    with pytest.raises(HostError) as error:
         await harness.host.prepare(engine, lambda report: None)
-    assert "0.0.0" in refused.value.message
-    assert refused.value.hint
+    assert "0.0.0" in error.value.message
+    assert error.value.hint
 
 
 async def test_an_allocated_port_can_be_used_for_the_next_engine(harness: Harness) -> None:

@@ -53,10 +53,10 @@ class Name:
         """Another image: the base image with these files."""
         container = self.docker.create_container(BASE_IMAGE, ["true"])["Id"]
         self.docker.put_archive(container, "/", archive(files))
-        made = self.docker.commit(container)["Id"]
+        image = self.docker.commit(container)["Id"]
         self.docker.remove_container(container)
-        self._made.append(made)
-        return str(made)
+        self._made.append(image)
+        return str(image)
 
     def forget(self) -> None:
         for image in (self.name, *self._made):
@@ -68,11 +68,11 @@ class Name:
 async def harness(
     request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
 ) -> AsyncIterator[DockerHarness]:
-    made = docker_harness() if request.param == "docker" else agent_harness(tmp_path)
+    image_harness = docker_harness() if request.param == "docker" else agent_harness(tmp_path)
     try:
-        yield made
+        yield image_harness
     finally:
-        await made.cleanup()
+        await image_harness.cleanup()
 
 
 @pytest.fixture
@@ -115,9 +115,9 @@ async def test_an_image_that_is_gone_is_told_with_what_to_do(
         harness.host.resolve(exact),
         harness.host.identity(exact),
     ):
-        with pytest.raises(HostError, match="is no longer on this machine") as gone:
+        with pytest.raises(HostError, match="is no longer on this machine") as error:
             await call
-        assert "`fitserve retry NAME`" in gone.value.hint
+        assert "`fitserve retry NAME`" in error.value.hint
     with pytest.raises(HostError, match="No such image"):
         await harness.host.start(harness.make_spec("a1").evolve(engine=exact))
 
@@ -145,9 +145,9 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
 ) -> None:
     host, refusal = harness.host, "The agent refuses: "
     if not isinstance(harness, AgentHarness):
-        allowed = AllowedImages([repository(BASE_IMAGE)])
+        images = AllowedImages([repository(BASE_IMAGE)])
         host, refusal = (
-            DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed=allowed),
+            DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed=images),
             "",
         )
         harness.hosts.append(host)
@@ -163,9 +163,9 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
             with pytest.raises(
                 HostError,
                 match=f"^{refusal}.*may not be started: its name is not one of those allowed here",
-            ) as refused:
+            ) as error:
                 await call
-            assert "FITSERVE_ALLOWED_IMAGES" in refused.value.hint
+            assert "FITSERVE_ALLOWED_IMAGES" in error.value.hint
         with pytest.raises(HostError, match="may not be started"):
             [line async for line in host.inquire(engine, document("fake", None, version=True))]
     assert containers(harness) == []
@@ -182,7 +182,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
         # An image of this machine that no allowed name has.
         secret = name.build({"secret": ""})
         plain = harness.make_spec("a1")
-        for pinned in (
+        for image_name in (
             secret,
             f"debian@{secret}",
             f"{repository(BASE_IMAGE)}/x@{secret}",
@@ -190,7 +190,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
             secret[:30],
             f"{secret}\n",
         ):
-            engine = plain.engine.evolve(digest=pinned)
+            engine = plain.engine.evolve(digest=image_name)
             calls: tuple[Any, ...] = (
                 PrepareCall(engine=engine),
                 ResolveCall(engine=engine),
@@ -204,7 +204,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
                 body = json.loads(call.model_dump_json())
                 answer = await ask(harness, body.pop("call"), **body)
                 assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (
-                    pinned,
+                    image_name,
                     call,
                 )
                 assert "is not an image that it found under the name" in answer["message"]

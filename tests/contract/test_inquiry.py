@@ -45,11 +45,11 @@ PACKAGE = "vllm/__init__.py"
 
 def archive(files: Mapping[str, str]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as made:
+    with tarfile.open(fileobj=buffer, mode="w") as tar_file:
         for name, text in files.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(text.encode()), 0o755
-            made.addfile(entry, io.BytesIO(text.encode()))
+            tar_file.addfile(entry, io.BytesIO(text.encode()))
     return buffer.getvalue()
 
 
@@ -63,10 +63,10 @@ def image(
     Python."""
     docker = harness.docker
     if program is None and package is None:
-        made = docker.import_image_from_data(
+        image_id = docker.import_image_from_data(
             archive({"nothing": ""}), repository=f"fitserve-{harness.instance}", tag="empty"
         )
-        return str(json.loads(made)["status"])
+        return str(json.loads(image_id)["status"])
     container = docker.create_container(BASE_IMAGE, ["true"])["Id"]
     files = (
         {"usr/local/bin/python3": program}
@@ -74,9 +74,9 @@ def image(
         else {f"usr/lib/python3/dist-packages/{PACKAGE}": package or ""}
     )
     docker.put_archive(container, "/", archive(files))
-    made = docker.commit(container, changes=[*changes])
+    image_id = docker.commit(container, changes=[*changes])
     docker.remove_container(container)
-    return str(made["Id"])
+    return str(image_id["Id"])
 
 
 class Asked(Protocol):
@@ -162,11 +162,11 @@ def containers(harness: DockerHarness) -> list[str]:
 async def engine_question(
     request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
 ) -> AsyncIterator[Asked]:
-    made: Asked = request.param(tmp_path)
+    question: Asked = request.param(tmp_path)
     try:
-        yield made
+        yield question
     finally:
-        await made.cleanup()
+        await question.cleanup()
 
 
 async def answer(engine_question: Asked, folder: Path, limit_s: float = HANG_S) -> object:
@@ -217,8 +217,8 @@ PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
 async def test_a_program_in_place_of_the_engine_is_reported_in_a_line(
     engine_question: Asked, played: str, tmp_path: Path
 ) -> None:
-    made, words = PLAYED[played]
-    engine_question.play(**made)
+    part, words = PLAYED[played]
+    engine_question.play(**part)
     with pytest.raises(HostError, match=words):
         await answer(engine_question, tmp_path)
     assert not engine_question.has_remains()
@@ -234,9 +234,9 @@ async def test_answers_before_a_failure_are_kept(engine_question: Asked, tmp_pat
     engine_question.play(
         '#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n'
     )
-    found_answer = await answer(engine_question, tmp_path)
-    assert isinstance(found_answer, dict)
-    assert [one.refused for one in found_answer.values()] == ["ValueError: no"]
+    answers = await answer(engine_question, tmp_path)
+    assert isinstance(answers, dict)
+    assert [answer_row.refused for answer_row in answers.values()] == ["ValueError: no"]
 
 
 async def test_memory_is_bounded(
@@ -316,11 +316,11 @@ async def test_an_asker_that_is_killed_leaves_no_inquiry(engine_question: Asked)
 
 @pytest.fixture
 async def docker(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AskedContainer]:
-    asked_container = AskedContainer(tmp_path)
+    container = AskedContainer(tmp_path)
     try:
-        yield asked_container
+        yield container
     finally:
-        await asked_container.cleanup()
+        await container.cleanup()
 
 
 @pytest.mark.docker
@@ -329,9 +329,9 @@ async def test_an_image_that_ignores_that_it_was_left_is_removed_later(
 ) -> None:
     docker.play("#!/bin/sh\necho '{}'\nexec sleep 1000\n")
     await asyncio.to_thread(ask_until_kill, docker)
-    (lost,) = containers(docker.harness)
+    (container,) = containers(docker.harness)
     remove_lost_inquiries(docker.harness.docker, docker.harness.instance)
-    assert containers(docker.harness) == [lost]  # it could be another's that is being asked
+    assert containers(docker.harness) == [container]  # it could be another's that is being asked
     remove_lost_inquiries(docker.harness.docker, docker.harness.instance, 0)
     assert containers(docker.harness) == []
 
@@ -378,19 +378,19 @@ async def test_a_hostile_image_reads_nothing_of_this_machine(
     )
     volumes = docker.harness.docker.volumes()["Volumes"] or []
     async with aclosing(docker.host.inquire(docker.ref, ASKED)) as lines:
-        (found,) = [json.loads(line) async for line in lines]
-    assert found["caps"] == [0] * 5
-    assert found["privileges"] == "1"
-    assert found["interfaces"] == ["lo"]
-    assert found["reached"] == ["Network is unreachable"] * 2
-    assert {folder: words for folder, words in found["written"].items() if words == "done"} == {
+        (reading,) = [json.loads(line) async for line in lines]
+    assert reading["caps"] == [0] * 5
+    assert reading["privileges"] == "1"
+    assert reading["interfaces"] == ["lo"]
+    assert reading["reached"] == ["Network is unreachable"] * 2
+    assert {folder: words for folder, words in reading["written"].items() if words == "done"} == {
         "/declared": "done",
         "/tmp": "done",
     }
     # What Docker itself puts there from the disk of this machine: names of the container, which is
     # nobody's.
-    assert found["mounts"].count("overlay") <= 1
-    assert set(found["mounts"]) <= {
+    assert reading["mounts"].count("overlay") <= 1
+    assert set(reading["mounts"]) <= {
         "overlay",
         "proc",
         "tmpfs",
@@ -403,9 +403,9 @@ async def test_a_hostile_image_reads_nothing_of_this_machine(
         "xfs",
         "btrfs",
     }
-    assert found["disks"] == []
-    assert found["processes"] == ["1"]
-    assert "secret" not in str(found["env"])
+    assert reading["disks"] == []
+    assert reading["processes"] == ["1"]
+    assert "secret" not in str(reading["env"])
     assert len(docker.harness.docker.volumes()["Volumes"] or []) == len(volumes)
     assert containers(docker.harness) == []
 
@@ -416,16 +416,20 @@ async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
 ) -> None:
     """And an agent that is killed leaves none either."""
     harness: AgentHarness = agent_harness(tmp_path)
-    made = ENGINE.evolve(
+    other_engine = ENGINE.evolve(
         kind="vllm", version="2", image=image(harness, package="import time; time.sleep(1000)")
     )
     try:
         harness.kill_agent(signal.SIGTERM)
-        place = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+        place = (
+            tmp_path / "profiles" / "engines" / other_engine.kind / f"{other_engine.version}.yaml"
+        )
         place.parent.mkdir()
-        place.write_text(made.model_dump_json())
+        place.write_text(other_engine.model_dump_json())
         harness.start_agent()
-        ref = EngineRef(kind=made.kind, version=made.version, image=made.image)
+        ref = EngineRef(
+            kind=other_engine.kind, version=other_engine.version, image=other_engine.image
+        )
         question = Question(engine=str(ref), capability=None, argv=())
         inquirer = Inquirer(harness.host, AnswerCache(tmp_path / "answers"))
 
@@ -450,4 +454,4 @@ async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
     finally:
         await harness.cleanup()
         with suppress(APIError):
-            harness.docker.remove_image(made.image, force=True)
+            harness.docker.remove_image(other_engine.image, force=True)

@@ -87,13 +87,15 @@ class Nodes(NamedTuple):
 
     def host(self) -> NodesHost:
         """As a gateway makes it at its start: new hosts, which know nothing."""
-        return nodes_host({node: ProcessHost(one.data_dir) for node, one in self.harnesses.items()})
+        return nodes_host(
+            {node: ProcessHost(member.data_dir) for node, member in self.harnesses.items()}
+        )
 
     def members(self) -> list[int]:
         """Processes of the engine on each node."""
         return [
-            len(living_in(one.data_dir / "run" / f"{NAME}-n{place}of2"))
-            for place, one in enumerate(self.harnesses.values())
+            len(living_in(member.data_dir / "run" / f"{NAME}-n{place}of2"))
+            for place, member in enumerate(self.harnesses.values())
         ]
 
 
@@ -120,10 +122,10 @@ async def nodes(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Nodes]:
 
 async def test_all_parts_start_and_stop_together(nodes: Nodes) -> None:
     host = nodes.host()
-    started = await host.start(nodes.spec)
-    assert (started.name, started.state) == (NAME, "running")
-    await answering(started)
-    assert await host.list() == [started]
+    instance = await host.start(nodes.spec)
+    assert (instance.name, instance.state) == (NAME, "running")
+    await answering(instance)
+    assert await host.list() == [instance]
     assert (await host.start(nodes.spec)).name == NAME
     assert nodes.members() == [1, 1]
     with pytest.raises(Conflict):
@@ -138,8 +140,8 @@ async def test_the_failure_of_a_part_is_that_of_the_engine_with_its_proof(nodes:
     host = nodes.host()
     await answering(await host.start(nodes.spec))
     nodes.order.touch()
-    ended = await wait_for_exit(host, NAME)
-    assert ended.exit_code == 1
+    exit_state = await wait_for_exit(host, NAME)
+    assert exit_state.exit_code == 1
     assert nodes.members()[0] == 1
     reader = LogReader(Profiles().signatures, VLLM_REF)
     lines = []
@@ -158,10 +160,10 @@ async def test_the_failure_of_a_part_is_that_of_the_engine_with_its_proof(nodes:
 
 async def test_the_next_gateway_adopts_all_parts(nodes: Nodes) -> None:
     await answering(await nodes.host().start(nodes.spec))
-    adopted = await find(nodes.host(), NAME)
-    assert adopted is not None
-    assert (adopted.state, adopted.fingerprint) == ("running", nodes.spec.fingerprint)
-    assert (await get(adopted, "/health"))[0] == 200
+    instance = await find(nodes.host(), NAME)
+    assert instance is not None
+    assert (instance.state, instance.fingerprint) == ("running", nodes.spec.fingerprint)
+    assert (await get(instance, "/health"))[0] == 200
     lines = []
     async with aclosing(nodes.host().follow(NAME)) as log:
         async for line in log:
@@ -179,10 +181,10 @@ async def test_the_next_gateway_adopts_all_parts(nodes: Nodes) -> None:
 
 async def test_a_part_that_cannot_start_leaves_none(nodes: Nodes) -> None:
     first, second = nodes.spec.nodes
-    broken = nodes.spec.evolve(nodes=(first, second.evolve(argv=("/nowhere/engine",))))
+    broken_spec = nodes.spec.evolve(nodes=(first, second.evolve(argv=("/nowhere/engine",))))
     host = nodes.host()
     with pytest.raises(HostError):
-        await host.start(broken)
+        await host.start(broken_spec)
     assert await host.list() == []
     assert nodes.members() == [0, 0]
 
@@ -211,10 +213,10 @@ async def test_a_node_that_is_not_there_is_named(nodes: Nodes) -> None:
 
 async def test_an_engine_on_one_node_is_that_of_its_host(nodes: Nodes) -> None:
     host = nodes.host()
-    started = await host.start(nodes.harnesses["one"].make_spec("alone"))
-    await answering(started)
+    instance = await host.start(nodes.harnesses["one"].make_spec("alone"))
+    await answering(instance)
     alone = await nodes.harnesses["one"].host.list()
-    assert [one.evolve(node="one") for one in alone] == [started]
+    assert [instance.evolve(node="one") for instance in alone] == [instance]
     await host.stop("alone", 5)
 
     async def is_gone() -> bool:

@@ -65,24 +65,24 @@ async def test_a_forked_engine_sees_what_a_plain_one_sees(harness: PreparedHarne
     spec = harness.make_spec("forked", script=["--print", "two words"])
     assert (await harness.host.conditions(spec.engine, "")).origin == "fork"
     assert await start_engine(harness, spec)
-    assert {one.name: one.origin for one in await harness.host.list()} == {
+    assert {instance.name: instance.origin for instance in await harness.host.list()} == {
         "plain": "process",
         "forked": "fork",
     }
-    plain, forked = harness.description("plain"), harness.description("forked")
-    assert forked["argv"][-2:] == ["--print", "two words"]
-    assert forked["cwd"] == str(harness.data_dir / "run/forked")
+    plain, fork = harness.description("plain"), harness.description("forked")
+    assert fork["argv"][-2:] == ["--print", "two words"]
+    assert fork["cwd"] == str(harness.data_dir / "run/forked")
     for name in ("argv", "orig_argv", "cwd"):
-        del plain[name], forked[name]
-    keys = [one["env"].pop("VLLM_API_KEY") for one in (plain, forked)]
+        del plain[name], fork[name]
+    keys = [report["env"].pop("VLLM_API_KEY") for report in (plain, fork)]
     assert keys[0] != keys[1]
-    cwds = [one["path"].pop(0) for one in (plain, forked)]
+    cwds = [report["path"].pop(0) for report in (plain, fork)]
     assert cwds == [str(harness.data_dir / "run" / name) for name in ("plain", "forked")]
     assert plain["env"]["SET_BY_IMPORT"] == "1"
     assert "DROPPED_BY_IMPORT" not in plain["env"]
     # The file to which a fork writes what it imports is open beside those of a plain start.
-    assert forked.pop("number") <= plain.pop("number") + 1
-    assert forked == plain
+    assert fork.pop("number") <= plain.pop("number") + 1
+    assert fork == plain
 
 
 async def test_a_start_that_was_announced_is_forked_at_once(harness: PreparedHarness) -> None:
@@ -98,11 +98,11 @@ async def test_a_start_waits_for_the_rest_of_its_imports(
     harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "WAIT_S", HANG_S)
-    begun, let_go = harness.data_dir / "begun", harness.data_dir / "go"
+    begin_file, let_go = harness.data_dir / "begun", harness.data_dir / "go"
     with (harness.packages / "described.py").open("a") as file:
         file.write(
             "import pathlib, time\n"
-            f"pathlib.Path({str(begun)!r}).touch()\n"
+            f"pathlib.Path({str(begin_file)!r}).touch()\n"
             f"while not pathlib.Path({str(let_go)!r}).exists(): time.sleep(0.01)\n"
         )
     spec = harness.make_spec("first")
@@ -110,7 +110,7 @@ async def test_a_start_waits_for_the_rest_of_its_imports(
     await harness.host.list()
 
     async def is_importing() -> bool:
-        return begun.exists()
+        return begin_file.exists()
 
     await until("the prepared process imports", is_importing)
     starting = asyncio.ensure_future(start_engine(harness, spec))
@@ -123,11 +123,11 @@ async def test_a_start_does_not_wait_long_for_imports(
     harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "WAIT_S", 0.1)
-    begun = harness.data_dir / "begun"
+    begin_file = harness.data_dir / "begun"
     with (harness.packages / "described.py").open("a") as file:
         file.write(
             "import pathlib, time\n"
-            f"begun = pathlib.Path({str(begun)!r})\n"
+            f"begun = pathlib.Path({str(begin_file)!r})\n"
             "if not begun.exists():\n    begun.touch()\n    time.sleep(10_000)\n"
         )
     spec = harness.make_spec("first")
@@ -135,7 +135,7 @@ async def test_a_start_does_not_wait_long_for_imports(
     await harness.host.list()
 
     async def is_importing() -> bool:
-        return begun.exists()
+        return begin_file.exists()
 
     await until("the prepared process imports", is_importing)
     assert not await start_engine(harness, spec)
@@ -208,8 +208,8 @@ async def test_an_engine_outlives_its_prepared_process(harness: PreparedHarness)
     assert not await start_engine(harness, harness.make_spec("next"))
     assert (await find(harness.host, "forked")) is not None
     harness.kill_engine("forked")
-    gone = await wait_for_exit(harness.host, "forked")
-    assert gone.exit_code is None
+    exit_state = await wait_for_exit(harness.host, "forked")
+    assert exit_state.exit_code is None
     await harness.prepared_pids(unlike=[pid])
     assert await start_engine(harness, harness.make_spec("last"))
 
@@ -421,18 +421,18 @@ async def test_kill_at_any_line_of_a_forked_start_leaves_no_engine_without_a_rec
     while True:
         spec = harness.make_spec(f"a{number}", script=["--no-serve"])
         make_host = partial(ProcessHost, harness.data_dir, 1)
-        killed = await asyncio.to_thread(killed_at_line, number, make_host, spec)
+        pids = await asyncio.to_thread(killed_at_line, number, make_host, spec)
         host = harness.restart()
         folder = harness.data_dir / "run" / spec.name
-        listed = await find(host, spec.name)
-        if listed is None or listed.state == "exited":
+        instance = await find(host, spec.name)
+        if instance is None or instance.state == "exited":
             assert not living_in(folder), f"killed at line {number}"
         else:
             forks += harness.is_forked(spec.name)
             assert len(living_in(folder)) <= 1
         await host.stop(spec.name, grace_s=0)
         assert not living_in(folder)
-        if not killed:
+        if not pids:
             break
         number += 7
     assert number > 100
@@ -446,17 +446,17 @@ async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
     (first,) = await harness.prepared_pids()
     other_processes = set(harness.processes())
     os.kill(first, signal.SIGKILL)
-    killed: list[int] = []
+    pids: list[int] = []
 
     async def is_killed() -> bool:
         await harness.host.list()
-        killed[:] = set(harness.processes()) - other_processes
-        for pid in killed:
+        pids[:] = set(harness.processes()) - other_processes
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        return bool(killed)
+        return bool(pids)
 
     await until("a new prepared process is killed", is_killed)
-    assert await harness.prepared_pids(unlike=[first, *killed])
+    assert await harness.prepared_pids(unlike=[first, *pids])
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -464,11 +464,11 @@ async def test_an_import_that_outlives_its_gateway_has_no_twin(
     harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """One that takes too long is killed, and another process prepared."""
-    begun, let_go = harness.data_dir / "begun", harness.data_dir / "go"
+    begin_file, let_go = harness.data_dir / "begun", harness.data_dir / "go"
     with (harness.packages / "described.py").open("a") as file:
         file.write(
             "import os, pathlib, time\n"
-            f"with pathlib.Path({str(begun)!r}).open('a') as file:\n"
+            f"with pathlib.Path({str(begin_file)!r}).open('a') as file:\n"
             "    file.write(f'{os.getpid()}\\n')\n"
             f"while not pathlib.Path({str(let_go)!r}).exists(): time.sleep(0.01)\n"
         )
@@ -476,10 +476,10 @@ async def test_an_import_that_outlives_its_gateway_has_no_twin(
 
     async def imports() -> bool:
         await harness.host.list()
-        return begun.exists() and bool(begun.read_text())
+        return begin_file.exists() and bool(begin_file.read_text())
 
     await until("the prepared process imports", imports)
-    (first,) = map(int, begun.read_text().split())
+    (first,) = map(int, begin_file.read_text().split())
     for _ in range(3):
         harness.restart()
         for _ in range(3):
@@ -504,10 +504,10 @@ async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
     chance = random.Random(34)
     await prepare(harness)
     kills, number, most_bytes = 0, 0, 0
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     while kills < KILLS:
         number += 1
-        assert time.monotonic() - begun < 10 * HANG_S
+        assert time.monotonic() - begin_s < 10 * HANG_S
         spec = harness.make_spec(f"k{number}")
         starting = asyncio.ensure_future(harness.host.start(spec))
         await asyncio.sleep(chance.random() * 0.05)
@@ -534,7 +534,11 @@ async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
 
     async def is_clean() -> bool:
         await harness.host.list()
-        process = {pid for pid in harness.processes() if (one := procfs.read(pid)) and one.is_alive}
+        process = {
+            pid
+            for pid in harness.processes()
+            if (child_process := procfs.read(pid)) and child_process.is_alive
+        }
         return process <= {view.pid for view in harness.views()}
 
     await until("only what is prepared is left", is_clean)

@@ -69,14 +69,16 @@ def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows
 
     async def check(spec: LaunchSpec) -> bool:
         host = harness.restart()
-        listed = await find(host, spec.name)
-        assert (listed is not None) == (harness.members(spec.name) == 1), f"killed at line {number}"
-        assert await host.start(spec) == (listed or await find(host, spec.name))
+        instance = await find(host, spec.name)
+        assert (instance is not None) == (harness.members(spec.name) == 1), (
+            f"killed at line {number}"
+        )
+        assert await host.start(spec) == (instance or await find(host, spec.name))
         assert harness.members(spec.name) == 1, f"killed at line {number}"
         await host.stop(spec.name, grace_s=0)
         assert harness.members(spec.name) == 0
         assert not list((tmp_path / "run").iterdir())
-        return listed is not None
+        return instance is not None
 
     number = 1
     make_host = partial(ProcessHost, tmp_path)
@@ -97,14 +99,14 @@ async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHa
     spec = program(
         harness, "import os, time\nif os.environ: os.execve('/bin/sleep', ['engine', '600'], {})"
     )
-    former_instance = await harness.host.start(spec)
+    first_start = await harness.host.start(spec)
     pid = harness.pid("a1")
 
     async def is_renamed() -> bool:
         return command_line(pid).startswith(b"engine")
 
     await until("the engine has another name", is_renamed)
-    assert await harness.restart().list() == [former_instance]
+    assert await harness.restart().list() == [first_start]
 
 
 async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_its_log(
@@ -115,7 +117,7 @@ async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_i
         "import os, subprocess\nif os.environ: subprocess.Popen(['/bin/sleep', '600']);"
         " os.execve('/bin/sleep', ['e', '600'], {})"
     )
-    started = await harness.host.start(program(harness, source))
+    instance = await harness.host.start(program(harness, source))
     records = Records(harness.data_dir / "instances")
     record = records.read("a1")
     assert record is not None
@@ -126,7 +128,7 @@ async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_i
 
     await until("it has a worker", two)
     records.write(record.evolve(pid=None, start_ticks=None))
-    assert await harness.restart().list() == [started]
+    assert await harness.restart().list() == [instance]
     assert harness.pid("a1") == record.pid
     records.write(record.evolve(pid=None, start_ticks=None))
     os.kill(record.pid, signal.SIGKILL)
@@ -216,32 +218,32 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     harness: ProcessHarness, way: str
 ) -> None:
     keys = {"key_env": "THE_KEY", "key_option": "api-key"}
-    former_umask = os.umask(0o022)
+    umask = os.umask(0o022)
     try:
-        started = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
+        instance = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
     finally:
-        os.umask(former_umask)
-    assert started.key is not None
-    assert len(started.key.reveal()) >= 32
+        os.umask(umask)
+    assert instance.key is not None
+    assert len(instance.key.reveal()) >= 32
     line = await anext(aiter(harness.host.follow("a1")))
     document = json.loads(line)
     if way == "key_env":
-        assert document == {"env": started.key.reveal(), "files": {}}
+        assert document == {"env": instance.key.reveal(), "files": {}}
     else:
         ((path, text),) = document["files"].items()
-        assert text == f'api-key: "{started.key.reveal()}"\n'
+        assert text == f'api-key: "{instance.key.reveal()}"\n'
         assert os.stat(path).st_mode & 0o077 == 0  # noqa: PTH116
         assert command_line(harness.pid("a1")).split(b"\0")[-3:-1] == [b"--config", path.encode()]
-    assert started.key.reveal_bytes() not in command_line(harness.pid("a1"))
+    assert instance.key.reveal_bytes() not in command_line(harness.pid("a1"))
     assert harness.record("a1").stat().st_mode & 0o077 == 0
-    assert started.key.reveal() not in repr(started)
+    assert instance.key.reveal() not in repr(instance)
     # A gateway that comes after knows the key; another start without a cache has another one.
-    assert (await find(harness.restart(), "a1")) == started
+    assert (await find(harness.restart(), "a1")) == instance
     await harness.host.stop("a1", grace_s=0)
     assert not harness.record("a1").exists()
     assert not list((harness.data_dir / "run").iterdir())
     second_instance = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
-    assert second_instance.key not in (None, started.key)
+    assert second_instance.key not in (None, instance.key)
 
 
 async def test_engines_with_one_cache_have_one_key(harness: ProcessHarness) -> None:
@@ -418,9 +420,9 @@ time.sleep(600)
 
 async def test_a_program_that_is_not_there_leaves_nothing(harness: ProcessHarness) -> None:
     spec = harness.make_spec("a1").evolve(argv=("/nowhere/bin/python",))
-    with pytest.raises(HostError, match="No such file") as refused:
+    with pytest.raises(HostError, match="No such file") as error:
         await harness.host.start(spec)
-    assert "fitserve engine install fake==1" in refused.value.hint
+    assert "fitserve engine install fake==1" in error.value.hint
     assert await harness.host.list() == []
     assert not (harness.data_dir / "run/a1").exists()
 
@@ -445,18 +447,18 @@ async def test_an_engine_whose_record_cannot_be_written_is_not_left_running(
 async def test_a_data_folder_that_cannot_be_used_is_a_host_error(tmp_path: Path) -> None:
     (tmp_path / "instances").write_text("a file where the folder should be")
     host = ProcessHost(tmp_path)
-    with pytest.raises(HostError) as refused:
+    with pytest.raises(HostError) as error:
         await host.stop("a1", grace_s=0)
-    assert refused.value.hint
+    assert error.value.hint
 
 
 @pytest.mark.parametrize("missing", ["bin/python", ".complete"])
 async def test_prepare_refuses_half_an_environment(harness: ProcessHarness, missing: str) -> None:
     engine = EngineRef(kind="fake", version="1")
     (harness.data_dir / "engines/fake-1" / missing).unlink()
-    with pytest.raises(HostError) as refused:
+    with pytest.raises(HostError) as error:
         await harness.host.prepare(engine, lambda report: None)
-    assert refused.value.hint == "Run `fitserve engine install fake==1`."
+    assert error.value.hint == "Run `fitserve engine install fake==1`."
 
 
 # --- ports and logs ---
@@ -505,8 +507,8 @@ async def test_list_trims_a_log_that_floods(
     older = log.with_name("a1.log.1").read_bytes()
     assert len(older) == 200_000
     assert b"\n".join(lines).endswith(older.rstrip(b"\n"))
-    async with aclosing(harness.host.follow("a1")) as kept:
-        assert await anext(kept) == b"first"
+    async with aclosing(harness.host.follow("a1")) as log_lines:
+        assert await anext(log_lines) == b"first"
 
 
 async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(
@@ -520,10 +522,12 @@ async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(
 
     # A signal reaches what is at work on another core a moment later.
     await until("one is stopped", is_seen)
-    stopped = [process for process in await harness.host.processes("a1") if process.stopped]
-    assert [one.pid for one in stopped] == [harness.pid("a1")]
-    assert "fake_engine.py" in stopped[0].command
-    assert stopped[0].cpu_s > 0
+    stopped_processes = [
+        process for process in await harness.host.processes("a1") if process.stopped
+    ]
+    assert [process.pid for process in stopped_processes] == [harness.pid("a1")]
+    assert "fake_engine.py" in stopped_processes[0].command
+    assert stopped_processes[0].cpu_s > 0
     # It takes no SIGTERM, and ends all the same.
     await harness.host.stop("a1", 0.1)
     assert harness.members("a1") == 0

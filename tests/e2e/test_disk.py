@@ -355,7 +355,7 @@ def test_each_kind_of_change_is_kept_or_refused_in_words(
     far = {"name": "far", "endpoint": "http://127.0.0.1:9/v1"}
     assert gateway.client.post("/admin/models", json=far).status_code == 202
     with fault(gateway, disk) as cause:
-        former_known_wishes, refusals = known_wishes(gateway), 0
+        wishes_before, refusals = known_wishes(gateway), 0
         for method, path, body in CHANGES:
             answer = gateway.client.request(method, path, json=body)
             if answer.status_code == 507:
@@ -364,19 +364,19 @@ def test_each_kind_of_change_is_kept_or_refused_in_words(
                 assert cause in message, (path, message)
                 assert str(disk) in message, (path, message)
                 assert "log" not in message.split(), (path, message)
-                assert known_wishes(gateway) == former_known_wishes, path
+                assert known_wishes(gateway) == wishes_before, path
             elif (method, path) == ("DELETE", "/admin/facts/1"):
                 assert answer.status_code == 404
             elif method != "GET":
                 # A change of some bytes may have room.
                 assert answer.status_code < 300, (path, answer.text)
-                former_known_wishes = known_wishes(gateway)
+                wishes_before = known_wishes(gateway)
         assert refusals >= 5
         serves(gateway)
     gateway.kill()
     gateway.start()
     gateway.until("m", "ready")
-    assert known_wishes(gateway) == former_known_wishes
+    assert known_wishes(gateway) == wishes_before
 
 
 @pytest.fixture

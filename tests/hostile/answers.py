@@ -94,18 +94,18 @@ def answer(status: bytes, *lines: bytes, body: bytes = b"", length: bytes | None
 
 
 def answers() -> list[bytes]:
-    ok, none, unchanged = b"200 OK", b"204 No Content", b"304 Not Modified"
+    ok, none, no_change = b"200 OK", b"204 No Content", b"304 Not Modified"
     events = b"".join(
         b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % MARK for _ in range(3)
     )
-    done = b"data: [DONE]\n\n"
-    in_chunks, of_events = chunks(EVIL[:9], EVIL[9:]), chunks(events, done)
+    end_event = b"data: [DONE]\n\n"
+    in_chunks, of_events = chunks(EVIL[:9], EVIL[9:]), chunks(events, end_event)
     many = [b"x-%d: a" % number for number in range(3000)]
     return [
         *(answer(ok, JSON, body=EVIL), answer(ok, JSON, CHUNKED, body=in_chunks, length=None)),
         *(
             answer(ok, EVENTS, CHUNKED, body=of_events, length=None),
-            answer(ok, EVENTS, body=events + done),
+            answer(ok, EVENTS, body=events + end_event),
         ),
         *(
             answer(ok, JSON, body=EVIL, length=None),
@@ -136,9 +136,9 @@ def answers() -> list[bytes]:
             answer(none, EVENTS, body=SMUGGLED),
         ),
         *(
-            answer(unchanged),
-            answer(unchanged, JSON, body=SMUGGLED),
-            answer(unchanged, CHUNKED, body=in_chunks, length=None),
+            answer(no_change),
+            answer(no_change, JSON, body=SMUGGLED),
+            answer(no_change, CHUNKED, body=in_chunks, length=None),
         ),
         *(
             answer(b"205 Reset Content", JSON, body=EVIL),
@@ -378,27 +378,27 @@ async def receive(reader: asyncio.StreamReader) -> Received | None:
             return None
         except ConnectionError:
             return None
-        found = STATUS.fullmatch(head)
-        if found is None:
+        match = STATUS.fullmatch(head)
+        if match is None:
             raise NotHttp(f"no head of an answer: {head[:300]!r}")
-        status, lines = int(found[1]), found[2].lower()
+        status, lines = int(match[1]), match[2].lower()
         closes = b"connection: close\r\n" in lines
         framing = FRAMING.findall(lines)
-        lengths, chunked = (
+        lengths, chunk_codings = (
             [value for name, value in framing if name == b"content-length"],
             (b"transfer-encoding", b"chunked") in framing,
         )
-        if len(framing) > 1 or (framing and not chunked and not lengths[0].isdigit()):
+        if len(framing) > 1 or (framing and not chunk_codings and not lengths[0].isdigit()):
             raise NotHttp(f"framed twice: {head!r}")
         if status < 200:
             raise NotHttp(f"an answer before the answer: {head!r}")
         if status in (204, 304):
-            if lengths or chunked:
+            if lengths or chunk_codings:
                 raise NotHttp(f"a length of what has no body: {head!r}")
             return Received(status, head, b"", True, closes)
         body, whole = bytearray(), True
         try:
-            if chunked:
+            if chunk_codings:
                 while size := _size(await reader.readuntil(b"\r\n")):
                     body += await reader.readexactly(size)
                     _end(await reader.readexactly(2))
@@ -475,20 +475,20 @@ class Conversation:
         # next, is the answer to that one: only of this model, and nobody can tell.
         before, self._lagging = self._lagging, bool(script.cuts) or len(script.data) > AT_ONCE_BYTES
         self._late = before or self._lagging
-        found: list[str] = []
+        differences: list[str] = []
         ask = self._all_at_once if at_once else self._one_by_one
         try:
-            await ask(questions, found)
+            await ask(questions, differences)
         except NotHttp as error:
-            found.append(str(error))
+            differences.append(str(error))
         except TimeoutError:
-            found.append(f"no end within {HANG_S:g} s")
+            differences.append(f"no end within {HANG_S:g} s")
         self._evil.scripts.clear()
-        if found:
+        if differences:
             self.close()  # what comes next on it is no fault of the next script
             sources = [(question.path, question.body) for question in evil]
-            found = [f"{text}; at once {at_once}, asked {sources}" for text in found]
-        return found
+            differences = [f"{text}; at once {at_once}, asked {sources}" for text in differences]
+        return differences
 
     def _evil_question(self, random_: random.Random) -> Question:
         mark = f"<<E{next(self._numbers):07d}>>"
@@ -499,27 +499,27 @@ class Conversation:
         body = json.dumps({"model": self._evil.model, **fields, **streams})
         return Question(body.encode(), path.encode(), mark.encode())
 
-    async def _one_by_one(self, questions: list[Question], found: list[str]) -> None:
+    async def _one_by_one(self, questions: list[Question], differences: list[str]) -> None:
         for question in questions:
-            received = await self._when_ready(question, await self._ask(question))
-            found += self._judge(question, received)
+            reply = await self._when_ready(question, await self._ask(question))
+            differences += self._judge(question, reply)
 
-    async def _all_at_once(self, questions: list[Question], found: list[str]) -> None:
+    async def _all_at_once(self, questions: list[Question], differences: list[str]) -> None:
         """What is not answered because the connection had to end is asked no more, but for what the
         honest engine is asked."""
         reader, writer = await self._connection()
         writer.write(b"".join(question.data for question in questions))
         last_question = questions[-1]
         for question in questions:
-            received = await receive(reader)
-            if received is not None:
-                found += self._judge(question, await self._when_ready(question, received))
-            if received is None or received.closes:
+            reply = await receive(reader)
+            if reply is not None:
+                differences += self._judge(question, await self._when_ready(question, reply))
+            if reply is None or reply.closes:
                 self.close()
-                if received is None or question is not last_question:
-                    received = await self._ask(last_question)
-                    found += self._judge(
-                        last_question, await self._when_ready(last_question, received)
+                if reply is None or question is not last_question:
+                    reply = await self._ask(last_question)
+                    differences += self._judge(
+                        last_question, await self._when_ready(last_question, reply)
                     )
                 break
 
@@ -534,17 +534,17 @@ class Conversation:
 
     async def _ask(self, question: Question) -> Received | None:
         """The answer; asked again where the connection of the question before had ended by then."""
-        received = None
+        reply = None
         for _ in range(2):
-            known = self._writer is not None
+            is_open = self._writer is not None
             reader, writer = await self._connection()
             writer.write(question.data)
-            received = await receive(reader)
-            if received is None or received.closes:
+            reply = await receive(reader)
+            if reply is None or reply.closes:
                 self.close()
-            if received is not None or not known:
+            if reply is not None or not is_open:
                 break
-        return received
+        return reply
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None:
@@ -565,6 +565,6 @@ class Conversation:
         if not self._late and (others := marks - {question.own}):
             yield f"words that were for another request: {others}, in {received!r}"[:1000]
         # Ollama's API passes the engine's status on as an answer of the gateway.
-        own = not is_from_engine and not question.path.startswith(b"/api/")
-        if own and received.status >= 500 and received.status not in (502, 503):
+        is_from_gateway = not is_from_engine and not question.path.startswith(b"/api/")
+        if is_from_gateway and received.status >= 500 and received.status not in (502, 503):
             yield f"an error of the gateway: {received!r}"[:1000]

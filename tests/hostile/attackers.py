@@ -52,15 +52,15 @@ async def _drip(
     """`head`, then one byte after the other, whatever is answered, until the connection is
     closed."""
     writer.write(head)
-    closed = asyncio.create_task(_note_answer(reader))
+    task = asyncio.create_task(_note_answer(reader))
     try:
         for drop in itertools.cycle(drops):
-            if (await asyncio.wait((closed,), timeout=DRIP_S))[0]:
+            if (await asyncio.wait((task,), timeout=DRIP_S))[0]:
                 break
             writer.write(bytes((drop,)))
     finally:
-        closed.cancel()
-        await asyncio.wait((closed,))
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 async def _note_answer(reader: asyncio.StreamReader) -> None:

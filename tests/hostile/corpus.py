@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 def body_for(model: str, **fields: object) -> bytes:
-    asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
-    return json.dumps(asked, separators=(",", ":")).encode()
+    document = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def request(
@@ -51,8 +51,8 @@ class Seed:
 
 def corpus(model: str) -> list[Seed]:
     body = body_for(model)
-    hidden = request(body)
-    chunked = b"transfer-encoding: chunked"
+    inner_request = request(body)
+    chunk_header = b"transfer-encoding: chunked"
     in_chunks = chunks(body[:10], body[10:])
 
     def te(value: bytes, asks: int | None = 0) -> Seed:
@@ -70,23 +70,31 @@ def corpus(model: str) -> list[Seed]:
     return [
         Seed("plain", request(body), 1),
         Seed("stream", request(body_for(model, stream=True)), 1),
-        Seed("chunked", request(in_chunks, chunked, length=None), 1),
+        Seed("chunked", request(in_chunks, chunk_header, length=None), 1),
         Seed(
             "chunked, one byte each",
-            request(chunks(*(bytes([byte]) for byte in body)), chunked, length=None),
+            request(chunks(*(bytes([byte]) for byte in body)), chunk_header, length=None),
             1,
         ),
         Seed("two in a pipeline", request(body) + request(body), 2),
         Seed(
             "chunked, then one in a pipeline",
-            request(in_chunks, chunked, length=None) + request(body),
+            request(in_chunks, chunk_header, length=None) + request(body),
             2,
         ),
         # Content-Length and Transfer-Encoding
-        Seed("CL.TE", request(chunks() + hidden, chunked, length=b"%d" % (5 + len(hidden))), 0),
-        Seed("TE.CL", request(chunks(body) + hidden, chunked, length=b"4"), 0),
         Seed(
-            "CL, TE, right both ways", request(in_chunks, chunked, length=b"%d" % len(in_chunks)), 0
+            "CL.TE",
+            request(
+                chunks() + inner_request, chunk_header, length=b"%d" % (5 + len(inner_request))
+            ),
+            0,
+        ),
+        Seed("TE.CL", request(chunks(body) + inner_request, chunk_header, length=b"4"), 0),
+        Seed(
+            "CL, TE, right both ways",
+            request(in_chunks, chunk_header, length=b"%d" % len(in_chunks)),
+            0,
         ),
         Seed("CL.0", request(request(body), length=b"0"), None),
         te(b"transfer-encoding: xchunked"),
@@ -111,21 +119,25 @@ def corpus(model: str) -> list[Seed]:
         te(b"transfer-encoding: chunke\xc4\x91"),
         te(b"transfer-encoding: cHuNkEd", 1),
         te(b"transfer-encoding:\tchunked\t", None),
-        Seed("TE twice", request(in_chunks, chunked, chunked, length=None), None),
+        Seed("TE twice", request(in_chunks, chunk_header, chunk_header, length=None), None),
         Seed(
             "TE chunked and identity",
-            request(in_chunks, chunked, b"transfer-encoding: identity", length=None),
+            request(in_chunks, chunk_header, b"transfer-encoding: identity", length=None),
             0,
         ),
         Seed(
             "TE in HTTP/1.0",
-            request(in_chunks, chunked, length=None, line=b"POST /v1/chat/completions HTTP/1.0"),
+            request(
+                in_chunks, chunk_header, length=None, line=b"POST /v1/chat/completions HTTP/1.0"
+            ),
             None,
         ),
         Seed(
             "TE in a trailer",
             request(
-                chunks(body)[:-2] + b"content-length: 0\r\nhost: x\r\n\r\n", chunked, length=None
+                chunks(body)[:-2] + b"content-length: 0\r\nhost: x\r\n\r\n",
+                chunk_header,
+                length=None,
             ),
             None,
         ),
@@ -156,7 +168,7 @@ def corpus(model: str) -> list[Seed]:
         Seed("bare LF", request(body, end=b"\n"), 0),
         Seed(
             "bare LF before a hidden one",
-            request(hidden, b"x: y\n\n" + hidden.replace(b"\r\n", b"\n")),
+            request(inner_request, b"x: y\n\n" + inner_request.replace(b"\r\n", b"\n")),
             0,
         ),
         Seed("bare CR", request(body, b"x: y\rz: w"), 0),
@@ -167,55 +179,59 @@ def corpus(model: str) -> list[Seed]:
         Seed("CR CR LF", request(body, b"x: y\r"), 0),
         # chunks
         Seed(
-            "chunk extension", request(chunks(body, extension=b";a=b"), chunked, length=None), None
+            "chunk extension",
+            request(chunks(body, extension=b";a=b"), chunk_header, length=None),
+            None,
         ),
         Seed(
             "chunk extension with a bare LF",
-            request(chunks(body, extension=b";a\nb"), chunked, length=None),
+            request(chunks(body, extension=b";a\nb"), chunk_header, length=None),
             0,
         ),
         Seed(
-            "chunk extension without end", request(b"5;" + b"a" * 100_000, chunked, length=None), 0
+            "chunk extension without end",
+            request(b"5;" + b"a" * 100_000, chunk_header, length=None),
+            0,
         ),
         Seed(
             "chunk size with a sign",
-            request(b"+%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            request(b"+%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunk_header, length=None),
             0,
         ),
         Seed(
             "chunk size in hex notation",
-            request(b"0x%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            request(b"0x%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunk_header, length=None),
             0,
         ),
         Seed(
             "chunk size over 64 bits",
-            request(b"1%016x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            request(b"1%016x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunk_header, length=None),
             0,
         ),
         Seed(
             "chunk size with a space",
-            request(b"%x \r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            request(b"%x \r\n%s\r\n0\r\n\r\n" % (len(body), body), chunk_header, length=None),
             None,
         ),
         Seed(
             "chunk size with underscores",
-            request(b"0_%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            request(b"0_%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunk_header, length=None),
             0,
         ),
         Seed(
             "chunk that lies",
-            request(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body) - 3, body), chunked, length=None),
+            request(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body) - 3, body), chunk_header, length=None),
             0,
         ),
-        Seed("chunks with bare LF", request(chunks(body, end=b"\n"), chunked, length=None), 0),
+        Seed("chunks with bare LF", request(chunks(body, end=b"\n"), chunk_header, length=None), 0),
         Seed(
             "chunk without its end",
-            request(b"%x\r\n%sXX0\r\n\r\n" % (len(body), body), chunked, length=None),
+            request(b"%x\r\n%sXX0\r\n\r\n" % (len(body), body), chunk_header, length=None),
             0,
         ),
         Seed(
             "chunks, then a hidden head in a trailer",
-            request(chunks(body)[:-2] + b"x: " + hidden, chunked, length=None),
+            request(chunks(body)[:-2] + b"x: " + inner_request, chunk_header, length=None),
             None,
         ),
         # names and values

@@ -186,12 +186,15 @@ def documents(model: str) -> list[Document]:
     """One of each endpoint of each API, for `model`."""
     inference = [
         Document(
-            one.method,
-            one.path,
-            {"model": model, **_FIELDS.get(one.name, {"input": "a", "messages": _MESSAGES[:1]})},
+            endpoint.method,
+            endpoint.path,
+            {
+                "model": model,
+                **_FIELDS.get(endpoint.name, {"input": "a", "messages": _MESSAGES[:1]}),
+            },
         )
-        for one in ENDPOINTS
-        if one.body == "json"
+        for endpoint in ENDPOINTS
+        if endpoint.body == "json"
     ]
     ollama = [Document("POST", path, {"model": model, **_OLLAMA[path]}) for path in _OLLAMA]
     lists = [Document("GET", path, {}) for path in ("/api/tags", "/api/ps", "/api/version")]

@@ -100,11 +100,11 @@ class LoggedEngine:
             return b""
 
     def _length(self, head: bytes) -> int | None:
-        found = HEAD.fullmatch(head)
-        if not found:
+        match = HEAD.fullmatch(head)
+        if not match:
             self.wrong.append(f"a head that is not written by us: {head!r}")
             return None
-        lines = [line.partition(b": ") for line in found[2].split(b"\r\n") if line]
+        lines = [line.partition(b": ") for line in match[2].split(b"\r\n") if line]
         names = [name.lower() for name, _, _ in lines]
         lengths = [value for name, _, value in lines if name.lower() == b"content-length"]
         once = [name for name in names if name not in REPEATED]

@@ -27,7 +27,7 @@ def upgrades(model: str) -> list[Seed]:
     """Whatever is asked for, nothing but HTTP/1.1 is spoken: refused, or read as if it had not been
     asked for."""
     body = body_for(model)
-    hidden = request(body)
+    inner_request = request(body)
 
     def at(line: bytes) -> Seed:
         return Seed(
@@ -59,7 +59,9 @@ def upgrades(model: str) -> list[Seed]:
             request(b"", *WEBSOCKET, line=b"POST / HTTP/1.1", length=b"5"),
             0,
         ),
-        Seed("websocket, then a hidden one", request(b"", *WEBSOCKET, length=b"0") + hidden, 0),
+        Seed(
+            "websocket, then a hidden one", request(b"", *WEBSOCKET, length=b"0") + inner_request, 0
+        ),
         Seed(
             "websocket, then frames",
             request(b"", *WEBSOCKET, length=None) + b"\x81\x85abcd" + b"\x00" * 200,
@@ -71,11 +73,13 @@ def upgrades(model: str) -> list[Seed]:
             request(body, *WEBSOCKET, line=b"POST /v1/chat/completions HTTP/1.0"),
             None,
         ),
-        Seed("websocket behind a good one", hidden + request(b"", *WEBSOCKET, length=None), 1),
+        Seed(
+            "websocket behind a good one", inner_request + request(b"", *WEBSOCKET, length=None), 1
+        ),
         Seed("two upgrades", request(body, *WEBSOCKET, b"upgrade: h2c"), None),
         Seed("upgrade without connection", request(body, b"upgrade: websocket"), None),
         Seed("connection without upgrade", request(body, b"connection: upgrade"), None),
-        Seed("h2c behind a good one", hidden + request(body, *H2C), None),
+        Seed("h2c behind a good one", inner_request + request(body, *H2C), None),
         Seed("h2c with a chunked body", request(chunks(body), *H2C, CHUNKED, length=None), None),
         Seed("h2c twice", request(body, *H2C) * 2, None),
         Seed(
@@ -85,7 +89,7 @@ def upgrades(model: str) -> list[Seed]:
         ),
         Seed(
             "h2c at the admin side",
-            request(b"", *H2C, line=b"POST /admin/models HTTP/1.1") + hidden,
+            request(b"", *H2C, line=b"POST /admin/models HTTP/1.1") + inner_request,
             None,
         ),
         Seed("CONNECT with a websocket", request(body, *WEBSOCKET, line=b"CONNECT / HTTP/1.1"), 0),
@@ -104,12 +108,12 @@ def trailers(model: str) -> list[Seed]:
     """Trailers are read past: they set nothing, and a few bytes of them are all that a body may
     have."""
     body = body_for(model)
-    former_chunk = chunks(body)[:-2]
+    chunk = chunks(body)[:-2]
 
     def after(name: str, fields: bytes, asks: int | None) -> Seed:
         return Seed(
             f"trailers: {name}",
-            request(former_chunk + fields + b"\r\n", CHUNKED, length=None),
+            request(chunk + fields + b"\r\n", CHUNKED, length=None),
             asks,
         )
 
@@ -132,17 +136,17 @@ def trailers(model: str) -> list[Seed]:
         after("NUL", b"a: \x00\r\n", 0),
         Seed(
             "trailers at the admin side",
-            request(former_chunk, CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None),
+            request(chunk, CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None),
             0,
         ),
         Seed(
             "trailers, then one in a pipeline",
-            request(former_chunk + b"a: b\r\n\r\n", CHUNKED, length=None) + request(body),
+            request(chunk + b"a: b\r\n\r\n", CHUNKED, length=None) + request(body),
             2,
         ),
         Seed(
             "trailers of a refused one",
-            request(former_chunk + b"a: b\r\n" * 60_000, CHUNKED, line=b"POST /v1/x HTTP/1.1"),
+            request(chunk + b"a: b\r\n" * 60_000, CHUNKED, line=b"POST /v1/x HTTP/1.1"),
             0,
         ),
     ]
@@ -151,16 +155,16 @@ def trailers(model: str) -> list[Seed]:
 def pipelines(model: str) -> list[Seed]:
     """Requests that come before their turn."""
     good, large = request(body_for(model)), request(body_for(model, padding="a" * 17_000))
-    chunked = request(chunks(body_for(model)), CHUNKED, length=None)
+    chunk_request = request(chunks(body_for(model)), CHUNKED, length=None)
     other_request = request(b"", line=b"GET /v1/models HTTP/1.1", length=None)
     health = request(b"", line=b"GET /healthz HTTP/1.1", length=None)
-    unfinished = request(b"{", length=b"100000")
+    cut_request = request(b"{", length=b"100000")
     return [
         Seed("eight ahead", good * 8, 8),
         Seed("forty ahead", good * 40, None),
         Seed("four large ones ahead", large * 4, 4),
-        Seed("both kinds in turn", (good + other_request + health + chunked) * 2, 4),
-        Seed("unfinished behind good ones", good * 3 + unfinished, 3),
+        Seed("both kinds in turn", (good + other_request + health + chunk_request) * 2, 4),
+        Seed("unfinished behind good ones", good * 3 + cut_request, 3),
         Seed("a refused one between good ones", good + request(b"not json") + good, 2),
         Seed("a bad head behind good ones", good * 2 + request(b"", b"x y: a"), 2),
         Seed(

@@ -114,14 +114,14 @@ class FolderTally:
 
 def seeds() -> list[dict[str, bytes]]:
     """File name -> content of good models."""
-    found = [model(), sharded_model(), experts(1)]
+    files = [model(), sharded_model(), experts(1)]
     # Those of a preview, before its weights.
-    found += [
+    files += [
         {"config.json": path.read_bytes()}
         for path in sorted((ROOT / "tests/models").glob("*.json"))
     ]
-    block = [{"quantization_config": one} for one in QUANTIZATION]
-    return found + [model(**one) for one in block]
+    block = [{"quantization_config": block} for block in QUANTIZATION]
+    return files + [model(**fields) for fields in block]
 
 
 def adapters() -> list[dict[str, bytes]]:
@@ -176,13 +176,13 @@ def _beside(random_: random.Random, name: str) -> Any:
         return random_.choice(QUANTIZATION)
     if name == "model.safetensors.index.json":
         return {"metadata": {}, "weight_map": {"a": "model.safetensors"}}
-    known = {
+    documents = {
         "generation_config.json": {"max_new_tokens": 100, "eos_token_id": [1, 2]},
         "tokenizer_config.json": {"chat_template": "{{ messages }}", "added_tokens_decoder": {}},
         "adapter_config.json": {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "a/b"},
         "modules.json": [{"idx": 0, "type": "sentence_transformers.models.Pooling"}],
     }
-    return known.get(name, {"a": 1})
+    return documents.get(name, {"a": 1})
 
 
 def _files(folder: Path, *suffixes: str) -> list[Path]:
@@ -334,8 +334,8 @@ def add_odd_names(random_: random.Random, folder: Path, _: Path) -> None:
 def write_template(random_: random.Random, folder: Path, _: Path) -> None:
     """A chat template that takes long to read, in each place of one."""
     text = random_.choice(TEMPLATES)
-    named = [{"name": "default", "template": text}, {"name": "tool_use", "template": 1}]
-    kept_choice = random_.choice((text, named, {"default": text}))
+    templates = [{"name": "default", "template": text}, {"name": "tool_use", "template": 1}]
+    kept_choice = random_.choice((text, templates, {"default": text}))
     texts = {
         "chat_template.jinja": text,
         "chat_template.json": json.dumps({"chat_template": kept_choice}),
@@ -459,8 +459,8 @@ class FolderJudge:
         except TooSlow:
             yield f"no plan within {SLOW_S:g} s of processor time or {HUNG_S:g} s"
             return
-        took = time.process_time() - began
-        self.tally.slowest_s = max(self.tally.slowest_s, took)
+        cpu_s = time.process_time() - began
+        self.tally.slowest_s = max(self.tally.slowest_s, cpu_s)
         error = json.loads(head)[0]
         self.tally.outcomes[error["class"] if error else "planned"] += 1
         if error and not error["class"]:

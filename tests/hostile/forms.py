@@ -178,12 +178,12 @@ def forms(model: str) -> list[Form]:
         Form("another model alone", other_part + audio + END, 0),
         *(
             Form(f"{name!r} {order}", body + END)
-            for name, mine, theirs in both
+            for name, gateway_value, engine_value in both
             for order, body in (
-                ("alone", part(name, mine)),
-                ("behind", part(NAMED, mine) + part(name, theirs)),
-                ("before", part(name, theirs) + part(NAMED, mine)),
-                ("of the other behind", part(NAMED, theirs) + part(name, mine)),
+                ("alone", part(name, gateway_value)),
+                ("behind", part(NAMED, gateway_value) + part(name, engine_value)),
+                ("before", part(name, engine_value) + part(NAMED, gateway_value)),
+                ("of the other behind", part(NAMED, engine_value) + part(name, gateway_value)),
             )
         ),
         *(Form(f"type {kind!r}", good + audio + END, None, kind) for kind in KINDS),

@@ -53,13 +53,13 @@ class Reply:
 
 def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
     """The answers in `data`, one after the other, and what does not belong to any."""
-    found: list[tuple[int, bool]] = []
+    answers: list[tuple[int, bool]] = []
     while data:
         head = STATUS.match(data)
         if head is None:
-            return found, data
+            return answers, data
         status, lines = int(head[1]), head[2].lower()
-        found.append((status, b"x-gateway-source: engine\r\n" in lines))
+        answers.append((status, b"x-gateway-source: engine\r\n" in lines))
         data = data[head.end() :]
         length = re.search(rb"content-length: *(\d+)\r\n", lines)
         if b"transfer-encoding: chunked\r\n" in lines:
@@ -67,15 +67,15 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
             if end is None:
                 # The answer breaks off in its body, as it must when the engine breaks off.
                 return (
-                    found,
+                    answers,
                     b"",
                 )
             data = data[end.end() :]
         elif length is not None:
             data = data[int(length[1]) :]
         elif status != 304 and status >= 200:
-            return found, b""  # to the end of the connection
-    return found, b""
+            return answers, b""  # to the end of the connection
+    return answers, b""
 
 
 class QuietClient(asyncio.Protocol):
@@ -184,7 +184,7 @@ async def judge(
 ) -> tuple[Reply, list[str]]:
     """One input, and what of it must not be. `asks`: how often the engine must be asked, where that
     is known."""
-    reply, found_violations = None, []
+    reply, problems = None, []
     for patience_s in PATIENCES_S:
         if patience_s >= quiet_s:
             engine.asked.clear()
@@ -192,15 +192,15 @@ async def judge(
             reply = await send(port, data, quiet_s=patience_s, cuts=cuts)
             if patience_s > QUIET_S:
                 await asyncio.sleep(0.2)  # what the gateway wrote before it closed has come
-            found_violations = list(violations(data, reply, engine, len(engine.asked)))
+            problems = list(violations(data, reply, engine, len(engine.asked)))
             if asks is not None and len(engine.asked) != asks:
-                found_violations.append(
+                problems.append(
                     f"the engine was asked {len(engine.asked)} times, not {asks}: {reply}"
                 )
-            if not found_violations:
+            if not problems:
                 break
     assert reply is not None
-    return reply, found_violations
+    return reply, problems
 
 
 @dataclass
@@ -263,8 +263,8 @@ class Inputs:
 async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tally) -> None:
     """Send mutated requests, documents and forms, and answer with mutated answers."""
     # Made before the first connection: the gateway closes one that is silent for long.
-    prepared = [(lane, Inputs(lane.engine.model)) for lane in lanes]
-    said = answers()
+    lanes_and_inputs = [(lane, Inputs(lane.engine.model)) for lane in lanes]
+    engine_answers = answers()
 
     async def run(number: int, lane: Lane, made: Inputs) -> None:
         random_ = random.Random(seed * 1000 + number)
@@ -273,7 +273,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
             kind = random_.choices(KINDS, SHARES)[0]
             tally.inputs[kind] += 1
             if kind == "answer":
-                script = make_script(random_, said)
+                script = make_script(random_, engine_answers)
                 tally.violations += [
                     (text, repr(script).encode())
                     for text in await conversation.run(random_, script)
@@ -284,7 +284,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                 break
         conversation.close()
 
-    await asyncio.gather(*(run(number, *each) for number, each in enumerate(prepared)))
+    await asyncio.gather(*(run(number, *each) for number, each in enumerate(lanes_and_inputs)))
 
 
 async def _judge_one(
@@ -295,11 +295,11 @@ async def _judge_one(
     cuts: Sequence[int] = ()
     if random_.random() < 0.15 and data[1:]:
         cuts = sorted({random_.randrange(1, len(data)) for _ in range(random_.randint(1, 6))})
-    reply, found = await judge(port, data, lane.engine, cuts=cuts)
+    reply, problems = await judge(port, data, lane.engine, cuts=cuts)
     tally.answered[kind] += reply.from_engine
     tally.slowest = max(tally.slowest, (reply.seconds, data))
     tally.statuses.update(status for status, _ in reply.answers)
-    tally.violations += [(text, data) for text in found]
+    tally.violations += [(text, data) for text in problems]
 
 
 def every_request(model: str) -> list[Seed]:

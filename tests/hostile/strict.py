@@ -16,21 +16,23 @@ def count_requests(data: bytes) -> int:
     count = 0
     while True:
         data = data.lstrip(b"\r\n")
-        head, found, rest = data.partition(b"\r\n\r\n")
+        head, separator, rest = data.partition(b"\r\n\r\n")
         line, *lines = head.split(b"\r\n")
         fields = [FIELD.fullmatch(line) for line in lines]
-        if not found or not LINE.fullmatch(line) or not all(fields):
+        if not separator or not LINE.fullmatch(line) or not all(fields):
             return count
-        named = [(match[1].lower(), match[2].strip(b" \t").lower()) for match in fields if match]
-        codings = [value for name, value in named if name == b"transfer-encoding"]
+        fields_by_name = [
+            (match[1].lower(), match[2].strip(b" \t").lower()) for match in fields if match
+        ]
+        codings = [value for name, value in fields_by_name if name == b"transfer-encoding"]
         lengths = {
             part.strip()
-            for name, value in named
+            for name, value in fields_by_name
             if name == b"content-length"
             for part in value.split(b",")
         }
         if codings:
-            left = (
+            rest_after_body = (
                 _after_chunks(rest)
                 if not lengths and codings[-1].rpartition(b",")[2].strip() == b"chunked"
                 else None
@@ -40,12 +42,12 @@ def count_requests(data: bytes) -> int:
             and len({int(length[-30:]) for length in lengths}) <= 1
         ):
             size = int(lengths.pop()[-30:]) if lengths else 0
-            left = rest[size:] if size <= len(rest) else None
+            rest_after_body = rest[size:] if size <= len(rest) else None
         else:
-            left = None
-        if left is None:
+            rest_after_body = None
+        if rest_after_body is None:
             return count
-        count, data = count + 1, left
+        count, data = count + 1, rest_after_body
 
 
 def _after_chunks(data: bytes) -> bytes | None:
@@ -54,8 +56,8 @@ def _after_chunks(data: bytes) -> bytes | None:
         data = data[size.end() :]
         if int(size[1], 16) == 0:
             while data[:2] != b"\r\n":  # trailers
-                line, found, data = data.partition(b"\r\n")
-                if not found or not FIELD.fullmatch(line):
+                line, separator, data = data.partition(b"\r\n")
+                if not separator or not FIELD.fullmatch(line):
                     return None
             return data[2:]
         end = int(size[1], 16)

@@ -150,9 +150,10 @@ class Bench:
         if words[0] == "import":
             self.made += 1
             words[words.index("-o") + 1] = str(self.folder / f"imported-{self.made}.yaml")
-        named = {"NAME": "m", "qwen": "m", "coder": "m"}
+        model_names = {"NAME": "m", "qwen": "m", "coder": "m"}
         words = [
-            named.get(word, word) if word not in self.words.values() else word for word in words
+            model_names.get(word, word) if word not in self.words.values() else word
+            for word in words
         ]
         for begin, behind in BEHIND.items():
             if tuple(words[: len(begin)]) == begin:
@@ -195,25 +196,28 @@ async def test_documented_commands_run(tmp_path: Path, monkeypatch: pytest.Monke
             Upstream(lists_one_model) as engine,
         ):
             bench = Bench(gateway, engine.url, hub.url(), tmp_path)
-            failed = [said async for said in _run(bench)]
-    assert not failed, "\n".join(failed)
+            failures = [failure async for failure in _run(bench)]
+    assert not failures, "\n".join(failures)
 
 
 async def _run(bench: Bench) -> AsyncIterator[str]:
     # With the first key the gateway is closed to who has none.
-    for one in sorted(runnable(), key=lambda one: one.words[0] == "keys"):
-        if one.words[0] == "keys":
-            await _close_access(bench, one.words[2] if one.words[1] == "add" else "")
+    for command in sorted(runnable(), key=lambda one: one.words[0] == "keys"):
+        if command.words[0] == "keys":
+            await _close_access(bench, command.words[2] if command.words[1] == "add" else "")
         await _ready(bench)
-        words = bench.typed_words(one)
+        words = bench.typed_words(command)
         if words[0] == "pull":
             words[1] = "org/name"
-        done = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             CliRunner().invoke, app, words, input="y\n", env=bench.environment
         )
         # `show` of a model that is not ready yet, and plans of none, say so by their exit code.
-        if isinstance(done.exception, FitserveError) or done.exit_code not in allowed_codes(one):
-            yield f"{one}: {words}: {done.exit_code} {done.output[-500:]} {done.exception!r}"
+        if isinstance(result.exception, FitserveError) or result.exit_code not in allowed_codes(
+            command
+        ):
+            output = result.output[-500:]
+            yield f"{command}: {words}: {result.exit_code} {output} {result.exception!r}"
         if words[0] == "add":
             # Its engine would keep memory from the models of later commands.
             await bench.gateway.client.delete(f"/admin/models/{words[1]}")
@@ -236,7 +240,7 @@ async def _close_access(bench: Bench, key: str) -> None:
 
 
 async def test_shown_curl_commands_are_answered(tmp_path: Path) -> None:
-    lines = [one for one in others() if one.words[0] == "curl"]
+    lines = [command for command in others() if command.words[0] == "curl"]
     assert lines
     model_folder(tmp_path / "model")
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
@@ -263,26 +267,28 @@ async def test_shown_curl_commands_are_answered(tmp_path: Path) -> None:
 
 
 def test_every_other_command_runs_somewhere() -> None:
-    left = {
-        one
-        for one in others()
-        if one.words[0] not in ("curl", *SHELL)
-        and not any(one.words[: len(begin)] == begin for begin in ELSEWHERE)
+    unmatched_commands = {
+        command
+        for command in others()
+        if command.words[0] not in ("curl", *SHELL)
+        and not any(command.words[: len(begin)] == begin for begin in ELSEWHERE)
     }
-    assert not left, "\n".join(map(str, left))
+    assert not unmatched_commands, "\n".join(map(str, unmatched_commands))
     for begin in ELSEWHERE:
-        assert any(one.words[: len(begin)] == begin for one in others()), begin
+        assert any(command.words[: len(begin)] == begin for command in others()), begin
 
 
 def test_lines_for_a_shell_keep_settings_and_keys(tmp_path: Path) -> None:
     shutil.copy(ROOT / ".env.example", tmp_path)
-    lines = [" ".join(one.words) for one in others() if one.words[0] in SHELL]
+    lines = [" ".join(command.words) for command in others() if command.words[0] in SHELL]
     for line in lines:
         subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
-    written = (tmp_path / ".env").read_text().splitlines()
-    assert "FITSERVE_HOST=0.0.0.0" in written
-    assert any(line.startswith("FITSERVE_ADMIN_KEY=") and "$" not in line for line in written)
+    settings_lines = (tmp_path / ".env").read_text().splitlines()
+    assert "FITSERVE_HOST=0.0.0.0" in settings_lines
+    assert any(
+        line.startswith("FITSERVE_ADMIN_KEY=") and "$" not in line for line in settings_lines
+    )
 
 
 async def _ready(bench: Bench) -> None:

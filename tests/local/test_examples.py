@@ -80,10 +80,10 @@ async def test_a_client_gets_an_answer(
 ) -> None:
     async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:
         await add_model(gateway, tmp_path / "model")
-        done = await asyncio.to_thread(run, name, *arguments, FITSERVE_URL=gateway.url)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert printed in done.stderr
+        result = await asyncio.to_thread(run, name, *arguments, FITSERVE_URL=gateway.url)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+    assert printed in result.stderr
 
 
 def test_plans_are_printed_for_each_machine(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_the_notebook_runs_and_shows_its_decisions(
     shutil.copy(MODELS / "qwen3-8b.json", folder / "config.json")
     monkeypatch.setenv("MODEL", str(folder))
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
-    decision, _, speeds, refused = run_notebook(EXAMPLES / "plan.ipynb")
+    decision, _, speeds, refusal = run_notebook(EXAMPLES / "plan.ipynb")
     assert speeds["h100"] > speeds["3090"] > 0
-    shown = html.unescape(decision._repr_html_())
-    assert str(decision.plans[0].engine) in shown
-    assert decision.plans[0].max_model_len.reason in shown
-    assert not refused.plans
-    assert refused.refusal[0] in html.unescape(refused._repr_html_())
+    page = html.unescape(decision._repr_html_())
+    assert str(decision.plans[0].engine) in page
+    assert decision.plans[0].max_model_len.reason in page
+    assert not refusal.plans
+    assert refusal.refusal[0] in html.unescape(refusal._repr_html_())
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")

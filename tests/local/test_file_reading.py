@@ -48,19 +48,19 @@ def test_nothing_that_operators_name_waits_for_the_writer_of_a_pipe(tmp_path: Pa
 
 
 async def test_a_reading_that_hangs_is_not_begun_again_and_its_result_is_taken_later() -> None:
-    begun, free = 0, threading.Event()
+    reading_count, free = 0, threading.Event()
 
     def read() -> int:
-        nonlocal begun
-        begun += 1
+        nonlocal reading_count
+        reading_count += 1
         free.wait()
-        return begun
+        return reading_count
 
     reader = FileReader(read, patience_s=0.01)
     for _ in range(3):
         with pytest.raises(OSError, match="no answer of the file system"):
             await reader.result()
-    assert begun == 1
+    assert reading_count == 1
     free.set()
     while True:
         try:

@@ -43,10 +43,10 @@ def test_a_small_run_measures_the_gateway_without_errors(tmp_path: Path) -> None
     assert figures["missing"] == {}
     assert "keys on" in figures["about"]["fitserve"]
     for name in ("fitserve", "direct"):
-        (measured,) = figures["rounds"][name]
-        assert (measured["request_errors"], measured["chunk_errors"]) == (0, 0)
-        assert measured["request_us"] > 0
-        assert measured["chunk_us"] > 0
+        (figures_of_target,) = figures["rounds"][name]
+        assert (figures_of_target["request_errors"], figures_of_target["chunk_errors"]) == (0, 0)
+        assert figures_of_target["request_us"] > 0
+        assert figures_of_target["chunk_us"] > 0
 
 
 def test_unknown_names_are_refused() -> None:
@@ -57,13 +57,13 @@ def test_unknown_names_are_refused() -> None:
 def test_a_section_of_the_page_is_replaced_and_the_rest_kept(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n## One\n\na\n\n## Data plane\n\nold\n\n## Two\n\nb\n")
-    put = (
+    script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import report, pathlib;"
         " report.put_section(pathlib.Path(sys.argv[2]), *sys.argv[3:])"
     )
     for title, text in (("Data plane", "new"), ("Three", "c")):
         subprocess.run(
-            [sys.executable, "-c", put, str(RUN.parent), str(page), title, text], check=True
+            [sys.executable, "-c", script, str(RUN.parent), str(page), title, text], check=True
         )
     assert (
         page.read_text()

@@ -74,31 +74,34 @@ def settings(chance: random.Random) -> tuple[dict[str, str], list[str]]:
 def calls(chance: random.Random, admin: str, url: str) -> Iterator[tuple[Any, list[str]]]:
     """Requests with secrets where users put them by mistake, and these secrets."""
     bearer = {"authorization": f"Bearer {admin}"}
-    one = plant_secret(chance)
+    secret = plant_secret(chance)
     wishes: list[dict[str, Any]] = [
-        {"endpoint": f"http://user:{quote(one, safe='')}@127.0.0.1:9/v1"},
-        {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": one},
-        {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": [one]},
-        {"source": "org/name", "env": {"HF_TOKEN": one}},
-        {"source": "org/name", "flags": {"hf-token": one}},
-        {"source": "org/name", "flags": {"api-key": one}},
+        {"endpoint": f"http://user:{quote(secret, safe='')}@127.0.0.1:9/v1"},
+        {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": secret},
+        {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": [secret]},
+        {"source": "org/name", "env": {"HF_TOKEN": secret}},
+        {"source": "org/name", "flags": {"hf-token": secret}},
+        {"source": "org/name", "flags": {"api-key": secret}},
     ]
     for wish in wishes:
-        yield ("POST", "/admin/models", bearer, {"name": "w", **wish}), [one]
-    yield ("POST", "/admin/plan", bearer, {"source": "org/name", "env": {"HF_TOKEN": one}}), [one]
-    basic = base64.b64encode(f"user:{one}".encode()).decode()
+        yield ("POST", "/admin/models", bearer, {"name": "w", **wish}), [secret]
+    yield (
+        ("POST", "/admin/plan", bearer, {"source": "org/name", "env": {"HF_TOKEN": secret}}),
+        [secret],
+    )
+    basic = base64.b64encode(f"user:{secret}".encode()).decode()
     for headers in (
         {"authorization": f"Basic {basic}"},
-        {"authorization": f"Bearer {one}"},
-        {"authorization": one},
-        {"x-api-key": one},
-        {**bearer, "cookie": f"session={quote(one, safe='')}"},
+        {"authorization": f"Bearer {secret}"},
+        {"authorization": secret},
+        {"x-api-key": secret},
+        {**bearer, "cookie": f"session={quote(secret, safe='')}"},
         {**bearer, "proxy-authorization": f"Basic {basic}"},
     ):
         for path in ("/v1/models", "/admin/models", "/metrics", "/healthz", "/nowhere"):
-            yield ("GET", path, headers, None), [one, basic]
+            yield ("GET", path, headers, None), [secret, basic]
         chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
-        yield ("POST", "/v1/chat/completions", headers, chat), [one, basic]
+        yield ("POST", "/v1/chat/completions", headers, chat), [secret, basic]
     key = {"name": "lab", "endpoint": f"{url}/refused/v1", "endpoint_key": _LAB}
     yield ("POST", "/admin/models", bearer, key), []
 
@@ -112,43 +115,49 @@ def use(folder: Path, url: str, seed: int) -> tuple[list[str], dict[str, bytes]]
     chance = random.Random(seed)
     variables, secrets = settings(chance)
     admin = variables.pop("admin")
-    written: dict[str, bytes] = {}
+    content_by_place: dict[str, bytes] = {}
     with (
         serve_models(folder, {"m": [f"{url}/v1"]}, admin, **variables) as gateway,
         httpx.Client(base_url=gateway.url, trust_env=False, timeout=hang_s()) as client,
     ):
-        for number, ((method, path, headers, body), given) in enumerate(calls(chance, admin, url)):
+        for number, ((method, path, headers, body), answer_secrets) in enumerate(
+            calls(chance, admin, url)
+        ):
             answer = client.request(method, path, headers=headers, json=body)
-            written[f"{number} {method} {path}"] = answer.content + str(answer.headers).encode()
-            secrets += given
+            content_by_place[f"{number} {method} {path}"] = (
+                answer.content + str(answer.headers).encode()
+            )
+            secrets += answer_secrets
         bearer = {"authorization": f"Bearer {admin}"}
         patience = Patience()
         while "refused the key" not in client.get("/admin/models/lab", headers=bearer).text:
             assert not patience.is_over()
             time.sleep(patience.pause_s(0.05))
-        made = client.post("/admin/keys", json={"name": "made"}, headers=bearer).json()["key"]
+        key = client.post("/admin/keys", json={"name": "made"}, headers=bearer).json()["key"]
         for path in (*(f"/admin/{name}" for name in SHOWN), "/metrics", "/v1/models"):
             answer = client.get(path, headers=bearer)
             assert answer.status_code == 200, path
-            written[path] = answer.content
-        written["backup"] = client.get("/admin/backup", headers=bearer).content
+            content_by_place[path] = answer.content
+        content_by_place["backup"] = client.get("/admin/backup", headers=bearer).content
     for path in folder.rglob("*"):
         if path.is_file():
-            written[str(path.relative_to(folder))] = path.read_bytes()
-    return [*secrets, made], written
+            content_by_place[str(path.relative_to(folder))] = path.read_bytes()
+    return [*secrets, key], content_by_place
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(2))
 async def test_no_planted_secret_is_written_anywhere(tmp_path: Path, seed: int) -> None:
     async with Upstream(refuse) as upstream:
-        secrets, written = await asyncio.to_thread(use, tmp_path, upstream.url, seed)
-    assert {"gateway.log", "data/fitserve.db", "/metrics", "/admin/models/lab"} <= set(written)
-    found = [
+        secrets, content_by_place = await asyncio.to_thread(use, tmp_path, upstream.url, seed)
+    assert {"gateway.log", "data/fitserve.db", "/metrics", "/admin/models/lab"} <= set(
+        content_by_place
+    )
+    leaks = [
         (secret, form, place)
         for secret in secrets
         for form in set(forms(secret))
-        for place, content in written.items()
+        for place, content in content_by_place.items()
         if form in content
     ]
-    assert not found
+    assert not leaks

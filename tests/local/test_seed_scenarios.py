@@ -57,12 +57,12 @@ class Seed(Gateway):
             (environment / "bin").mkdir(parents=True)
             (environment / ".complete").touch()
             python = environment / "bin" / "python"
-            played = (
+            program = (
                 f"{sys.executable} -S {ROOT / 'tests/support/seed_engine.py'} {version}"
                 f" {folder / 'starts'}"
             )
             python.write_text(
-                f'#!/bin/sh\n[ "$1" != -c ] || exit 1  # it has no code to ask\nexec {played}'
+                f'#!/bin/sh\n[ "$1" != -c ] || exit 1  # it has no code to ask\nexec {program}'
                 ' "$@"\n'
             )
             python.chmod(0o755)
@@ -72,12 +72,12 @@ class Seed(Gateway):
         there."""
         self.profiles = self.folder / "profiles"
         shutil.copytree(shipped_profiles(), self.profiles, copy_function=os.symlink)
-        changed = self.profiles / file
-        text = changed.read_text()
-        changed.unlink()
+        profile_file = self.profiles / file
+        text = profile_file.read_text()
+        profile_file.unlink()
         if rule:
             assert text.count(rule) == 1
-            changed.write_text(text.replace(rule, instead))
+            profile_file.write_text(text.replace(rule, instead))
 
     def launch(self) -> None:
         self.command = [
@@ -127,14 +127,14 @@ class Seed(Gateway):
                 "all copies are started", partial(self.has_started, before + len(view["replicas"]))
             )
             assert not [start["ending"] for start in self.starts[before:] if start["ending"]]
-            shown = self.show("m")
-            assert shown["plan"]["argv"] == last
-            ended = [
+            model_view = self.show("m")
+            assert model_view["plan"]["argv"] == last
+            failure_kinds = [
                 attempt["failure"]["kind"]
-                for attempt in shown["attempts"]
+                for attempt in model_view["attempts"]
                 if attempt["started_at"] >= self.starts[before]["at"] and attempt["failure"]
             ]
-            assert not ended
+            assert not failure_kinds
 
     def has_started(self, count: int) -> bool:
         return len(self.starts) >= count
@@ -154,10 +154,10 @@ class Seed(Gateway):
         """Of the engines, as they saw it themselves. Every flag that they were given is one of that
         version's."""
         path = self.folder / "starts"
-        found = (
+        starts = (
             [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         )
-        for start in found:
+        for start in starts:
             flags = PROFILES.engine(f"vllm=={start['version']}").flags
             names = [
                 item.removeprefix("--").partition("=")[0]
@@ -165,7 +165,7 @@ class Seed(Gateway):
                 if item.startswith("--")
             ]
             assert set(names) <= flags.keys()
-        return found
+        return starts
 
     def values(self, flag: str) -> list[str]:
         """What each start gave for a flag; "" where it did not."""
@@ -194,14 +194,14 @@ class Seed(Gateway):
     def requests_by_engine(self, times: int) -> list[int]:
         """How often each engine that lives was asked, of so many requests; every one of them is
         answered."""
-        former_requests = self._requests()
+        requests_before = self._requests()
         for _ in range(times):
             answer = self.client.post(
                 "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
             )
             assert answer.status_code == 200, answer.text
         return [
-            count - former_requests.get(name, 0)
+            count - requests_before.get(name, 0)
             for name, count in self._requests().items()
             if name in engines(self)
         ]
@@ -255,23 +255,23 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     assert seed.values("tensor-parallel-size") == ["1", "1"]
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
     assert {attempt["max_model_len"] for attempt in view["attempts"]} == {32768}
-    refused = next(
+    rejection = next(
         rejection for rejection in view["decision"]["rejected"] if rejection["tensor_parallel"] == 2
     )
-    assert (refused["verdict"], refused["layer"]) == (
+    assert (rejection["verdict"], rejection["layer"]) == (
         "no_kernel",
         "language_model.model.layers.*.linear_attn.in_proj_ba",
     )
     for kernel in ("CutlassW4A8", "Machete", "AllSpark", "Marlin", "Conch", "Exllama"):
-        assert kernel in refused["reasons"][0]
+        assert kernel in rejection["reasons"][0]
     # Balanced, and one that is killed does not touch the other.
     assert seed.requests_by_engine(40) == [20, 20]
-    (victim, pids), (other, kept) = sorted(engines(seed).items())
+    (victim, pids), (other, other_pids) = sorted(engines(seed).items())
     os.kill(pids[0], signal.SIGKILL)
     seed.wait_for_failure("m", victim)
     seed.requests_by_engine(20)
     both_ready(seed)
-    assert engines(seed)[other] == kept
+    assert engines(seed)[other] == other_pids
     assert victim not in engines(seed)
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
     seed.again(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
@@ -358,7 +358,7 @@ def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
         "0.18.0",
         forget=("engines/vllm/0.18.0/moe.yaml", MOE_TILES, "      - {n_multiple: 64}\n"),
     )
-    wanted = (
+    arguments = (
         "--engine",
         "vllm==0.18.0",
         "--arg",
@@ -366,7 +366,7 @@ def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
         "--arg",
         "gpu-memory-utilization=0.9",
     )
-    view = seed.add(GPT_OSS_CT, *wanted, code=3)
+    view = seed.add(GPT_OSS_CT, *arguments, code=3)
     (attempt,) = view["attempts"]
     failure = attempt["failure"]
     assert (failure["kind"], failure["culprit"]["k"], failure["culprit"]["n"]) == (
@@ -376,7 +376,9 @@ def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
     )
     assert "Invalid thread config" in failure["line"]
     assert attempt["ready_at"] is None
-    assert [one["state"] for one in seed.client.get("/v1/models").json()["data"]] == ["no_plan"]
+    assert [model_row["state"] for model_row in seed.client.get("/v1/models").json()["data"]] == [
+        "no_plan"
+    ]
     assert "is known to fail here" in view["detail"]
     (scope,) = seed.learned_scopes("kernel_fails")
     assert (scope["capability"], scope["k"], scope["n"], scope["scheme"]) == (
@@ -388,7 +390,7 @@ def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
     # Another gateway on the same data knows it too: nothing is started.
     seed.restart()
     seed.remove_model()
-    assert not seed.add(GPT_OSS_CT, *wanted, code=3)["attempts"]
+    assert not seed.add(GPT_OSS_CT, *arguments, code=3)["attempts"]
     assert len(seed.starts) == 1
 
 

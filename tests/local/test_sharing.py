@@ -127,7 +127,7 @@ async def test_each_replica_keeps_gpus_and_plan_after_a_power_cut_in_any_start_o
 
     async def wait_for_places(gateway: Running) -> dict[str, list[tuple[list[str], str]]]:
         """By model, what each copy has once all serve."""
-        found = {}
+        places = {}
         for name, copies in models.items():
             async with asyncio.timeout(hang_s()):
                 while True:
@@ -139,14 +139,15 @@ async def test_each_replica_keeps_gpus_and_plan_after_a_power_cut_in_any_start_o
                 (attempt["replica"], attempt["state"]): attempt["fingerprint"]
                 for attempt in view["attempts"]
             }
-            found[name] = [
-                (one["gpus"], plans[number, "ready"]) for number, one in enumerate(view["replicas"])
+            places[name] = [
+                (replica["gpus"], plans[number, "ready"])
+                for number, replica in enumerate(view["replicas"])
             ]
-        return found
+        return places
 
-    world, this_machine, models = World(), machine("4xh100"), {"first": 1, "last": 2}
+    world, hardware, models = World(), machine("4xh100"), {"first": 1, "last": 2}
     source = model_folder(tmp_path / "model", **SMALL)
-    async with running(tmp_path, script, world, hardware=this_machine) as gateway:
+    async with running(tmp_path, script, world, hardware=hardware) as gateway:
         for name, copies in (("first", 1), ("gone", 2), ("last", 2)):
             await gateway.add(
                 name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=copies
@@ -158,7 +159,7 @@ async def test_each_replica_keeps_gpus_and_plan_after_a_power_cut_in_any_start_o
         await gateway.wait_until_gone("gone")
     for engine in world.engines.values():
         engine.kill()
-    async with running(tmp_path, script, world, hardware=this_machine) as gateway:
+    async with running(tmp_path, script, world, hardware=hardware) as gateway:
         assert await wait_for_places(gateway) == before
         # The same where one engine alone is lost.
         next(engine for engine in world.engines.values() if engine.spec.model == "last").kill()
@@ -188,12 +189,12 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
     async with running(tmp_path, script, hardware=machine("3090")) as gateway:
         source = model_folder(tmp_path / "model", **SMALL)
         await gateway.add("first", source, engines=["vllm==0.26.0"])
-        former_view = await gateway.until("first", "ready")
-        asked = await gateway.client.post(
+        view_before = await gateway.until("first", "ready")
+        response = await gateway.client.post(
             "/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]}
         )
-        assert [take["model"] for take in asked.json()["takes"]] == ["first"]
-        assert asked.json()["takes"][0]["words"].startswith("first gives 4")
+        assert [take["model"] for take in response.json()["takes"]] == ["first"]
+        assert response.json()["takes"][0]["words"].startswith("first gives 4")
         hold.touch()
         body = {"model": "first", "prompt": "a", "max_tokens": 8, "stream": True}
         async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -211,10 +212,10 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         await gateway.until("second", "ready")
         after = await gateway.until("first", "ready")
-        assert promised_bytes(after) < promised_bytes(former_view)
+        assert promised_bytes(after) < promised_bytes(view_before)
         assert after["plan"]["cap"]["models"] == ["second"]
         second = await gateway.show("second")
-        assert promised_bytes(former_view) - promised_bytes(after) < 1.2 * promised_bytes(second), (
+        assert promised_bytes(view_before) - promised_bytes(after) < 1.2 * promised_bytes(second), (
             "no more than is needed"
         )
         assert after["plan"]["max_model_len"]["value"] >= 32768
@@ -238,17 +239,20 @@ async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhi
         async with asyncio.timeout(hang_s()):
             while not world.engines:
                 await asyncio.sleep(0.02)
-        former_view = await gateway.until("first", "starting")
+        view_before = await gateway.until("first", "starting")
         await gateway.add("second", source, engines=["vllm==0.26.0"])
-        given, taken = await gateway.until("first", "ready"), await gateway.until("second", "ready")
-        assert given["plan"]["cap"]["models"] == ["second"]
-        assert promised_bytes(given) < promised_bytes(former_view)
-        assert [(attempt["state"], attempt["failure"]) for attempt in given["attempts"]] == [
+        giver_view, taker_view = (
+            await gateway.until("first", "ready"),
+            await gateway.until("second", "ready"),
+        )
+        assert giver_view["plan"]["cap"]["models"] == ["second"]
+        assert promised_bytes(giver_view) < promised_bytes(view_before)
+        assert [(attempt["state"], attempt["failure"]) for attempt in giver_view["attempts"]] == [
             ("stopped", None),
             ("ready", None),
         ]
-        assert [attempt["state"] for attempt in taken["attempts"]] == ["ready"]
-        assert taken["attempts"][0]["started_at"] < given["attempts"][1]["ready_at"]
+        assert [attempt["state"] for attempt in taker_view["attempts"]] == ["ready"]
+        assert taker_view["attempts"][0]["started_at"] < giver_view["attempts"][1]["ready_at"]
 
 
 async def test_one_of_two_copies_gives_on_its_own_gpu_and_the_other_serves_meanwhile(
@@ -257,22 +261,22 @@ async def test_one_of_two_copies_gives_on_its_own_gpu_and_the_other_serves_meanw
     def script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)
 
-    this_machine = machine("2x3090")
-    total = {gpu.uuid: gpu.total_bytes or 0 for gpu in this_machine.gpus}
-    async with running(tmp_path, script, hardware=this_machine) as gateway:
+    hardware = machine("2x3090")
+    total = {gpu.uuid: gpu.total_bytes or 0 for gpu in hardware.gpus}
+    async with running(tmp_path, script, hardware=hardware) as gateway:
         source = model_folder(tmp_path / "model", **SMALL)
         await gateway.add("pair", source, engines=["vllm==0.26.0"], gpus=1, replicas=2)
         await gateway.until("pair", "ready")
-        going, answered = True, 0
+        going, answer_count = True, 0
 
         async def ask() -> None:
-            nonlocal answered
+            nonlocal answer_count
             while going:
                 answer = await gateway.client.post(
                     "/v1/completions", json={"model": "pair", "prompt": "a", "max_tokens": 2}
                 )
                 assert answer.status_code == 200, answer.text
-                answered += 1
+                answer_count += 1
 
         client = asyncio.create_task(ask())
         await gateway.add("second", source, engines=["vllm==0.26.0"], gpus=1, replicas=1)
@@ -280,17 +284,22 @@ async def test_one_of_two_copies_gives_on_its_own_gpu_and_the_other_serves_meanw
         pair = await gateway.until("pair", "ready")
         going = False
         await client
-        assert answered
-        taken: dict[str, int] = {}
+        assert answer_count
+        bytes_by_gpu: dict[str, int] = {}
         for view in (pair, second):
             for replica in view["replicas"]:
                 (uuid,) = replica["gpus"]
-                taken[uuid] = taken.get(uuid, 0) + replica["memory_bytes"]
-        assert len(taken) == 2
-        assert all(count <= total[uuid] for uuid, count in taken.items())
-        gave = [attempt for attempt in pair["attempts"] if attempt["state"] == "stopped"]
-        assert len(gave) == 1, "one copy was started anew, and the other was left alone"
-        assert pair["replicas"][gave[0]["replica"]]["gpus"] == second["replicas"][0]["gpus"]
+                bytes_by_gpu[uuid] = bytes_by_gpu.get(uuid, 0) + replica["memory_bytes"]
+        assert len(bytes_by_gpu) == 2
+        assert all(count <= total[uuid] for uuid, count in bytes_by_gpu.items())
+        stopped_attempts = [
+            attempt for attempt in pair["attempts"] if attempt["state"] == "stopped"
+        ]
+        assert len(stopped_attempts) == 1, "one copy was started anew, and the other was left alone"
+        assert (
+            pair["replicas"][stopped_attempts[0]["replica"]]["gpus"]
+            == second["replicas"][0]["gpus"]
+        )
         assert [attempt["failure"] for view in (pair, second) for attempt in view["attempts"]] == [
             None
         ] * 4

@@ -66,10 +66,10 @@ def test_a_program_that_outlives_its_gateway_is_an_orphan(storm: Storm, tmp_path
 def test_a_second_first_process_of_an_engine_is_seen(storm: Storm, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "run" / "m-r0-a1"
     folder.mkdir(parents=True)
-    with family(folder) as one:
-        assert storm.engines() == {"m-r0-a1": [one.pid]}
+    with family(folder) as engine_family:
+        assert storm.engines() == {"m-r0-a1": [engine_family.pid]}
         with family(folder) as other:
-            assert sorted(storm.engines()["m-r0-a1"]) == sorted([one.pid, other.pid])
+            assert sorted(storm.engines()["m-r0-a1"]) == sorted([engine_family.pid, other.pid])
 
 
 def test_every_counted_loss_fails_the_storm(storm: Storm) -> None:
@@ -79,11 +79,11 @@ def test_every_counted_loss_fails_the_storm(storm: Storm) -> None:
     ledger.acknowledge(("keys", "a0"))
     storm.lost += ledger.losses({})
     assert storm.figures()["lost"] == 1
-    for counted in (storm.lost, storm.orphans, storm.twins, storm.restarts):
-        counted[:] = ["a0"]
+    for counts in (storm.lost, storm.orphans, storm.twins, storm.restarts):
+        counts[:] = ["a0"]
         with pytest.raises(AssertionError, match="a0"):
             storm.check()
-        counted.clear()
+        counts.clear()
 
 
 def test_views_of_models_tell_their_phase_and_their_orders() -> None:

@@ -62,13 +62,13 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
 async def shown_at(port: int, context: ssl.SSLContext) -> str:
     """The certificate that a new connection is shown."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-    shown = ssl.DER_cert_to_PEM_cert(
+    certificate = ssl.DER_cert_to_PEM_cert(
         writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     )
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return shown
+    return certificate
 
 
 def trusting_all() -> ssl.SSLContext:
@@ -156,14 +156,14 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
         assert await health(gateway.port, local_addr=("127.0.0.2", 0)) == b""
         for _ in range(3):
             assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
         await until(lambda: limiter.admitted == 0)
         # What is no TLS, and what begins as TLS and ends there.
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
-            [one] = hold_connections(gateway.port, "127.0.0.1", 1)
-            one.sendall(words)
-            one.close()
+            [connection] = hold_connections(gateway.port, "127.0.0.1", 1)
+            connection.sendall(words)
+            connection.close()
         assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
         await until(lambda: limiter.admitted == 0)
         monkeypatch.setattr("gateway.tls.HANDSHAKE_S", 0.1)

@@ -46,11 +46,11 @@ async def test_a_caller_that_is_cancelled_waits_for_the_end(
         "sleep", "1000", stdin=-1, stdout=-1, start_new_session=True
     )
     transport = child._transport  # type: ignore[attr-defined]
-    reported, ended = asyncio.Event(), transport._process_exited
+    report_event, exit_event = asyncio.Event(), transport._process_exited
 
     async def report(code: int) -> None:
-        await reported.wait()
-        ended(code)
+        await report_event.wait()
+        exit_event(code)
 
     reports = list[asyncio.Task[None]]()
     monkeypatch.setattr(
@@ -63,7 +63,7 @@ async def test_a_caller_that_is_cancelled_waits_for_the_end(
     killing.cancel()
     await asyncio.sleep(0.01)
     assert not killing.done()
-    reported.set()
+    report_event.set()
     with pytest.raises(asyncio.CancelledError):
         await killing
     assert child.returncode == -9

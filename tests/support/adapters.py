@@ -12,7 +12,7 @@ from tests.support.model_files import entries
 
 
 def adapter_config(**changes: Any) -> dict[str, Any]:
-    made = {
+    fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": 8,
@@ -20,19 +20,19 @@ def adapter_config(**changes: Any) -> dict[str, Any]:
         "target_modules": ["down_proj"],
         "bias": "none",
     }
-    return {**made, "base_model_name_or_path": "org/demo", **changes}
+    return {**fields, "base_model_name_or_path": "org/demo", **changes}
 
 
 def shapes(hidden: int, inner: int, rank: int = 8, layers: int = 2) -> dict[str, tuple[int, ...]]:
     """Of an adapter of all down projections."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes_by_name: dict[str, tuple[int, ...]] = {}
     for number in range(layers):
         module = f"base_model.model.model.layers.{number}.mlp.down_proj"
-        found |= {
+        shapes_by_name |= {
             f"{module}.lora_A.weight": (rank, inner),
             f"{module}.lora_B.weight": (hidden, rank),
         }
-    return found
+    return shapes_by_name
 
 
 def adapter_files(model: Path, rank: int = 8, seed: int = 1, **changes: Any) -> dict[str, bytes]:
@@ -43,12 +43,12 @@ def adapter_files(model: Path, rank: int = 8, seed: int = 1, **changes: Any) -> 
         config["hidden_size"], config["intermediate_size"], rank, config["num_hidden_layers"]
     )
     header, dice = entries(sizes, "F32"), random.Random(seed)
-    end = max(one["data_offsets"][1] for name, one in header.items() if name != "__metadata__")
+    end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
     text = json.dumps(header).encode()
     data = b"".join(struct.pack("<f", dice.uniform(-30, 30)) for _ in range(end // 4))
-    told = adapter_config(r=rank, **changes)
+    config_fields = adapter_config(r=rank, **changes)
     return {
-        "adapter_config.json": json.dumps(told).encode(),
+        "adapter_config.json": json.dumps(config_fields).encode(),
         "adapter_model.safetensors": struct.pack("<Q", len(text)) + text + data,
     }
 

@@ -41,11 +41,11 @@ def ask_alone(client: httpx.Client) -> dict[str, Any]:
     answer = client.post(
         "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
     ).json()
-    added = client.post("/admin/models", json={"name": "other", "source": "org/other"}).json()
+    add_answer = client.post("/admin/models", json={"name": "other", "source": "org/other"}).json()
     client.delete("/admin/models/m")
     while client.get("/admin/models").json()["data"] and time.monotonic() < deadline:
         time.sleep(0.1)
-    return {"view": {**view, "decision": None}, "answer": answer, "add": added}
+    return {"view": {**view, "decision": None}, "answer": answer, "add": add_answer}
 
 
 def main() -> None:

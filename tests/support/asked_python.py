@@ -20,7 +20,7 @@ def asked_in(
     """The lines of an engine's Python, and the reason of an early end; empty: no early end."""
 
     async def run() -> tuple[list[bytes], str]:
-        found: list[bytes] = []
+        chunks: list[bytes] = []
         lines = child.lines_of(
             script.command(python),
             script.input_bytes(document),
@@ -30,11 +30,11 @@ def asked_in(
         try:
             async with asyncio.timeout(limit_s), contextlib.aclosing(lines):
                 async for line in lines:
-                    found.append(line)  # noqa: PERF401 - lines until the end are kept
+                    chunks.append(line)  # noqa: PERF401 - lines until the end are kept
         except HostError as error:
-            return found, error.message
+            return chunks, error.message
         except TimeoutError:
-            return found, f"{limit_s} s were over"
-        return found, ""
+            return chunks, f"{limit_s} s were over"
+        return chunks, ""
 
     return asyncio.run(run())

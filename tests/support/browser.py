@@ -50,13 +50,13 @@ _OUTSIDE = """() => [...document.querySelectorAll(".card *")].filter((one) => {
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
         if os.environ.get("REQUIRE_CHROMIUM"):
             pytest.fail("there is no chromium (scripts/docker-up installs it on Debian)")
         pytest.skip("needs chromium")
     with contextlib.ExitStack() as stack:
-        yield _start(found, stack)
+        yield _start(path, stack)
 
 
 def _start(program: str, stack: contextlib.ExitStack) -> Browser:
@@ -145,8 +145,8 @@ class Visit:
         self.tab.emulate_media(color_scheme="light")
 
     def clean(self) -> None:
-        expected = (*self.expected, _NETWORK_CHANGE)
-        wrong = [error for error in self.errors if not any(words in error for words in expected)]
+        messages = (*self.expected, _NETWORK_CHANGE)
+        wrong = [error for error in self.errors if not any(words in error for words in messages)]
         assert not wrong, wrong
         foreign = [request for request in self.requests if not request.startswith(self.url)]
         assert not foreign
@@ -178,13 +178,13 @@ def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
     context.set_default_timeout(HANG_S * 1000)
     expect.set_options(timeout=hang_s() * 1000)
     tab = context.new_page()
-    one = Visit(tab, url)
-    one.listen()
+    visit = Visit(tab, url)
+    visit.listen()
     try:
-        yield one
-        one.clean()
+        yield visit
+        visit.clean()
     except BaseException as error:
-        error.add_note(one.story())
+        error.add_note(visit.story())
         raise
     finally:
         context.close()

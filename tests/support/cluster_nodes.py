@@ -54,8 +54,8 @@ class ClusterNode:
 
     def environment(self, **settings: str) -> dict[str, str]:
         keep = {name: value for name, value in os.environ.items() if name[:9] != "FITSERVE_"}
-        own = {"FITSERVE_DATA_DIR": str(self.data), "PYTHONPATH": str(ROOT)}
-        return {**keep, **own, **self.cluster.settings, **settings}
+        environment = {"FITSERVE_DATA_DIR": str(self.data), "PYTHONPATH": str(ROOT)}
+        return {**keep, **environment, **self.cluster.settings, **settings}
 
     def command(self, *arguments: str) -> list[str]:
         """A program of `gateway`, inside the namespace."""
@@ -77,10 +77,17 @@ class ClusterNode:
         """Start the supervisor, as users do, and return at once."""
         is_head = self is self.cluster.head
         part = ("init",) if is_head else ("join", f"{self.cluster.head.address}:{HEAD_PORT}")
-        own = ("--name", self.name, "--address", self.address, "--lease-s", self.cluster.lease_s)
+        arguments = (
+            "--name",
+            self.name,
+            "--address",
+            self.address,
+            "--lease-s",
+            self.cluster.lease_s,
+        )
         with self.log.open("ab") as log:
             self.supervisor = subprocess.Popen(
-                self.command("gateway.__main__", "cluster", *part, *own),
+                self.command("gateway.__main__", "cluster", *part, *arguments),
                 env=self.environment(),
                 stdout=log,
                 stderr=log,
@@ -168,7 +175,7 @@ class ClusterNodes:
             node.stop()
             self._clear(node)
             shutil.rmtree(node.data, ignore_errors=True)
-            self.nodes = tuple(one for one in self.nodes if one is not node)
+            self.nodes = tuple(new_node for new_node in self.nodes if new_node is not node)
 
     def _join(self, node: ClusterNode) -> None:
         copy = node.data / "cluster" / "token"
@@ -253,8 +260,8 @@ def cluster_nodes(lease_s: float = 300, **settings: str) -> Iterator[ClusterNode
         nodes.start()
         yield nodes
     finally:
-        left = nodes.close()
-    assert left == [], "programs of the cluster outlived it"
+        leftovers = nodes.close()
+    assert leftovers == [], "programs of the cluster outlived it"
 
 
 def _enter(namespace: int) -> None:

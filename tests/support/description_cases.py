@@ -118,12 +118,12 @@ def asked_gateway(folder: Path) -> Iterator[Gateway]:
     """A gateway as users start it, with a key, scripted engines and the models of SERVED. The Hub
     is an address without a listener."""
     nobody = f"http://127.0.0.1:{free_port()}"
-    own = {
+    environment = {
         "FITSERVE_HF_ENDPOINT": nobody,
         "FITSERVE_MODELS_DIR": str(folder / "hub"),
         "FITSERVE_ADMIN_KEY": KEY,
     }
-    with contextlib.closing(scripted_gateway(folder, **own)) as gateway:
+    with contextlib.closing(scripted_gateway(folder, **environment)) as gateway:
         gateway.client.headers["authorization"] = f"Bearer {KEY}"
         source = model_folder(folder / "model")
         gateway.start()
@@ -145,9 +145,9 @@ def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[s
     _keep_here(schema, gateway)
     operations = [method for _, methods in schema.items() for method in methods.values()]
     # Routes that remove something come last.
-    operations.sort(key=lambda one: one.method.upper() == "DELETE")
+    operations.sort(key=lambda operation: operation.method.upper() == "DELETE")
     rows = {operation.label: Row() for operation in operations}
-    made = {
+    strategies = {
         (operation.label, mode): operation.as_strategy(mode)
         for operation in operations
         for mode in GenerationMode
@@ -159,7 +159,12 @@ def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[s
                 _ask(gateway, row, operation.Case())
                 continue
             for mode in GenerationMode:
-                _each(made[operation.label, mode], each, seed + turn, partial(_ask, gateway, row))
+                _each(
+                    strategies[operation.label, mode],
+                    each,
+                    seed + turn,
+                    partial(_ask, gateway, row),
+                )
             if operation.body:
                 names = {
                     parameter.name: NAMES[turn % len(NAMES)]
@@ -222,9 +227,9 @@ def _ask(
         case.validate_response(answer, checks=CHECKS)
     except FailureGroup as failures:
         for failure in failures.exceptions:
-            sent = case.as_curl_command(headers={}) if raw is None else repr(raw)
+            text = case.as_curl_command(headers={}) if raw is None else repr(raw)
             row.breaches.setdefault(
-                f"{type(failure).__name__} {answer.status_code}", f"{sent[:2000]}\n{failure}"[:4000]
+                f"{type(failure).__name__} {answer.status_code}", f"{text[:2000]}\n{failure}"[:4000]
             )
 
 
@@ -232,10 +237,10 @@ def errors_of_its_own(ctx: CheckContext, answer: Response, case: Case[Any]) -> N
     """An error is the gateway's own but under inference, and it is one of the API that was
     called."""
     del ctx
-    ours = answer.headers.get("x-gateway-source", [""])[0] == "gateway"
-    if answer.status_code >= 400 and not ours and not is_inference(case.path):
+    is_from_gateway = answer.headers.get("x-gateway-source", [""])[0] == "gateway"
+    if answer.status_code >= 400 and not is_from_gateway and not is_inference(case.path):
         raise AssertionError("an error that is not the gateway's own")
-    if answer.status_code >= 400 and ours:
+    if answer.status_code >= 400 and is_from_gateway:
         document = answer.json()
         if shape_of(case.path) == "openai":
             assert document.keys() == {"error"}
@@ -270,9 +275,9 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
     ) -> dict[str, Any]:
         assert context.operation is not None
         changes = context.operation.method.upper() != "GET"
-        known = NAMES if changes else (SERVED, *NAMES)
+        names = NAMES if changes else (SERVED, *NAMES)
         return {
-            name: _one_of(known, value) if name == "name" else value
+            name: _one_of(names, value) if name == "name" else value
             for name, value in (path_parameters or {}).items()
         }
 
@@ -291,48 +296,52 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
             return body
         if context.operation.method.upper() == "PATCH":
             return _one_of(CHANGES, body)
-        made = dict(body)
+        fields = dict(body)
         if context.operation.path in ("/admin/models", "/admin/plan"):
-            made = _shorter(made, source)
-        if isinstance(made.get("name"), str) and re.fullmatch(NAME_PATTERN, made["name"]):
-            made["name"] = NAMES[zlib.crc32(made["name"].encode()) % len(NAMES)]
-        if isinstance(made.get("model"), str):
-            made["model"] = _one_of((SERVED,), made["model"])
-        if "endpoint" in made:
-            made["endpoint"] = _here(gateway, made["endpoint"])
-        if isinstance(made.get("endpoints"), list):
-            made["endpoints"] = [_here(gateway, endpoint) for endpoint in made["endpoints"]]
-        return made
+            fields = _shorter(fields, source)
+        if isinstance(fields.get("name"), str) and re.fullmatch(NAME_PATTERN, fields["name"]):
+            fields["name"] = NAMES[zlib.crc32(fields["name"].encode()) % len(NAMES)]
+        if isinstance(fields.get("model"), str):
+            fields["model"] = _one_of((SERVED,), fields["model"])
+        if "endpoint" in fields:
+            fields["endpoint"] = _here(gateway, fields["endpoint"])
+        if isinstance(fields.get("endpoints"), list):
+            fields["endpoints"] = [_here(gateway, endpoint) for endpoint in fields["endpoints"]]
+        return fields
 
-    for one in (map_path_parameters, map_query, map_body):
-        schema.hooks.hook(one)
+    for mapper in (map_path_parameters, map_query, map_body):
+        schema.hooks.hook(mapper)
 
 
 def _shorter(wish: dict[str, Any], source: str) -> dict[str, Any]:
     """Every other wish for a model names one that is here, or an endpoint, and has few other
     fields: of many together one is nearly always refused."""
-    chosen = zlib.crc32(repr(wish).encode(errors="replace"))
-    if chosen % 2:
+    checksum = zlib.crc32(repr(wish).encode(errors="replace"))
+    if checksum % 2:
         return wish
     where = (
         {"endpoint": "http://127.0.0.1/v1"}
-        if chosen % 8 == 0
-        else {"source": "org/model" if chosen % 8 == 2 else source}
+        if checksum % 8 == 0
+        else {"source": "org/model" if checksum % 8 == 2 else source}
     )
     others = sorted(wish.keys() - {"source", "endpoint", "endpoints", "name"})
-    kept = (
-        {others[(chosen // 32 + place) % len(others)] for place in range(chosen // 8 % 3)}
+    field_names = (
+        {others[(checksum // 32 + place) % len(others)] for place in range(checksum // 8 % 3)}
         if others
         else set()
     )
-    return {"name": NAMES[chosen // 8 % len(NAMES)], **where, **{name: wish[name] for name in kept}}
+    return {
+        "name": NAMES[checksum // 8 % len(NAMES)],
+        **where,
+        **{name: wish[name] for name in field_names},
+    }
 
 
 def _one_of(known: Sequence[Any], value: Any) -> Any:
     """One of those that are known, or in one of four cases the value itself; the same for the
     same."""
-    chosen = zlib.crc32(repr(value).encode(errors="replace"))
-    return known[chosen // 4 % len(known)] if chosen % 4 else value
+    checksum = zlib.crc32(repr(value).encode(errors="replace"))
+    return known[checksum // 4 % len(known)] if checksum % 4 else value
 
 
 def _here(gateway: Gateway, url: Any) -> Any:

@@ -82,12 +82,12 @@ class Registry:
                     self._send(body)
 
             def _send(self, body: bytes) -> None:
-                sent = 0
+                byte_count = 0
                 if body is registry.layer:
-                    while not registry.hurry.wait(0.05) and sent < len(body) // 2:
-                        self.wfile.write(body[sent : sent + 4096])
-                        sent += 4096
-                self.wfile.write(body[sent:])
+                    while not registry.hurry.wait(0.05) and byte_count < len(body) // 2:
+                        self.wfile.write(body[byte_count : byte_count + 4096])
+                        byte_count += 4096
+                self.wfile.write(body[byte_count:])
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 """Silent."""

@@ -51,24 +51,26 @@ def others() -> list[Shown]:
     """Every command of another program, in fenced blocks of README.md and docs/: `sh`, or without a
     language and beginning as `curl` does. Lines that go
     on are one."""
-    found = []
+    commands = []
     for page in PAGES:
-        language, kept, began = None, "", 0
+        language, text, began = None, "", 0
         for number, line in enumerate(page.read_text().splitlines(), 1):
             if line.lstrip().startswith("```"):
                 language = line.strip()[3:] if language is None else None
             elif language is not None and page.name != "CONTRIBUTING.md":
-                began, kept = began if kept else number, kept + line.removesuffix("\\")
+                began, text = began if text else number, text + line.removesuffix("\\")
                 if line.endswith("\\"):
                     continue
                 if (
-                    not _SHOWN.fullmatch(kept)
-                    and (language == "sh" or kept.startswith(_PROGRAMS))
-                    and kept.strip()
+                    not _SHOWN.fullmatch(text)
+                    and (language == "sh" or text.startswith(_PROGRAMS))
+                    and text.strip()
                 ):
-                    found.append(Shown(page.name, began, tuple(shlex.split(kept, comments=True))))
-                kept = ""
-    return found
+                    commands.append(
+                        Shown(page.name, began, tuple(shlex.split(text, comments=True)))
+                    )
+                text = ""
+    return commands
 
 
 # Of other projects, that a block without a language may begin with.
@@ -87,14 +89,14 @@ def mentioned_commands() -> list[Shown]:
             if path.suffix in (".py", ".yaml")
         ),
     ]
-    found = []
+    command_list = []
     for path in files:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for text in _MENTIONED.findall(line):
-                found += [
+                command_list += [
                     Shown(str(path.relative_to(ROOT)), number, words) for words in commands(text)
                 ]
-    return found
+    return command_list
 
 
 def commands(text: str) -> Iterator[tuple[str, ...]]:
@@ -167,9 +169,9 @@ def _options(command: Any) -> set[str]:
 
 def _blocks(page: Path) -> Iterator[tuple[int, str]]:
     """Lines of blocks of code that are commands of ours."""
-    fenced = False
+    is_fenced = False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif (fenced or line.startswith("    ")) and (found := _SHOWN.fullmatch(line)):
-            yield number, found[1]
+            is_fenced = not is_fenced
+        elif (is_fenced or line.startswith("    ")) and (match := _SHOWN.fullmatch(line)):
+            yield number, match[1]

@@ -48,8 +48,12 @@ def fatal(engine: str, lines: list[str]) -> list[str]:
 
 def log_of_row(fact: dict[str, Any]) -> bytes:
     """The log of a row of tests/logs/failures.yaml or cure_reports.yaml."""
-    raised = fact.get("raises", "")
-    lines = traceback(fact.get("frames", []), raised, fact.get("code", "")) if raised else []
+    exception_text = fact.get("raises", "")
+    lines = (
+        traceback(fact.get("frames", []), exception_text, fact.get("code", ""))
+        if exception_text
+        else []
+    )
     phase = "serving" if fact.get("served") else fact.get("phase", "starting")
     begins = [*fact.get("before", []), *([BEGINS[phase]] if BEGINS[phase] else [])]
     ends = fatal(fact["engine"].partition("==")[0], lines) if fact.get("served") else lines
@@ -67,8 +71,11 @@ def split_example(example: str) -> tuple[list[str], str]:
 
 def shape_of(example: str, phase: str) -> Shape:
     """The example of a structural row as the failure that the reader makes of it."""
-    frames, raised = split_example(example)
-    name = EXCEPTION.match(raised)
+    frames, exception_text = split_example(example)
+    name = EXCEPTION.match(exception_text)
     return Shape(
-        name["name"] if name else "", raised[name.end() :] if name else raised, tuple(frames), phase
+        name["name"] if name else "",
+        exception_text[name.end() :] if name else exception_text,
+        tuple(frames),
+        phase,
     )

@@ -33,9 +33,9 @@ def read_rules(kind: type[V], name: str, version: str) -> V:
     """The content of profiles/engines/vllm/VERSION/NAME.yaml."""
     profiles = Profiles()
     engine = profiles.engine(f"vllm=={version}")
-    found = getattr(profiles.rules([engine])[engine.ref], name)
-    assert isinstance(found, kind)
-    return found
+    rules = getattr(profiles.rules([engine])[engine.ref], name)
+    assert isinstance(rules, kind)
+    return rules
 
 
 def rule_document(kind: str, version: str, name: str) -> Any:

@@ -12,11 +12,15 @@ SOURCE = Path(__file__).with_suffix(".c")
 def fake_cuda(folder: Path, devices: int, fault: str = "") -> Path:
     """A folder for LD_LIBRARY_PATH. fault: WRONG, CRASH or STUCK, as the source has it."""
     folder.mkdir()
-    told = [
+    definitions = [
         f"-DDEVICES={devices}",
-        *(f"-D{one}={int(one == fault)}" for one in ("WRONG", "CRASH", "STUCK")),
+        *(
+            f"-D{fault_name}={int(fault_name == fault)}"
+            for fault_name in ("WRONG", "CRASH", "STUCK")
+        ),
     ]
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", *told, "-o", folder / "libcuda.so.1", SOURCE], check=True
+        ["cc", "-shared", "-fPIC", "-O1", *definitions, "-o", folder / "libcuda.so.1", SOURCE],
+        check=True,
     )
     return folder

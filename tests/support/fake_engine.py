@@ -103,11 +103,11 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         help="append raw requests, and `closed TIME` when a client leaves early",
     )
     # More arguments as a JSON list, for callers that may only give flags of known types.
-    told = [
+    arguments = [
         json.loads(item.removeprefix("--script=")) if item.startswith("--script=") else [item]
         for item in argv
     ]
-    args = parser.parse_known_args([item for items in told for item in items])[0]
+    args = parser.parse_known_args([item for items in arguments for item in items])[0]
     script = EngineScript(
         model=args.served_model_name or args.model,
         lines=args.lines,
@@ -144,13 +144,13 @@ def say(text: str) -> None:
 
 async def run(script: EngineScript, host: str, port: int) -> int:
     """Play the script until it ends or SIGTERM comes; the exit code."""
-    told_to_stop = asyncio.Event()
+    event = asyncio.Event()
     if script.ignore_term:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, say, DEAF)
     else:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_stop.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, event.set)
     playing = asyncio.ensure_future(play(script, host, port))
-    stopping = asyncio.ensure_future(told_to_stop.wait())
+    stopping = asyncio.ensure_future(event.wait())
     await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if playing.done():
         return playing.result()

@@ -180,13 +180,15 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Card) -> list[Any]:
         self._note_call("nvmlDeviceGetComputeRunningProcesses_v3", handle)
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.compute.items()
+            SimpleNamespace(pid=pid, usedGpuMemory=byte_count)
+            for pid, byte_count in handle.compute.items()
         ]
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Card) -> list[Any]:
         self._note_call("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.graphics.items()
+            SimpleNamespace(pid=pid, usedGpuMemory=byte_count)
+            for pid, byte_count in handle.graphics.items()
         ]
 
     def nvmlDeviceGetPciInfo(self, handle: Card) -> Any:
@@ -228,8 +230,8 @@ class FakeNvml:
 
     def nvmlDeviceGetFieldValues(self, handle: Card, fields: list[int]) -> Any:
         self._note_call("nvmlDeviceGetFieldValues", handle)
-        unsupported = handle.recovery is None
-        code = pynvml.NVML_ERROR_NOT_SUPPORTED if unsupported else pynvml.NVML_SUCCESS
+        lacks_recovery = handle.recovery is None
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED if lacks_recovery else pynvml.NVML_SUCCESS
         return [
             SimpleNamespace(
                 fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0)
@@ -357,7 +359,7 @@ def eight_h100() -> FakeNvml:
 
 def gb10() -> FakeNvml:
     """DGX Spark: memory shared with the host, and nothing of PCIe, MIG or NVLink."""
-    unsupported = frozenset(
+    missing_functions = frozenset(
         name for name in FUNCTIONS if "Pcie" in name or "Mig" in name or "Memory" in name
     )
     return FakeNvml(
@@ -367,7 +369,7 @@ def gb10() -> FakeNvml:
                 "NVIDIA GB10",
                 (12, 1),
                 None,
-                unsupported=unsupported,
+                unsupported=missing_functions,
             )
         ]
     )

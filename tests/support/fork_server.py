@@ -74,10 +74,10 @@ def main() -> None:
         profiles.documents.read(path)
     gc.collect()
     gc.freeze()
-    asked_serve = serve(server)
-    if asked_serve is not None:
-        sys.modules.pop(asked_serve, None)
-        run_to_the_end(asked_serve)
+    serving = serve(server)
+    if serving is not None:
+        sys.modules.pop(serving, None)
+        run_to_the_end(serving)
 
 
 def run_to_the_end(module: str) -> None:
@@ -102,17 +102,17 @@ def run_to_the_end(module: str) -> None:
 def serve(server: socket.socket) -> str | None:
     """In the server None, when nobody can ask any more; in a forked process the module that it is
     to be."""
-    woken, wakes = socket.socketpair()
-    woken.setblocking(False)
+    wake_end, wakes = socket.socketpair()
+    wake_end.setblocking(False)
     wakes.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes.fileno())
     running: dict[int, socket.socket] = {}
     askers = {server}
     while True:
-        ready, _, _ = select.select([*askers, woken], [], [])
-        if woken in ready:
-            woken.recv(4096)
+        ready, _, _ = select.select([*askers, wake_end], [], [])
+        if wake_end in ready:
+            wake_end.recv(4096)
             report_ended_children(running)
         for asker in askers.intersection(ready):
             message, descriptors, _, _ = socket.recv_fds(asker, MAX_BYTES, 4)
@@ -126,30 +126,30 @@ def serve(server: socket.socket) -> str | None:
             continue
         *streams, report = descriptors
         document = json.loads(message)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server_end, client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if pid := os.fork():
             running[pid] = socket.socket(fileno=report)
             tell(running[pid], pid)
             for descriptor in streams:
                 os.close(descriptor)
-            theirs.close()
+            client_end.close()
             if document["asks"]:
-                askers.add(ours)
+                askers.add(server_end)
             else:
-                ours.close()
+                server_end.close()
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A shell that runs the tests in the background has it ignored, in all that they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.close(report)
-        for one in (*askers, ours, woken, wakes, *running.values()):
-            one.close()
+        for endpoint in (*askers, server_end, wake_end, wakes, *running.values()):
+            endpoint.close()
         if document["asks"]:
-            forked.servers[:] = [theirs]
+            forked.servers[:] = [client_end]
             setattr(plan_process, "spawn", forked.spawn)  # noqa: B010 - it is not its own
         else:
-            theirs.close()
+            client_end.close()
         return become(document, streams)
 
 

@@ -96,7 +96,7 @@ def run(
     with (
         tempfile.TemporaryFile() as file,
         tempfile.TemporaryFile() as temporary_file,
-        tempfile.TemporaryFile() as told,
+        tempfile.TemporaryFile() as output_file,
     ):
         file.write(text.encode())
         file.seek(0)
@@ -104,7 +104,7 @@ def run(
             "gateway.__main__",
             arguments,
             environment,
-            (file.fileno(), temporary_file.fileno(), told.fileno()),
+            (file.fileno(), temporary_file.fileno(), output_file.fileno()),
         )
         try:
             code = command.wait(timeout_s)
@@ -112,7 +112,7 @@ def run(
             command.kill()
             raise
         return subprocess.CompletedProcess(
-            ["fitserve", *arguments], code, _whole(temporary_file), _whole(told)
+            ["fitserve", *arguments], code, _whole(temporary_file), _whole(output_file)
         )
 
 
@@ -196,12 +196,12 @@ async def spawn(
         name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
     }
     with contextlib.ExitStack() as stack:
-        first, *second = [stack.enter_context(theirs).fileno() for _, theirs in pairs]
+        first, *second = [stack.enter_context(child_end).fileno() for _, child_end in pairs]
         streams = (first, first, second[0] if errors else 2)
         process = Forked(program, (), {**environment, **variables}, streams)
-    opened = [await asyncio.open_connection(sock=ours) for ours, _ in pairs]
-    stdout, stdin = opened[0]
-    return ForkedProgram(process, stdin, stdout, *opened[1:])
+    connections = [await asyncio.open_connection(sock=parent_end) for parent_end, _ in pairs]
+    stdout, stdin = connections[0]
+    return ForkedProgram(process, stdin, stdout, *connections[1:])
 
 
 _asking = threading.Lock()
@@ -216,20 +216,20 @@ def _server() -> socket.socket:
 
 
 def _new_server() -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server_end, client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
     }
-    with theirs:
+    with client_end:
         # It leaves at once, for tests look at the children of their process, and ends with the
         # other end of its socket.
         subprocess.run(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.fork_server", str(client_end.fileno())],
             cwd=ROOT,
             env=environment | {"MALLOC_ARENA_MAX": "2"},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[client_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             check=True,
         )
-    return ours
+    return server_end

@@ -26,10 +26,10 @@ def watch() -> None:
 
 def remaining() -> list[str]:
     """The processes of event loops that have ended, each in one answer only."""
-    gone = [
+    leftovers = [
         transport
         for transport in _started
         if transport.get_returncode() is None and transport._loop.is_closed()
     ]
-    _started.difference_update(gone)
-    return [repr(transport) for transport in gone]
+    _started.difference_update(leftovers)
+    return [repr(transport) for transport in leftovers]

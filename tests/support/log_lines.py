@@ -17,12 +17,12 @@ class _Kept(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        known = {
+        fields = {
             "event": record.getMessage(),
             "log_level": record.levelname.lower(),
             "exc_info": error,
         }
-        self.lines.append({**getattr(record, "fields", {}), **known})
+        self.lines.append({**getattr(record, "fields", {}), **fields})
 
 
 class _Printed(logging.Handler):
@@ -33,25 +33,25 @@ class _Printed(logging.Handler):
 @contextmanager
 def printed_logs() -> Iterator[None]:
     """Every line is printed, as a terminal shows it."""
-    ours, printed = logging.getLogger("fitserve"), _Printed()
-    printed.setFormatter(LineFormatter())
-    ours.addHandler(printed)
-    ours.setLevel(logging.DEBUG)
+    logger, handler = logging.getLogger("fitserve"), _Printed()
+    handler.setFormatter(LineFormatter())
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
     yield
-    ours.removeHandler(printed)
-    ours.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
 
 
 @contextmanager
 def capture_logs() -> Iterator[list[dict[str, Any]]]:
     """The lines of every level: their fields, and `event`, `log_level`, and as `exc_info` the error
     whose traceback is logged."""
-    ours, kept = logging.getLogger("fitserve"), _Kept()
-    level = ours.level
-    ours.addHandler(kept)
-    ours.setLevel(logging.DEBUG)
+    logger, handler = logging.getLogger("fitserve"), _Kept()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
     try:
-        yield kept.lines
+        yield handler.lines
     finally:
-        ours.removeHandler(kept)
-        ours.setLevel(level)
+        logger.removeHandler(handler)
+        logger.setLevel(level)

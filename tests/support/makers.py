@@ -92,11 +92,11 @@ def make_decision(
     **fields: Any,
 ) -> Decision:
     """The decision for Llama 8B on a snapshot with one engine of the right device."""
-    this_machine = machine(hardware)
+    hardware_value = machine(hardware)
     return decide(
         model or spec(),
-        this_machine,
-        [engine("cuda" if this_machine.gpus else "cpu")],
+        hardware_value,
+        [engine("cuda" if hardware_value.gpus else "cpu")],
         wish(**fields),
         facts,
     )

@@ -43,14 +43,14 @@ PIECES = 8
 
 def weights_of(config: dict[str, Any]) -> int:
     """Bytes of a Llama in 16 bits."""
-    hidden, inner, layers = (
+    hidden_size, inner, layers = (
         config["hidden_size"],
         config["intermediate_size"],
         config["num_hidden_layers"],
     )
-    kept = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
-    layer = 2 * hidden * hidden + 2 * hidden * kept + 3 * hidden * inner
-    return int(2 * (layers * layer + 2 * config["vocab_size"] * hidden))
+    kv_width = hidden_size * config["num_key_value_heads"] // config["num_attention_heads"]
+    layer = 2 * hidden_size * hidden_size + 2 * hidden_size * kv_width + 3 * hidden_size * inner
+    return int(2 * (layers * layer + 2 * config["vocab_size"] * hidden_size))
 
 
 def per_token(config: dict[str, Any]) -> int:
@@ -84,15 +84,15 @@ def start(
 ) -> Callable[[int | None], float]:
     """The function that puts the engine to sleep and wakes it. It returns the seconds."""
     gpu = PretendedGpu(folder, os.environ["CUDA_VISIBLE_DEVICES"], total)
-    share, asked = float(flags.get("gpu-memory-utilization", "0.92")), int(flags["max-model-len"])
+    share, context = float(flags.get("gpu-memory-utilization", "0.92")), int(flags["max-model-len"])
     wait(IMPORTS_S)
     gpu.take(CONTEXT)
     # The snapshot is taken with the context there.
-    before, requested = gpu.free, math.ceil(total * share)
-    if before < requested:
+    before, budget = gpu.free, math.ceil(total * share)
+    if before < budget:
         fail(
             f"ValueError: Free memory on device cuda:0 ({gib(before)}/{gib(total)} GiB) on startup"
-            f" is less than desired GPU memory utilization ({share}, {gib(requested)} GiB)."
+            f" is less than desired GPU memory utilization ({share}, {gib(budget)} GiB)."
             " Decrease GPU memory utilization or reduce GPU memory used by other processes."
         )
     info("Starting to load model m...")
@@ -106,14 +106,14 @@ def start(
     gpu.take(ACTIVATION)
     wait(PROFILE_S)
     gpu.take(-ACTIVATION)
-    after, sized = gpu.free, int(flags.get("kv-cache-memory-bytes", "0"))
-    if before < after and not sized:
+    after, cache_bytes = gpu.free, int(flags.get("kv-cache-memory-bytes", "0"))
+    if before < after and not cache_bytes:
         fail(
             f"AssertionError: Error in memory profiling. Initial free memory {gib(before)} GiB,"
             f" current free memory {gib(after)} GiB."
         )
-    cache = sized or requested - (before - after - torch) - ACTIVATION - torch
-    if sized:
+    cache = cache_bytes or budget - (before - after - torch) - ACTIVATION - torch
+    if cache_bytes:
         info(
             f"Initial free memory {gib(before)} GiB, reserved {gib(cache)} GiB memory for KV Cache"
             " as specified by kv_cache_memory_bytes config"
@@ -125,37 +125,37 @@ def start(
             "ValueError: No available memory for the cache blocks. Try increasing"
             " `gpu_memory_utilization` when initializing the engine."
         )
-    if cache < asked * per_token(config):
+    if cache < context * per_token(config):
         fail(
-            f"ValueError: To serve at least one request with the model's max seq len ({asked}),"
-            f" ({gib(asked * per_token(config))} GiB KV cache is needed, which is larger than the"
+            f"ValueError: To serve at least one request with the model's max seq len ({context}),"
+            f" ({gib(context * per_token(config))} GiB KV cache is needed, which is larger than the"
             f" available KV cache memory ({gib(cache)} GiB). Based on the available memory, the"
             f" estimated maximum model length is {cache // per_token(config)}."
         )
     info(f"GPU KV cache size: {cache // per_token(config):,} tokens")
     gpu.take(cache)
     alone = cache_alone(config, total, share)
-    told = {
+    report = {
         "model": flags["served-model-name"],
         "pid": os.getpid(),
         "bytes": cache,
         "alone": alone,
-        "sized": bool(sized),
+        "sized": bool(cache_bytes),
     }
-    told["beside"] = math.ceil(total * share) - alone
+    report["beside"] = math.ceil(total * share) - alone
     with (folder / "measured").open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(report) + "\n")
     say("Capturing CUDA graphs (decode, FULL): 100%|##########| 51/51 [00:00<00:00, 185.04it/s]")
     wait(CAPTURE_S)
     gpu.take(GRAPHS)
     info("init engine (profile, create kv cache, warmup model) took 0.50 s")
-    pooled = torch + cache
+    pool = torch + cache
 
     def sleep(level: int | None) -> float:
         if (folder / "keeps").exists():
             return SLEEP_S
         try:
-            gpu.take(-pooled if level else pooled)
+            gpu.take(-pool if level else pool)
         except OutOfMemory as error:
             # cumem's create_and_map fails in the worker, and with it the engine.
             say(

@@ -212,20 +212,20 @@ class MemoryHost:
     async def start(self, spec: LaunchSpec) -> Instance:
         self.world.check("start")
         self._refuse_foreign(spec.name)
-        found = self.world.engines.get(spec.name)
-        if found is not None and found.main_runs:
-            if found.spec.fingerprint != spec.fingerprint:
+        twin = self.world.engines.get(spec.name)
+        if twin is not None and twin.main_runs:
+            if twin.spec.fingerprint != spec.fingerprint:
                 raise Conflict(
-                    f"{spec.name} already runs with other settings ({found.spec.fingerprint}).",
+                    f"{spec.name} already runs with other settings ({twin.spec.fingerprint}).",
                     hint="Stop it first.",
                 )
-            return found.instance
+            return twin.instance
         script = self._script(spec)
         origin = (await self.conditions(spec.engine, spec.cache)).origin
         engine = MemoryEngine(spec, replace(script, model=script.model or spec.model), origin)
         self.world.engines[spec.name] = self.world.logs[spec.name] = engine
-        if found is not None:
-            await found.end(0)
+        if twin is not None:
+            await twin.end(0)
         return engine.instance
 
     async def list(self) -> list[Instance]:
@@ -248,9 +248,9 @@ class MemoryHost:
         return tuple(EngineProcess(pid=pid + 1, cpu_s=taken_s) for pid in range(engine.members))
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
-        known = self.world.conditions.get(str(engine), StartConditions(origin="process"))
-        started = cache in {log.spec.cache for log in self.world.logs.values()}
-        return known.evolve(is_cache_empty=not (cache and started))
+        start_conditions = self.world.conditions.get(str(engine), StartConditions(origin="process"))
+        has_cache = cache in {log.spec.cache for log in self.world.logs.values()}
+        return start_conditions.evolve(is_cache_empty=not (cache and has_cache))
 
     async def prepared_views(self) -> tuple[PreparedView, ...]:
         return self.world.prepared
@@ -258,16 +258,16 @@ class MemoryHost:
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         self.world.check("follow")
         engine = self.world.logs.get(name)
-        given = 0
+        line_count = 0
         while engine is not None:
-            changed, ended = engine.changed, not engine.main_runs
-            for line in engine.log[given:]:
+            change_event, has_ended = engine.changed, not engine.main_runs
+            for line in engine.log[line_count:]:
                 yield line
-                given += 1
-            if ended and given == len(engine.log):
+                line_count += 1
+            if has_ended and line_count == len(engine.log):
                 return
-            if not ended:
-                await changed.wait()
+            if not has_ended:
+                await change_event.wait()
 
     async def allocate_port(self) -> int:
         self.world.check("allocate_port")

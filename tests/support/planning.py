@@ -22,7 +22,7 @@ def decide(
     **fields: Any,
 ) -> Decision:
     """The decision of `planner.decide`. fields: the others of PlanningInput; None: its default."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    options = {name: value for name, value in fields.items() if value is not None}
     return decide_with(
-        PlanningInput(spec, hardware, wish, KnownFacts(tuple(facts)), **given), engines, rules
+        PlanningInput(spec, hardware, wish, KnownFacts(tuple(facts)), **options), engines, rules
     )

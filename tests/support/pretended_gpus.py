@@ -32,7 +32,7 @@ class PretendedGpu:
 
     def used_bytes(self) -> dict[int, int]:
         """Bytes by process."""
-        found = {}
+        sizes = {}
         for path in self._folder.iterdir():
             if not path.name.isdigit():
                 continue
@@ -40,8 +40,8 @@ class PretendedGpu:
                 path.unlink(missing_ok=True)
                 continue
             text = path.read_text() if path.exists() else ""
-            found[int(path.name)] = int(text or 0)
-        return found
+            sizes[int(path.name)] = int(text or 0)
+        return sizes
 
     @property
     def free(self) -> int:

@@ -41,5 +41,5 @@ async def running_processes(
         ) as gateway:
             yield gateway
     finally:
-        for one in await host.list():
-            await host.stop(one.name, 0)
+        for instance in await host.list():
+            await host.stop(instance.name, 0)

@@ -190,8 +190,8 @@ def _set_layers(text: dict[str, Any]) -> None:
     """The list of kinds of layers, repeated or cut to their number."""
     for name in ("layer_types", "attn_type_list"):
         if kinds := text.get(name):
-            repeated = kinds * (int(text["num_hidden_layers"]) // len(kinds) + 1)
-            text[name] = repeated[: int(text["num_hidden_layers"])]
+            layer_kinds = kinds * (int(text["num_hidden_layers"]) // len(kinds) + 1)
+            text[name] = layer_kinds[: int(text["num_hidden_layers"])]
 
 
 def _repo(row: Mapping[str, str]) -> FakeRepo:
@@ -202,8 +202,8 @@ def _repo(row: Mapping[str, str]) -> FakeRepo:
         files["tokenizer_config.json"] = _TEMPLATE
     if row["task"] in ("feature-extraction", "sentence-similarity"):
         files["modules.json"] = b"[]"
-    gated = row["name"].startswith(("meta-llama/", "google/gemma-2", "google/gemma-3"))
-    return FakeRepo(files, gated=gated)
+    is_gated = row["name"].startswith(("meta-llama/", "google/gemma-2", "google/gemma-3"))
+    return FakeRepo(files, gated=is_gated)
 
 
 def _row(row: Mapping[str, str]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def public_hub() -> FakeHub:
     hub = FakeHub({row["name"]: _repo(row) for row in rows})
     hub.listed = [_row(row) for row in rows]
     hub.variants = {row["name"]: [] for row in rows}
-    for row, listed in zip(rows, hub.listed, strict=True):
+    for row, row_of_hub in zip(rows, hub.listed, strict=True):
         if row["base"]:
-            hub.variants.setdefault(row["base"], []).append(listed)
+            hub.variants.setdefault(row["base"], []).append(row_of_hub)
     return hub

@@ -40,8 +40,8 @@ def _prefix(text: str) -> str:
 def _bare(text: str) -> str:
     """The message of the last exception, without its name."""
     lines = [line for line in text.split("\n") if line.strip()]
-    raised = [line for line in lines if _RAISED.search(line)] or lines[-1:]
-    return _RAISED.sub("", raised[-1]) if raised else ""
+    error_lines = [line for line in lines if _RAISED.search(line)] or lines[-1:]
+    return _RAISED.sub("", error_lines[-1]) if error_lines else ""
 
 
 def _sentence(text: str) -> str:

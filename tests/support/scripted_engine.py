@@ -182,9 +182,9 @@ class FakeEngine:
         accepting (3.11, Server._attach)."""
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # gone again
-            accepted, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
             task: asyncio.Task[object] = loop.create_task(
-                loop.connect_accepted_socket(lambda: Connection(self), accepted)
+                loop.connect_accepted_socket(lambda: Connection(self), connection)
             )
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)
@@ -339,12 +339,12 @@ class FakeEngine:
 
     async def _prefill(self, tokens: int) -> None:
         """Cache so many tokens, by the clock: a busy machine makes the steps larger."""
-        began, cached, before = time.monotonic(), 0, self.cached
-        while cached < tokens:
+        began, cached_tokens, before = time.monotonic(), 0, self.cached
+        while cached_tokens < tokens:
             await asyncio.sleep(_STEP_S)
             seconds = time.monotonic() - began
-            cached = min(tokens, int(seconds * self.script.prefill_tokens_per_second))
-            self.cached = before + cached
+            cached_tokens = min(tokens, int(seconds * self.script.prefill_tokens_per_second))
+            self.cached = before + cached_tokens
 
     async def _embed(self, asked: dict[str, Any]) -> dict[str, Any]:
         texts = asked.get("input", "")
@@ -357,12 +357,12 @@ class FakeEngine:
             data.append(
                 {"object": "embedding", "index": index, "embedding": [x / norm for x in raw]}
             )
-        used = sum(map(count_tokens, texts))
+        token_count = sum(map(count_tokens, texts))
         return {
             "object": "list",
             "data": data,
             "model": self.script.model,
-            "usage": {"prompt_tokens": used, "total_tokens": used},
+            "usage": {"prompt_tokens": token_count, "total_tokens": token_count},
         }
 
     async def _rerank(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -370,16 +370,16 @@ class FakeEngine:
             0.5 if self.script.gibberish else 1 / (1 + len(document))
             for document in asked["documents"]
         ]
-        ranked = sorted(enumerate(scores), key=lambda pair: -pair[1])
-        results = [{"index": index, "relevance_score": score} for index, score in ranked]
+        pairs = sorted(enumerate(scores), key=lambda pair: -pair[1])
+        results = [{"index": index, "relevance_score": score} for index, score in pairs]
         return {"id": "rerank", "model": self.script.model, "results": results}
 
 
 def message_for_apps(does: frozenset[str], asked: dict[str, Any]) -> dict[str, Any] | None:
     """The message for a request that needs one of the abilities; None: the engine answers with
     words."""
-    named = "required_tools" if asked.get("tool_choice") == "required" else "tools"
-    if asked.get("tools") and named in does:
+    tool_set = "required_tools" if asked.get("tool_choice") == "required" else "tools"
+    if asked.get("tools") and tool_set in does:
         function = asked["tools"][0]["function"]
         call = {"name": function["name"], "arguments": json.dumps(fitting(function["parameters"]))}
         return {
@@ -395,7 +395,7 @@ def message_for_apps(does: frozenset[str], asked: dict[str, Any]) -> dict[str, A
 
 def fitting(schema: dict[str, Any]) -> dict[str, Any]:
     """An object that fits a schema of lists of words, and of booleans."""
-    return {name: one.get("enum", [True])[0] for name, one in schema["properties"].items()}
+    return {name: field.get("enum", [True])[0] for name, field in schema["properties"].items()}
 
 
 def count_tokens(prompt: str | list[int]) -> int:
@@ -519,11 +519,11 @@ class Reply:
         }
 
     def usage(self) -> dict[str, int]:
-        used = sum(self.prompt_lengths)
+        token_count = sum(self.prompt_lengths)
         return {
-            "prompt_tokens": used,
+            "prompt_tokens": token_count,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": used + self.completion_tokens,
+            "total_tokens": token_count + self.completion_tokens,
         }
 
 

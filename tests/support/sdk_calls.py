@@ -293,7 +293,7 @@ def _told_by(call: Callable[[], Any], recorder: Recorder, errors: type[Exception
         call()
     except errors as error:
         recorder.told.error = type(error).__name__
-    told = recorder.told
+    report = recorder.told
     for pattern, blank in VARIES:
-        told.body = pattern.sub(blank, told.body)
-    return told
+        report.body = pattern.sub(blank, report.body)
+    return report

@@ -63,7 +63,7 @@ def main() -> int:
     )
     config = json.loads((Path(flags["model"]) / "config.json").read_text())
     ending = log(version, flags, config)
-    told = {
+    start_record = {
         "at": time.time(),
         "version": version,
         "argv": argv,
@@ -71,7 +71,7 @@ def main() -> int:
         "ending": ending,
     }
     with Path(starts).open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(start_record) + "\n")
     script, host, port = parse(argv)
     if ending:
         script = replace(script, lines=printed_lines(ending), serve=False, exit_code=1)

@@ -65,7 +65,7 @@ class SeparateHosts:
         return await self._first.prepared_views()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        nodes = {one.name: one.node for one in await self.list()}
+        nodes = {instance.name: instance.node for instance in await self.list()}
         host = self._hosts[nodes[name]] if name in nodes else self._first
         async with aclosing(host.follow(name)) as lines:
             async for line in lines:

@@ -60,12 +60,12 @@ def serve_models(
     """
     port = free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    own = {
+    environment = {
         "FITSERVE_PORT": str(port),
         "FITSERVE_DATA_DIR": str(folder / "data"),
         "FITSERVE_HOST_KIND": "process",
     }
-    own |= {"FITSERVE_ADMIN_KEY": admin_key} if admin_key else {}
+    environment |= {"FITSERVE_ADMIN_KEY": admin_key} if admin_key else {}
     log_file = folder / "gateway.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
@@ -79,7 +79,7 @@ def serve_models(
                 "gateway.__main__",
                 "serve",
             ],
-            env={**keep, **own, **settings},
+            env={**keep, **environment, **settings},
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -118,15 +118,15 @@ def serve_models(
 
 def worker_pids(data: Path) -> list[int]:
     """The workers on this data folder, in no order; those of a gateway that is gone among them."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             arguments = (
                 (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
             )
             if arguments[1:4] == [b"-m", b"gateway.proxy.workers.worker", os.fsencode(data)]:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def _until(gateway: Served, check: Callable[[], bool]) -> None:

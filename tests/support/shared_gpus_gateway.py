@@ -20,22 +20,26 @@ async def at_once(*_: object) -> None: ...
 
 
 def main() -> None:
-    snapshot, folder, *ungated = sys.argv[1:]
+    snapshot, folder, *options = sys.argv[1:]
     machine = Hardware.model_validate_json(Path(snapshot).read_bytes())
 
     def probe(*_: object, **__: object) -> Hardware:
         gpus = []
         for gpu in machine.gpus:
-            pretended = PretendedGpu(Path(folder), gpu.uuid, gpu.total_bytes or 0)
-            used = pretended.used_bytes()
-            processes = tuple(GpuProcess(pid=pid, used_bytes=count) for pid, count in used.items())
+            gpu_state = PretendedGpu(Path(folder), gpu.uuid, gpu.total_bytes or 0)
+            bytes_by_gpu = gpu_state.used_bytes()
+            processes = tuple(
+                GpuProcess(pid=pid, used_bytes=count) for pid, count in bytes_by_gpu.items()
+            )
             gpus.append(
-                gpu.evolve(free_bytes=pretended.total - sum(used.values()), processes=processes)
+                gpu.evolve(
+                    free_bytes=gpu_state.total - sum(bytes_by_gpu.values()), processes=processes
+                )
             )
         return machine.evolve(gpus=tuple(gpus))
 
     with mock.patch("gateway.machine.gpu_watch.probe", probe):
-        if not ungated:
+        if not options:
             serve()
             return
         with (

@@ -14,27 +14,33 @@ from tests.support.model_files import entries
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """All tensors of a LlamaForCausalLM of this config.json."""
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    hidden_size, inner, vocab = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["vocab_size"],
+    )
+    head = config.get("head_dim") or hidden_size // config["num_attention_heads"]
     q, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    shapes_by_name: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden_size)}
     for number in range(config["num_hidden_layers"]):
         of_layer = {
-            "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (q, hidden_size),
+            "self_attn.k_proj": (kv, hidden_size),
+            "self_attn.v_proj": (kv, hidden_size),
+            "self_attn.o_proj": (hidden_size, q),
+            "mlp.gate_proj": (inner, hidden_size),
+            "mlp.up_proj": (inner, hidden_size),
+            "mlp.down_proj": (hidden_size, inner),
+            "input_layernorm": (hidden_size,),
+            "post_attention_layernorm": (hidden_size,),
         }
-        found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in of_layer.items()}
-    found["model.norm.weight"] = (hidden,)
+        shapes_by_name |= {
+            f"model.layers.{number}.{name}.weight": shape for name, shape in of_layer.items()
+        }
+    shapes_by_name["model.norm.weight"] = (hidden_size,)
     if not config.get("tie_word_embeddings"):
-        found["lm_head.weight"] = (vocab, hidden)
-    return found
+        shapes_by_name["lm_head.weight"] = (vocab, hidden_size)
+    return shapes_by_name
 
 
 def write_weights(folder: Path, config: Mapping[str, Any]) -> None:

@@ -63,11 +63,11 @@ LONGEST_CHAIN = 17
 def modules(root: Path) -> dict[str, Path]:
     """Every module of the package by its dotted name without `gateway.`; the package itself is
     ""."""
-    found = {}
+    modules_by_name = {}
     for path in sorted((root / "gateway").rglob("*.py")):
         parts = path.relative_to(root / "gateway").with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules_by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules_by_name
 
 
 MODULES = modules(ROOT)
@@ -134,7 +134,7 @@ def room(module: str) -> str:
 
 def arrows() -> dict[tuple[str, str], list[str]]:
     """From room to room, and the two files of every import between them."""
-    found: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for module, targets in GRAPH.items():
         for target in targets:
             ends = room(module), room(target)
@@ -143,13 +143,15 @@ def arrows() -> dict[tuple[str, str], list[str]]:
                     f"{MODULES[module].relative_to(ROOT)} imports"
                     f" {MODULES[target].relative_to(ROOT)}"
                 )
-                found.setdefault(ends, []).append(files)
-    return found
+                places.setdefault(ends, []).append(files)
+    return places
 
 
 def test_no_import_goes_where_no_arrow_is_allowed() -> None:
-    allowed = {(above, below) for above, row in ARROWS.items() for below in row.split()}
-    wrong = [line for ends, lines in arrows().items() if ends not in allowed for line in lines]
+    arrows_allowed = {(above, below) for above, row in ARROWS.items() for below in row.split()}
+    wrong = [
+        line for ends, lines in arrows().items() if ends not in arrows_allowed for line in lines
+    ]
     assert not wrong, "\n".join(["not in the table of arrows:", *wrong])
 
 
@@ -166,11 +168,13 @@ def test_every_arrow_of_the_table_is_used_and_points_down() -> None:
 def circles() -> list[list[str]]:
     """Files that import each other, found by taking away again and again those that nothing left
     imports."""
-    left = {name: set(targets) for name, targets in RUN_TIME.items()}
-    while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
+    targets_by_name = {name: set(targets) for name, targets in RUN_TIME.items()}
+    while leaves := [
+        name for name, targets in targets_by_name.items() if not targets & targets_by_name.keys()
+    ]:
         for name in leaves:
-            del left[name]
-    return [sorted(left)] if left else []
+            del targets_by_name[name]
+    return [sorted(targets_by_name)] if targets_by_name else []
 
 
 def test_no_files_import_each_other() -> None:
@@ -186,8 +190,8 @@ def chain(module: str, known: dict[str, list[str]]) -> list[str]:
 
 
 def test_a_chain_of_imports_is_short_enough_to_follow() -> None:
-    known: dict[str, list[str]] = {}
-    longest = max((chain(module, known) for module in RUN_TIME), key=len)
+    chains: dict[str, list[str]] = {}
+    longest = max((chain(module, chains) for module in RUN_TIME), key=len)
     assert len(longest) <= LONGEST_CHAIN, " -> ".join(longest)
 
 

@@ -41,9 +41,9 @@ def test_each_row_says_whether_the_program_has_the_feature() -> None:
 
 
 def test_commands_of_the_comparison_exist() -> None:
-    named = {name for cell in cells().values() for name in re.findall(r"`fitserve (\w+)", cell)}
-    assert named
-    assert named <= COMMANDS
+    names = {name for cell in cells().values() for name in re.findall(r"`fitserve (\w+)", cell)}
+    assert names
+    assert names <= COMMANDS
 
 
 @pytest.mark.parametrize("row", DENIALS)

@@ -60,9 +60,9 @@ def test_each_reader_takes_what_is_no_json(read: Callable[[bytes], object], data
 
 def test_errors_of_reading_json_are_named_in_one_place() -> None:
     """A list of them by hand forgets one: an answer that was no UTF-8 had no end."""
-    named = [
+    paths = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "gateway").rglob("*.py"))
         if any(name in path.read_text() for name in ("msgspec.DecodeError", "msgspec.MsgspecError"))
     ]
-    assert named == ["gateway/decoding.py"]
+    assert paths == ["gateway/decoding.py"]

@@ -41,15 +41,15 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of each line outside blocks of code; a line of code is empty."""
-    fenced = block = in_list = False
+    is_fenced = block = in_list = False
     previous = ""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith(" "):
             in_list = LIST_ITEM.match(line) is not None
         fence = line.lstrip().startswith("```")
         block = line.startswith("    ") and not in_list and (block or not previous.strip())
-        yield number, "" if fence or fenced or block else line
-        fenced ^= fence
+        yield number, "" if fence or is_fenced or block else line
+        is_fenced ^= fence
         previous = line
 
 
@@ -106,15 +106,15 @@ def anchors(text: str) -> set[str]:
 
 def broken_links(page: Path) -> list[str]:
     """Targets within the repository that do not exist."""
-    broken = []
+    links = []
     for target in LINK.findall(page.read_text()):
         path, _, anchor = target.partition("#")
         file = page if not path else (page.parent / path)
         if "://" in target or target.startswith("mailto:"):
             continue
         if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
-            broken.append(target)
-    return broken
+            links.append(target)
+    return links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -168,11 +168,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_index_links_every_page() -> None:
-    linked = {
+    targets = {
         target.partition("#")[0] for target in LINK.findall((ROOT / "docs/index.md").read_text())
     }
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert pages - linked == set()
+    assert pages - targets == set()
 
 
 def test_the_front_pages_are_short() -> None:

@@ -12,9 +12,9 @@ from gateway.errors import no_such_model, short_reason
 
 
 def test_a_refused_connection_is_told_without_numbers() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
         with pytest.raises(OSError, match="Connect call failed") as of_asyncio:
             asyncio.run(asyncio.open_connection("127.0.0.1", port))
         with pytest.raises(httpx.ConnectError) as of_httpx:
@@ -23,11 +23,11 @@ def test_a_refused_connection_is_told_without_numbers() -> None:
 
 
 def test_each_reason_of_a_name_with_several_addresses_is_told_once() -> None:
-    tried = (
+    message = (
         "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect"
         " call failed ('127.0.0.1', 9)"
     )
-    assert short_reason(OSError(tried)) == "Connection refused"
+    assert short_reason(OSError(message)) == "Connection refused"
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
@@ -35,7 +35,7 @@ def test_an_error_without_words_is_told_by_its_name() -> None:
 
 
 def test_a_name_that_was_mistyped_is_told_the_nearest() -> None:
-    known = {"qwen": "qwen", "gpt-4o": "qwen", "llama": "llama"}
-    assert "Did you mean qwen?" in no_such_model("qwn", known).hint
-    assert "Did you mean qwen?" in no_such_model("gpt-4", known).hint
-    assert "Did you mean" not in no_such_model("zzz", known).hint
+    names = {"qwen": "qwen", "gpt-4o": "qwen", "llama": "llama"}
+    assert "Did you mean qwen?" in no_such_model("qwn", names).hint
+    assert "Did you mean qwen?" in no_such_model("gpt-4", names).hint
+    assert "Did you mean" not in no_such_model("zzz", names).hint

@@ -97,7 +97,7 @@ def suite() -> list[list[str]]:
 
 def selects(command: list[str], file: str, marks: set[str]) -> bool:
     """Whether this pytest runs tests of the file with these marks."""
-    paths, ignored, expression = list[str](), list[str](), "True"
+    paths, ignored_paths, expression = list[str](), list[str](), "True"
     shard, *arguments = command
     number, shards = map(int, shard.split("/"))
     if shard_of(file.removeprefix("tests/"), shards) != number:
@@ -108,12 +108,12 @@ def selects(command: list[str], file: str, marks: set[str]) -> bool:
             case "-m", _, _:
                 expression = next(words)
             case "--ignore", _, path:
-                ignored.append(path or next(words))
+                ignored_paths.append(path or next(words))
             case path, _, _:
                 paths.append(path)
     is_below = [file.startswith(path) for path in paths or ["tests"]]
     values = {name: name in marks for name in (*TIERS, "docker", "engine", "sources")}
-    is_ignored = any(file.startswith(path) for path in ignored)
+    is_ignored = any(file.startswith(path) for path in ignored_paths)
     return any(is_below) and not is_ignored and bool(eval(expression, {}, values))
 
 
@@ -127,9 +127,13 @@ def test_one_process_of_the_suite_has_a_test() -> None:
             marks |= {"engine"} if "mark.engine" in text else set()
             marks |= {"sources"} if re.search("^SOURCES = ", text, re.MULTILINE) else set()
             # Tests of one file may need Docker and may not.
-            for one in (marks, marks | {"docker"}) if marks & {"contract", "e2e"} else (marks,):
-                if "engine" in one and "docker" in one:
+            for process_marks in (
+                (marks, marks | {"docker"}) if marks & {"contract", "e2e"} else (marks,)
+            ):
+                if "engine" in process_marks and "docker" in process_marks:
                     continue
-                if (count := sum(selects(command, file, one) for command in commands)) != 1:
-                    wrong.append((file, one, count))
+                if (
+                    count := sum(selects(command, file, process_marks) for command in commands)
+                ) != 1:
+                    wrong.append((file, process_marks, count))
     assert not wrong

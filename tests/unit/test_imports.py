@@ -57,9 +57,9 @@ def test_a_server_loads_nothing_that_it_may_never_need(module: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    loaded = set(result.stdout.split())
-    assert module in loaded
-    assert loaded & UNUSED[module] == set()
+    modules = set(result.stdout.split())
+    assert module in modules
+    assert modules & UNUSED[module] == set()
 
 
 def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
         "FITSERVE_DATA_DIR": str(tmp_path / "data"),
         "FITSERVE_HOST_KIND": "docker",
     }
-    loaded: list[set[str]] = []
+    module_sets: list[set[str]] = []
     snapshot = ("--hardware", "2x3090")
     for elsewhere in ((), (), snapshot, snapshot):
         result = subprocess.run(
@@ -90,11 +90,11 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
             check=False,
         )
         assert result.returncode in (0, 3), result.stderr[-2000:]  # 3: this machine is too small
-        loaded.append(set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE)))
-    assert "yaml" in loaded[0]
-    assert "gateway.planner.decide" in loaded[1]
+        module_sets.append(set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE)))
+    assert "yaml" in module_sets[0]
+    assert "gateway.planner.decide" in module_sets[1]
     assert (
-        loaded[1]
+        module_sets[1]
         & (
             NEVER
             | {
@@ -111,5 +111,5 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
         == set()
     )
     running = {"gateway.domain.running", "gateway.store.store", "sqlite3"}
-    assert loaded[3] & ({"yaml"} | running) == set()
-    assert loaded[2] & {"asyncio", "ssl", "gateway.planner.service.images"} == set()
+    assert module_sets[3] & ({"yaml"} | running) == set()
+    assert module_sets[2] & {"asyncio", "ssl", "gateway.planner.service.images"} == set()

@@ -19,8 +19,8 @@ def ledger_of_two() -> Ledger:
 
 
 def test_a_state_that_agrees_is_no_loss() -> None:
-    shown: dict[Entry, list[Order]] = {MODEL: [ModelOrder(512)], KEY: [KeyOrder()]}
-    assert ledger_of_two().losses(shown) == []
+    state: dict[Entry, list[Order]] = {MODEL: [ModelOrder(512)], KEY: [KeyOrder()]}
+    assert ledger_of_two().losses(state) == []
     assert ledger_of_two().count == 2
 
 

@@ -44,10 +44,10 @@ def speak(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
 def test_the_words_of_engines_do_not_steer_the_terminal_of_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = speak(monkeypatch, Terminal())
-    assert said.count("owned") == 5
-    assert "\x1b]" not in said  # its own colours begin with another character
-    assert not {"\x07", "\x9b", "\u202e"} & set(said)
+    output = speak(monkeypatch, Terminal())
+    assert output.count("owned") == 5
+    assert "\x1b]" not in output  # its own colours begin with another character
+    assert not {"\x07", "\x9b", "\u202e"} & set(output)
 
 
 def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(
@@ -95,8 +95,8 @@ def test_a_line_has_its_fields_then_what_every_line_has(monkeypatch: pytest.Monk
         int("broken")
     except ValueError as error:
         log.exception("of what is handled", at=Path("/a"), share=50)
-        caught = error
-    log.critical("100 % of %s", exc_info=caught)
+        error_in_log = error
+    log.critical("100 % of %s", exc_info=error_in_log)
     first, second = map(json.loads, stream.getvalue().splitlines())
     assert list(first) == ["at", "share", "event", "logger", "level", "timestamp", "exception"]
     assert (first["at"], first["share"], first["level"], second["level"]) == (

@@ -26,29 +26,29 @@ FLAGS = [*yaml.safe_load_all((ROOT / "profiles/engines/vllm/0.26.0.yaml").read_t
 def test_every_flag_is_one_of_the_engine() -> None:
     for setting in GRID:
         for flag in setting.flags:
-            name, given, value = flag.removeprefix("--").partition("=")
-            known = FLAGS[name] if name in FLAGS else FLAGS[name.removeprefix("no-")]
-            assert given or known["type"] == "bool", flag
-            assert not given or value in known.get("choices", [value]), flag
-            assert known["type"] != "int" or value.isdigit(), flag
+            name, dashed_name, value = flag.removeprefix("--").partition("=")
+            engine_flag = FLAGS[name] if name in FLAGS else FLAGS[name.removeprefix("no-")]
+            assert dashed_name or engine_flag["type"] == "bool", flag
+            assert not dashed_name or value in engine_flag.get("choices", [value]), flag
+            assert engine_flag["type"] != "int" or value.isdigit(), flag
 
 
 def test_each_model_has_its_defaults_and_five_other_settings() -> None:
     assert len(set(GRID)) == len(GRID)
     assert len({(setting.model, setting.name) for setting in GRID}) == len(GRID)
-    counted = Counter(setting.model for setting in GRID)
-    assert {model for model, count in counted.items() if count >= 6} >= set(ONE_GPU)
+    counter = Counter(setting.model for setting in GRID)
+    assert {model for model, count in counter.items() if count >= 6} >= set(ONE_GPU)
     assert [setting.name for setting in GRID[: len(ONE_GPU)]] == ["defaults"] * len(ONE_GPU)
     assert all(not setting.flags for setting in GRID if setting.name == "defaults")
 
 
 def test_a_setting_has_the_gpus_that_its_flags_take() -> None:
     for setting in GRID:
-        taken = 1
+        gpu_count = 1
         for flag in setting.flags:
             if "parallel-size=" in flag:
-                taken *= int(flag.partition("=")[2])
-        assert taken == setting.gpus, setting
+                gpu_count *= int(flag.partition("=")[2])
+        assert gpu_count == setting.gpus, setting
 
 
 def test_the_models_are_what_they_are_called(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_figures_of_answers() -> None:
         Answer(0.2, 1.7, 11),
         Answer(error="refused"),
     ]
-    said = figures(answers, 3.0)
-    assert (said["answers"], said["errors"], said["error"]) == (3, 1, "refused")
-    assert (said["tokens_s"], said["ttft_ms"], said["ttft_most_ms"], said["tpot_ms"]) == (
+    values = figures(answers, 3.0)
+    assert (values["answers"], values["errors"], values["error"]) == (3, 1, "refused")
+    assert (values["tokens_s"], values["ttft_ms"], values["ttft_most_ms"], values["tpot_ms"]) == (
         11.0,
         200.0,
         300.0,

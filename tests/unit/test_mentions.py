@@ -100,11 +100,11 @@ def test_each_named_file_exists(name: str) -> None:
 
 
 def test_a_test_that_is_not_there_is_missed() -> None:
-    mentioned = TEST.findall(
+    mentions = TEST.findall(
         f"`{Path(__file__).relative_to(ROOT)}::test_nobody_wrote` and"
         f" `tests/unit/test_mentions.py::{NAMED}`"
     )
-    assert [name in functions_of(path) for path, name in mentioned] == [False, True]
+    assert [name in functions_of(path) for path, name in mentions] == [False, True]
 
 
 def test_each_attack_that_is_listed_has_a_test() -> None:

@@ -22,12 +22,12 @@ def is_shipped(config: str) -> bool:
 
 
 def test_figures_cover_both_engines_and_small_and_large_machines() -> None:
-    assert sum(len(one.figures) for one in MEASURED) >= 40
-    assert {one.engine for one in MEASURED} == {"vllm", "sglang"}
-    assert len({one.gpu for one in MEASURED}) >= 10
+    assert sum(len(case.figures) for case in MEASURED) >= 40
+    assert {case.engine for case in MEASURED} == {"vllm", "sglang"}
+    assert len({case.gpu for case in MEASURED}) >= 10
 
 
-@pytest.mark.parametrize("one", MEASURED, ids=lambda one: f"{one.model}-{one.gpu}-{one.count}")
+@pytest.mark.parametrize("one", MEASURED, ids=lambda case: f"{case.model}-{case.gpu}-{case.count}")
 def test_the_model_and_the_card_are_known(one: Measured) -> None:
     assert one.gpu in CARDS
     assert is_shipped(one.config)
@@ -35,9 +35,9 @@ def test_the_model_and_the_card_are_known(one: Measured) -> None:
 
 def test_nothing_stands_twice() -> None:
     rows = [
-        one.model_copy(update={"figures": (figure,), "note": ""})
-        for one in MEASURED
-        for figure in one.figures
+        case.model_copy(update={"figures": (figure,), "note": ""})
+        for case in MEASURED
+        for figure in case.figures
     ]
     assert len(rows) == len({row.model_dump_json() for row in rows})
 
@@ -45,12 +45,12 @@ def test_nothing_stands_twice() -> None:
 def test_throughput_is_what_the_time_per_token_allows() -> None:
     """Requests at once, each a token in its time: more cannot come, but for means that short
     answers bend."""
-    for one in MEASURED:
-        for figure in one.figures:
+    for case in MEASURED:
+        for figure in case.figures:
             if figure.output_tokens_s and figure.tpot_ms:
                 assert figure.output_tokens_s <= 1.3 * figure.concurrency * 1000 / figure.tpot_ms, (
-                    one.model,
-                    one.gpu,
+                    case.model,
+                    case.gpu,
                     figure,
                 )
 
@@ -61,7 +61,7 @@ def test_experts_chose_for_small_and_large_machines() -> None:
     assert len({choice.machine for choice in CHOICES}) >= 20
 
 
-@pytest.mark.parametrize("one", CHOICES, ids=lambda one: f"{one.machine}-{one.model}")
+@pytest.mark.parametrize("one", CHOICES, ids=lambda case: f"{case.machine}-{case.model}")
 def test_a_choice_is_of_a_machine_that_has_the_gpus(one: Choice) -> None:
     assert is_shipped(one.config)
     cards = Profiles().hardware(one.machine).gpus

@@ -77,8 +77,8 @@ def impurities(tree: ast.AST) -> Iterator[str]:
             case _:
                 modules = []
         for module in modules:
-            ours = _within(module, OURS) and not _within(module, EFFECTS)
-            if not ours and module.partition(".")[0] not in LIBRARY:
+            is_own = _within(module, OURS) and not _within(module, EFFECTS)
+            if not is_own and module.partition(".")[0] not in LIBRARY:
                 yield f"import of {module}"
 
 
@@ -88,11 +88,11 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "gateway")))
 def test_a_decision_reaches_nothing_outside(path: Path) -> None:
-    found_impurities = list(impurities(tree_of(path)))
+    impurity_list = list(impurities(tree_of(path)))
     assert [
-        found_impurity
-        for found_impurity in found_impurities
-        if (str(path.relative_to(ROOT)), found_impurity) not in LOADERS
+        impurity
+        for impurity in impurity_list
+        if (str(path.relative_to(ROOT)), impurity) not in LOADERS
     ] == []
 
 

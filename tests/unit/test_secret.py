@@ -114,10 +114,10 @@ WAYS: dict[str, Callable[[Secret], str]] = {
 @example("a\nb(.*)[^x]+ $HOME %s {0} \\ \"'\x00")
 def test_no_way_of_writing_shows_a_secret(text: str) -> None:
     for name, write in WAYS.items():
-        written = write(Secret(text))
-        assert MASK in written, name
-        assert text not in written, name
-        assert json.dumps(text)[1:-1] not in written, name
+        text_of_secret = write(Secret(text))
+        assert MASK in text_of_secret, name
+        assert text not in text_of_secret, name
+        assert json.dumps(text)[1:-1] not in text_of_secret, name
 
 
 @pytest.mark.parametrize("text", ["", "a", ".", "\n", "a" * 10_000])
@@ -140,16 +140,16 @@ def test_the_length_of_a_secret_is_not_shown(text: str) -> None:
     ],
 )
 def test_no_encoder_takes_a_secret(encode: Callable[[Any], object]) -> None:
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError) as error:
         encode(Secret("hunter2-hunter2"))
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(error.value)
 
 
 @given(st.one_of(st.integers(10**12), st.lists(TEXTS, min_size=1)))
 def test_an_error_of_validation_does_not_repeat_what_was_given(given_value: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ValidationError) as error:
         Holder(key=given_value)
-    assert str(given_value).strip("[]'\"")[:12] not in str(caught.value)
+    assert str(given_value).strip("[]'\"")[:12] not in str(error.value)
 
 
 @given(st.binary(max_size=64))
@@ -196,21 +196,21 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 @given(st.text(min_size=30, max_size=120), st.sampled_from(sorted(FORMS)))
 def test_no_part_of_a_secret_is_left_in_a_text(text: str, form: str) -> None:
-    written = FORMS[form](text)
-    shown = Secret(text).hidden_in(f"begin <{written}> end", "LABEL")
+    secret_form = FORMS[form](text)
+    text_without_secret = Secret(text).hidden_in(f"begin <{secret_form}> end", "LABEL")
     # Quotes and the bytes in front of a secret may stay.
-    body = written.strip("'\"")[8:-8] if "base64" in form else written.strip("'\"")
+    body = secret_form.strip("'\"")[8:-8] if "base64" in form else secret_form.strip("'\"")
     parts = [body[start : start + 8] for start in range(len(body) - 7)]
-    assert not [part for part in parts if part in shown]
-    assert "LABEL" in shown
+    assert not [part for part in parts if part in text_without_secret]
+    assert "LABEL" in text_without_secret
 
 
 @pytest.mark.parametrize("text", ["a", "7", ".", "xy", "a.b", "\n", "(", "$1", "é"])
 @pytest.mark.parametrize("form", [str, repr, lambda text: f"/{text}/", lambda text: f"={text}"])
 def test_words_with_a_short_secret_are_withheld(text: str, form: Callable[[str], str]) -> None:
-    told = f"the value {form(text)} is not allowed"
-    shown = Secret(text).hidden_in(told, "LABEL")
-    assert shown == "words with LABEL, which are not shown"
+    message = f"the value {form(text)} is not allowed"
+    text_without_secret = Secret(text).hidden_in(message, "LABEL")
+    assert text_without_secret == "words with LABEL, which are not shown"
     assert Secret(text).hidden_in("nothing stands here", "LABEL") == "nothing stands here"
 
 
@@ -274,11 +274,11 @@ def test_no_setting_shows_the_password_of_an_address(
     try:
         settings = load_settings()
     except SettingsError as error:
-        written, is_plain = str(error), False
+        output, is_plain = str(error), False
     else:
-        written = f"{settings!r} {settings.model_dump_json()} {getattr(settings, name)}"
+        output = f"{settings!r} {settings.model_dump_json()} {getattr(settings, name)}"
         is_plain = name in _NO_ADDRESSES
-    assert (PASSWORD in written) == is_plain
+    assert (PASSWORD in output) == is_plain
 
 
 @pytest.mark.parametrize("name", sorted(ModelRequest.model_fields))
@@ -289,12 +289,12 @@ def test_no_field_of_a_model_shows_the_password_of_an_address(name: str, address
             try:
                 wish = ModelRequest.model_validate({**fields, name: value}).wish()
             except ValidationError as error:
-                written, may_show = first_problem(error), False
+                output, may_show = first_problem(error), False
             except FitserveError as error:
-                written, may_show = str(error), False
+                output, may_show = str(error), False
             else:
-                written, may_show = wish.model_dump_json(), name in _NO_ADDRESS_FIELDS
-            assert PASSWORD not in written or may_show
+                output, may_show = wish.model_dump_json(), name in _NO_ADDRESS_FIELDS
+            assert PASSWORD not in output or may_show
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ def test_errors_and_logs_show_no_password_of_an_address(text: str) -> None:
     record = _record(reason=text)
     record.exc_info = (ValueError, ValueError(text), None)
     lines = [str(error), error.envelope()["error"]["message"], repr(error)]
-    for written in (*lines, LineFormatter().format(record), _Json().format(record)):
-        assert PASSWORD not in written
-        assert "host.example" in written
+    for line in (*lines, LineFormatter().format(record), _Json().format(record)):
+        assert PASSWORD not in line
+        assert "host.example" in line
 
 
 @pytest.mark.parametrize(
@@ -334,12 +334,12 @@ def test_a_command_shows_no_password_of_the_address_of_its_gateway(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FITSERVE_URL", address)
-    with pytest.raises(FitserveError) as caught:
+    with pytest.raises(FitserveError) as error:
         call("GET", "/healthz", timeout_s=0.001)
-    assert PASSWORD not in str(caught.value)
-    with pytest.raises(FitserveError) as caught:
+    assert PASSWORD not in str(error.value)
+    with pytest.raises(FitserveError) as error:
         gateway_url(f"{address}/more", None)
-    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in str(error.value)
 
 
 @pytest.mark.parametrize("address", ["http://me:{}@127.0.0.1:9", "http://me:{}@127.0.0.1:x"])
@@ -350,6 +350,6 @@ def test_neither_doctor_nor_errors_of_the_hub_show_the_password_of_its_address(
     checks = hub(readings.hub(endpoint, None))
     assert PASSWORD not in f"{checks}"
     assert "127.0.0.1" in f"{checks}"
-    with pytest.raises(FitserveError) as caught:
+    with pytest.raises(FitserveError) as error:
         Hub(endpoint, None, tmp_path).resolve("org/name", None)
-    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in str(error.value)

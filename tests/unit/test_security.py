@@ -56,14 +56,14 @@ def allowed_answer(need: str, have: str) -> str:
 def access_table() -> list[tuple[str, ...]]:
     """(method and path, what each column is told) of every route that the application has, and of
     inference."""
-    own = [(method, path, SCOPES[method, path]) for method, path in routes() if method != "HEAD"]
+    rows = [(method, path, SCOPES[method, path]) for method, path in routes() if method != "HEAD"]
     inference = [(endpoint.method, endpoint.path, "inference") for endpoint in ENDPOINTS]
     return [
         (
             f"{method} {path.replace(':path}', '}')}",
             *(allowed_answer(need, have) for have in COLUMNS),
         )
-        for method, path, need in (*own, *inference, *BESIDE)
+        for method, path, need in (*rows, *inference, *BESIDE)
     ]
 
 
@@ -99,30 +99,30 @@ HOSTILE = [
 @pytest.mark.parametrize("token", HOSTILE, ids=lambda token: repr(token)[:30])
 def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
     keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(new_key()))])
-    with pytest.raises(FitserveError) as caught:
+    with pytest.raises(FitserveError) as error:
         keys.check(b"Bearer " + token, "inference")
-    assert caught.value.status == 401
-    assert len(str(caught.value)) < 200
+    assert error.value.status == 401
+    assert len(str(error.value)) < 200
 
 
 def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
-    made = new_key()
-    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(made))])
+    key = new_key()
+    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(key))])
     with patch(
         "gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest
     ) as compare:
-        for token in (ADMIN, made.reveal(), "wrong"):
+        for token in (ADMIN, key.reveal(), "wrong"):
             try:
                 keys.check(f"Bearer {token}".encode(), "inference")
             except FitserveError:
                 assert token == "wrong"
-    compared = [call.args for call in compare.call_args_list]
-    assert [left for left, _ in compared] == [
+    comparisons = [call.args for call in compare.call_args_list]
+    assert [first_value for first_value, _ in comparisons] == [
         digest_of(ADMIN.encode()),
-        digest_of(made),
+        digest_of(key),
         digest_of(b"wrong"),
     ]
-    assert all(len(right) == 32 for _, right in compared)
+    assert all(len(right) == 32 for _, right in comparisons)
 
 
 def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
@@ -154,9 +154,9 @@ def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
 
 
 def test_s3_the_documents_have_every_route_and_what_each_scope_is_told_there() -> None:
-    wanted_access_table = access_table()
-    rows = "\n".join(f"| `{call}` | {' | '.join(cells)} |" for call, *cells in wanted_access_table)
-    assert told_in_documents() == wanted_access_table, f"the table of docs/api.md is to be:\n{rows}"
+    table = access_table()
+    rows = "\n".join(f"| `{call}` | {' | '.join(cells)} |" for call, *cells in table)
+    assert told_in_documents() == table, f"the table of docs/api.md is to be:\n{rows}"
 
 
 def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -> None:
@@ -167,11 +167,11 @@ def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -
 
 def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
     now, waits = 0.0, list[int | None]()
-    counted = FailedLogins(lambda: now)
+    logins = FailedLogins(lambda: now)
 
     def wrong(address: str) -> int:
         try:
-            counted.count_wrong_key(address)
+            logins.count_wrong_key(address)
         except FitserveError as error:
             waits.append(error.retry_after_s)
             return error.status
@@ -200,9 +200,9 @@ def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() ->
                 keys.check(b"Bearer guess-%d" % number, "admin", address)
     # Who was known there before goes on; who comes with it now may have guessed it.
     assert keys.check(good, "admin", "10.0.0.1").name == "admin"
-    with pytest.raises(FitserveError) as caught:
+    with pytest.raises(FitserveError) as error:
         keys.check(good, "admin", "10.0.0.2")
-    assert caught.value.status == 429
+    assert error.value.status == 429
     assert keys.check(good, "admin", "10.0.0.3").name == "admin"
 
 

@@ -194,10 +194,10 @@ def test_a_wrong_setting_of_a_webhook_is_reported_without_its_secrets(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"FITSERVE_{name}", value)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         load_settings()
-    assert f"FITSERVE_{name}" in str(refused.value)
-    assert "hidden" not in str(refused.value)
+    assert f"FITSERVE_{name}" in str(error.value)
+    assert "hidden" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,12 @@ beside besides elsewhere everywhere somewhere meanwhile
 told said kept held found seen given asked gone done made taken known heard spoken meant
 wanted needed shown written got put let fresh own different
 """
+# Of these and their like, names of locals of tests: sides, and participles without a noun.
+VAGUE_LOCALS = """
+one ones ours own mine theirs
+told said kept held found seen given asked gone done made taken known heard spoken meant
+wanted needed shown written got put let begun refused caught chosen changed used left
+"""
 # Fields of JSON, YAML and messages, whose names others rely on.
 PUBLISHED_FIELDS = """
 AskedCache.aside AskedCache.needed AttemptView.otherwise BackendRules.instead ChangeAnswer.anew
@@ -322,8 +328,8 @@ def test_each_published_field_exists() -> None:
     ],
 )
 def test_vague_names_of_values(source: str, names: set[str]) -> None:
-    found_value_names = value_names([*ast.walk(ast.parse(source))])
-    assert {name for _, name in found_value_names if is_vague(name)} == names
+    names_by_line = value_names([*ast.walk(ast.parse(source))])
+    assert {name for _, name in names_by_line if is_vague(name)} == names
 
 
 def is_boolean(annotation: ast.expr | None) -> bool:
@@ -610,6 +616,47 @@ def test_every_module_of_tests_says_its_subject() -> None:
         if not str(path.relative_to(ROOT)).startswith(OLD_TESTS)
     )
     assert not [place(path, 1) for path in files if not path.read_text().startswith('"""')]
+
+
+def vague_locals(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of the vague locals of a module; fields of classes are none."""
+    nodes = [*ast.walk(ast.parse(source))]
+    fields = {
+        row.target
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        for row in node.body
+        if isinstance(row, ast.AnnAssign)
+    }
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line) if node not in fields:
+                if name in VAGUE_LOCALS.split():
+                    yield line, name
+
+
+def test_locals_of_tests_are_nouns() -> None:
+    assert not [
+        f"{place(path, line)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not str(path.relative_to(ROOT)).startswith(OLD_TESTS)
+        for line, name in vague_locals(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("one, other = 1, 2", {"one"}),
+        ("rows = [told for told in x]", {"told"}),
+        ("class A:\n    said: str", set()),
+        ("for name, kept in x: pass", {"kept"}),
+        ("with x as (made, name): pass", {"made"}),
+        ("kept_rows = kept", set()),
+    ],
+)
+def test_a_vague_local(source: str, names: set[str]) -> None:
+    assert {name for _, name in vague_locals(source)} == names
 
 
 def test_models_of_tests_are_read_with_named_fields() -> None:

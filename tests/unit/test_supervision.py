@@ -58,25 +58,25 @@ async def too_deep() -> None:
 async def test_work_goes_on_after_any_error(
     bad: Callable[[], Awaitable[None]], log_records: list[dict[str, Any]]
 ) -> None:
-    seen: list[str | None] = []
-    told = asyncio.Event()
+    problems: list[str | None] = []
+    event = asyncio.Event()
 
     async def step() -> float | None:
-        if len(seen) < 3:
-            seen.append(work.setback.problem)
+        if len(problems) < 3:
+            problems.append(work.setback.problem)
             await bad()
-        told.set()
+        event.set()
         return None
 
     changes: list[str | None] = []
     work = SupervisedTask(step, "a test", lambda: changes.append(work.setback.problem), of="this")
     async with asyncio.timeout(hang_s()):
-        await told.wait()
+        await event.wait()
         while not work.is_done:
             await asyncio.sleep(0)
-    assert seen[0] is None
+    assert problems[0] is None
     assert all(
-        problem and problem.startswith("internal error: ") for problem in [*seen[1:], *changes]
+        problem and problem.startswith("internal error: ") for problem in [*problems[1:], *changes]
     )
     assert len(changes) == 3
     assert [(event["work"], event["of"], event["log_level"]) for event in log_records] == 3 * [
@@ -123,11 +123,11 @@ def test_rests_double_up_to_a_minute_and_are_not_alike(monkeypatch: pytest.Monke
     monkeypatch.setattr(supervision, "time", clock)
     monkeypatch.setattr(supervision, "FIRST_REST_S", 1.0)
     setbacks = [Setback("a test") for _ in range(20)]
-    for wanted_s in (1, 2, 4, 8, 16, 32, 60, 60):
+    for seconds in (1, 2, 4, 8, 16, 32, 60, 60):
         for setback in setbacks:
             setback.record_failure(ValueError("x"))
         rests = [setback.rest_s for setback in setbacks]
-        assert all(0.74 * wanted_s < rest_s < 1.26 * wanted_s for rest_s in rests)
+        assert all(0.74 * seconds < rest_s < 1.26 * seconds for rest_s in rests)
         assert len(set(rests)) > 1
     for _ in range(100):
         setback.record_failure(ValueError("x"))

@@ -182,8 +182,8 @@ def test_no_refusal_repeats_a_value() -> None:
     """It may be a secret."""
     for name in (*DANGEROUS, *OPEN, "HTTP_PROXY", "NONSENSE", "MY_PASSWORD"):
         for value in ("http://me:hunter2@proxy:1", "hunter2 /x"):
-            told = refusal(VLLM, name, value)
-            assert told is None or "hunter2" not in " ".join(told)
+            reason = refusal(VLLM, name, value)
+            assert reason is None or "hunter2" not in " ".join(reason)
 
 
 def test_a_proxy_with_a_password_is_refused_and_says_why() -> None:
@@ -241,8 +241,8 @@ def test_a_closed_name_is_closed_with_any_value(name: str, value: str) -> None:
 
 @given(st.text(max_size=20), st.text(max_size=40))
 def test_any_variable_is_refused_in_plain_words_or_plain(name: str, value: str) -> None:
-    told = refusal(SMALL, name, value)
-    if told is None:
+    reason = refusal(SMALL, name, value)
+    if reason is None:
         assert name.isidentifier()
         assert value.isprintable()
         assert "/" not in value or name in (
@@ -255,4 +255,4 @@ def test_any_variable_is_refused_in_plain_words_or_plain(name: str, value: str) 
             "CUDA_PATH",
         )
     else:
-        assert told[0].isprintable()
+        assert reason[0].isprintable()

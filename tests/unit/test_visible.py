@@ -14,7 +14,7 @@ from gateway.visible import visible, visible_line
 def test_no_control_character_and_no_direction_of_writing_is_left() -> None:
     for number in range(0x10000):
         letter = chr(number)
-        shown = visible(letter)
+        text = visible(letter)
         if unicodedata.category(letter) == "Cc" or unicodedata.bidirectional(letter) in (
             "LRE",
             "RLE",
@@ -26,10 +26,10 @@ def test_no_control_character_and_no_direction_of_writing_is_left() -> None:
             "FSI",
             "PDI",
         ):
-            assert (shown == letter) == (letter in "\n\t"), hex(number)
-        if shown != letter:
-            assert shown.isascii(), hex(number)
-            assert shown.isprintable(), hex(number)
+            assert (text == letter) == (letter in "\n\t"), hex(number)
+        if text != letter:
+            assert text.isascii(), hex(number)
+            assert text.isprintable(), hex(number)
 
 
 def test_words_in_any_script_stay_as_they_are() -> None:

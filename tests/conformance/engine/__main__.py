@@ -44,12 +44,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     capabilities = args.capability.split(",")
-    found = (
+    answers_by_gpu = (
         {capability: _ask_apart(args, capability) for capability in capabilities}
         if len(capabilities) > 1
         else _ask(args, args.capability)
     )
-    json.dump(found, answers)
+    json.dump(answers_by_gpu, answers)
     answers.flush()
     sys.stderr.flush()
     os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well

@@ -29,12 +29,12 @@ def constants(package: Path, file: str, *, imports: bool = True) -> dict[str, An
         elif imports and isinstance(node, ast.ImportFrom) and node.module:
             path = "/".join(node.module.split(".")[1:]) + ".py"
             if node.level == 0 and (package / path).is_file():
-                found_constants = constants(package, path, imports=False)
+                constant_values = constants(package, path, imports=False)
                 names = {alias.asname or alias.name: alias.name for alias in node.names}
                 result |= {
-                    one: found_constants[name]
-                    for one, name in names.items()
-                    if name in found_constants
+                    constant: constant_values[name]
+                    for constant, name in names.items()
+                    if name in constant_values
                 }
     return result
 
@@ -54,7 +54,7 @@ def typed_fields(module: ast.Module, known: dict[str, Any]) -> dict[tuple[str, s
 
 
 def _is_checked(node: ast.ClassDef) -> bool:
-    names = [ast.unparse(one) for one in (*node.decorator_list, *node.bases)]
+    names = [ast.unparse(expression) for expression in (*node.decorator_list, *node.bases)]
     return any(name.partition("(")[0] in ("config", "BaseModel") for name in names)
 
 
@@ -70,10 +70,10 @@ def _cast(line: ast.AnnAssign, known: dict[str, Any]) -> Any:
             values += known[text]
         elif text in ("int", "float") and isinstance(line.value, ast.Call):
             bounds = {keyword.arg: keyword.value for keyword in line.value.keywords}
-            bound = bounds.get("gt")
-            if not isinstance(bound, ast.Constant):
+            limit = bounds.get("gt")
+            if not isinstance(limit, ast.Constant):
                 return UNKNOWN
-            values.append(Over(float(bound.value)))  # type: ignore[arg-type]
+            values.append(Over(float(limit.value)))  # type: ignore[arg-type]
         else:
             return UNKNOWN
     return OneOf(tuple(values)) if len(values) > 1 else values[0]
@@ -88,7 +88,7 @@ def _parts(node: ast.expr) -> list[ast.expr]:
 
 def _literal(node: ast.Subscript) -> list[Any]:
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return [one.value for one in inner if isinstance(one, ast.Constant)]
+    return [element.value for element in inner if isinstance(element, ast.Constant)]
 
 
 def _constant(node: ast.expr) -> Any:

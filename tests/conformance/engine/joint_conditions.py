@@ -76,22 +76,22 @@ def _is_possible(
     assumed: Mapping[tuple[str, int], Any],
 ) -> bool:
     """Whether some truths of the atoms meet all tests, for these values of variables."""
-    decided: dict[tuple[str, int], set[bool]] = {}
+    truths_by_key: dict[tuple[str, int], set[bool]] = {}
     for atom, step in atoms:
         evaluator.assumed = {
             name: value for (name, version), value in assumed.items()
             if version == _version(name, step)
         }  # fmt: skip
-        found = {truth is not atom.negated for truth in truths(evaluator.value(atom.node))}
+        values = {truth is not atom.negated for truth in truths(evaluator.value(atom.node))}
         key = atom.text, _version(atom.text, step)
-        decided[key] = decided.get(key, {True, False}) & found
+        truths_by_key[key] = truths_by_key.get(key, {True, False}) & values
     evaluator.assumed = {}
-    if not all(decided.values()):
+    if not all(truths_by_key.values()):
         return False
-    open_ones = [key for key, found in decided.items() if len(found) > 1]
+    open_ones = [key for key, values in truths_by_key.items() if len(values) > 1]
     if len(open_ones) > _MAX_ATOMS:
         return True
-    certain = {key: next(iter(found)) for key, found in decided.items() if len(found) == 1}
+    certain = {key: next(iter(values)) for key, values in truths_by_key.items() if len(values) == 1}
     return any(
         _agrees(whole := {**certain, **dict(zip(open_ones, row, strict=True))})
         and all(_holds(step.test, step, whole) is step.holds for step in steps)
@@ -132,8 +132,8 @@ def _atom(node: ast.expr) -> Atom:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         positive = _POSITIVE.get(type(node.ops[0]))
         if positive is not None:
-            turned = ast.Compare(node.left, [positive()], node.comparators)
-            return Atom(node, ast.unparse(turned), True)
+            comparison = ast.Compare(node.left, [positive()], node.comparators)
+            return Atom(node, ast.unparse(comparison), True)
     return Atom(node, ast.unparse(node), False)
 
 
@@ -152,8 +152,8 @@ def _variables(
 def _version(text: str, step: Step) -> int:
     """How often the names in the text were written before the test."""
     names = {part for part in _words(text) if part in step.written}
-    held = step.written.get(_ANY, 0) if "." in text or "(" in text else 0
-    return held + sum(step.written[name] for name in names)
+    version_value = step.written.get(_ANY, 0) if "." in text or "(" in text else 0
+    return version_value + sum(step.written[name] for name in names)
 
 
 def _words(text: str) -> set[str]:
@@ -171,36 +171,38 @@ def _size(choices: list[tuple[Any, ...]]) -> int:
     return result
 
 
-def _steps(node: ast.AST, statement: ast.AST, written: Counter[str]) -> Iterator[Step]:
+def _steps(node: ast.AST, statement: ast.AST, writes: Counter[str]) -> Iterator[Step]:
     """The tests on the way to the statement, and of statements before it that end the block."""
     if isinstance(node, ast.For | ast.While):
-        written = written + _writes(node)
+        writes = writes + _writes(node)
     for field in ("body", "orelse", "handlers", "finalbody", "cases"):
         block = getattr(node, field, None)
         if not isinstance(block, list):
             continue
-        place = next((number for number, one in enumerate(block) if within(statement, one)), None)
+        place = next(
+            (number for number, candidate in enumerate(block) if within(statement, candidate)), None
+        )
         if place is None:
             continue
         if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
-            yield Step(node.test, field == "body", written)
+            yield Step(node.test, field == "body", writes)
         if isinstance(node, ast.Try) and field != "body":
-            written = written + _writes(node)
-        for one in [] if field == "handlers" else block[:place]:
-            yield from _pass_steps(one, written)
-            written = written + _writes(one)
-        yield from _steps(block[place], statement, written)
+            writes = writes + _writes(node)
+        for earlier_statement in [] if field == "handlers" else block[:place]:
+            yield from _pass_steps(earlier_statement, writes)
+            writes = writes + _writes(earlier_statement)
+        yield from _steps(block[place], statement, writes)
         return
 
 
-def _pass_steps(node: ast.stmt, written: Counter[str]) -> Iterator[Step]:
+def _pass_steps(node: ast.stmt, writes: Counter[str]) -> Iterator[Step]:
     if isinstance(node, ast.If):
         if isinstance(node.body[-1], _ENDS):
-            yield Step(node.test, False, written)
+            yield Step(node.test, False, writes)
         if node.orelse and isinstance(node.orelse[-1], _ENDS):
-            yield Step(node.test, True, written)
+            yield Step(node.test, True, writes)
     elif isinstance(node, ast.Assert):
-        yield Step(node.test, True, written)
+        yield Step(node.test, True, writes)
 
 
 def _writes(node: ast.AST) -> Counter[str]:
@@ -208,16 +210,20 @@ def _writes(node: ast.AST) -> Counter[str]:
     result: Counter[str] = Counter()
     open_ones = [node]
     while open_ones:
-        one = open_ones.pop()
-        if isinstance(one, ast.If):
-            parts = [block for block in (one.body, one.orelse) if not (block and _ends(block[-1]))]
-            open_ones += [one.test, *(part for block in parts for part in block)]
+        open_node = open_ones.pop()
+        if isinstance(open_node, ast.If):
+            parts = [
+                block
+                for block in (open_node.body, open_node.orelse)
+                if not (block and _ends(block[-1]))
+            ]
+            open_ones += [open_node.test, *(part for block in parts for part in block)]
             continue
-        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store):
-            result[one.id if isinstance(one, ast.Name) else one.attr] += 1
-        if isinstance(one, ast.Call) and not _is_pure(one):
+        if isinstance(open_node, ast.Name | ast.Attribute) and isinstance(open_node.ctx, ast.Store):
+            result[open_node.id if isinstance(open_node, ast.Name) else open_node.attr] += 1
+        if isinstance(open_node, ast.Call) and not _is_pure(open_node):
             result[_ANY] += 1
-        open_ones += ast.iter_child_nodes(one)
+        open_ones += ast.iter_child_nodes(open_node)
     return result
 
 

@@ -37,12 +37,12 @@ def defaults(
 ) -> dict[str, Any]:
     """The default of each option that is not among `planned`; OneOf: what these files of the
     engine make of it while the others have their defaults. Of planned ones: their choices."""
-    declared: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     classes: dict[str, set[str]] = {}
     places = [path for pattern in PLACES[kind] for path in sorted(package.glob(pattern))]
     for path in places:
-        _declare(ast.parse(path.read_text()), declared, classes)
-    result = {name: value for name, value in declared.items() if not name.startswith("_")}
+        _declare(ast.parse(path.read_text()), options, classes)
+    result = {name: value for name, value in options.items() if not name.startswith("_")}
     for name in planned:
         result[name] = OneOf((*choices[name],)) if choices.get(name) else UNKNOWN
     modules = {file: ast.parse((package / file).read_text()) for file in sorted({*files})}
@@ -55,20 +55,20 @@ def defaults(
     before: dict[str, Any] = {}
     while before != result:
         before = dict(result)
-        for evaluator, held, name, value in writes:
-            if result[name] is not UNKNOWN and not evaluator.never(held):
+        for evaluator, path_conditions, name, value in writes:
+            if result[name] is not UNKNOWN and not evaluator.never(path_conditions):
                 result[name] = join_values(result[name], evaluator.value(value))
     return {name: value for name, value in result.items() if value is not UNKNOWN}
 
 
 def single_functions(modules: Mapping[str, ast.Module]) -> dict[str, FunctionNode]:
     """The functions of modules that alone have their name."""
-    found: dict[str, list[FunctionNode]] = {}
+    functions: dict[str, list[FunctionNode]] = {}
     for module in modules.values():
         for node in module.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault(node.name, []).append(node)
-    return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
+                functions.setdefault(node.name, []).append(node)
+    return {name: nodes[0] for name, nodes in functions.items() if len(nodes) == 1}
 
 
 def _copies(name: str, value: ast.expr | None) -> bool:
@@ -156,12 +156,14 @@ def _assignments(
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         value = None if isinstance(node, ast.AugAssign) else node.value
         return [
-            (one.attr, value)
+            (single_target.attr, value)
             for target in targets
-            for one in (target.elts if isinstance(target, ast.Tuple) else [target])
-            if isinstance(one, ast.Attribute)
+            for single_target in (target.elts if isinstance(target, ast.Tuple) else [target])
+            if isinstance(single_target, ast.Attribute)
             # A class that has no such option keeps a copy of its own.
-            if own or not _is_self(one.value) or owner in classes.get(one.attr, ())
+            if own
+            or not _is_self(single_target.value)
+            or owner in classes.get(single_target.attr, ())
         ]
     if isinstance(node, ast.Dict):
         return [

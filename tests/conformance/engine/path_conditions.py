@@ -48,13 +48,15 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
         block = getattr(node, field, None)
         if not isinstance(block, list):
             continue
-        place = next((number for number, one in enumerate(block) if within(statement, one)), None)
+        place = next(
+            (number for number, candidate in enumerate(block) if within(statement, candidate)), None
+        )
         if place is None:
             continue
         if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
             result.append(Condition(node.test, field == "body"))
-        for one in block[:place]:
-            result += _exit_conditions(one)
+        for earlier_statement in block[:place]:
+            result += _exit_conditions(earlier_statement)
         return [*result, *conditions(block[place], statement)]
     return [*result, *_inside(node, statement)]
 
@@ -130,7 +132,7 @@ class Evaluator:
 
     def never(self, held: list[Condition]) -> bool:
         """Whether a condition is certainly not met."""
-        return any(one.holds not in truths(self.value(one.test)) for one in held)
+        return any(condition.holds not in truths(self.value(condition.test)) for condition in held)
 
     def value(self, node: ast.expr | None) -> Any:
         """The value; UNKNOWN where a part of it that counts is unknown."""
@@ -141,18 +143,18 @@ class Evaluator:
 
     def return_value(self) -> Any:
         """The value that the function returns."""
-        found = [
+        values = [
             self.value(node.value) if node.value else None
             for node in ast.walk(self._node)
             if isinstance(node, ast.Return) and not self.never(conditions(self._node, node))
         ]
-        return _any_of(found) if found else None
+        return _any_of(values) if values else None
 
     def _value(self, node: ast.expr) -> Any:
         if self.assumed and isinstance(node, ast.Name | ast.Attribute):
-            assumed = self.assumed.get(ast.unparse(node), UNKNOWN)
-            if assumed is not UNKNOWN:
-                return assumed
+            value = self.assumed.get(ast.unparse(node), UNKNOWN)
+            if value is not UNKNOWN:
+                return value
         match node:
             case ast.Constant():
                 return node.value
@@ -170,8 +172,8 @@ class Evaluator:
                 return self._compare(node)
             case ast.Tuple() | ast.List() | ast.Set():
                 parts = [self.value(elt) for elt in node.elts]
-                known = not any(part is UNKNOWN or isinstance(part, OneOf) for part in parts)
-                return tuple(parts) if known else UNKNOWN
+                is_known = not any(part is UNKNOWN or isinstance(part, OneOf) for part in parts)
+                return tuple(parts) if is_known else UNKNOWN
             case ast.IfExp():
                 branches = {True: node.body, False: node.orelse}
                 return _any_of(
@@ -191,7 +193,7 @@ class Evaluator:
             return self._known.get(name, UNKNOWN) if name in parameters else UNKNOWN
         self._open.add(name)
         try:
-            found = [
+            values = [
                 self.value(value)
                 for place, value in self._local[name]
                 if not self.never(conditions(self._node, place))
@@ -199,8 +201,8 @@ class Evaluator:
         finally:
             self._open.discard(name)
         if name in parameters:
-            found.append(self._known.get(name, UNKNOWN))
-        return _any_of(found)
+            values.append(self._known.get(name, UNKNOWN))
+        return _any_of(values)
 
     def _attribute(self, node: ast.Attribute) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self._own:
@@ -212,11 +214,11 @@ class Evaluator:
         parts = [self.value(value) for value in node.values]
         if any(truths(part) == {ends} for part in parts):
             return ends
-        decided = [part for part in parts if truths(part) != {not ends}]
-        return (not ends) if not decided else UNKNOWN
+        values = [part for part in parts if truths(part) != {not ends}]
+        return (not ends) if not values else UNKNOWN
 
     def _compare(self, node: ast.Compare) -> Any:
-        values = [self.value(one) for one in (node.left, *node.comparators)]
+        values = [self.value(operand) for operand in (node.left, *node.comparators)]
         if any(value is UNKNOWN for value in values):
             return UNKNOWN
         choices = [value.values if isinstance(value, OneOf) else (value,) for value in values]
@@ -225,9 +227,9 @@ class Evaluator:
     def _call(self, node: ast.Call) -> Any:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         arguments = node.args
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else name
-        if not arguments and isinstance(told := self._known.get(f"{called}()"), bool):
-            return told
+        function_name = node.func.attr if isinstance(node.func, ast.Attribute) else name
+        if not arguments and isinstance(result := self._known.get(f"{function_name}()"), bool):
+            return result
         if name == "getattr" and len(arguments) > 1 and isinstance(arguments[1], ast.Constant):
             return self._known.get(str(arguments[1].value), UNKNOWN)
         if name == "isinstance" and len(arguments) == 2:
@@ -256,17 +258,17 @@ class Evaluator:
 
 def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     """Whether a chain of comparisons holds; UNKNOWN where a bound alone is known."""
-    found = [
-        _bound_comparison(op, left, right)
-        if isinstance(left, Over)
-        else _COMPARED[type(op)](left, right)
-        for left, op, right in zip(row[:-1], ops, row[1:], strict=True)
+    results = [
+        _bound_comparison(op, side, right)
+        if isinstance(side, Over)
+        else _COMPARED[type(op)](side, right)
+        for side, op, right in zip(row[:-1], ops, row[1:], strict=True)
         if not isinstance(right, Over)
     ]
-    if any(one is False for one in found):
+    if any(result is False for result in results):
         return False
-    known = len(found) == len(ops) and not any(one is UNKNOWN for one in found)
-    return True if known else UNKNOWN
+    is_known = len(results) == len(ops) and not any(result is UNKNOWN for result in results)
+    return True if is_known else UNKNOWN
 
 
 def _bound_comparison(op: ast.cmpop, left: Over, right: Any) -> Any:
@@ -284,35 +286,35 @@ def join_values(first: Any, second: Any) -> Any:
 
 
 def _any_of(values: list[Any]) -> Any:
-    found: list[Any] = []
+    results: list[Any] = []
     for value in values:
         if value is UNKNOWN:
             return UNKNOWN
-        for one in value.values if isinstance(value, OneOf) else (value,):
+        for part in value.values if isinstance(value, OneOf) else (value,):
             if not any(
-                one is other or (one == other and type(one) is type(other)) for other in found
+                part is other or (part == other and type(part) is type(other)) for other in results
             ):
-                found.append(one)
-    if not found:
+                results.append(part)
+    if not results:
         return UNKNOWN
-    return found[0] if len(found) == 1 else OneOf(tuple(found))
+    return results[0] if len(results) == 1 else OneOf(tuple(results))
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
     if value is UNKNOWN:
         return UNKNOWN
-    found = []
-    for one in value.values if isinstance(value, OneOf) else (value,):
+    values = []
+    for part in value.values if isinstance(value, OneOf) else (value,):
         with suppress(AttributeError, TypeError):  # a value that the engine's code crashes at
-            found.append(change(one))
-    return _any_of(found)
+            values.append(change(part))
+    return _any_of(values)
 
 
 def truths(value: Any) -> set[bool]:
     """The possible truths of the value as a condition."""
     if value is UNKNOWN:
         return {True, False}
-    return {bool(one) for one in (value.values if isinstance(value, OneOf) else (value,))}
+    return {bool(part) for part in (value.values if isinstance(value, OneOf) else (value,))}
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:

@@ -30,31 +30,31 @@ def answers(version: str) -> dict[str, Any]:
     package = importlib.import_module(kind)
     root = str(Path(str(package.__file__)).parent) + "/"
     start: Any = importlib.import_module(f"gateway.engines.{kind}.inside.start")
-    entered: set[CodeType] = set()
+    code_objects: set[CodeType] = set()
 
     def trace(frame: FrameType, _event: str, _: Any) -> None:
-        if frame.f_code not in entered and not _is_imported(frame, root):
-            entered.add(frame.f_code)
+        if frame.f_code not in code_objects and not _is_imported(frame, root):
+            code_objects.add(frame.f_code)
 
     starts = []
-    for one in document:
-        files = {name: json.dumps(text).encode() for name, text in one["files"].items()}
-        own = dict(os.environ)
-        os.environ.update(one["env"])
-        sys.settrace(trace if one["traced"] else None)
+    for question in document:
+        files = {name: json.dumps(text).encode() for name, text in question["files"].items()}
+        environment = dict(os.environ)
+        os.environ.update(question["env"])
+        sys.settrace(trace if question["traced"] else None)
         try:
-            starts.append(start.rehearse(files, one["argv"], one["kv_bytes"], words))
+            starts.append(start.rehearse(files, question["argv"], question["kv_bytes"], words))
         finally:
             sys.settrace(None)
-            for name in one["env"]:
+            for name in question["env"]:
                 os.environ.pop(name)
-            os.environ.update(own)
+            os.environ.update(environment)
     return {
         "starts": starts,
         "devices": devices(kind),
         "entered": sorted(
             (code.co_filename[len(root) :], code.co_firstlineno)
-            for code in entered
+            for code in code_objects
             if code.co_filename.startswith(root)
         ),
     }
@@ -65,14 +65,14 @@ def devices(kind: str) -> dict[str, bool]:
     if kind == "sglang":
         runtime: Any = importlib.import_module("sglang.srt.runtime_context")
         platform, names = runtime.get_platform(), [*runtime._PLATFORM_PROBES]
-        return {name: told for name in names if isinstance(told := getattr(platform, name), bool)}
+        return {name: flag for name in names if isinstance(flag := getattr(platform, name), bool)}
     platform = importlib.import_module("vllm.platforms").current_platform
     result = {}
     for name in dir(type(platform)):
         if name.startswith("is_") and not inspect.signature(getattr(platform, name)).parameters:
             with suppress(Exception):  # a predicate of what is not stated
                 result[f"{name}()"] = getattr(platform, name)()
-    return {name: told for name, told in result.items() if isinstance(told, bool)}
+    return {name: flag for name, flag in result.items() if isinstance(flag, bool)}
 
 
 def _is_imported(frame: FrameType, root: str) -> bool:

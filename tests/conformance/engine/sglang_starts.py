@@ -51,5 +51,5 @@ def _graphs(given: Any) -> bool:
 
 def _backend(phase: Any) -> str:
     """As a mapping a phase has what is not the default alone."""
-    said: str = phase.get("backend", "") if isinstance(phase, dict) else phase.backend
-    return said
+    backend: str = phase.get("backend", "") if isinstance(phase, dict) else phase.backend
+    return backend

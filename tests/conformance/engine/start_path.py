@@ -148,14 +148,14 @@ class Sources:
 
     def never(self, function: Function, node: ast.AST) -> bool:
         """Whether no start with planned options reaches this part of the function."""
-        own = self._own.get((function.file, function.owner))
-        evaluator = Evaluator(function.node, self._defaults, own, self._single)
+        own_values = self._own.get((function.file, function.owner))
+        evaluator = Evaluator(function.node, self._defaults, own_values, self._single)
         return evaluator.never(conditions(function.node, node))
 
     def is_elsewhere(self, function: Function, node: ast.AST) -> bool:
         """Whether the rehearsed GPU never reaches this part of the function."""
-        known = {**self._defaults, **self._devices}
-        return Evaluator(function.node, known).never(conditions(function.node, node))
+        known_values = {**self._defaults, **self._devices}
+        return Evaluator(function.node, known_values).never(conditions(function.node, node))
 
     def is_refused_before(self, function: Function, node: ast.AST) -> bool:
         """Whether the declared types leave no value that reaches this part of the function."""
@@ -166,19 +166,19 @@ class Sources:
         return are_contrary(self._typed_evaluator(function), function.node, node)
 
     def _typed_evaluator(self, function: Function) -> Evaluator:
-        known = {**self._constants[function.file], **self._defaults}
-        own = {
+        known_values = {**self._constants[function.file], **self._defaults}
+        own_values = {
             **self._own.get((function.file, function.owner), {}),
             **self._typed.get((function.file, function.owner), {}),
         }
-        return Evaluator(function.node, known, own, self._single)
+        return Evaluator(function.node, known_values, own_values, self._single)
 
     def _joined_value(self, file: str, owner: str, name: str, declared: Any) -> Any:
         """The declared value of a field, and those that the engine assigns it."""
         result = declared
-        for one, target, value in self._written[name]:
-            if _name_of(target.value) != "self" or (one.file, one.owner) == (file, owner):
-                result = join_values(result, Evaluator(one.node, self._defaults).value(value))
+        for function, target, value in self._written[name]:
+            if _name_of(target.value) != "self" or (function.file, function.owner) == (file, owner):
+                result = join_values(result, Evaluator(function.node, self._defaults).value(value))
         return result
 
     def is_handled(self, function: Function) -> bool:
@@ -209,23 +209,27 @@ def refusals(
 
     Raises LookupError for a reviewed one that is none of those which a configuration may lead to.
     """
-    begun = [
+    entries = [
         each_function
         for each_function in sources.functions
         if (each_function.file, each_function.first) in entered
     ]
-    result, named = list[Refusal](), set[ReviewedRefusal]()
-    for one in [*begun, *_callable_functions(sources, begun)]:
-        function = f"{one.owner}.{one.node.name}".lstrip(".")
-        for statement in one.raises:
-            text, kind = ast.unparse(statement), _kind(sources, one, statement)
-            rows = [row for row in reviewed if row.names(one.file, function, text)]
+    result, reviewed_refusals = list[Refusal](), set[ReviewedRefusal]()
+    for callable_function in [*entries, *_callable_functions(sources, entries)]:
+        function = f"{callable_function.owner}.{callable_function.node.name}".lstrip(".")
+        for statement in callable_function.raises:
+            text, kind = ast.unparse(statement), _kind(sources, callable_function, statement)
+            rows = [row for row in reviewed if row.names(callable_function.file, function, text)]
             if kind == "config" and rows:
-                named.update(rows)
+                reviewed_refusals.update(rows)
                 kind = rows[0].kind
-            result.append(Refusal(f"{one.file}:{statement.lineno}", function, kind, text[:200]))
-    if left := [f"{row.file} {row.function}: {row.words}" for row in {*reviewed} - named]:
-        raise LookupError("no refusal of a configuration: " + "; ".join(sorted(left)))
+            result.append(
+                Refusal(f"{callable_function.file}:{statement.lineno}", function, kind, text[:200])
+            )
+    if unused_rows := [
+        f"{row.file} {row.function}: {row.words}" for row in {*reviewed} - reviewed_refusals
+    ]:
+        raise LookupError("no refusal of a configuration: " + "; ".join(sorted(unused_rows)))
     return result
 
 
@@ -281,15 +285,15 @@ def _callable_functions(sources: Sources, begun: list[Function]) -> list[Functio
     by_name: dict[str, list[Function]] = defaultdict(list)
     for function in sources.functions:
         by_name[function.node.name].append(function)
-    known, result, open_ones = {id(one) for one in begun}, [], [*begun]
+    visited_ids, result, open_ones = {id(function) for function in begun}, [], [*begun]
     while open_ones:
         caller = open_ones.pop()
         for node in ast.walk(caller.node):
             if not isinstance(node, ast.Call):
                 continue
             for function in _targets(caller, node.func, by_name):
-                if id(function) not in known and not sources.never(caller, node):
-                    known.add(id(function))
+                if id(function) not in visited_ids and not sources.never(caller, node):
+                    visited_ids.add(id(function))
                     result.append(function)
                     open_ones.append(function)
     return result
@@ -300,37 +304,43 @@ def _targets(
 ) -> list[Function]:
     """A function of the same file or of one that alone has the name; a method of the same class."""
     if isinstance(called, ast.Name):
-        alike = [one for one in by_name.get(called.id, ()) if not one.owner]
-        return [one for one in alike if one.file == caller.file] or alike[: len(alike) == 1]
+        alike = [function for function in by_name.get(called.id, ()) if not function.owner]
+        return [function for function in alike if function.file == caller.file] or alike[
+            : len(alike) == 1
+        ]
     if not isinstance(called, ast.Attribute):
         return []
     alike = by_name.get(called.attr, [])
     if isinstance(called.value, ast.Name) and called.value.id in ("self", "cls"):
-        return [one for one in alike if (one.file, one.owner) == (caller.file, caller.owner)]
+        return [
+            function
+            for function in alike
+            if (function.file, function.owner) == (caller.file, caller.owner)
+        ]
     return alike[: len(alike) == 1]
 
 
 def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
-    said = ast.unparse(statement.exc) if statement.exc else ""
+    exception_text = ast.unparse(statement.exc) if statement.exc else ""
     guards = [*_guards(function.node, statement)]
-    held_conditions = conditions(function.node, statement)
+    path_conditions = conditions(function.node, statement)
     tests = " ; ".join(ast.unparse(guard.test) for guard in guards if isinstance(guard, ast.If))
-    caught = [guard for guard in guards if isinstance(guard, ast.ExceptHandler)]
+    handlers = [guard for guard in guards if isinstance(guard, ast.ExceptHandler)]
     if function.node.name in _PROTOCOLS:
         return "protocol"
-    if not tests and said.startswith("NotImplementedError") and not caught:
+    if not tests and exception_text.startswith("NotImplementedError") and not handlers:
         return "abstract"
     if _PLATFORM.search(tests) or _PLATFORM.search(function.node.name):
         return "platform"
     if sources.is_elsewhere(function, statement) and not sources.never(function, statement):
         return "platform"
-    if _PACKAGE.search(tests) or said.startswith(("ImportError", "ModuleNotFoundError")):
+    if _PACKAGE.search(tests) or exception_text.startswith(("ImportError", "ModuleNotFoundError")):
         return "package"
     if any(
         statement.exc is None
         or isinstance(statement.exc, ast.Name)
-        or _ELSEWHERE.search(_type(one))
-        for one in caught
+        or _ELSEWHERE.search(_type(handler))
+        for handler in handlers
     ):
         return "elsewhere"
     if _is_caught(function.node, statement, again=True):
@@ -345,11 +355,9 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
         return "contrary"
     if _FILE.search(tests) or _FILE.search(function.node.name):
         return "file"
-    if _ORDER.search(said):
+    if _ORDER.search(exception_text):
         return "order"
-    if _DRAFT.search(
-        " ".join(ast.unparse(held_condition.test) for held_condition in held_conditions)
-    ):
+    if _DRAFT.search(" ".join(ast.unparse(condition.test) for condition in path_conditions)):
         return "draft"
     inputs = {name for name in _inputs(function, guards) if not _GENERAL.fullmatch(name)}
     return "internal" if inputs.isdisjoint(sources.settings) else "config"
@@ -377,13 +385,13 @@ def _inputs(function: Function, guards: list[ast.AST]) -> set[str]:
     result = {
         word for condition in conditions if condition is not None for word in _words(condition)
     }
-    assigned = [
+    assignments = [
         node
         for node in ast.walk(function.node)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None
     ]
     for _ in range(2):
-        for node in assigned:
+        for node in assignments:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(result & _words(target) for target in targets):
                 result |= _words(node.value) if node.value is not None else set()

@@ -51,22 +51,22 @@ def answers(version: str) -> dict[str, dict[str, str]]:
     """By name of the file {"structure": text} or {"unlearned": reason}."""
     _prepare()
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-    named = os.environ.get("ARCHITECTURES", "").split()
-    found: dict[str, dict[str, str]] = {}
-    for listed in _LISTS:
-        arguments = {"runner": "pooling"} if "EMBEDDING" in listed else {}
-        for architecture in getattr(registry, listed):
-            if architecture not in found and (not named or architecture in named):
-                found |= _answers(architecture, f"vllm=={version}", arguments)
-    for architecture in _unlisted_architectures(registry, named):
-        found |= _answers(architecture, f"vllm=={version}", {})
-    return found
+    names = os.environ.get("ARCHITECTURES", "").split()
+    structures: dict[str, dict[str, str]] = {}
+    for list_name in _LISTS:
+        arguments = {"runner": "pooling"} if "EMBEDDING" in list_name else {}
+        for architecture in getattr(registry, list_name):
+            if architecture not in structures and (not names or architecture in names):
+                structures |= _answers(architecture, f"vllm=={version}", arguments)
+    for architecture in _unlisted_architectures(registry, names):
+        structures |= _answers(architecture, f"vllm=={version}", {})
+    return structures
 
 
 def _unlisted_architectures(registry: Any, named: Sequence[str]) -> list[str]:
     """Architectures with a known config that the engine builds by transformers' class."""
-    known = {config["architectures"][0] for config in family_configs().values()}
-    others = (known | {*named}) - {*registry.ModelRegistry.get_supported_archs()}
+    architectures = {config["architectures"][0] for config in family_configs().values()}
+    others = (architectures | {*named}) - {*registry.ModelRegistry.get_supported_archs()}
     return sorted(others if not named else others & {*named})
 
 
@@ -80,37 +80,39 @@ def _answers(
     architecture: str, engine: str, arguments: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
     """The answer for the architecture, and for other models that it nests."""
-    found: dict[str, dict[str, str]] = {architecture: {"unlearned": "no configuration class"}}
-    learned: set[str] = set()
-    published = [*_published_configs(architecture)]
-    for config in (*published, *_defaults(architecture)):
-        own = stems(config)[0]
-        if own in learned or ("structure" in found[architecture] and config not in published):
+    structures: dict[str, dict[str, str]] = {architecture: {"unlearned": "no configuration class"}}
+    stems_with_answer: set[str] = set()
+    published_configs = [*_published_configs(architecture)]
+    for config in (*published_configs, *_defaults(architecture)):
+        stem = stems(config)[0]
+        if stem in stems_with_answer or (
+            "structure" in structures[architecture] and config not in published_configs
+        ):
             continue
         began = time.monotonic()
         answer = _answer(architecture, config, engine, arguments)
         took_s = time.monotonic() - began
-        sys.stderr.write(f"{own}: {answer.get('unlearned', 'learned')}, {took_s:.0f} s\n")
+        sys.stderr.write(f"{stem}: {answer.get('unlearned', 'learned')}, {took_s:.0f} s\n")
         if "unlearned" not in answer:
-            found[own if learned else architecture] = answer
-            learned.add(own)
-        elif not learned and "structure" not in found[architecture]:
-            found[architecture] = answer
-    return found
+            structures[stem if stems_with_answer else architecture] = answer
+            stems_with_answer.add(stem)
+        elif not stems_with_answer and "structure" not in structures[architecture]:
+            structures[architecture] = answer
+    return structures
 
 
 def _answer(
     architecture: str, config: dict[str, Any], engine: str, arguments: dict[str, Any]
 ) -> dict[str, str]:
-    completed = _complete(config, arguments)
+    full_config = _complete(config, arguments)
     types = {f"{field}.model_type": word for field, word in nested_types(config)}
-    asked_variations: Variations | None = None
+    variation_list: Variations | None = None
     try:
-        asked_variations = variations(completed, **arguments)
-        rows = learn(asked_variations.observed)
-        facts = facts_of(asked_variations.base, asked_variations.observed[0][1], rows, **arguments)
-        text = document(architecture, engine, types | asked_variations.fixed, rows, facts)
-        reason = "" if proven(text, completed, **arguments) else "more layers are built otherwise"
+        variation_list = variations(full_config, **arguments)
+        rows = learn(variation_list.observed)
+        facts = facts_of(variation_list.base, variation_list.observed[0][1], rows, **arguments)
+        text = document(architecture, engine, types | variation_list.fixed, rows, facts)
+        reason = "" if proven(text, full_config, **arguments) else "more layers are built otherwise"
     except Unlearned as error:
         reason = f"no term for {error}"
     except Exception as error:
@@ -118,8 +120,8 @@ def _answer(
     if not reason:
         return {"structure": text}
     with suppress(Exception):
-        text = _one_shape(architecture, completed, engine, types, asked_variations, arguments)
-        if proven(text, completed, **arguments):
+        text = _one_shape(architecture, full_config, engine, types, variation_list, arguments)
+        if proven(text, full_config, **arguments):
             return {"structure": text, "unlearned": f"for one shape: {reason}"}
     return {"unlearned": reason}
 
@@ -134,10 +136,10 @@ def _one_shape(
 ) -> str:
     """The structure of this config, for configs of the same shape. Raises the engine's errors."""
     rows = observe(config, **arguments)
-    learned = one_shape(config, rows)
-    fixed = shape_fields(config, asked)
-    facts = facts_of(config, rows, learned, {*fixed}, **arguments)
-    return document(architecture, engine, types | fixed, learned, facts)
+    rows_of_shape = one_shape(config, rows)
+    size_fields = shape_fields(config, asked)
+    facts = facts_of(config, rows, rows_of_shape, {*size_fields}, **arguments)
+    return document(architecture, engine, types | size_fields, rows_of_shape, facts)
 
 
 def _complete(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -154,9 +156,9 @@ def _complete(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, An
         if name in part:
             break
         values = (part.get("patch_size", 1), part.get("hidden_size"), False, "sigmoid", [1] * 64)
-        completed = (_with_field(config, owner, name, value) for value in values)
+        variants = (_with_field(config, owner, name, value) for value in values)
         config = next(
-            (longer for longer in completed if _missing_field(longer, arguments) != _STUCK),
+            (longer for longer in variants if _missing_field(longer, arguments) != _STUCK),
             _with_field(config, owner, name, 1),
         )
     return config
@@ -199,22 +201,22 @@ def _with_field(config: dict[str, Any], owner: str, name: str, value: Any) -> di
 
 def _merge(defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """The config with the fields of its configuration class that it does not state."""
-    merged = {**defaults, **config}
+    full_config = {**defaults, **config}
     for name, value in config.items():
         if isinstance(value, dict) and isinstance(defaults.get(name), dict):
-            merged[name] = _merge(defaults[name], value)
-    return merged
+            full_config[name] = _merge(defaults[name], value)
+    return full_config
 
 
 def _published_configs(architecture: str) -> Iterator[dict[str, Any]]:
     """Published configs of the architecture without quantization."""
     folders = [Path(name) for name in os.environ.get("CONFIGS", "").split()]
     files = (path for folder in [*folders, MODELS] for path in sorted(folder.glob("*.json")))
-    known: Iterable[dict[str, Any]] = (
+    config_list: Iterable[dict[str, Any]] = (
         *(json.loads(path.read_text()) for path in files),
         *family_configs().values(),
     )
-    for config in known:
+    for config in config_list:
         if config.get("architectures") == [architecture]:
             plain = {name: value for name, value in config.items() if name not in _QUANTIZATION}
             with suppress(Exception):
@@ -232,8 +234,8 @@ def _defaults(architecture: str) -> Iterator[dict[str, Any]]:
             continue
         for model_type, classes in getattr(auto, name).items():
             if architecture in ([classes] if isinstance(classes, str) else classes):
-                made = transformers.AutoConfig.for_model(model_type)
-                fields = _plain(json.loads(made.to_json_string(use_diff=False)))
+                config = transformers.AutoConfig.for_model(model_type)
+                fields = _plain(json.loads(config.to_json_string(use_diff=False)))
                 yield fields | {"architectures": [architecture]}
                 return
 

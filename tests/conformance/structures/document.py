@@ -34,39 +34,39 @@ def document(
     facts: Facts,
 ) -> str:
     """The text of the structure. Raises Unlearned, which names the layer."""
-    unknown: set[str] = set()
+    architectures: set[str] = set()
     rows: list[dict[str, Any]] = []
     read: set[str] = set()
     learned = _with_whole_parts([*learned], facts)
     for row in learned:
-        new_row = _row(row, facts, unknown)
+        new_row = _row(row, facts, architectures)
         if new_row is not None:
             rows.append(new_row)
             read |= fields_of(row)
     if not any(row["is"] in ("attention", "state") for row in rows):
-        unknown.add(ATTENTION)
-    if ATTENTION in unknown:
+        architectures.add(ATTENTION)
+    if ATTENTION in architectures:
         rows = [row for row in rows if row["is"] not in ("attention", "state")]
     read |= {*fixed}
     read |= {name for field in read for name in rule_fields(facts.absent.get(field, {}))}
     parts = {
         "architecture": architecture,
         "engine": engine,
-        "unknown": sorted(unknown),
+        "unknown": sorted(architectures),
         "fixed": dict(fixed),
         "absent": {name: facts.absent[name] for name in sorted(read & {*facts.absent})},
         "aliases": {alias: name for alias, name in facts.aliases.items() if name in read},
     }
     lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in parts.items()]
-    listed = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    return "\n".join(["{", *lines, ' "rows": [', listed, " ]", "}", ""])
+    row_text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return "\n".join(["{", *lines, ' "rows": [', row_text, " ]", "}", ""])
 
 
 def _with_whole_parts(learned: list[LearnedRow], facts: Facts) -> list[LearnedRow]:
     """Merged layers with two whole parts as those of attention: the groups of a Mamba 2 state are
     repeated."""
     states = {_owner(row): row for row in learned if row.kind.get("kind") == "mamba2"}
-    found = []
+    rows = []
     for row in learned:
         whole = facts.whole.get(row.name, ())
         state = states.get(row.name.rpartition(".")[0])
@@ -77,10 +77,10 @@ def _with_whole_parts(learned: list[LearnedRow], facts: Facts) -> list[LearnedRo
             sizes = {name: term for name, term in row.sizes.items() if "parts." not in name}
             sizes |= {f"parts.{place}": part for place, part in enumerate(cut)}
             sizes |= {"heads": state.sizes["heads"], "kv_heads": state.sizes["groups"]}
-            found.append(row._replace(kind=row.kind | {"parts": 3, "shard": "qkv"}, sizes=sizes))
+            rows.append(row._replace(kind=row.kind | {"parts": 3, "shard": "qkv"}, sizes=sizes))
         else:
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | None:
@@ -91,20 +91,20 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
         unknown.add(SMALL)
         terms = {name: term or str(row.first[name]) for name, term in row.sizes.items()}
         row = row._replace(sizes=dict(terms))
-    broken = (
+    is_broken = (
         row.when is None
         or row.layers is None
         or (row.layers != "once" and row.of is None)
         or None in row.sizes.values()
     )
     if what == "state":
-        return _state(row, broken, unknown)
+        return _state(row, is_broken, unknown)
     if what == "attention":
-        return _attention(row, broken, unknown)
-    if broken and what == "parameter" and len(row.sizes) < 2:
+        return _attention(row, is_broken, unknown)
+    if is_broken and what == "parameter" and len(row.sizes) < 2:
         unknown.add(SMALL)
         return None
-    if broken:
+    if is_broken:
         raise Unlearned(row.name)
     head: dict[str, Any] = {
         "is": what,
@@ -120,11 +120,11 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
     if what == "linear":
         return _linear(head, sizes, row, facts)
     if what == "experts":
-        fused = 1 if sizes["inner"] == sizes["width"] else 2
+        matrix_count = 1 if sizes["inner"] == sizes["width"] else 2
         return (
             head
             | {name: sizes[name] for name in ("count", "hidden", "width", "bias")}
-            | {"fused": fused}
+            | {"fused": matrix_count}
         )
     shape = [term for name, term in sorted(sizes.items()) if name.startswith("shape.")]
     if what == "vocab":
@@ -192,19 +192,21 @@ def _linear(
     parts = [sizes[f"parts.{place}"] for place in range(row.kind["parts"])]
     if last.endswith("conv1d") or last == "conv":  # no kernel multiplies a short convolution
         head["plain"] = True
-    made = head | {
+    row_fields = head | {
         "shard": "qkv" if "kv_heads" in sizes else facts.shards.get(row.name, row.kind["shard"]),
         "k": sizes["k"],
         "parts": parts,
         "bias": sizes["bias"],
     }
-    made |= {name: sizes[name] for name in ("heads", "kv_heads") if name in sizes}
+    row_fields |= {name: sizes[name] for name in ("heads", "kv_heads") if name in sizes}
     if units := _units(sizes, row, facts):
-        made["units"] = units
-    if made.get("kv_heads") == "0":  # parts that every rank has whole, as those of one KV head
-        made["kv_heads"] = "1"
+        row_fields["units"] = units
+    if (
+        row_fields.get("kv_heads") == "0"
+    ):  # parts that every rank has whole, as those of one KV head
+        row_fields["kv_heads"] = "1"
     if sizes.get("exact") == "1":
-        made["exact"] = True
+        row_fields["exact"] = True
     if last in facts.packed:
-        made["modules"] = facts.packed[last]
-    return made
+        row_fields["modules"] = facts.packed[last]
+    return row_fields

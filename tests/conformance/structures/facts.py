@@ -62,9 +62,9 @@ def facts_of(
         }
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     # An architecture that is not listed is built by transformers' class, layer by layer.
-    listed = registry.ModelRegistry.models.get(base["architectures"][0])
-    model = listed.load_model_cls() if listed else None
-    packed = getattr(model, "packed_modules_mapping", None) or {}
+    model_class = registry.ModelRegistry.models.get(base["architectures"][0])
+    model = model_class.load_model_cls() if model_class else None
+    packed_modules = getattr(model, "packed_modules_mapping", None) or {}
     cut: Mapping[str, Mapping[str, Any]] = {}
     with suppress(Exception):
         cut = observe(base, 2, **arguments)
@@ -74,7 +74,7 @@ def facts_of(
         plain,
         _absent(base, {name for row in rows for name in fields_of(row)}.union(fixed)),
         _aliases(base),
-        {name: [*parts] for name, parts in packed.items() if [*parts] != [name]},
+        {name: [*parts] for name, parts in packed_modules.items() if [*parts] != [name]},
     )
 
 
@@ -93,22 +93,22 @@ def rule_fields(rule: Mapping[str, Any]) -> set[str]:
 def _shards(
     built: Mapping[str, Mapping[str, Any]], cut: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    shards: dict[str, str] = {}
     for name, row in cut.items():
         pattern, _ = pattern_of(name)
         if row["what"] == "linear":
-            found[pattern] = row["shard"]
+            shards[pattern] = row["shard"]
         elif row["what"] == "parameter" and name in built:
-            divided = built[name]["shape"][:1] != row["shape"][:1]
-            found[pattern] = "column" if divided else "replicated"
-    return found
+            is_divided = built[name]["shape"][:1] != row["shape"][:1]
+            shards[pattern] = "column" if is_divided else "replicated"
+    return shards
 
 
 def _whole(
     built: Mapping[str, Mapping[str, Any]], cut: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, tuple[int, ...]]:
     """The fewest parts of a merged layer that explain how many outputs a rank of two has."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, row in cut.items():
         if row["what"] != "linear" or row["shard"] not in ("column", "merged", "qkv"):
             continue
@@ -121,8 +121,8 @@ def _whole(
             (c for c in choices if sum(parts) + sum(parts[n] for n in c) == 2 * outputs), ()
         )
         if whole:
-            found[pattern_of(name)[0]] = whole
-    return found
+            shapes[pattern_of(name)[0]] = whole
+    return shapes
 
 
 def read_config(config: Mapping[str, Any]) -> Any:
@@ -142,7 +142,7 @@ def _absent(base: Mapping[str, Any], fields: set[str]) -> dict[str, dict[str, An
                 if type(part.get(name)) is int:
                     part[name] *= 2
         others.append(other)
-    found: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, dict[str, Any]] = {}
     waiting = sorted(fields)
     for field in waiting:
         with suppress(Exception):
@@ -152,40 +152,40 @@ def _absent(base: Mapping[str, Any], fields: set[str]) -> dict[str, dict[str, An
             else:
                 rule = _rule(field, values, others)
             if rule is not None:
-                found[field] = rule
+                defaults[field] = rule
                 waiting += sorted(rule_fields(rule) - {*waiting})
-    return found
+    return defaults
 
 
 def _list_rule(base: Mapping[str, Any], field: str, first: list[Any]) -> dict[str, Any] | None:
     """The rule for the list that a config without the field gets: from another list, by a field
     that tells which layers differ, or periodic. None: it follows from another field otherwise."""
     prefix = field.rpartition(".")[0]
-    dotted = f"{prefix}." if prefix else ""
+    prefix_text = f"{prefix}." if prefix else ""
 
     def read(name: str, value: Any) -> list[Any]:
-        changed = copy.deepcopy(dict(base))
-        _part(changed, prefix)[name] = value
-        return list(_value(read_config(_without(changed, field)), field))
+        config = copy.deepcopy(dict(base))
+        _part(config, prefix)[name] = value
+        return list(_value(read_config(_without(config, field)), field))
 
     for name, value in _part(base, prefix).items():
-        if dotted + name == field:
+        if prefix_text + name == field:
             continue
         if isinstance(value, list) and len(value) >= len(first) > 1:
-            turned = value[1:] + value[:1]
+            rotation = value[1:] + value[:1]
             with suppress(Exception):
-                told = [
+                pairs = [
                     *zip(value, first, strict=False),
-                    *zip(turned, read(name, turned), strict=False),
+                    *zip(rotation, read(name, rotation), strict=False),
                 ]
-                words = dict(told)
-                if len({*words.values()}) > 1 and all(words[item] == word for item, word in told):
-                    return {"of": dotted + name, "words": [[*pair] for pair in words.items()]}
+                words = dict(pairs)
+                if len({*words.values()}) > 1 and all(words[item] == word for item, word in pairs):
+                    return {"of": prefix_text + name, "words": [[*pair] for pair in words.items()]}
         elif type(value) is int and LAYER_RULE.search(name):
             with suppress(Exception):
                 other = read(name, value + 1)
                 if other != first:
-                    return _each_rule(dotted + name, [(value, first), (value + 1, other)])
+                    return _each_rule(prefix_text + name, [(value, first), (value + 1, other)])
     for period in range(1, len(first) // 2 + 1):
         if all(item == first[place % period] for place, item in enumerate(first)):
             return {"period": first[:period]}
@@ -203,8 +203,8 @@ def _each_rule(name: str, told: list[tuple[int, list[Any]]]) -> dict[str, Any] |
         items = {
             truth: {
                 json.dumps(item)
-                for value, listed in told
-                for place, item in enumerate(listed)
+                for value, items in told
+                for place, item in enumerate(items)
                 if holds(place, value) == truth
             }
             for truth in (True, False)
@@ -240,19 +240,19 @@ def _value(config: Any, field: str) -> Any:
 
 
 def _without(config: Mapping[str, Any], field: str) -> dict[str, Any]:
-    reduced = copy.deepcopy(dict(config))
+    config_copy = copy.deepcopy(dict(config))
     prefix, _, name = field.rpartition(".")
-    _part(reduced, prefix).pop(name, None)
-    return reduced
+    _part(config_copy, prefix).pop(name, None)
+    return config_copy
 
 
 def _aliases(base: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     with suppress(Exception):
         config = read_config(base)
-        nested = [(f"{name}.", getattr(config, name, None)) for name in base]
-        for prefix, part in [("", config), *nested]:
+        nested_configs = [(f"{name}.", getattr(config, name, None)) for name in base]
+        for prefix, part in [("", config), *nested_configs]:
             for alias, name in (getattr(part, "attribute_map", None) or {}).items():
-                found[prefix + alias] = prefix + name
+                aliases[prefix + alias] = prefix + name
     known_flatten = flatten(base)
-    return {alias: name for alias, name in found.items() if name in known_flatten}
+    return {alias: name for alias, name in aliases.items() if name in known_flatten}

@@ -57,13 +57,13 @@ class LearnedRow(NamedTuple):
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The fields of a config by dotted name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            found |= flatten(value, f"{prefix}{name}.")
+            values |= flatten(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            values[prefix + name] = value
+    return values
 
 
 def pattern_of(name: str) -> tuple[str, int | None]:
@@ -79,7 +79,7 @@ def patterns(rows: Mapping[str, Any]) -> set[str]:
 
 
 def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]:
-    found: dict[str, dict[Any, list[int | None]]] = {}
+    clusters: dict[str, dict[Any, list[int | None]]] = {}
     for name, row in rows.items():
         pattern, number = pattern_of(name)
         sizes: list[tuple[str, int]] = []
@@ -93,7 +93,7 @@ def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]
             elif key != "method":
                 kind.append((key, value))
         key_of = (tuple(sorted(sizes)), tuple(sorted(kind)))
-        found.setdefault(pattern, {}).setdefault(key_of, []).append(number)
+        clusters.setdefault(pattern, {}).setdefault(key_of, []).append(number)
     return {
         pattern: [
             Cluster(
@@ -103,18 +103,18 @@ def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]
             )
             for (sizes, kind), numbers in clusters.items()
         ]
-        for pattern, clusters in found.items()
+        for pattern, clusters in clusters.items()
     }
 
 
 def _likeness(seed: Cluster, other: Cluster) -> float:
     """How many sizes and layers are equal; sizes count thrice."""
     equal = sum(seed.sizes.get(name) == size for name, size in other.sizes.items())
-    shared = 1.0
+    likeness = 1.0
     if seed.layers is not None and other.layers is not None:
-        mine, theirs = {*seed.layers}, {*other.layers}
-        shared = len(mine & theirs) / len(mine | theirs)
-    return shared + 3 * equal / max(1, len(other.sizes))
+        seed_layers, other_layers = {*seed.layers}, {*other.layers}
+        likeness = len(seed_layers & other_layers) / len(seed_layers | other_layers)
+    return likeness + 3 * equal / max(1, len(other.sizes))
 
 
 def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list[Cluster | None]:
@@ -134,7 +134,7 @@ def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list
     return [
         *max(
             itertools.permutations(alike, len(seeds)),
-            key=lambda chosen: sum(map(_likeness, seeds, chosen)),
+            key=lambda candidates: sum(map(_likeness, seeds, candidates)),
         )
     ]
 
@@ -146,8 +146,12 @@ class _Learner:
         self._changed = [self._difference(0, place) for place in range(len(observed))]
 
     def _difference(self, first: int, second: int) -> set[str]:
-        one, other = self._envs[first], self._envs[second]
-        return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+        first_env, other = self._envs[first], self._envs[second]
+        return {
+            name
+            for name in first_env.keys() | other.keys()
+            if first_env.get(name) != other.get(name)
+        }
 
     def _layer_count(self, pattern: str, place: int) -> int:
         prefix = pattern.partition("*")[0]
@@ -171,7 +175,7 @@ class _Learner:
         return last_layer_term(names, rows)
 
     def rows(self) -> list[LearnedRow]:
-        found = []
+        rows = []
         for pattern in sorted({name for clusters in self._clusters for name in clusters}):
             seeds: list[Cluster] = []
             for place, clusters in enumerate(self._clusters):
@@ -179,8 +183,8 @@ class _Learner:
                     if place == 0 or all(cluster.kind != seed.kind for seed in seeds):
                         seeds.append(cluster)
             for kind in dict.fromkeys(seed.kind for seed in seeds):
-                found += self._rows(pattern, [seed for seed in seeds if seed.kind == kind])
-        return found
+                rows += self._rows(pattern, [seed for seed in seeds if seed.kind == kind])
+        return rows
 
     def _rows(self, pattern: str, seeds: Sequence[Cluster]) -> list[LearnedRow]:
         """The rows of seeds of one kind."""
@@ -191,7 +195,9 @@ class _Learner:
         ]
 
     def _row(self, pattern: str, seed: Cluster, matches: Sequence[Cluster | None]) -> LearnedRow:
-        held = {place: match for place, match in enumerate(matches) if match is not None}
+        matches_by_place = {
+            place: match for place, match in enumerate(matches) if match is not None
+        }
         layers: str | None = "once"
         of, when = None, self._condition(matches)
         if seed.layers is not None:
@@ -199,20 +205,30 @@ class _Learner:
             # No such layer is an empty set of layers, where one term says so.
             layers = self._layers(pattern, dict(enumerate(matches)))
             if layers is None:
-                layers = self._layers(pattern, held)
+                layers = self._layers(pattern, matches_by_place)
             else:
                 when = "always"
-        sizes = {name: self._size(name, held) for name in seed.sizes}
-        return LearnedRow(pattern, dict(seed.kind), when, layers, of, sizes, held[min(held)].sizes)
+        sizes = {name: self._size(name, matches_by_place) for name in seed.sizes}
+        return LearnedRow(
+            pattern,
+            dict(seed.kind),
+            when,
+            layers,
+            of,
+            sizes,
+            matches_by_place[min(matches_by_place)].sizes,
+        )
 
     def _condition(self, matches: Sequence[Cluster | None]) -> str | None:
         present = [match is not None for match in matches]
         differing = [
-            changed
-            for changed, here in zip(self._changed, present, strict=True)
+            change
+            for change, here in zip(self._changed, present, strict=True)
             if here != present[0]
         ]
-        lone_names = {name for changed in differing if len(changed) == 1 for name in changed}
+        lone_names = {
+            name for change_set in differing if len(change_set) == 1 for name in change_set
+        }
         rows = [*zip(self._envs, present, strict=True)]
         return condition_term(lone_names, rows) or condition_term(set().union(*differing), rows)
 
@@ -264,17 +280,17 @@ class _Learner:
         sizes = {place: match.sizes[name] for place, match in held.items()}
         away = {place: self._difference(first, place) for place in held}
         fields: set[str] = set()
-        for place, changed in away.items():
+        for place, change in away.items():
             one_less = [
                 (other, more)
                 for other in held
-                if len(changed) - len(away[other]) == 1
+                if len(change) - len(away[other]) == 1
                 and len(more := self._difference(other, place)) == 1
             ]
             for other, more in one_less:
                 fields |= more if sizes[place] != sizes[other] else set()
-            if not one_less and len(changed) == 2 and sizes[place] != sizes[first]:
-                fields |= changed
+            if not one_less and len(change) == 2 and sizes[place] != sizes[first]:
+                fields |= change
         return [(self._envs[place], size) for place, size in sizes.items()], fields
 
 
@@ -290,7 +306,7 @@ def one_shape(config: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) 
 
     The size of the vocabulary stays a field: tuned models add tokens.
     """
-    found = []
+    shape_rows = []
     words = {value: name for name, value in flatten(config).items() if is_vocabulary(name)}
     for pattern, clusters in sorted(_clusters(rows).items()):
         count = 1 + max((max(cluster.layers) for cluster in clusters if cluster.layers), default=0)
@@ -307,8 +323,10 @@ def one_shape(config: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) 
                 layers = "all" if every else f"i in {tuple(sorted(each_cluster.layers))}"
                 of = str(count)
             kind = dict(each_cluster.kind)
-            found.append(LearnedRow(pattern, kind, "always", layers, of, sizes, each_cluster.sizes))
-    return found
+            shape_rows.append(
+                LearnedRow(pattern, kind, "always", layers, of, sizes, each_cluster.sizes)
+            )
+    return shape_rows
 
 
 def is_vocabulary(name: str) -> bool:

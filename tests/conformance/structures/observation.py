@@ -38,10 +38,10 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
     linear: Any = importlib.import_module("vllm.model_executor.layers.linear")
     vocab: Any = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding")
     rows: dict[str, Row] = {}
-    described: set[str] = set()
-    seen: set[int] = set()
-    with build_from_config(config, tp, max_model_len=256, **arguments) as (configured, model):
-        named = {name for name, _ in model.named_parameters()}
+    names_of_layers: set[str] = set()
+    ids: set[int] = set()
+    with build_from_config(config, tp, max_model_len=256, **arguments) as (configuration, model):
+        names = {name for name, _ in model.named_parameters()}
         for path, module in model.named_modules():
             weights = {
                 f"{path}.{name}"
@@ -50,21 +50,21 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
             }
             if isinstance(module, linear.LinearBase):
                 rows[path] = _linear(module, tp)
-                described |= weights
+                names_of_layers |= weights
             elif hasattr(module, "w13_weight"):
                 rows[path] = _experts(module)
-                described |= weights
+                names_of_layers |= weights
             elif isinstance(module, vocab.VocabParallelEmbedding):
-                described |= weights
-                if f"{path}.weight" in named:  # a tied head is the embedding
+                names_of_layers |= weights
+                if f"{path}.weight" in names:  # a tied head is the embedding
                     size = {"rows": module.org_vocab_size, "columns": module.embedding_dim}
                     rows[f"{path}.weight"] = {"what": "vocab", **size}
             before = len(rows)
-            _add_states(rows, path, module, configured)
-            seen |= {id(module)} if len(rows) > before else set()
-        _add_unseen_layers(rows, configured, seen)
+            _add_states(rows, path, module, configuration)
+            ids |= {id(module)} if len(rows) > before else set()
+        _add_unseen_layers(rows, configuration, ids)
         for path, weight in model.named_parameters():
-            if path not in described:
+            if path not in names_of_layers:
                 dtype = "F32" if str(weight.dtype) == "torch.float32" else ""
                 rows[path] = {"what": "parameter", "shape": [*weight.shape], "dtype": dtype}
     return rows
@@ -95,12 +95,12 @@ def _linear(module: Any, tp: int) -> Row:
 
 def _experts(module: Any) -> Row:
     """Fused experts: w13 is (experts, width or two widths, hidden), w2 (experts, hidden, width)."""
-    count, inner, hidden = module.w13_weight.shape
+    count, inner, hidden_size = module.w13_weight.shape
     return {
         "what": "experts",
         "count": count,
         "inner": inner,
-        "hidden": hidden,
+        "hidden": hidden_size,
         "width": module.w2_weight.shape[2],
         "bias": int(hasattr(module, "w13_bias")),
         "method": type(module.quant_method).__name__,
@@ -152,15 +152,20 @@ def _index(indexer: Any) -> int | None:
 def _kind(module: Any, configured: Any) -> str:
     """The kind of an attention layer: by the engine's class that it extends, else by the cache that
     it asks for; "": neither is known."""
-    own = type(module)
+    layer_class = type(module)
     base = next(
-        (one for one in own.__mro__ if one.__module__.startswith("vllm.model_executor.layers")), own
+        (
+            base
+            for base in layer_class.__mro__
+            if base.__module__.startswith("vllm.model_executor.layers")
+        ),
+        layer_class,
     )
-    unchanged = all(
-        getattr(own, name, None) is getattr(base, name, None)
+    is_same_class = all(
+        getattr(layer_class, name, None) is getattr(base, name, None)
         for name in ("get_kv_cache_spec", "get_attn_backend")
     )
-    if unchanged and base.__name__ in _LAYERS:
+    if is_same_class and base.__name__ in _LAYERS:
         return _LAYERS[base.__name__]
     if not hasattr(module, "get_kv_cache_spec"):
         return ""
@@ -179,9 +184,9 @@ def _add_unseen_layers(rows: dict[str, Row], configured: Any, seen: set[int]) ->
         name = type(layer).__name__
         if not hasattr(layer, "get_kv_cache_spec") or name.endswith("Cache") or id(layer) in seen:
             continue
-        known = hasattr(layer, "num_heads") and _kind(layer, configured)
-        unseen = {"what": "attention", "kind": f"unseen {name}"}
-        rows[f"{path}#attention"] = _attention(layer, configured) if known else unseen
+        is_known = hasattr(layer, "num_heads") and _kind(layer, configured)
+        attention_row = {"what": "attention", "kind": f"unseen {name}"}
+        rows[f"{path}#attention"] = _attention(layer, configured) if is_known else attention_row
 
 
 def _state(module: Any) -> Row:

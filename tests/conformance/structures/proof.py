@@ -21,8 +21,8 @@ def proven(text: str, config: Mapping[str, Any], **arguments: Any) -> bool:
     Raises BadModel where the structure refuses it, and the engine's errors.
     """
     elements = _elements(structure_blueprint(text, Fields(config, "the config")))
-    built = sum(map(_built_elements, observe(config, **arguments).values()))
-    return abs(elements - built) <= _TOLERANCE * built
+    element_count = sum(map(_built_elements, observe(config, **arguments).values()))
+    return abs(elements - element_count) <= _TOLERANCE * element_count
 
 
 def _built_elements(row: Row) -> int:

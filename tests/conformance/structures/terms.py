@@ -30,19 +30,19 @@ def _product(env: Env, factors: Sequence[str], divisor: str | None) -> Fraction:
 
 def _products(fields: Sequence[str]) -> dict[str, Callable[[Env], Fraction]]:
     """Products of up to three of the fields, one of which may divide, and 1."""
-    found: dict[str, Callable[[Env], Fraction]] = {"1": lambda _: Fraction(1)}
+    products: dict[str, Callable[[Env], Fraction]] = {"1": lambda _: Fraction(1)}
     for size in (1, 2, 3):
         for names in itertools.combinations(fields, size):
             divisors: list[str | None] = [None, *names] if size > 1 else [None]
             for divisor in divisors:
                 factors = [name for name in names if name != divisor]
                 text = "*".join(factors) + (f"//{divisor}" if divisor else "")
-                found[text] = partial(_product, factors=factors, divisor=divisor)
+                products[text] = partial(_product, factors=factors, divisor=divisor)
     for side in fields:  # of a patch
         for others in ([], *([name] for name in fields if name != side)):
             factors = [*others, side, side]
-            found["*".join(factors)] = partial(_product, factors=factors, divisor=None)
-    return found
+            products["*".join(factors)] = partial(_product, factors=factors, divisor=None)
+    return products
 
 
 def _solve(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:
@@ -75,12 +75,12 @@ def _text_of_term(factor: Fraction, product: str) -> str:
 
 def _needed_fields(names: Sequence[str], rows: Sequence[tuple[Env, int]]) -> set[str]:
     """The fields that alone change the value."""
-    found = set()
-    for (one, value), (other, changed) in itertools.combinations(rows, 2):
-        away = [name for name in names if one[name] != other[name]]
-        if len(away) == 1 and value != changed:
-            found |= {*away}
-    return found
+    field_names = set()
+    for (first_env, first), (second_env, second) in itertools.combinations(rows, 2):
+        differences = {name for name in names if first_env[name] != second_env[name]}
+        if len(differences) == 1 and first != second:
+            field_names |= differences
+    return field_names
 
 
 def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
@@ -96,19 +96,19 @@ def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
     order = sorted(products, key=lambda text: (text.count("*") + text.count("/"), len(text)))
     # Factors of any size only where no small one fits.
     for any_factor, count in ((False, 1), (False, 2), (False, 3), (True, 1), (True, 2)):
-        for chosen in itertools.combinations(order, count):
-            if not needed_fields <= {*re.split(r"\*|//", "*".join(chosen))}:
+        for subset in itertools.combinations(order, count):
+            if not needed_fields <= {*re.split(r"\*|//", "*".join(subset))}:
                 continue
             table = [
-                [*(products[text](env) for text in chosen), Fraction(value)] for env, value in rows
+                [*(products[text](env) for text in subset), Fraction(value)] for env, value in rows
             ]
             factors = _solve(table)
             if factors is not None and all(
                 factor in _SMALL
                 or (factor > 0 and factor.denominator == 1 and (any_factor or text == "1"))
-                for factor, text in zip(factors, chosen, strict=True)
+                for factor, text in zip(factors, subset, strict=True)
             ):
-                return " + ".join(map(_text_of_term, factors, chosen))
+                return " + ".join(map(_text_of_term, factors, subset))
     return _stepped_term(names, rows)
 
 
@@ -151,32 +151,37 @@ def condition_term(fields: set[str], rows: Sequence[tuple[Env, bool]]) -> str | 
     """One literal, or two joined, that holds in exactly the rows that say so."""
     if all(holds for _, holds in rows):
         return "always"
-    found: list[tuple[str, list[bool]]] = []
+    conditions: list[tuple[str, list[bool]]] = []
     for field in sorted(fields):
         values = [env.get(field) for env, _ in rows]
         truth = [bool(value) for value in values]
-        found += [(field, truth), (f"not {field}", [not value for value in truth])]
+        conditions += [(field, truth), (f"not {field}", [not value for value in truth])]
         for word in sorted({value for value in values if isinstance(value, str)}):
-            found.append((f"{field} == {word!r}", [value == word for value in values]))
-            found.append((f"{field} != {word!r}", [value != word for value in values]))
-    for left, right in itertools.combinations(sorted(fields), 2):
-        pairs = [(env.get(left), env.get(right)) for env, _ in rows]
+            conditions.append((f"{field} == {word!r}", [value == word for value in values]))
+            conditions.append((f"{field} != {word!r}", [value != word for value in values]))
+    for first_field, right in itertools.combinations(sorted(fields), 2):
+        pairs = [(env.get(first_field), env.get(right)) for env, _ in rows]
         if all(_is_integer(a) and _is_integer(b) for a, b in pairs):
-            found.append((f"{left} != {right}", [a != b for a, b in pairs]))
-            found.append((f"{left} == {right}", [a == b for a, b in pairs]))
-    wanted = [holds for _, holds in rows]
-    for text, truth in found:
-        if truth == wanted:
+            conditions.append((f"{first_field} != {right}", [a != b for a, b in pairs]))
+            conditions.append((f"{first_field} == {right}", [a == b for a, b in pairs]))
+    truths = [holds for _, holds in rows]
+    for text, truth in conditions:
+        if truth == truths:
             return text
-    for (first, one), (second, other) in itertools.combinations(found, 2):
-        if [a and b for a, b in zip(one, other, strict=True)] == wanted:
+    for (first, first_truths), (second, other) in itertools.combinations(conditions, 2):
+        if [a and b for a, b in zip(first_truths, other, strict=True)] == truths:
             return f"{first} and {second}"
-        if [a or b for a, b in zip(one, other, strict=True)] == wanted:
+        if [a or b for a, b in zip(first_truths, other, strict=True)] == truths:
             return f"{first} or {second}"
     # All that the first row has.
-    held = [(text, truth) for text, truth in found if truth[0] and not all(truth)]
-    if wanted[0] and [all(truth[n] for _, truth in held) for n in range(len(rows))] == wanted:
-        return " and ".join(text for text, _ in held)
+    conditions_of_part = [
+        (text, truth) for text, truth in conditions if truth[0] and not all(truth)
+    ]
+    if (
+        truths[0]
+        and [all(truth[n] for _, truth in conditions_of_part) for n in range(len(rows))] == truths
+    ):
+        return " and ".join(text for text, _ in conditions_of_part)
     return None
 
 

@@ -66,27 +66,27 @@ class Variations:
 
     def vary(self) -> None:
         """Ask for every variation of the base."""
-        refused: set[Path] = set()
+        refusals: set[Path] = set()
         for path, value in _changes(self.base):
             try:
                 self.ask(_put_value(self.base, path, value), path)
             except Exception:
-                refused.add(path)
+                refusals.add(path)
         with suppress(Exception):
             self.ask(fewer_layers(self.base, 9))
         self._vary_layer_counts()
-        self._vary_pairs(refused)
+        self._vary_pairs(refusals)
         self._vary_layer_rules()
         self._vary_additions()
-        stated = flatten(self.base)
-        names = {".".join(path) for path in refused} - self._accepted
-        layers = {stated.get(name) for name in LAYER_COUNTS}
+        base_fields = flatten(self.base)
+        names = {".".join(path) for path in refusals} - self._accepted
+        layers = {base_fields.get(name) for name in LAYER_COUNTS}
         self.fixed = {
-            name: stated[name]
+            name: base_fields[name]
             for name in sorted(names)
             # One entry for each layer tells nothing of other numbers of layers.
-            if name in stated
-            and not (isinstance(stated[name], list) and len(stated[name]) in layers)
+            if name in base_fields
+            and not (isinstance(base_fields[name], list) and len(base_fields[name]) in layers)
         }
 
     def _vary_layer_counts(self) -> None:
@@ -137,10 +137,10 @@ class Variations:
             if patterns(rows) <= known_patterns and not switch:
                 continue
             known_patterns |= patterns(rows)
-            for other, changed in [*(every if switch else self._effective).items()]:
-                if other != path and type(changed) is int:
+            for other, change in [*(every if switch else self._effective).items()]:
+                if other != path and type(change) is int:
                     with suppress(Exception):
-                        self.ask(_put_value(config, other, changed))
+                        self.ask(_put_value(config, other, change))
 
 
 def _sizes(rows: Mapping[str, Row], among: Container[str] | None = None) -> dict[str, Any]:
@@ -154,23 +154,23 @@ def _sizes(rows: Mapping[str, Row], among: Container[str] | None = None) -> dict
 
 def variations(config: dict[str, Any], **arguments: Any) -> Variations:
     """What vLLM builds of a smaller config of this kind and its variations. Raises its errors."""
-    asked_variations = Variations(arguments)
+    variations = Variations(arguments)
     base = fewer_layers(config, 12)
-    grouped = _with_fewer_kv_heads(base)
-    for candidate in (_with_own_sizes(grouped), grouped):
+    config_of_groups = _with_fewer_kv_heads(base)
+    for candidate in (_with_own_sizes(config_of_groups), config_of_groups):
         with suppress(Exception):
-            asked_variations.ask(candidate)
+            variations.ask(candidate)
             break
     else:
-        asked_variations.ask(base)
-    asked_variations.vary()
-    return asked_variations
+        variations.ask(base)
+    variations.vary()
+    return variations
 
 
 def shape_fields(config: Mapping[str, Any], asked: Variations | None) -> dict[str, Any]:
     """The fields of the config that decide what an engine builds, by dotted name: those whose
     variation changes it or is refused. Without variations: all that may."""
-    stated = flatten(config)
+    config_fields = flatten(config)
     names = {".".join(path) for path, _ in _leaves(config)}
     if asked is not None and len(asked.observed) > 1:
         base = flatten(asked.base)
@@ -178,9 +178,11 @@ def shape_fields(config: Mapping[str, Any], asked: Variations | None) -> dict[st
         for other, _ in asked.observed:
             flat = flatten(other)
             names |= {name for name in base.keys() | flat if base.get(name) != flat.get(name)}
-    counts = {name for name in stated if name.rpartition(".")[2] in LAYER_COUNTS}
-    fixed = {name for name in names | counts if name in stated and not is_vocabulary(name)}
-    return {name: stated[name] for name in sorted(fixed)}
+    counts = {name for name in config_fields if name.rpartition(".")[2] in LAYER_COUNTS}
+    constant_fields = {
+        name for name in names | counts if name in config_fields and not is_vocabulary(name)
+    }
+    return {name: config_fields[name] for name in sorted(constant_fields)}
 
 
 def fewer_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -216,29 +218,35 @@ def _cut_lists(part: dict[str, Any], layers: int, limit: int) -> None:
 
 def _with_fewer_kv_heads(config: dict[str, Any]) -> dict[str, Any]:
     """The config with fewer KV heads than heads, so that their sizes differ."""
-    grouped = copy.deepcopy(config)
-    for part in [grouped, *(value for value in grouped.values() if isinstance(value, dict))]:
-        heads, hidden = part.get("num_attention_heads"), part.get("hidden_size")
-        if type(heads) is not int or type(hidden) is not int:
+    config_copy = copy.deepcopy(config)
+    for part in [
+        config_copy,
+        *(value for value in config_copy.values() if isinstance(value, dict)),
+    ]:
+        heads, hidden_size = part.get("num_attention_heads"), part.get("hidden_size")
+        if type(heads) is not int or type(hidden_size) is not int:
             continue
         for name in ("num_key_value_heads", "num_kv_heads"):
             if part.get(name) == heads:
                 times = 4 if heads % 4 else 1
-                part |= {"num_attention_heads": times * heads, "hidden_size": times * hidden}
+                part |= {"num_attention_heads": times * heads, "hidden_size": times * hidden_size}
                 part[name] = times * heads // 4
-    return grouped
+    return config_copy
 
 
 def _with_own_sizes(config: dict[str, Any]) -> dict[str, Any]:
     """The config with other sizes for kinds of layers, such as `swa_head_dim`, than for the rest:
     layers of equal sizes would look like one kind."""
-    changed = copy.deepcopy(config)
-    for part in [changed, *(value for value in changed.values() if isinstance(value, dict))]:
+    config_copy = copy.deepcopy(config)
+    for part in [
+        config_copy,
+        *(value for value in config_copy.values() if isinstance(value, dict)),
+    ]:
         for name, value in [*part.items()]:
             alike = [n for n in part if name.endswith(f"_{n}") and part[n] == value]
             if alike and type(value) is int and value > 1:
                 part[name] = 2 * value
-    return changed
+    return config_copy
 
 
 def _leaves(config: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -270,9 +278,9 @@ def _changes(config: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
         ((), config),
         *(((n,), v) for n, v in config.items() if isinstance(v, dict)),
     ]:
-        heads, hidden = part.get("num_attention_heads"), part.get("hidden_size")
-        if type(heads) is int and type(hidden) is int and heads and "head_dim" not in part:
-            yield (*path, "head_dim"), 2 * hidden // heads
+        heads, hidden_size = part.get("num_attention_heads"), part.get("hidden_size")
+        if type(heads) is int and type(hidden_size) is int and heads and "head_dim" not in part:
+            yield (*path, "head_dim"), 2 * hidden_size // heads
 
 
 def _other_integers(name: str, value: int) -> list[int]:
@@ -298,9 +306,9 @@ def _at(config: Mapping[str, Any], path: Path) -> Any:
 
 
 def _put_value(config: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    changed = copy.deepcopy(dict(config))
-    part = changed
+    config_copy = copy.deepcopy(dict(config))
+    part = config_copy
     for name in path[:-1]:
         part = part[name]
     part[path[-1]] = value
-    return changed
+    return config_copy

@@ -17,9 +17,9 @@ from gateway.errors import NotReady
 def test_a_gateway_that_is_silent_is_not_said_to_be_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("FITSERVE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(NotReady, match="has not answered for") as raised:
+        with pytest.raises(NotReady, match="has not answered for") as error:
             call("GET", "/admin/models", timeout_s=0.1)
-    assert "fitserve list" in raised.value.hint
+    assert "fitserve list" in error.value.hint
 
 
 @contextmanager
@@ -61,12 +61,12 @@ def test_another_program_on_the_port_is_said_to_be_no_fitserve(
 ) -> None:
     with another_program(status, body) as url:
         monkeypatch.setenv("FITSERVE_URL", url)
-        with pytest.raises(NotReady) as raised:
+        with pytest.raises(NotReady) as error:
             call("GET", "/admin/models")
-        assert raised.value.message.startswith(
+        assert error.value.message.startswith(
             f"What answers at {url} is no fitserve (status {status})"
         )
-        assert "FITSERVE_PORT" in raised.value.hint
+        assert "FITSERVE_PORT" in error.value.hint
         if status != 200:
             with pytest.raises(NotReady, match="is no fitserve"):
                 get_text("/admin/models/m/logs")

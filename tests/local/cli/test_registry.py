@@ -22,9 +22,9 @@ def test_the_help_imports_nothing_heavy() -> None:
         assert f"{title}:" in lines
         assert set(commands) <= {line.split()[0] for line in lines if line.startswith("  ")}
     assert [line for line in lines[1:] if line.endswith("...")] == []
-    imported = set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE))
-    assert "gateway.cli.registry" in imported
-    assert imported & HEAVY == set()
+    modules = set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE))
+    assert "gateway.cli.registry" in modules
+    assert modules & HEAVY == set()
 
 
 def test_the_help_names_each_value_by_a_noun_in_capitals() -> None:
@@ -60,5 +60,5 @@ def test_one_command_imports_no_other() -> None:
     )
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    imported = {name for name in result.stdout.split() if name.startswith("gateway.cli.commands.")}
-    assert imported == {"gateway.cli.commands.plan"}
+    modules = {name for name in result.stdout.split() if name.startswith("gateway.cli.commands.")}
+    assert modules == {"gateway.cli.commands.plan"}

@@ -48,8 +48,8 @@ async def add(
 ) -> None:
     """A model of which each copy takes one GPU."""
     source = model_folder(folder / "model", **LARGE)
-    given = {"engines": ["vllm==0.26.0"], "gpus": 1, "check": False, "args": args or {}}
-    await gateway.add(name, source, **given, replicas=copies, policy=policy)
+    fields = {"engines": ["vllm==0.26.0"], "gpus": 1, "check": False, "args": args or {}}
+    await gateway.add(name, source, **fields, replicas=copies, policy=policy)
 
 
 async def ask(gateway: Running, name: str, **fields: Any) -> Any:
@@ -151,11 +151,11 @@ async def test_an_evicted_engine_finishes_its_answers_and_later_requests_wait(
 
 
 async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) -> None:
-    hold, brought = tmp_path / "hold", list[str]()
+    hold, names_brought = tmp_path / "hold", list[str]()
     bring = Launcher.bring
 
     async def note_launch(self: Launcher, plan: Plan, report: Any, **more: Any) -> LaunchFiles:
-        brought.append(plan.model.source)
+        names_brought.append(plan.model.source)
         return await bring(self, plan, report, **more)
 
     def holds(spec: LaunchSpec) -> EngineScript:
@@ -175,14 +175,14 @@ async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) ->
                 await count_call(gateway, f'in_flight{{model="{name}"}} 1')
             task = asyncio.create_task(ask(gateway, "c"))
             async with asyncio.timeout(hang_s()):
-                while len(brought) < 3:
+                while len(names_brought) < 3:
                     await asyncio.sleep(0.01)
             assert loaded_models(gateway.world) == {"a", "b"}
             assert (await gateway.show("c"))["attempts"] == []
             hold.unlink()
             for answer in await asyncio.gather(*tasks, task):
                 assert answer.status_code == 200
-            assert len(brought) == 3, "the start took what was prepared"
+            assert len(names_brought) == 3, "the start took what was prepared"
 
 
 async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(
@@ -198,10 +198,10 @@ async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(
         view = await gateway.until("m", "stopped")
         assert view["detail"] == "its owner stopped it"
         assert (await ask(gateway, "m")).status_code == 503
-        started = (await gateway.client.post("/admin/models/m/start")).json()
+        answer = (await gateway.client.post("/admin/models/m/start")).json()
         # The loop may have begun before the answer is written.
-        assert started["state"] == "starting"
-        assert started["detail"] in ("its owner starts it", "starting")
+        assert answer["state"] == "starting"
+        assert answer["detail"] in ("its owner starts it", "starting")
         await gateway.until("m", "ready")
         assert (await ask(gateway, "m")).status_code == 200
 
@@ -219,8 +219,8 @@ async def test_an_unloaded_model_is_loaded_by_its_next_request(tmp_path: Path) -
         # A stop of a model that is out does not promise a load.
         await gateway.client.post("/admin/models/m/unload")
         await gateway.until("m", "stopped")
-        stopped = (await gateway.client.post("/admin/models/m/stop")).json()
-        assert (stopped["detail"], stopped["on_request"]) == ("its owner stopped it", False)
+        stop_answer = (await gateway.client.post("/admin/models/m/stop")).json()
+        assert (stop_answer["detail"], stop_answer["on_request"]) == ("its owner stopped it", False)
         problem = (await ask(gateway, "m")).json()["error"]["message"]
         assert problem.count("stop") == 2, problem
 
@@ -332,8 +332,8 @@ async def test_the_answers_of_a_copy_are_finished_before_it_leaves(tmp_path: Pat
     hold = tmp_path / "hold"
 
     def holds(spec: LaunchSpec) -> EngineScript:
-        held = spec.model == "pair"
-        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if held else None)
+        is_pair = spec.model == "pair"
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if is_pair else None)
 
     async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
         await add(gateway, tmp_path, "pair", copies=2)
@@ -420,13 +420,13 @@ async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, 
 async def test_a_planned_eviction_is_logged_once_however_often_it_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = ""
+    output = ""
 
     def told_bytes() -> int:
-        nonlocal printed
+        nonlocal output
         new = capsys.readouterr()
-        printed += new.out + new.err
-        return printed.count("others give")
+        output += new.out + new.err
+        return output.count("others give")
 
     # Nobody has had its residence, and what is waited for is planned again all the time.
     long = (
@@ -436,8 +436,8 @@ async def test_a_planned_eviction_is_logged_once_however_often_it_is_planned(
     anew = mock.patch("gateway.controller.evictor.MIN_S", 0.05)
     # That they were asked is known before the next plan: who was not asked leaves first, and then
     # another one would be logged.
-    counted = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
-    with long[0], long[1], anew, counted:
+    count_patch = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
+    with long[0], long[1], anew, count_patch:
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
             for name in "ab":
                 await add(gateway, tmp_path, name)

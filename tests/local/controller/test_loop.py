@@ -55,8 +55,8 @@ async def test_a_model_is_planned_started_verified_and_routed(tmp_path: Path) ->
         ready = await gateway.until("m", "ready")
         assert ready["attempts"][0]["grade"] == "verified"
         assert ready["plan"]["max_model_len"]["value"] == 4096
-        listed = (await gateway.client.get("/v1/models")).json()
-        assert [model["id"] for model in listed["data"]] == ["m"]
+        document = (await gateway.client.get("/v1/models")).json()
+        assert [model["id"] for model in document["data"]] == ["m"]
         answer = await gateway.client.post(
             "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
         )
@@ -163,7 +163,8 @@ async def test_an_engine_that_answers_nonsense_is_never_routed(
             "verification_failed",
         }
         assert [
-            one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]
+            model_row["state"]
+            for model_row in (await gateway.client.get("/v1/models")).json()["data"]
         ] == ["no_plan"]
 
 
@@ -194,7 +195,8 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(
         gateway.world.engines[name].kill()
         await gateway.until("m", "backing_off")
         assert [
-            one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]
+            model_row["state"]
+            for model_row in (await gateway.client.get("/v1/models")).json()["data"]
         ] == ["backing_off"]
         an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
         monkeypatch.setattr("gateway.controller.steps.replica_steps.time", an_hour_later)
@@ -244,9 +246,9 @@ async def test_known_failures_are_read_beside_the_event_loop(
 
     monkeypatch.setattr(cure_versions, "signatures_for", read)
     world = World()
-    for begun in (True, False):
+    for has_begun in (True, False):
         async with running(tmp_path, healthy, world) as gateway:
-            if begun:
+            if has_begun:
                 await gateway.add("m", model_folder(tmp_path / "model"))
             await gateway.until("m", "ready")
             await until(lambda: bool(readers))
@@ -378,10 +380,10 @@ async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stoppe
         await elsewhere.add("m", model_folder(tmp_path / "model"))
         await elsewhere.until("m", "ready")
         async with running(tmp_path / "two", healthy) as gateway:
-            added = await gateway.client.post(
+            response = await gateway.client.post(
                 "/admin/models", json={"name": "alias", "endpoint": f"{elsewhere.url}/v1"}
             )
-            assert added.status_code == 202, added.text
+            assert response.status_code == 202, response.text
             await gateway.until("alias", "ready")
             answer = await gateway.client.post(
                 "/v1/completions", json={"model": "alias", "prompt": "hi", "max_tokens": 3}
@@ -415,12 +417,12 @@ async def test_a_batch_that_kills_the_engine_is_met_before_traffic(tmp_path: Pat
 
 
 async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: Path) -> None:
-    made: list[str] = []
+    lines: list[str] = []
 
     def hanging(spec: LaunchSpec) -> EngineScript:
-        made.append(spec.name)
+        lines.append(spec.name)
         # Verification asks three times; the first one of a client is never answered.
-        return EngineScript(model=spec.model, hang_after=3 if len(made) == 1 else None)
+        return EngineScript(model=spec.model, hang_after=3 if len(lines) == 1 else None)
 
     async with running(tmp_path, hanging, hang_after_s=0.6) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -456,13 +458,14 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
             return sum(b'"POST ' in line for line in engine.log)
 
         hold.touch()
-        former_count = count_questions()
+        question_count = count_questions()
         body = {"model": "m", "prompt": "hi", "max_tokens": 3}
         asking = asyncio.create_task(gateway.client.post("/v1/completions", json=body))
-        await until(lambda: count_questions() == former_count + 1)
+        await until(lambda: count_questions() == question_count + 1)
         for canaries in range(1, 6):
             clock.now += 61
-            await until(lambda canaries=canaries: count_questions() == former_count + 1 + canaries)  # type: ignore[misc]
+            expected = question_count + 1 + canaries
+            await until(lambda expected=expected: count_questions() == expected)  # type: ignore[misc]
             looks = clock.looks
             await until(lambda looks=looks: clock.looks > looks + 5)  # type: ignore[misc]
         hold.unlink()
@@ -471,16 +474,16 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
 
 
 async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: Path) -> None:
-    broken = True
+    is_broken = True
 
     def repaired_script(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, gibberish=broken)
+        return EngineScript(model=spec.model, gibberish=is_broken)
 
     async with running(tmp_path, repaired_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
         view = await gateway.until("m", "quarantined")
         first = view["attempts"][0]["fingerprint"]
-        broken = False
+        is_broken = False
         assert (await gateway.client.post("/admin/models/nobody/retry")).status_code == 404
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         view = await gateway.until("m", "ready")
@@ -509,11 +512,11 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
         )
         assert answer.status_code == 200
         assert (await gateway.client.get("/readyz")).json()["problems"] == ["store"]
-        refused = await gateway.client.post(
+        response = await gateway.client.post(
             "/admin/models", json={"name": "n", "source": str(tmp_path / "model")}
         )
-        assert refused.status_code == 507
-        assert "Nothing can be changed now" in refused.json()["error"]["message"]
+        assert response.status_code == 507
+        assert "Nothing can be changed now" in response.json()["error"]["message"]
         assert (await gateway.client.delete("/admin/models/m")).status_code == 507
     assert list((tmp_path / "data").glob("fitserve.db.damaged-*"))
     # The next start begins with what runs, and may be changed.
@@ -536,11 +539,11 @@ async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
         await gateway.until("m", "ready")
         database = tmp_path / "data" / "fitserve.db"
         database.write_bytes(os.urandom(database.stat().st_size))
-        refused = await gateway.client.post(
+        response = await gateway.client.post(
             "/admin/models", json={"name": "n", "source": str(tmp_path / "model")}
         )
-        assert refused.status_code == 507
-        assert "was damaged while the gateway ran" in refused.json()["error"]["message"]
+        assert response.status_code == 507
+        assert "was damaged while the gateway ran" in response.json()["error"]["message"]
         monkeypatch.setattr(mirror, "_REST_S", 0.0)
         async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200:
@@ -607,8 +610,8 @@ async def test_requests_wait_for_the_first_pass_of_a_new_gateway(
             )
             for name in ("m", "other")
         ]
-        unknown = await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
-        assert unknown.status_code == 404
+        response = await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
+        assert response.status_code == 404
         assert not any(task.done() for task in tasks)
         may_look.set()
-        assert [one.status_code for one in await asyncio.gather(*tasks)] == [200, 200]
+        assert [response.status_code for response in await asyncio.gather(*tasks)] == [200, 200]

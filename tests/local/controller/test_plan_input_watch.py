@@ -179,9 +179,9 @@ async def test_memory_that_becomes_free_brings_a_plan_at_the_next_look(
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "no_plan")
-        before, seen = plans, readings
+        before, reading_count = plans, readings
         async with asyncio.timeout(hang_s()):
-            while readings < seen + 5:
+            while readings < reading_count + 5:
                 await asyncio.sleep(0.02)
         assert plans == before, "looks without a change make no plan"
         hardware = machine("cpu")

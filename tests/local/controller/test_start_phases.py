@@ -53,8 +53,8 @@ async def wait_until_listed(gateway: Running, words: str) -> None:
     """Once `fitserve ps` (the list) shows this; the model's own view says what it is busy with."""
     async with asyncio.timeout(hang_s()):
         while True:
-            (listed,) = (await gateway.client.get("/admin/models")).json()["data"]
-            if words in listed["detail"]:
+            (model_row,) = (await gateway.client.get("/admin/models")).json()["data"]
+            if words in model_row["detail"]:
                 break
             await asyncio.sleep(0.005)
     assert (await gateway.show("m"))["replicas"][0]["busy_with"]
@@ -79,8 +79,12 @@ async def only_engine(world: World) -> MemoryEngine:
 async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulled = ("pulling engine:1: 0.5 of 9.0 GiB", "pulling engine:1: 8.5 of 9.0 GiB", "unpacking")
-    pull, checked = Pull(monkeypatch, *pulled), asyncio.Event()
+    pull_lines = (
+        "pulling engine:1: 0.5 of 9.0 GiB",
+        "pulling engine:1: 8.5 of 9.0 GiB",
+        "unpacking",
+    )
+    pull, checked = Pull(monkeypatch, *pull_lines), asyncio.Event()
 
     class Slow(FakeEngine):
         async def answer(self, method: str, path: str, body: bytes) -> Answer:
@@ -90,7 +94,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
 
     async with running(tmp_path, silent) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        for words in pulled:
+        for words in pull_lines:
             await wait_until_listed(gateway, words)
             pull.go_on()
         engine = await only_engine(gateway.world)
@@ -171,10 +175,10 @@ async def test_an_engine_that_prints_may_take_longer_than_the_patience(
     async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         engine = await only_engine(gateway.world)
-        copied = log_path(tmp_path / "data", engine.spec.name)
+        log_file = log_path(tmp_path / "data", engine.spec.name)
         for number in range(10):
             engine.say(line := f"INFO shard {number}")
-            await until(lambda line=line: copied.exists() and line in copied.read_text())  # type: ignore[misc]
+            await until(lambda line=line: log_file.exists() and line in log_file.read_text())  # type: ignore[misc]
             clock.now += 1700
             await looked_at(clock)
         async with FakeEngine(
@@ -284,7 +288,7 @@ async def test_the_time_of_a_start_is_known_from_the_last_one_of_a_removed_model
             assert decision.start.time is not None
             assert decision.start.time.phases == start["expected"]["phases"]
         other = wish | {"source": str(model_folder(tmp_path / "other"))}
-        unknown = (await gateway.client.post("/admin/plan", json=other)).json()["start"]
-        assert unknown == {"conditions": start["conditions"], "time": None}
+        start_time = (await gateway.client.post("/admin/plan", json=other)).json()["start"]
+        assert start_time == {"conditions": start["conditions"], "time": None}
         snapshot = await gateway.client.post("/admin/plan", json={**wish, "hardware": "2x3090"})
         assert snapshot.json()["start"] is None

@@ -49,23 +49,26 @@ async def answer_as_engines(call: Call) -> None:
 @asynccontextmanager
 async def gateway(folder: Path) -> AsyncIterator[tuple[Running, list[bytes], str]]:
     """With keys and the model `m`; also what clients asked its engine, and the key of an app."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def script(call: Call) -> None:
         if call.body:
-            asked.append(call.requests[-1])
+            requests.append(call.requests[-1])
         await answer_as_engines(call)
 
-    async with Upstream(script) as upstream, running(folder, unused_script, admin_key=ADMIN) as one:
-        one.client.headers["authorization"] = f"Bearer {ADMIN}"
-        response = await one.client.post(
+    async with (
+        Upstream(script) as upstream,
+        running(folder, unused_script, admin_key=ADMIN) as server,
+    ):
+        server.client.headers["authorization"] = f"Bearer {ADMIN}"
+        response = await server.client.post(
             "/admin/models", json={"name": "m", "endpoint": f"{upstream.url}/v1"}
         )
         assert response.status_code == 202, response.text
-        await one.until("m", "ready")
-        key = await make(one, "app")
-        del one.client.headers["authorization"]
-        yield one, asked, key
+        await server.until("m", "ready")
+        key = await make(server, "app")
+        del server.client.headers["authorization"]
+        yield server, requests, key
 
 
 async def send(one: Running, request: dict[str, Any], key: str) -> httpx.Response:
@@ -78,16 +81,16 @@ async def send(one: Running, request: dict[str, Any], key: str) -> httpx.Respons
 
 @pytest.mark.parametrize("file", APPS, ids=lambda file: file.stem)
 async def test_each_request_of_an_app_is_answered(file: Path, tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, asked, key):
+    async with gateway(tmp_path) as (server, requests, key):
         for request in record_events(file):
-            asked.clear()
-            answer = await send(one, request, key)
+            requests.clear()
+            answer = await send(server, request, key)
             assert answer.status_code == 200, (request["target"], answer.text)
             path = request["target"].partition("?")[0]
             if path in OWN:
                 assert answer.headers["x-gateway-source" if path == "/v1/models" else "etag"]
                 continue
-            [reached] = asked
+            [reached] = requests
             head, _, body = reached.partition(b"\r\n\r\n")
             # The engine's own path, without the client's query, headers and key.
             assert head.startswith(f"POST {path} HTTP/1.1\r\n".encode())
@@ -98,17 +101,17 @@ async def test_each_request_of_an_app_is_answered(file: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("file", APPS, ids=lambda file: file.stem)
 async def test_an_app_with_a_wrong_key_or_model_is_told_so_once(file: Path, tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, asked, key):
+    async with gateway(tmp_path) as (server, requests, key):
         # One for each target: after ten wrong keys from one address more of them are answered
         # otherwise.
         for target, request in {
             request["target"]: request for request in record_events(file) if "body" in request
         }.items():
             for answer, words in (
-                (await send(one, request, "wrong-key"), "The key is not valid at this gateway."),
+                (await send(server, request, "wrong-key"), "The key is not valid at this gateway."),
                 (
                     await send(
-                        one, {**request, "body": {**request["body"], "model": "other"}}, key
+                        server, {**request, "body": {**request["body"], "model": "other"}}, key
                     ),
                     "'other' does not exist here.",
                 ),
@@ -120,15 +123,15 @@ async def test_an_app_with_a_wrong_key_or_model_is_told_so_once(file: Path, tmp_
                 )
                 # Neither SDK asks again: that would be minutes of nothing to see.
                 assert answer.headers["x-should-retry"] == "false"
-        assert not asked
+        assert not requests
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/readyz"])
 async def test_a_head_is_answered_as_the_get_of_its_path(path: str, tmp_path: Path) -> None:
     """Claude Code looks so whether somebody is there, and so do monitors."""
-    async with gateway(tmp_path) as (one, _, _):
-        head, get = await one.client.head(path), await one.client.get(path)
+    async with gateway(tmp_path) as (server, _, _):
+        head, get = await server.client.head(path), await server.client.get(path)
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == get.headers["content-length"]
-        refused = await one.client.head("/admin/models")
-        assert (refused.status_code, refused.content) == (401, b"")
+        refusal = await server.client.head("/admin/models")
+        assert (refusal.status_code, refusal.content) == (401, b"")

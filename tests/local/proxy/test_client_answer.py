@@ -21,8 +21,8 @@ def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
     buffered_answer = BufferedAnswer()
     buffered_answer.writelines([b'{"error":\n', b'{"message": "x"}}'])
     assert buffered_answer.event("openai", 400) == b'data: {"error":{"message":"x"}}\n\n'
-    told = b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}'
-    assert buffered_answer.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % told
+    error = b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}'
+    assert buffered_answer.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % error
     for data in (b"<html>\n\n</html>", b"[" * 200_000):
         odd = BufferedAnswer()
         odd.write(data)
@@ -70,8 +70,8 @@ async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(
                 answer = await client.post("/v1/messages", json=ASK)
                 assert (answer.status_code, answer.headers["x-gateway-source"]) == (400, "engine")
                 assert answer.headers["content-type"] == "application/json"
-                told = {"type": "invalid_request_error", "message": "max_tokens: field required"}
-                assert answer.json() == {"type": "error", "error": told}
+                error = {"type": "invalid_request_error", "message": "max_tokens: field required"}
+                assert answer.json() == {"type": "error", "error": error}
             if not chunked:
                 assert (await client.post(CHAT, json=ASK)).content == said
 
@@ -94,8 +94,8 @@ async def test_a_client_of_anthropic_hears_that_its_connection_closes_after_an_e
         async with Upstream(engine) as upstream:
             gateway.route(model(upstream.url))
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            asked_raw_request = raw_request(json.dumps(ASK).encode(), "/v1/messages")
-            writer.write(asked_raw_request.replace(b"host: x", b"host: x\r\nconnection: close"))
+            request = raw_request(json.dumps(ASK).encode(), "/v1/messages")
+            writer.write(request.replace(b"host: x", b"host: x\r\nconnection: close"))
             head, _, body = (await asyncio.wait_for(reader.read(), HANG_S)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
             assert b"connection: close" in head.split(b"\r\n")
@@ -123,11 +123,11 @@ async def test_an_error_for_anthropic_that_breaks_off_is_answered_all_the_same()
 
 async def test_a_request_that_is_ended_while_its_engine_may_be_dying_is_answered() -> None:
     """The head of a 500 is held back until the body tells whether the engine dies."""
-    begun = asyncio.Event()
+    event = asyncio.Event()
 
     async def engine(call: Call) -> None:
         await call.send(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 1000\r\n\r\n")
-        begun.set()
+        event.set()
         await call.closed.wait()
 
     with Gateway() as gateway:
@@ -136,7 +136,7 @@ async def test_a_request_that_is_ended_while_its_engine_may_be_dying_is_answered
             asking = asyncio.create_task(
                 client.post(CHAT, json=ASK, headers={"x-request-id": "mine"})
             )
-            await asyncio.wait_for(begun.wait(), HANG_S)
+            await asyncio.wait_for(event.wait(), HANG_S)
             [front] = gateway.plane.connections
 
             async def has_ended() -> bool:

@@ -235,8 +235,8 @@ async def test_only_what_the_table_names_reaches_an_engine(
         data = post(b"host: x", b"connection: close", path=target)
         answer = await talk(gateway.port, data)
         line, _, rest = answer.partition(b"\r\n")
-        shown = line.removeprefix(b"HTTP/1.1 ") + b" | " + rest.partition(b"\r\n\r\n")[2]
-        assert shown.startswith(status)
+        line_and_body = line.removeprefix(b"HTTP/1.1 ") + b" | " + rest.partition(b"\r\n\r\n")[2]
+        assert line_and_body.startswith(status)
         assert [call.head[0] for call in upstream.calls] == (
             [b"POST /v1/chat/completions HTTP/1.1"] if status == b"200" else []
         )
@@ -256,8 +256,8 @@ async def test_requests_sent_ahead_are_answered_in_turn_whoever_answers_them(
     slow = raw_request(b'{"model":"m","user":"slow"}')
     echo = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
     async with stage(gateway, script) as [upstream]:
-        got = await statuses(gateway.port, slow + echo + GOOD + echo + slow, 5)
-        assert [line[9:15] for line in got] == [
+        lines = await statuses(gateway.port, slow + echo + GOOD + echo + slow, 5)
+        assert [line[9:15] for line in lines] == [
             b"engine",
             b"/echo ",
             b"engine",
@@ -401,8 +401,8 @@ async def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway) -> Non
 
 
 async def test_too_many_connections_are_told_to_come_back() -> None:
-    for total, each in (3, 9), (9, 3):
-        with Gateway(connections=total, connections_per_address=each) as gateway:
+    for total, limit in (3, 9), (9, 3):
+        with Gateway(connections=total, connections_per_address=limit) as gateway:
             gateway.route(model(refused_url()))
             connections = [
                 await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)
@@ -530,13 +530,13 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
     with Gateway(still=True) as gateway:
 
         async def script(call: Call) -> None:
-            front, sent = await only(gateway), 0
+            front, byte_count = await only(gateway), 0
             await call.start("text/plain")
             while not front.transport.get_write_buffer_size():
                 await call.chunk(b"x" * 8192)
-                sent += 8192
+                byte_count += 8192
                 await until(
-                    lambda sent=sent: (
+                    lambda sent=byte_count: (
                         front.exchange is not None and front.exchange.sent_bytes == sent
                     )  # type: ignore[misc]
                 )
@@ -564,7 +564,7 @@ def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> N
         """As much of one as is looked at."""
 
         def get_extra_info(self, _: str) -> socket.socket:
-            return ours
+            return server_side
 
         def get_write_buffer_size(self) -> int:
             return 0
@@ -573,21 +573,21 @@ def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> N
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
     ):
-        ours, _ = server.accept()
-        ours.setblocking(False)
-        written = 0
+        server_side, _ = server.accept()
+        server_side.setblocking(False)
+        written_bytes = 0
         with contextlib.suppress(BlockingIOError):
             while True:
-                written += ours.send(bytes(2**20))
+                written_bytes += server_side.send(bytes(2**20))
         stall, now = guard.Stall(Transport(), 0.0), 0.0  # type: ignore[arg-type]
         while not stall.is_over(now):
             now += guard.STALL_S + 1
-        ours.close()
-        received = 0
+        server_side.close()
+        received_bytes = 0
         with pytest.raises(ConnectionResetError):
             while piece := client.recv(2**20):
-                received += len(piece)
-        assert received < written
+                received_bytes += len(piece)
+        assert received_bytes < written_bytes
 
 
 def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) -> None:
@@ -603,16 +603,16 @@ def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) ->
         guard.limit_send_buffer(server)
         with socket.create_connection(server.getsockname()) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-            ours, _ = server.accept()
-            with ours:
-                ours.setblocking(False)
+            server_side, _ = server.accept()
+            with server_side:
+                server_side.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        ours.send(bytes(1024))
-                queued = struct.unpack("i", fcntl.ioctl(ours.fileno(), termios.TIOCOUTQ, bytes(4)))[
-                    0
-                ]
-                assert queued < 4 * guard.UNSENT_BYTES
+                        server_side.send(bytes(1024))
+                queue_bytes = struct.unpack(
+                    "i", fcntl.ioctl(server_side.fileno(), termios.TIOCOUTQ, bytes(4))
+                )[0]
+                assert queue_bytes < 4 * guard.UNSENT_BYTES
 
 
 async def test_a_body_for_fastapi_has_the_same_limit() -> None:
@@ -710,10 +710,10 @@ async def test_a_request_is_answered_where_there_is_no_memory_to_remember_its_he
 
 
 async def test_a_refused_body_is_not_waited_for() -> None:
-    with Gateway(keys=Keys(Secret("admin-secret"), None), still=True) as closed:
-        answer = await talk(closed.port, raw_request(b"{", length=1_000_000))
+    with Gateway(keys=Keys(Secret("admin-secret"), None), still=True) as closed_gateway:
+        answer = await talk(closed_gateway.port, raw_request(b"{", length=1_000_000))
         assert answer.startswith(b"HTTP/1.1 401 ")
-        await closed.wait_until_settled()
+        await closed_gateway.wait_until_settled()
 
 
 # --- slow and unfinished bodies ---
@@ -810,10 +810,10 @@ async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> N
 
 
 async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: Gateway) -> None:
-    held_event = asyncio.Event()
+    event = asyncio.Event()
 
     async def script(call: Call) -> None:
-        await held_event.wait()
+        await event.wait()
         await call.reply(b"{}")
 
     large = json.dumps({**ASK, "user": "x" * 2**20}).encode()
@@ -828,7 +828,7 @@ async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: 
         assert not front.is_discarding
         assert len(front._turns) == 1
         assert gateway.plane.body_budget.used < len(large) / 2
-        held_event.set()
+        event.set()
         for _ in range(15):
             assert (await status(reader)).startswith(b"200 OK | {}")
         assert (await status(reader)).startswith(b"200 OK | /echo ")
@@ -862,8 +862,8 @@ async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
                 gateway.later(1)
             assert await answer == b"HTTP/1.1 200 OK\r\n"
             assert len(upstream.requests) == 2
-            for _, one in (*trickling, (reader, writer)):
-                one.transport.abort()
+            for _, client_writer in (*trickling, (reader, writer)):
+                client_writer.transport.abort()
         await until(lambda: budget.used == 0)
 
 
@@ -930,8 +930,8 @@ async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), HANG_S) == b""
-        for _, one in (*connections, (reader, writer)):
-            one.transport.abort()
+        for _, client_writer in (*connections, (reader, writer)):
+            client_writer.transport.abort()
 
 
 async def test_unread_lists_ahead_hold_a_piece_of_one_list() -> None:
@@ -1014,12 +1014,12 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
     too far ahead."""
     async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
         reader, writer = await connect_without_reading(port)
-        asked = 0
-        one = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+        request_count = 0
+        request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
         front: ClientConnection | None = None
         while front is None or not front.is_write_paused:
-            writer.write(one * 10)
-            asked += 10
+            writer.write(request * 10)
+            request_count += 10
             await asyncio.sleep(0)
             front = front or next(
                 (
@@ -1034,14 +1034,14 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
         assert not front.transport.is_reading()
         buffer_size = front.transport.get_write_buffer_size()
         assert buffer_size <= 4 * PIECE_BYTES
-        writer.write(one * 1000)
+        writer.write(request * 1000)
         for _ in range(1000):
             await asyncio.sleep(0)
         assert front.transport.get_write_buffer_size() <= buffer_size
         assert front.pipelined_count <= guard.MAX_PIPELINED_REQUESTS
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(hang_s()):
-            for number in range(asked + 1000):
+            for number in range(request_count + 1000):
                 head = await reader.readuntil(b"\r\n\r\n")
                 body = await reader.readexactly(
                     int(head.lower().partition(b"content-length: ")[2].split()[0])

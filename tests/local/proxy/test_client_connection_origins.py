@@ -46,14 +46,17 @@ async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not
         await gateway.until("m", "ready")
         body = {"model": "m", "prompt": "hi", "max_tokens": 2}
         for path in ("/v1/chat/completions", "/v1/models", "/v1/nothing", "/admin/models"):
-            allowed = await preflight(gateway, path, APP)
-            assert (allowed.status_code, allowed.headers[ALLOWED]) == (200, APP), path
-            assert "authorization" in allowed.headers["access-control-allow-headers"]
-            assert "POST" in allowed.headers["access-control-allow-methods"]
-            assert "access-control-allow-credentials" not in allowed.headers
-            refused = await preflight(gateway, path, OTHER)
-            assert (refused.status_code, ALLOWED in refused.headers) == (400, False), path
-        for origin, told in ((APP, APP), (OTHER, None), (None, None)):
+            app_preflight = await preflight(gateway, path, APP)
+            assert (app_preflight.status_code, app_preflight.headers[ALLOWED]) == (200, APP), path
+            assert "authorization" in app_preflight.headers["access-control-allow-headers"]
+            assert "POST" in app_preflight.headers["access-control-allow-methods"]
+            assert "access-control-allow-credentials" not in app_preflight.headers
+            preflight_answer = await preflight(gateway, path, OTHER)
+            assert (preflight_answer.status_code, ALLOWED in preflight_answer.headers) == (
+                400,
+                False,
+            ), path
+        for origin, allowed_origin in ((APP, APP), (OTHER, None), (None, None)):
             headers = {"origin": origin} if origin else {}
             # Twice on one connection: the second head is not read again.
             answers = [
@@ -75,7 +78,9 @@ async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not
                 )
             )
             assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 200, 401]
-            assert [answer.headers.get(ALLOWED) for answer in answers] == [told] * len(answers)
+            assert [answer.headers.get(ALLOWED) for answer in answers] == [allowed_origin] * len(
+                answers
+            )
 
 
 async def test_pages_are_told_nothing_without_the_setting(tmp_path: Path) -> None:
@@ -103,10 +108,10 @@ async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> No
         await call.reply(b'{"object":"list","data":[{"id":"m"}]}')
 
     async with Upstream(engine) as upstream:
-        begun = serve_models(
+        server = serve_models(
             tmp_path, {"m": [upstream.url]}, KEY, FITSERVE_WORKERS="2", FITSERVE_ORIGINS=APP
         )
-        gateway = await asyncio.to_thread(begun.__enter__)
+        gateway = await asyncio.to_thread(server.__enter__)
         try:
             async with httpx.AsyncClient(
                 base_url=gateway.url, trust_env=False, timeout=HANG_S
@@ -114,12 +119,12 @@ async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> No
                 options = await client.options(
                     "/v1/chat/completions", headers={**CHAT_PREFLIGHT, "origin": APP}
                 )
-                listed = await client.get("/v1/models", headers={"origin": APP, "x-api-key": KEY})
-                assert [(one.status_code, one.headers[ALLOWED]) for one in (options, listed)] == [
-                    (200, APP)
-                ] * 2
+                response = await client.get("/v1/models", headers={"origin": APP, "x-api-key": KEY})
+                assert [
+                    (answer.status_code, answer.headers[ALLOWED]) for answer in (options, response)
+                ] == [(200, APP)] * 2
         finally:
-            await asyncio.to_thread(begun.__exit__, None, None, None)
+            await asyncio.to_thread(server.__exit__, None, None, None)
 
 
 async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def _decoded_classes(kind: msgspec.inspect.Type) -> Iterator[type]:
     parts: list[Any] = [kind]
     while parts:
         part = parts.pop()
-        if (made := getattr(part, "cls", None)) is not None:
-            yield made
+        if (part_class := getattr(part, "cls", None)) is not None:
+            yield part_class
         parts += [field.type for field in getattr(part, "fields", ())]
         parts += [*getattr(part, "item_types", ()), *getattr(part, "types", ())]
         for name in ("item_type", "key_type", "value_type"):
@@ -95,15 +95,15 @@ def test_no_class_that_msgspec_reads_is_compiled() -> None:
     assert spec.loader is not None
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
-    compiled = {f"gateway.proxy.{module.replace('/', '.')}" for module in hook.MODULES}
+    module_names = {f"gateway.proxy.{module.replace('/', '.')}" for module in hook.MODULES}
     read = {
-        made.__module__
+        decoded_class.__module__
         for message in (channel.ToWorker, channel.FromWorker)
-        for made in _decoded_classes(msgspec.inspect.type_info(message))
+        for decoded_class in _decoded_classes(msgspec.inspect.type_info(message))
     }
     assert "gateway.proxy.routing.table" in read
-    for name in compiled:
+    for name in module_names:
         path = ROOT / f"{name.replace('.', '/')}.py"
         if "(msgspec.Struct" in path.read_text():
             read.add(name)
-    assert not compiled & read
+    assert not module_names & read

@@ -130,8 +130,8 @@ class Engine(BaseHTTPRequestHandler):
         self.asked.append(
             (f"{self.command} {self.path}", body, self.headers.get("content-type", ""))
         )
-        streamed = body.startswith(b"{") and json.loads(body).get("stream")
-        if streamed and self.path in ("/v1/messages", "/v1/responses"):
+        is_stream = body.startswith(b"{") and json.loads(body).get("stream")
+        if is_stream and self.path in ("/v1/messages", "/v1/responses"):
             events = MESSAGE_EVENTS if self.path == "/v1/messages" else RESPONSE_EVENTS
             self._answer(200, "text/event-stream; charset=utf-8", events)
         elif self.path == "/v1/messages" and b'"max_tokens"' not in body:
@@ -149,11 +149,11 @@ class Engine(BaseHTTPRequestHandler):
         self._table()
 
     def _table(self) -> None:
-        found = TABLE.get(f"{self.command} {self.path.partition('?')[0]}")
-        if found is None:
+        row = TABLE.get(f"{self.command} {self.path.partition('?')[0]}")
+        if row is None:
             self._answer(404, "application/json", b'{"detail":"Not Found"}')
         else:
-            self._answer(200, "application/json", found)
+            self._answer(200, "application/json", row)
 
     def _chunks(self) -> bytes:
         body = b""
@@ -208,9 +208,9 @@ def test_anthropic_calls_are_told_the_same(
 def test_a_refusal_of_the_gateway_has_anthropics_shape(
     call: AnthropicCall, gateway: Served
 ) -> None:
-    told = told_anthropic(call, gateway.url, "m")
-    assert (told.status, told.error, told.source) == (404, "NotFoundError", "gateway")
-    answer = json.loads(told.body)
+    error = told_anthropic(call, gateway.url, "m")
+    assert (error.status, error.error, error.source) == (404, "NotFoundError", "gateway")
+    answer = json.loads(error.body)
     assert (answer["type"], answer["error"]["type"]) == ("error", "not_found_error")
     assert "nobody" in answer["error"]["message"]
 
@@ -242,9 +242,9 @@ def test_responses_are_told_the_same(call: OpenAICall, gateway: Served, engine: 
 
 def test_a_response_is_found_and_cancelled_where_it_was_made(gateway: Served) -> None:
     with openai_client(gateway.url) as client:
-        made = client.responses.create(model="m", input="Hello", background=True)
-        assert client.responses.retrieve(made.id).status == "completed"
-        assert client.responses.cancel(made.id).status == "cancelled"
+        response = client.responses.create(model="m", input="Hello", background=True)
+        assert client.responses.retrieve(response.id).status == "completed"
+        assert client.responses.cancel(response.id).status == "cancelled"
 
 
 AUDIO: dict[str, Callable[[openai.OpenAI], Any]] = {
@@ -289,14 +289,14 @@ PLAIN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", PLAIN)
 def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> None:
-    sent = json.dumps({"model": "m", **PLAIN[path]}, ensure_ascii=False).encode()
+    document = json.dumps({"model": "m", **PLAIN[path]}, ensure_ascii=False).encode()
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     answer = httpx.post(
-        gateway.url + path, content=sent, headers=headers, trust_env=False, timeout=HANG_S
+        gateway.url + path, content=document, headers=headers, trust_env=False, timeout=HANG_S
     )
     assert (answer.status_code, answer.content) == (200, TABLE[f"POST {path}"])
     assert answer.headers["x-gateway-source"] == "engine"
-    assert Engine.asked[-1] == (f"POST {path}", sent, "application/json")
+    assert Engine.asked[-1] == (f"POST {path}", document, "application/json")
 
 
 @pytest.mark.parametrize(

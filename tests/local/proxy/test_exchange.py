@@ -458,14 +458,14 @@ async def test_a_client_that_announces_more_than_it_sends_reaches_no_engine(
 
 async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> None:
     stop = False
-    failed: list[int] = []
+    statuses: list[int] = []
 
     async def client_of(gateway: Gateway) -> None:
         async with http_client(gateway) as client:
             while not stop:
                 response = await client.post(CHAT, json=ASK)
                 if response.status_code != 200:
-                    failed.append(response.status_code)
+                    statuses.append(response.status_code)
 
     async with Upstream(answers) as first_upstream:
         gateway.route(model(first_upstream.url, name="m"))
@@ -485,7 +485,7 @@ async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> 
         finally:
             stop = True
             await asyncio.gather(*clients)
-        assert failed == []
+        assert statuses == []
         await current.__aexit__()
     await gateway.wait_until_settled()
 
@@ -582,10 +582,10 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
         else:
             await call.reply(body)
 
-    with Gateway(meter=notes) as metered:
-        async with stage(metered, script), http_client(metered) as client:
+    with Gateway(meter=notes) as gateway_with_notes:
+        async with stage(gateway_with_notes, script), http_client(gateway_with_notes) as client:
             await client.post(CHAT, json=ASK)
-            metered.catch_up()
+            gateway_with_notes.catch_up()
             assert notes.lines == [
                 ("begun",),
                 ("first byte",),
@@ -593,12 +593,12 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
             ]
             notes.lines.clear()
             await client.post(CHAT, json={**ASK, "stream": True})
-            metered.catch_up()
+            gateway_with_notes.catch_up()
             assert notes.lines[-1][:3] == ("ended", "answered", 200)
             assert notes.lines[-1][-3:] == (3, 2, None)
             notes.lines.clear()
             await client.post(CHAT, json={**ASK, "user": "dies"})
-            metered.catch_up()
+            gateway_with_notes.catch_up()
             assert notes.lines == [
                 ("begun",),
                 ("ended", "refused", 0, 0, None, None, None),
@@ -606,7 +606,7 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
             ]
             notes.lines.clear()
             await client.post(CHAT, json={"model": "nope"})
-            metered.catch_up()
+            gateway_with_notes.catch_up()
             assert notes.lines == [("refused", "ModelNotFound")]
 
 
@@ -642,24 +642,24 @@ async def test_a_request_to_a_frozen_replica_is_answered_by_another(
 ) -> None:
     with Gateway(still=True) as gateway:
         async with (
-            Upstream(script) as frozen,
+            Upstream(script) as frozen_engine,
             Upstream(streams_one if stream else answers) as other_upstream,
             http_client(gateway) as client,
         ):
-            gateway.route(model(frozen.url))
+            gateway.route(model(frozen_engine.url))
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "stream": stream}))
-            await until(lambda: bool(frozen.calls))
+            await until(lambda: bool(frozen_engine.calls))
             if script is begins_a_stream:
                 gateway.catch_up()
-            frozen_first(gateway, frozen.url, other_upstream.url)
+            frozen_first(gateway, frozen_engine.url, other_upstream.url)
             answer = await asking
             assert answer.status_code == 200
-            assert other_upstream.calls[0].body == frozen.calls[0].body
+            assert other_upstream.calls[0].body == frozen_engine.calls[0].body
             assert (
                 answer.text.count("from the other"),
                 answer.text.endswith("data: [DONE]\n\n"),
             ) == ((1, True) if stream else (0, False))
-            await until(frozen.calls[0].closed.is_set)
+            await until(frozen_engine.calls[0].closed.is_set)
             await gateway.wait_until_settled()
 
 
@@ -669,14 +669,17 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
     replica."""
     with Gateway(still=True) as gateway:
         async with (
-            Upstream(never_answers) as frozen,
+            Upstream(never_answers) as frozen_engine,
             Upstream(answers) as other_upstream,
             http_client(gateway) as client,
         ):
-            gateway.route(model(frozen.url))
+            gateway.route(model(frozen_engine.url))
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "x" * size}))
-            await until(lambda: bool(frozen.calls))
-            frozen_first(gateway, *([frozen.url, other_upstream.url] if others else [frozen.url]))
+            await until(lambda: bool(frozen_engine.calls))
+            frozen_first(
+                gateway,
+                *([frozen_engine.url, other_upstream.url] if others else [frozen_engine.url]),
+            )
             answer = await asking
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
             assert int(answer.headers["retry-after"]) > 0
@@ -687,15 +690,15 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
 async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes() -> None:
     with Gateway(still=True) as gateway:
         async with (
-            Upstream(streams_for_ever) as frozen,
+            Upstream(streams_for_ever) as frozen_engine,
             Upstream(answers) as other_upstream,
             http_client(gateway) as client,
         ):
-            gateway.route(model(frozen.url))
+            gateway.route(model(frozen_engine.url))
             async with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
                 pieces = answer.aiter_text()
                 text = await anext(pieces)
-                frozen_first(gateway, frozen.url, other_upstream.url)
+                frozen_first(gateway, frozen_engine.url, other_upstream.url)
                 text += "".join([piece async for piece in pieces])
             assert "first" in text
             assert '"error"' in text
@@ -777,7 +780,7 @@ async def test_a_request_that_kills_engines_is_asked_of_two_at_most(
         gateway.route(model(upstream.url, two.url, three.url))
         answer = await client.post(CHAT, json=ASK)
         assert answer.status_code == status
-        assert sum(len(each.calls) for each in (upstream, two, three)) == 2
+        assert sum(len(engine.calls) for engine in (upstream, two, three)) == 2
         await gateway.wait_until_settled()
 
 
@@ -824,16 +827,16 @@ async def test_a_request_that_is_ended_as_its_turn_comes_is_asked_of_no_engine()
         meter.plane = gateway.plane
         async with stage(gateway, answers) as [upstream]:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            named = [
+            requests = [
                 GOOD.replace(b"host: x", b"host: x\r\nx-request-id: %d" % number)
                 for number in range(3)
             ]
-            named[2] = named[2].replace(b"host: x", b"host: x\r\nconnection: close")
-            writer.write(b"".join(named))
-            told = await asyncio.wait_for(reader.read(), HANG_S)
+            requests[2] = requests[2].replace(b"host: x", b"host: x\r\nconnection: close")
+            writer.write(b"".join(requests))
+            text = await asyncio.wait_for(reader.read(), HANG_S)
             assert meter.victims == ["1"]
-            assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200", b"403", b"200"]
-            assert re.findall(rb"x-request-id: (\d)", told) == [b"0", b"1", b"2"]
+            assert re.findall(rb"HTTP/1.1 (\d+)", text) == [b"200", b"403", b"200"]
+            assert re.findall(rb"x-request-id: (\d)", text) == [b"0", b"1", b"2"]
             assert len(upstream.requests) == 2
             writer.close()
 

@@ -100,9 +100,9 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
         data = ask()
         [front] = gateway.plane.connections
         assert isinstance(front, ClientConnection)
-        for piece, taken in ((data[:30], 30), (data[30:-5], len(data) - 5), (data[-5:], 5)):
+        for piece, byte_count in ((data[:30], 30), (data[30:-5], len(data) - 5), (data[-5:], 5)):
             writer.write(piece)
-            await until(lambda taken=taken: front._reader._received == taken)  # type: ignore[misc]
+            await until(lambda taken=byte_count: front._reader._received == taken)  # type: ignore[misc]
         assert (await answer(reader))[0] == 200
         assert len(parsed_urls) == 6
         writer.close()
@@ -139,34 +139,38 @@ async def test_another_key_and_keys_that_were_changed_are_looked_at(gateway: Gat
         for _ in range(2):
             writer.write(ask())
             assert (await answer(reader))[0] == 200
-        fixed, keys._fixed = keys._fixed, ()
+        fixed_keys, keys._fixed = keys._fixed, ()
         try:
             keys.swap((), is_closed=True)
             writer.write(ask())
             assert (await answer(reader))[0] == 403
         finally:
-            keys._fixed = fixed
+            keys._fixed = fixed_keys
             keys.swap(())
         writer.close()
 
 
 async def test_answers_with_the_same_head_are_told_apart_by_their_bytes(gateway: Gateway) -> None:
-    said = [
+    engine_answers = [
         ENGINE % (2, b"{}"),
         ENGINE % (2, b"[]"),
         ENGINE % (1, b"1"),
         ENGINE % (10, b"0123456789"),
     ]
-    said += [ENGINE.replace(b"a/b", b"a/c") % (2, b"[]"), ENGINE % (0, b""), ENGINE % (2, b"{}")]
+    engine_answers += [
+        ENGINE.replace(b"a/b", b"a/c") % (2, b"[]"),
+        ENGINE % (0, b""),
+        ENGINE % (2, b"{}"),
+    ]
 
     async def script(call: Call) -> None:
-        await call.send(said[len(upstream.requests) - 1])
+        await call.send(engine_answers[len(upstream.requests) - 1])
 
     async with stage(gateway, script) as [upstream]:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        for one in said:
+        for engine_answer in engine_answers:
             writer.write(ask())
-            assert await answer(reader) == (200, one.partition(b"\r\n\r\n")[2])
+            assert await answer(reader) == (200, engine_answer.partition(b"\r\n\r\n")[2])
         assert len(upstream.calls) == 1
         writer.close()
 
@@ -202,9 +206,9 @@ def test_nothing_else_is_taken_for_a_known_head(
     echo = head_cache.remember_answer(GOOD, 200, (), b"12", 12)
     assert echo is not None
     assert echo.body(GOOD) == b"x" * 12
-    mutated = GOOD[:start] + put + GOOD[stop:]
-    taken = echo.body(mutated)
-    assert taken is None or mutated == ENGINE % (len(taken), taken)
+    mutation = GOOD[:start] + put + GOOD[stop:]
+    echo_body = echo.body(mutation)
+    assert echo_body is None or mutation == ENGINE % (len(echo_body), echo_body)
     same = ENGINE % (len(body), body)
     assert echo.body(same) == (body if 10 <= len(body) < 100 else None)
 

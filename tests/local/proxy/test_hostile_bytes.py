@@ -64,8 +64,8 @@ async def gateway(
 ) -> AsyncIterator[Served]:
     """Without keys, so that no change to a key hides what comes after it."""
     running = serve_models(tmp_path_factory.mktemp("served"), models_of(lanes))
-    made = await to_thread.run_sync(running.__enter__)
-    yield made
+    server = await to_thread.run_sync(running.__enter__)
+    yield server
     await to_thread.run_sync(running.__exit__, None, None, None)
 
 
@@ -76,15 +76,17 @@ SEEDS = every_request(lane_name(0))
 async def test_each_request_of_the_corpus_asks_as_often_as_it_may(
     seed: Seed, gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    reply, found = await judge(gateway.port, seed.data + SENTINEL, engines[0], asks=seed.asks)
-    assert not found
+    reply, problems = await judge(gateway.port, seed.data + SENTINEL, engines[0], asks=seed.asks)
+    assert not problems
     if seed.asks == 0:
         assert all(400 <= status < 500 for status, _ in reply.answers[:1]), reply
 
 
 def test_the_strict_reader_reads_what_is_plain_and_nothing_else() -> None:
-    asked = {seed.name: (count_requests(seed.data), seed.asks) for seed in SEEDS if seed.asks}
-    assert all(count >= asks for count, asks in asked.values()), asked
+    counts_by_seed = {
+        seed.name: (count_requests(seed.data), seed.asks) for seed in SEEDS if seed.asks
+    }
+    assert all(count >= asks for count, asks in counts_by_seed.values()), counts_by_seed
     counts = {seed.name: count_requests(seed.data) for seed in SEEDS}
     assert counts["two in a pipeline"] == counts["chunked, then one in a pipeline"] == 2
     for name in (
@@ -110,28 +112,28 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
     """A third of the clients says nothing, a third stops within its head, a third sends a byte a
     second, and would for hours."""
     head = SEEDS[0].data.partition(b"\r\n\r\n")[0]
-    opened: list[int] = []
+    sockets: list[int] = []
 
     async def wait_for_close(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        opened.append(number)
+        sockets.append(number)
         writer.write(head[: (0, number % len(head), 1)[number % 3]])
-        ended = asyncio.create_task(reader.read())
+        task = asyncio.create_task(reader.read())
         async with asyncio.timeout(hang_s()):
-            while not (await asyncio.wait((ended,), timeout=1))[0]:
+            while not (await asyncio.wait((task,), timeout=1))[0]:
                 if number % 3 == 2:
                     writer.write(b"a")
-        ended.exception()  # closed is closed, whether politely or not
+        task.exception()  # closed is closed, whether politely or not
         writer.transport.abort()
 
     slow = [asyncio.create_task(wait_for_close(number)) for number in range(SLOW)]
-    await wait_until("all are open", lambda: len(opened) == SLOW)
+    await wait_until("all are open", lambda: len(sockets) == SLOW)
     served_meanwhile = 0
     while not all(task.done() for task in slow):
-        reply, found = await judge(
+        reply, problems = await judge(
             gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=HANG_S
         )
-        assert (found, reply.from_engine) == ([], 1)
+        assert (problems, reply.from_engine) == ([], 1)
         served_meanwhile += 1
         await asyncio.sleep(0.2)
     await asyncio.gather(*slow)
@@ -197,8 +199,8 @@ async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -
 async def test_each_form_names_the_model_that_starlette_reads(
     form: Form, gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    _, found = await judge(gateway.port, form.data + SENTINEL, engines[0], asks=form.asks)
-    assert not found
+    _, problems = await judge(gateway.port, form.data + SENTINEL, engines[0], asks=form.asks)
+    assert not problems
 
 
 async def test_each_answer_of_a_hostile_engine_stays_with_its_request(
@@ -216,17 +218,17 @@ async def test_each_answer_of_a_hostile_engine_stays_with_its_request(
         for cuts in ((), (), (len(data) // 2,))
         for closes in (True, False)
     ]
-    found = {
+    problems = {
         script: wrong for script in scripts if (wrong := await conversation.run(random_, script))
     }
     conversation.close()
-    assert not found, [(script.data[:300], wrong) for script, wrong in found.items()]
+    assert not problems, [(script.data[:300], wrong) for script, wrong in problems.items()]
 
 
 async def test_mutations_break_nothing(
     gateway: Served, lanes: list[Lane], engines: list[LoggedEngine]
 ) -> None:
-    former_mib = gateway.resident_mib
+    mib_before = gateway.resident_mib
     tally = Tally()
     await fuzz(gateway.port, lanes, INPUTS, seed=1, tally=tally)
     assert not tally.violations, tally.violations[:5]
@@ -237,8 +239,8 @@ async def test_mutations_break_nothing(
     )
     assert tally.answered["form"] > INPUTS / 100, "the same of forms, most of which are refused"
     assert tally.statuses[400] > INPUTS / 50
-    assert gateway.resident_mib - former_mib < GROWTH_MIB
+    assert gateway.resident_mib - mib_before < GROWTH_MIB
     assert "Traceback" not in gateway.log
-    _, found = await judge(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
-    assert not found
+    _, problems = await judge(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
+    assert not problems
     assert len(engines[0].asked) == 1

@@ -40,24 +40,22 @@ async def test_p8_a_line_or_a_head_without_end_takes_no_memory(tmp_path: Path) -
         running = serve_models(tmp_path, {"m": [f"{upstream.url}/v1"]})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
-            former_mib = gateway.resident_mib
+            mib_before = gateway.resident_mib
             for kind, size in ((b"event", MIB), (b"plain", MIB), (b"head", 0)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-                asked_raw_request = raw_request(
+                request = raw_request(
                     b'{"model":"m","messages":[],"stream":%b,"kind":"%b"}' % (b"false", kind)
                 )
-                writer.write(
-                    asked_raw_request.replace(b"host: x", b"host: localhost\r\nconnection: close")
-                )
+                writer.write(request.replace(b"host: x", b"host: localhost\r\nconnection: close"))
                 status = await asyncio.wait_for(reader.readline(), HANG_S)
                 assert status == (
                     b"HTTP/1.1 200 OK\r\n" if size else b"HTTP/1.1 502 Bad Gateway\r\n"
                 )
-                received = 0
+                byte_count = 0
                 while piece := await asyncio.wait_for(reader.read(2**20), HANG_S):
-                    received += len(piece)
-                assert received >= size * 2**20
-                assert gateway.resident_mib - former_mib < 16
+                    byte_count += len(piece)
+                assert byte_count >= size * 2**20
+                assert gateway.resident_mib - mib_before < 16
                 writer.close()
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)

@@ -73,7 +73,7 @@ async def test_every_inference_path_reaches_the_engine_under_the_same_path(
 async def test_the_engine_sees_new_headers_and_none_of_the_clients_secrets(
     gateway: Gateway,
 ) -> None:
-    sent = {
+    client_headers = {
         "authorization": "Bearer secret",
         "cookie": "a=b",
         "x-forwarded-for": "1.2.3.4",
@@ -89,7 +89,7 @@ async def test_the_engine_sees_new_headers_and_none_of_the_clients_secrets(
         "user-agent": "me",
     }
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
-        response = await client.post(CHAT, content=json.dumps(ASK), headers=sent)
+        response = await client.post(CHAT, content=json.dumps(ASK), headers=client_headers)
         headers = upstream.calls[0].headers
         assert headers == {
             "host": upstream.url.removeprefix("http://"),
@@ -97,7 +97,7 @@ async def test_the_engine_sees_new_headers_and_none_of_the_clients_secrets(
             "content-length": str(len(json.dumps(ASK))),
             "accept": "text/event-stream",
             "accept-encoding": "identity",
-            "traceparent": sent["traceparent"],
+            "traceparent": client_headers["traceparent"],
             "tracestate": "a=1",
             "x-request-id": response.headers["x-request-id"],
         }
@@ -158,12 +158,12 @@ async def test_an_event_stream_arrives_chunk_by_chunk_with_its_bytes_unchanged(
         async with client.stream("POST", CHAT, json={**ASK, "stream": True}) as response:
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             assert "content-length" not in response.headers
-            received = []
+            pieces = []
             async with asyncio.timeout(hang_s()):
                 async for chunk in response.aiter_raw():
-                    received.append(chunk)
+                    pieces.append(chunk)
                     turn.release()
-        assert received == chunks
+        assert pieces == chunks
 
 
 async def test_a_compressed_answer_stays_compressed_and_says_so(gateway: Gateway) -> None:
@@ -327,9 +327,9 @@ async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> N
         cold,
     )
     async with http_client(gateway) as client:
-        listed = (await client.get("/v1/models")).json()
-        assert [one["id"] for one in listed["data"]] == ["m", "org/n-1.5", "cold"]
-        assert listed["data"][0] == {
+        document = (await client.get("/v1/models")).json()
+        assert [model_row["id"] for model_row in document["data"]] == ["m", "org/n-1.5", "cold"]
+        assert document["data"][0] == {
             "id": "m",
             "object": "model",
             "created": 1700000000,
@@ -347,16 +347,16 @@ async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> N
             "reasoning": "not proven",
             "json_schema": "unknown",
         }
-        unknown = listed["data"][2]
+        unknown_model = document["data"][2]
         assert (
-            unknown["state"],
-            unknown["max_model_len"],
-            unknown["modalities"]["input"],
-            unknown["tools"],
+            unknown_model["state"],
+            unknown_model["max_model_len"],
+            unknown_model["modalities"]["input"],
+            unknown_model["tools"],
         ) == ("starting", None, [], "unknown")
-        assert (await client.get("/v1/models/cold")).json() == unknown
+        assert (await client.get("/v1/models/cold")).json() == unknown_model
         for path in "org/n-1.5", "org%2Fn-1.5":
-            assert (await client.get(f"/v1/models/{path}")).json() == listed["data"][1]
+            assert (await client.get(f"/v1/models/{path}")).json() == document["data"][1]
         gateway.routes.table = RouteTable({})
         assert (await client.get("/v1/models")).json()["data"] == []
 
@@ -421,14 +421,14 @@ async def test_trailers_without_end_are_refused_and_never_kept(
     writer.write(
         line + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
     )
-    sent = 0
+    byte_count = 0
     with contextlib.suppress(ConnectionError):
-        while sent < 64 << 20 and not reader.at_eof():
+        while byte_count < 64 << 20 and not reader.at_eof():
             writer.write(piece)
-            sent += len(piece)
+            byte_count += len(piece)
             await asyncio.wait_for(writer.drain(), HANG_S)
             await asyncio.sleep(0)
-    assert sent < 16 << 20  # what the kernel takes before the gateway's end is heard of
+    assert byte_count < 16 << 20  # what the kernel takes before the gateway's end is heard of
     writer.close()
 
 
@@ -501,8 +501,8 @@ async def test_engines_that_die_or_talk_nonsense_before_their_headers_are_an_eng
     async with stage(gateway, script, script) as upstreams, http_client(gateway) as client:
         response = await client.post(CHAT, json=ASK)
         assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_error")
-        died = not garbage or garbage.endswith(b"content-type: appl")
-        assert sum(len(upstream.requests) for upstream in upstreams) == (2 if died else 1)
+        is_dead = not garbage or garbage.endswith(b"content-type: appl")
+        assert sum(len(upstream.requests) for upstream in upstreams) == (2 if is_dead else 1)
 
 
 async def test_a_header_value_no_client_should_see_is_dropped(gateway: Gateway) -> None:
@@ -617,9 +617,9 @@ async def test_media_of_inner_hosts_reach_no_engine(
             "http://inner.example/a.png",
             "file:///a.png",
         ):
-            refused = await client.post(CHAT, json=with_image(url))
-            assert refused.status_code == 400
-            assert "not fetched" in refused.json()["error"]["message"]
+            response = await client.post(CHAT, json=with_image(url))
+            assert response.status_code == 400
+            assert "not fetched" in response.json()["error"]["message"]
         assert upstream.calls == []
         for url in ("https://outer.example/a.png", "data:image/png;base64,AAAA"):
             assert (await client.post(CHAT, json=with_image(url))).status_code == 200

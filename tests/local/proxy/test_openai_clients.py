@@ -261,7 +261,7 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
 ) -> None:
     """Step by step through connecting, asking, answering and closing, on a new connection and on
     one used before."""
-    answered = False
+    has_answer = False
 
     async def whole(port: int) -> None:
         reader, writer = await ask(port)
@@ -276,7 +276,7 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
             _, writer = await ask(port)
             for _ in range(steps):
                 await asyncio.sleep(0)
-            answered = len(upstream.requests) == 1 + warm and plane.routes.total_in_flight == 0
+            has_answer = len(upstream.requests) == 1 + warm and plane.routes.total_in_flight == 0
             writer.transport.abort()
             await until(lambda plane=plane: plane.routes.total_in_flight == 0)  # type: ignore[misc]
             await asyncio.wait_for(whole(port), HANG_S)
@@ -286,9 +286,9 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
                 lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1  # type: ignore[misc]
             )
             assert len(plane.pool(upstream.url).connections) == 1
-        if answered:
+        if has_answer:
             break
-    assert answered
+    assert has_answer
 
 
 async def test_a_slow_client_slows_the_engine_and_gets_every_byte(gateway: Gateway) -> None:
@@ -306,12 +306,12 @@ async def test_a_slow_client_slows_the_engine_and_gets_every_byte(gateway: Gatew
             [front] = gateway.plane.connections
             await until(lambda: not reads_on(front))
             assert upstream.calls[0].sent < total / 2
-            received = 0
+            byte_count = 0
             async for chunk in response.aiter_raw():
-                start = received % 256
+                start = byte_count % 256
                 assert chunk[:16] == (block[:512])[start : start + 16][: len(chunk)]
-                received += len(chunk)
-        assert received == total
+                byte_count += len(chunk)
+        assert byte_count == total
 
 
 async def test_a_client_that_leaves_without_ever_reading_closes_the_engine_connection(
@@ -356,7 +356,7 @@ async def test_sdk_answers_streams_and_lists(gateway: Gateway) -> None:
             model="m", messages=[{"role": "user", "content": "hi"}], stream=True
         )
         assert [chunk.choices[0].delta.content async for chunk in stream] == ["a", "é", "c"]
-        assert [listed.id async for listed in client.models.list()] == ["m"]
+        assert [model_row.id async for model_row in client.models.list()] == ["m"]
         assert (await client.models.retrieve("m")).owned_by == "fitserve"
 
 
@@ -425,19 +425,19 @@ async def test_a_hundred_streams_cancelled_at_once_leave_nothing_behind(gateway:
         stage(gateway, streams_for_ever, streams_for_ever) as upstreams,
         sdk(gateway) as client,
     ):
-        started = asyncio.Semaphore(0)
+        starts = asyncio.Semaphore(0)
 
         async def consume() -> None:
             stream = await client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "hi"}], stream=True
             )
             async for _ in stream:
-                started.release()
+                starts.release()
 
         tasks = [asyncio.create_task(consume()) for _ in range(100)]
         async with asyncio.timeout(hang_s()):
             for _ in tasks:
-                await started.acquire()
+                await starts.acquire()
         assert [gateway.routes.in_flight(f"m-{index}") for index in range(2)] == [50, 50]
         for task in tasks:
             task.cancel()

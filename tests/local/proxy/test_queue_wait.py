@@ -38,10 +38,10 @@ def chat(gateway: Running, **fields: Any) -> asyncio.Task[httpx.Response]:
 async def test_requests_wait_for_a_model_that_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited = asyncio.Event()
+    wait_event = asyncio.Event()
 
     async def prepare(*_: object) -> None:
-        await waited.wait()
+        await wait_event.wait()
 
     monkeypatch.setattr(MemoryHost, "prepare", prepare)
     async with running(
@@ -55,7 +55,7 @@ async def test_requests_wait_for_a_model_that_starts(
             text = ""
             async for piece in stream.aiter_text():
                 text += piece
-                waited.set()
+                wait_event.set()
         assert text.startswith(": waiting\n\n")
         assert text.endswith("data: [DONE]\n\n")
         assert (await plain).status_code == 200
@@ -72,11 +72,11 @@ async def test_requests_outlast_an_engine_that_is_killed_and_started_again(tmp_p
         await gateway.until("m", "ready")
         (name,) = gateway.world.engines
         gateway.world.engines[name].kill()
-        asked = []
+        tasks = []
         for _ in range(20):
             await asyncio.sleep(0.05)
-            asked.append(chat(gateway))
-        assert [(await each).status_code for each in asked] == [200] * 20
+            tasks.append(chat(gateway))
+        assert [(await task).status_code for task in tasks] == [200] * 20
         assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == [
             "failed",
             "ready",

@@ -72,12 +72,12 @@ class Engine:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
     """`m` answers at once; `slow` gives a token a minute."""
     folder = tmp_path_factory.mktemp("engines")
-    made = {
+    engine_by_name = {
         "m": Engine(folder),
         "slow": Engine(folder, "--tokens-per-second", "0.0166", "--served-model-name", "slow"),
     }
-    yield made
-    for engine in made.values():
+    yield engine_by_name
+    for engine in engine_by_name.values():
         engine.stop()
 
 
@@ -169,14 +169,14 @@ def test_a_closed_stream_ends_the_engines_work(
     through: bool, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     engine = engines["slow"]
-    former_left_count = engine.left_count
+    left_count = engine.left_count
     with openai_client(gateway.url if through else engine.url) as client:
         stream = client.chat.completions.create(
             model="slow", messages=MESSAGES, max_tokens=1000, stream=True
         )
         assert next(iter(stream)).choices
         stream.close()
-        until(lambda: engine.left_count == former_left_count + 1)
+        until(lambda: engine.left_count == left_count + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -37,12 +37,12 @@ async def test_a_body_that_is_nested_too_deeply_to_be_written_anew_takes_nobodys
             stage(gateway, answers, served="other") as [upstream],
             http_client(gateway) as client,
         ):
-            told = set()
+            statuses = set()
             for depth in range(600, 1000):
-                nested = b'{"model": "m", "x": ' + b"[" * depth + b"]" * depth + b"}"
-                told.add((await client.post(CHAT, content=nested)).status_code)
+                nested_body = b'{"model": "m", "x": ' + b"[" * depth + b"]" * depth + b"}"
+                statuses.add((await client.post(CHAT, content=nested_body)).status_code)
             gateway.catch_up()
-            assert told == {200, 400}
+            assert statuses == {200, 400}
             assert gateway.routes.total_in_flight == 0
             assert all(b'"other"' in request for request in upstream.requests)
 

@@ -49,7 +49,7 @@ def read(data: bytes) -> list[Read]:
     """The answers in all that a connection gave. Raises h11.RemoteProtocolError for bytes that are
     no answer."""
     reader = h11.Connection(h11.CLIENT)
-    asked = [
+    events = [
         h11.Request(method="POST", target=CHAT, headers=[("host", "x"), ("content-length", "0")]),
         h11.EndOfMessage(),
     ]
@@ -59,7 +59,7 @@ def read(data: bytes) -> list[Read]:
     while True:
         if not reader.trailing_data[0]:
             return answers
-        for event in asked:
+        for event in events:
             reader.send(event)
         head, body = reader.next_event(), b""
         assert isinstance(head, h11.Response), head
@@ -287,8 +287,8 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
             trailers = draw(st.sampled_from([b"", b"x: y\r\n", b"content-type: text/plain\r\n"]))
             answer = start + chunk(body, extension, trailers)
         else:
-            said = len(body) + (draw(st.sampled_from([0, 0, 0, -1, 1, 9])) if last else 0)
-            answer = start % max(said, 0) + body
+            stated_length = len(body) + (draw(st.sampled_from([0, 0, 0, -1, 1, 9])) if last else 0)
+            answer = start % max(stated_length, 0) + body
         answer = draw(BEFORE) + answer
         cuts = sorted(draw(st.sets(st.integers(1, len(answer) - 1), max_size=2)))
         answers.append([answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)])
@@ -300,10 +300,10 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
 def test_a_known_head_changes_nothing_that_a_client_reads(
     gateway: Gateway, answers: list[list[bytes]]
 ) -> None:
-    known = asyncio.run(talk(gateway, script(answers), len(answers)))
+    plain_answers = asyncio.run(talk(gateway, script(answers), len(answers)))
     with mock.patch.object(head_cache, "remember_answer", return_value=None):
-        parsed = asyncio.run(talk(gateway, script(answers), len(answers)))
-    assert judge(known, len(answers)) == judge(parsed, len(answers))
+        parsed_answers = asyncio.run(talk(gateway, script(answers), len(answers)))
+    assert judge(plain_answers, len(answers)) == judge(parsed_answers, len(answers))
 
 
 # --- how much of it there may be ---
@@ -358,7 +358,7 @@ def test_a_trailer_and_an_extension_reach_nobody_and_the_connection_lives_on(
         await call.send(answer)
 
     data = asyncio.run(talk(gateway, run, 3))
-    assert [one.body for one in judge(data, 3)[:3]] == [b"hello" + DONE] * 3
+    assert [reply.body for reply in judge(data, 3)[:3]] == [b"hello" + DONE] * 3
     assert b"trailer" not in data
     assert b"text/plain" not in data
     assert len(set(map(id, calls))) == 1

@@ -38,15 +38,19 @@ def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
 ) -> None:
     ending, port = tmp_path / "end", free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    own = {
+    environment = {
         "FITSERVE_PORT": str(port),
         "FITSERVE_DATA_DIR": str(tmp_path / "data"),
         "FITSERVE_HOST_KIND": "process",
     }
-    own |= {"FITSERVE_WORKERS": workers, "FITSERVE_STOP_GRACE_S": "1"}
+    environment |= {"FITSERVE_WORKERS": workers, "FITSERVE_STOP_GRACE_S": "1"}
     program = [sys.executable, "-c", PROGRAM.format(ending=ending)]
     with subprocess.Popen(
-        program, env={**keep, **own}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        program,
+        env={**keep, **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as process:
         try:
             up = False
@@ -59,14 +63,14 @@ def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
                     except httpx.HTTPError:
                         up = False
             ending.touch()
-            said, _ = process.communicate(timeout=hang_s())
+            output, _ = process.communicate(timeout=hang_s())
         finally:
             process.kill()
-    assert up, said
-    assert process.returncode == 1, said
-    assert b"the control loop has ended" in said
-    assert b"the loop of a test ends" in said
-    assert b"Traceback" in said
+    assert up, output
+    assert process.returncode == 1, output
+    assert b"the control loop has ended" in output
+    assert b"the loop of a test ends" in output
+    assert b"Traceback" in output
     # Nobody is left who would take connections.
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)

@@ -23,56 +23,57 @@ pytestmark = pytest.mark.anyio
 async def test_one_of_several_gateways_that_take_over_at_once_gets_the_data_folder(
     tmp_path: Path,
 ) -> None:
-    released = []
+    names = []
 
     async def release() -> list[str]:
         await asyncio.sleep(0)
-        released.append("m")
+        names.append("m")
         return ["m"]
 
     async def drain() -> None: ...
 
-    held_lock = lock(tmp_path)
+    data_lock = lock(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        offer = HandoverOffer(held_lock, [listener], release, drain, lambda _: None)
+        offer = HandoverOffer(data_lock, [listener], release, drain, lambda _: None)
         handover = Handover(tmp_path, offer)
         try:
-            asked = [await asyncio.to_thread(request_takeover, tmp_path) for _ in range(3)]
+            takeovers = [await asyncio.to_thread(request_takeover, tmp_path) for _ in range(3)]
             results = await asyncio.gather(
-                *(asyncio.to_thread(one.take) for one in asked), return_exceptions=True
+                *(asyncio.to_thread(takeover.take) for takeover in takeovers),
+                return_exceptions=True,
             )
         finally:
             await handover.close()
-            os.close(held_lock)
-        for one in asked:
-            one.confirm()
-            os.close(one.lock)
-            for other in one.listeners:
+            os.close(data_lock)
+        for takeover in takeovers:
+            takeover.confirm()
+            os.close(takeover.lock)
+            for other in takeover.listeners:
                 other.close()
-    refused = [error for error in results if error is not None]
-    assert released == ["m"]
-    assert len(refused) == 2
+    refusals = [error for error in results if error is not None]
+    assert names == ["m"]
+    assert len(refusals) == 2
     assert all(
         isinstance(error, SettingsError) and "handing over to another gateway" in str(error)
-        for error in refused
+        for error in refusals
     )
 
 
 def test_another_lock_file_or_another_owner_ends_the_ownership(tmp_path: Path) -> None:
-    held_lock = lock(tmp_path)
+    data_lock = lock(tmp_path)
     file = tmp_path / "gateway.lock"
     try:
-        assert has_lock(tmp_path, held_lock)
+        assert has_lock(tmp_path, data_lock)
         file.write_text("1")
-        assert not has_lock(tmp_path, held_lock)
-        own_lock(held_lock)
-        assert has_lock(tmp_path, held_lock)
+        assert not has_lock(tmp_path, data_lock)
+        own_lock(data_lock)
+        assert has_lock(tmp_path, data_lock)
         file.unlink()
-        assert has_lock(tmp_path, held_lock)  # nobody else has it
+        assert has_lock(tmp_path, data_lock)  # nobody else has it
         file.touch()
-        assert not has_lock(tmp_path, held_lock)
+        assert not has_lock(tmp_path, data_lock)
     finally:
-        os.close(held_lock)
+        os.close(data_lock)
 
 
 def test_a_lock_file_that_cannot_be_written_keeps_its_owner(tmp_path: Path) -> None:
@@ -85,26 +86,26 @@ def test_a_lock_file_that_cannot_be_written_keeps_its_owner(tmp_path: Path) -> N
 
 
 async def test_a_gateway_that_lost_the_lock_is_told_once(tmp_path: Path) -> None:
-    held, lost, told = lock(tmp_path), asyncio.Event(), []
+    data_lock, lost_event, words = lock(tmp_path), asyncio.Event(), []
 
     async def end() -> None:
-        told.append("lost")
-        lost.set()
+        words.append("lost")
+        lost_event.set()
 
-    watch = LockWatch(tmp_path, held, end, look_s=0.01)
+    watch = LockWatch(tmp_path, data_lock, end, look_s=0.01)
     try:
         another = "import os, sys; from gateway.store.data_folder import own_lock; own_lock(3)"
         await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-c", another],
             check=True,
-            preexec_fn=lambda: os.dup2(held, 3),
+            preexec_fn=lambda: os.dup2(data_lock, 3),
             pass_fds=(3,),
         )
         async with asyncio.timeout(hang_s()):
-            await lost.wait()
+            await lost_event.wait()
         await asyncio.sleep(0.05)
-        assert told == ["lost"]
+        assert words == ["lost"]
     finally:
         await watch.close()
-        os.close(held)
+        os.close(data_lock)

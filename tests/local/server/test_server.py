@@ -61,22 +61,22 @@ async def test_few_files_allow_few_clients_and_always_a_file_for_their_engine(
                 base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as client:
                 await client.get("/healthz")
-                former_files, said = files(gateway), len(gateway.log)
+                files_before, log_length = files(gateway), len(gateway.log)
                 for _ in range(2):
                     crowd = [await asyncio.to_thread(knock, gateway.port) for _ in range(200)]
-                    told = [await asyncio.to_thread(status, one) for one in crowd]
-                    assert told.count(b"200") <= 15
-                    assert set(told) <= {b"200", b"503", b""}
+                    statuses = [await asyncio.to_thread(status, client) for client in crowd]
+                    assert statuses.count(b"200") <= 15
+                    assert set(statuses) <= {b"200", b"503", b""}
                     # Who is in is served, with all places taken and a crowd before the door.
                     for _ in range(20):
                         answer = await client.post("/v1/chat/completions", json=ASK)
                         assert answer.status_code == 200, answer.text
-                    for one in crowd:
-                        one.close()
-                    await until(lambda: files(gateway) <= former_files + 2)
+                    for crowd_client in crowd:
+                        crowd_client.close()
+                    await until(lambda: files(gateway) <= files_before + 2)
                 assert (await client.get("/readyz")).status_code == 200
             # It says nothing of each client that it turns away.
-            assert gateway.log.count("\n", said) < 20, gateway.log
+            assert gateway.log.count("\n", log_length) < 20, gateway.log
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)
 
@@ -89,7 +89,7 @@ async def test_few_files_allow_few_clients_and_always_a_file_for_their_engine(
     ],
 )
 def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, why: str) -> None:
-    ended = subprocess.run(
+    result = subprocess.run(
         [
             "bash",
             "-c",
@@ -107,9 +107,9 @@ def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, why: st
         timeout=hang_s(),
         check=False,
     )
-    assert ended.returncode == 2
-    assert why in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert result.returncode == 2
+    assert why in result.stderr
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -162,7 +162,7 @@ async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_a
                 base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as client:
                 assert {
-                    one["name"] for one in (await client.get("/admin/models")).json()["data"]
+                    view["name"] for view in (await client.get("/admin/models")).json()["data"]
                 } == {"m", "n"}
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)

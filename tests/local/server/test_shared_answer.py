@@ -18,9 +18,9 @@ async def test_requests_during_a_rendering_share_a_later_one() -> None:
     async def render() -> bytes:
         nonlocal began
         began += 1
-        seen = state
+        state_at_start = state
         await free.wait()
-        return seen
+        return state_at_start
 
     answer = SharedAnswer(render)
     first_task = asyncio.create_task(answer.body())

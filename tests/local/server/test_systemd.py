@@ -25,13 +25,13 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """`fitserve serve` as systemd starts it: the listener is its file 3."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    own = {
+    environment = {
         "FITSERVE_DATA_DIR": str(data),
         "FITSERVE_HOST_KIND": "process",
         "FITSERVE_PORT": "1",
         **settings,
     }
-    own |= {"LISTEN_FDS": "1", "NOTIFY_SOCKET": str(notified)}
+    environment |= {"LISTEN_FDS": "1", "NOTIFY_SOCKET": str(notified)}
     command = (
         f'exec 3<&{listener.fileno()}; LISTEN_PID=$$ exec "{sys.executable}" -m gateway.__main__'
         " serve"
@@ -39,7 +39,7 @@ def start(
     return subprocess.Popen(
         ["bash", "-c", command],
         cwd=ROOT,
-        env={**keep, **own},
+        env={**keep, **environment},
         pass_fds=[listener.fileno()],
         stderr=subprocess.PIPE,
     )

@@ -37,8 +37,8 @@ def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(
     alone = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    forked = run(arguments, environment)
-    assert (forked.returncode, forked.stdout, forked.stderr) == (
+    fork_result = run(arguments, environment)
+    assert (fork_result.returncode, fork_result.stdout, fork_result.stderr) == (
         alone.returncode,
         alone.stdout,
         alone.stderr,
@@ -52,20 +52,20 @@ def test_a_fork_is_a_process_with_the_given_environment(tmp_path: Path) -> None:
         " sys.stdin.read(), os.umask(0), os.getsid(0) == os.getpid(), __name__],"
         " sys.stdout)\nprint('é', file=sys.stderr)\nsys.exit(7)\n"
     )
-    said, told = tmp_path / "said", tmp_path / "told"
+    output_file, error_file = tmp_path / "said", tmp_path / "told"
     (tmp_path / "given").write_text("ü")
-    former_umask = os.umask(0o007)
+    umask = os.umask(0o007)
     with (
         (tmp_path / "given").open("rb") as descriptor,
-        said.open("wb") as out,
-        told.open("wb") as err,
+        output_file.open("wb") as out,
+        error_file.open("wb") as err,
     ):
         streams = (descriptor.fileno(), out.fileno(), err.fileno())
         # The folder is where Python looks first, as with -m.
         process = Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path)
-    os.umask(former_umask)
+    os.umask(umask)
     assert process.wait() == 7
-    assert json.loads(said.read_text()) == [
+    assert json.loads(output_file.read_text()) == [
         {"ONE": "1"},
         str(tmp_path),
         ["a", "b"],
@@ -74,32 +74,28 @@ def test_a_fork_is_a_process_with_the_given_environment(tmp_path: Path) -> None:
         True,
         "__main__",
     ]
-    assert told.read_text() == "é\n"
+    assert error_file.read_text() == "é\n"
 
 
 def test_a_signal_that_ends_it_is_told() -> None:
-    ours, theirs = pty.openpty()
-    process = Forked(
-        "gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs)
-    )
-    os.close(theirs)
+    master, slave = pty.openpty()
+    process = Forked("gateway.planner.service.plan_program", (), os.environ, (slave, slave, slave))
+    os.close(slave)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait() == process.wait() == -signal.SIGTERM
     process.kill()
-    os.close(ours)
+    os.close(master)
 
 
 def test_poll_does_not_wait_and_an_ended_process_gets_no_signal() -> None:
-    ours, theirs = pty.openpty()
-    process = Forked(
-        "gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs)
-    )
-    os.close(theirs)
+    master, slave = pty.openpty()
+    process = Forked("gateway.planner.service.plan_program", (), os.environ, (slave, slave, slave))
+    os.close(slave)
     assert process.poll() is None
     process.kill()
     assert process.wait() == process.poll() == -signal.SIGKILL
     process.send_signal(signal.SIGTERM)
-    os.close(ours)
+    os.close(master)
 
 
 @pytest.mark.parametrize("asks", [False, True])

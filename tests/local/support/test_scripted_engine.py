@@ -100,15 +100,15 @@ async def test_chat_whole_and_streamed_say_the_same() -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why"}]
     async with client_of() as client:
         whole = await post(client, "chat/completions", messages=messages, max_tokens=6)
-        streamed = await frames(
+        frames_of_stream = await frames(
             client,
             "chat/completions",
             messages=messages,
             max_completion_tokens=6,
             stream_options={"include_usage": True},
         )
-    *chunks, last, done = streamed
-    assert done == "[DONE]"
+    *chunks, last, end_event = frames_of_stream
+    assert end_event == "[DONE]"
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == whole["choices"][0]["message"]["content"]
@@ -118,9 +118,9 @@ async def test_chat_whole_and_streamed_say_the_same() -> None:
 
 async def test_a_stream_has_no_usage_unless_it_is_asked_for() -> None:
     async with client_of() as client:
-        streamed = await frames(client, "completions", prompt="a", max_tokens=3)
-    assert [frame["choices"][0]["text"] for frame in streamed[:-1]][-1] == ""
-    assert not any("usage" in frame for frame in streamed[:-1])
+        frames_of_stream = await frames(client, "completions", prompt="a", max_tokens=3)
+    assert [frame["choices"][0]["text"] for frame in frames_of_stream[:-1]][-1] == ""
+    assert not any("usage" in frame for frame in frames_of_stream[:-1])
 
 
 async def test_embeddings_differ_and_have_length_one() -> None:
@@ -193,17 +193,21 @@ async def test_requests_and_a_client_that_leaves_are_recorded(tmp_path: Path) ->
         async with asyncio.timeout(hang_s()):
             while b"\nclosed " not in record.read_bytes():
                 await asyncio.sleep(0.01)
-    recorded = record.read_bytes()
-    assert recorded.startswith(b"POST /v1/completions HTTP/1.1\r\n")
-    assert recorded.index(b'"first"') < recorded.index(b'"second"') < recorded.index(b"closed ")
+    record_bytes = record.read_bytes()
+    assert record_bytes.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert (
+        record_bytes.index(b'"first"')
+        < record_bytes.index(b'"second"')
+        < record_bytes.index(b"closed ")
+    )
 
 
 async def test_tokens_come_at_the_pace_asked_for() -> None:
     loop = asyncio.get_running_loop()
     async with client_of(tokens_per_second=100) as client:
-        begun = loop.time()
+        begin_s = loop.time()
         await post(client, "completions", prompt="a", max_tokens=20)
-    assert loop.time() - begun >= 0.2
+    assert loop.time() - begin_s >= 0.2
 
 
 async def test_a_client_that_does_not_read_stops_the_stream() -> None:

@@ -14,8 +14,8 @@ from tests.support.makers import wish
 
 def test_the_number_of_drafted_tokens_reaches_the_wish() -> None:
     fields = WishOptions(speculative="mtp", draft_tokens=3).fields()
-    wanted_wish = wish(**fields)
-    assert (wanted_wish.speculative, wanted_wish.num_speculative_tokens) == ("mtp", 3)
+    request = wish(**fields)
+    assert (request.speculative, request.num_speculative_tokens) == ("mtp", 3)
     assert "num_speculative_tokens" not in WishOptions(speculative="mtp").fields()
 
 

@@ -48,11 +48,11 @@ def test_lines_that_are_no_report_are_the_message() -> None:
 def test_the_bar_begins_with_the_first_download_and_ends_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
 
     @contextmanager
     def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-        yield lambda done, total: shown.append((title, done, total))
+        yield lambda byte_count, total: calls.append((title, byte_count, total))
 
     monkeypatch.setattr(package_downloads, "progress_bar", bar)
     monkeypatch.setattr(package_downloads, "count_received_bytes", lambda: 0)
@@ -60,8 +60,8 @@ def test_the_bar_begins_with_the_first_download_and_ends_full(
     for line in (*LINES.splitlines(keepends=True), None):
         lines.put(line)
     assert package_downloads._show_downloads(lines, "vllm") == ""
-    assert shown[0] == ("vllm", 0, 800 * MIB)
-    assert shown[-1] == ("vllm", round(816.5 * MIB), round(816.5 * MIB))
+    assert calls[0] == ("vllm", 0, 800 * MIB)
+    assert calls[-1] == ("vllm", round(816.5 * MIB), round(816.5 * MIB))
 
 
 def test_a_failure_gives_the_message_alone() -> None:

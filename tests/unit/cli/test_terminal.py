@@ -41,14 +41,14 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
         "The engine vllm==0.26.0 is not installed on this machine. Run `fitserve engine install"
         " vllm==0.26.0`.\nOr /a/path/that-is-longer-than-a-line-of-forty-columns/models"
     )
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, columns))
     monkeypatch.setenv("COLUMNS", str(columns))
-    with os.fdopen(theirs, "w") as terminal:
+    with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         print_message(words)
-    text = os.read(ours, 4096).decode()
-    os.close(ours)
+    text = os.read(master, 4096).decode()
+    os.close(master)
     assert text.split() == words.split()
     assert all(len(line) <= columns or " " not in line for line in text.splitlines())
 
@@ -95,9 +95,9 @@ def test_a_table_has_whole_words_and_all_of_them(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     print_table(HEAD[: len(rows[0])], rows)
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= columns
-    words = {word.strip(":,") for word in shown.split()}
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= columns
+    words = {word.strip(":,") for word in output.split()}
     assert {word for row in rows for cell in row if cell != "-" for word in cell.split()} <= words
 
 
@@ -124,11 +124,11 @@ def test_a_narrow_table_leaves_out_columns_before_it_breaks_words(
 
 def read(ours: int) -> str:
     """All that was written to the terminal's other side."""
-    said = b""
+    output = b""
     while select.select([ours], [], [], 0)[0]:
-        said += os.read(ours, 4096)
+        output += os.read(ours, 4096)
     os.close(ours)
-    return said.decode()
+    return output.decode()
 
 
 @pytest.mark.parametrize("cut", [1, 3, 1000])
@@ -140,21 +140,21 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
         " aWordThatIsLongerThanALineOfTwentyOneColumns.\nAnd"
         " \u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d."
     )
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 21))
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 21))
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "21")
-    with os.fdopen(theirs, "w") as terminal:
+    with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         flow = StreamedText()
         for start in range(0, len(words), cut):
             flow.write(words[start : start + cut])
         flow.write("Hm.", dim=True)
         flow.end()
-        said = read(ours)
-    assert said.count("\x1b[2m") == 1
+        output = read(master)
+    assert output.count("\x1b[2m") == 1
     # What was taken back: so many columns to the left, and the rest of the line cleared.
-    plain = re.sub(r"\x1b\[[02]m", "", said)
+    plain = re.sub(r"\x1b\[[02]m", "", output)
     while back := re.search(r"\x1b\[(\d+)D\x1b\[K", plain):
         plain = plain[: back.start() - int(back[1])] + plain[back.end() :]
     lines = plain.replace("\r", "").splitlines()
@@ -178,10 +178,10 @@ def test_commands_have_no_other_way_to_the_terminal() -> None:
     ways = re.compile(
         r"\b(typer\.(secho|echo)|click\.|print\(|sys\.std(out|err)\b(?!\.isatty)|rich\b(?!_markup))"
     )
-    found = {
+    lines = {
         f"{path.name}: {line.strip()}"
         for path in (ROOT / "gateway" / "cli").rglob("*.py")
         for line in path.read_text().splitlines()
         if path.name != "terminal.py" and ways.search(line)
     }
-    assert not found
+    assert not lines

@@ -146,11 +146,11 @@ def test_an_undescribed_engine_accepts_any_flag_in_at_most_three_steps() -> None
 def test_every_flag_of_a_step_is_one_of_the_engine(kind: str) -> None:
     """Over all messages of the kept reports, with the flags of either engine."""
     names = FLAGS[kind].names
-    known = frozenset(name for row in SHIPPED for name in row.names)
+    flag_names = frozenset(name for row in SHIPPED for name in row.names)
     steps = [
         step
         for report in REPORTS
-        for step in advice_of_message(report.get("raises", ""), FLAGS[kind], known)
+        for step in advice_of_message(report.get("raises", ""), FLAGS[kind], flag_names)
     ]
     assert len(steps) > 15
     for step in steps:

@@ -76,8 +76,8 @@ def script() -> ModuleType:
 @pytest.fixture(scope="module")
 def step(script: ModuleType) -> CodeStep:
     before = {FILE: script.file_code(OLD.encode())}
-    lifted = 'def lifted(a):\n    return [a, "never changed"]\n'
-    after = {FILE: script.file_code(NEW.encode()), OTHER: script.file_code(lifted.encode())}
+    lifted_code = 'def lifted(a):\n    return [a, "never changed"]\n'
+    after = {FILE: script.file_code(NEW.encode()), OTHER: script.file_code(lifted_code.encode())}
     result = script.step("1.0", "1.1", before, after)
     assert isinstance(result, CodeStep)
     return result
@@ -157,12 +157,12 @@ def test_a_function_of_a_newer_version_is_in_no_older_one(step: CodeStep) -> Non
 
 def test_messages_are_known_by_their_constant_words(step: CodeStep) -> None:
     whole = history(step)
-    gone = "ValueError: the frob of 12 cannot be larger than a row"
+    message = "ValueError: the frob of 12 cannot be larger than a row"
     fresh = "the frob of 12 must be at least one row"
-    assert whole.version_without(gone, "1.0", "1.1") == "1.1"
+    assert whole.version_without(message, "1.0", "1.1") == "1.1"
     assert whole.version_without(fresh, "1.0", "1.1") is None
     assert whole.text_new(fresh, "1.0", "1.1") == "1.1"
-    assert whole.text_new(gone, "1.0", "1.1") is None
+    assert whole.text_new(message, "1.0", "1.1") is None
     assert not [*text_hashes("too few words here")]
 
 
@@ -172,11 +172,11 @@ def test_every_described_version_has_its_step(kind: str) -> None:
     paths = [*(ROOT / "profiles/engine_history" / kind).iterdir()]
     steps = [decode(path.read_bytes()) for path in paths]
     assert {path.name for path in paths} == {step.version for step in steps}
-    known = {step.version for step in steps} | {step.before for step in steps}
-    assert {*profiles.signatures.rows.cures.versions[kind]} <= known
+    versions = {step.version for step in steps} | {step.before for step in steps}
+    assert {*profiles.signatures.rows.cures.versions[kind]} <= versions
     # One chain, without a gap.
     assert len({step.before for step in steps}) == len(steps)
-    assert len(known) == len(steps) + 1
+    assert len(versions) == len(steps) + 1
 
 
 def test_the_history_is_small() -> None:
@@ -185,8 +185,8 @@ def test_the_history_is_small() -> None:
 
 
 def test_the_whole_code_is_that_of_the_last_version() -> None:
-    key, moved = function_hash(FILE, "run"), function_hash(OTHER, "run")
-    step, whole = CodeStep("1.1", "1.0", moved={key: moved}), CodeStep("1.1", new=[moved])
+    key, moved_key = function_hash(FILE, "run"), function_hash(OTHER, "run")
+    step, whole = CodeStep("1.1", "1.0", moved={key: moved_key}), CodeStep("1.1", new=[moved_key])
     several = CodeHistory(("1.1",), lambda _: step, lambda: whole)
     assert several.has(FILE, "run", "1.0")
     assert several.has(OTHER, "run", "1.1")

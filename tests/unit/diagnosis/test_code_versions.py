@@ -66,16 +66,16 @@ def test_the_frames_of_an_engine_are_those_of_its_package() -> None:
 def test_a_newer_version_with_other_code_is_told_with_the_reason(
     step: CodeStep, words: str
 ) -> None:
-    told = versions(SHAPE, "1.1", step)
-    assert told["others"] == "vllm==1.3"
-    assert words in str(told["code_change"])
-    assert "not known" in str(told["code_change"])
+    version_words = versions(SHAPE, "1.1", step)
+    assert version_words["others"] == "vllm==1.3"
+    assert words in str(version_words["code_change"])
+    assert "not known" in str(version_words["code_change"])
 
 
 def test_a_newer_version_with_the_same_code_is_not_told() -> None:
-    told = versions(SHAPE, "1.1", change_step("1.1", RUN, "run"))
-    assert told["others"] == "vllm==1.0"
-    assert "other code there, and newer versions have the same" in str(told["code_change"])
+    words = versions(SHAPE, "1.1", change_step("1.1", RUN, "run"))
+    assert words["others"] == "vllm==1.0"
+    assert "other code there, and newer versions have the same" in str(words["code_change"])
 
 
 def test_no_version_is_told_where_all_have_the_same_code() -> None:
@@ -83,19 +83,19 @@ def test_no_version_is_told_where_all_have_the_same_code() -> None:
 
 
 def test_the_newest_version_has_older_ones_alone() -> None:
-    told = versions(SHAPE, "1.3", change_step("1.2", RUN, "run"))
-    assert told["others"] == "vllm==1.1"
-    assert "run, which led here, has other code there; whether" in str(told["code_change"])
+    words = versions(SHAPE, "1.3", change_step("1.2", RUN, "run"))
+    assert words["others"] == "vllm==1.1"
+    assert "run, which led here, has other code there; whether" in str(words["code_change"])
 
 
 def test_a_message_tells_versions_where_there_are_no_frames() -> None:
     message = "The frob size of 7 is not supported with rows"
     key = list(text_hashes("is not supported with rows"))
-    gone = CodeStep("1.2", "", texts_gone=key)
+    code_step = CodeStep("1.2", "", texts_gone=key)
     new_code_step = CodeStep("1.1", "", texts_new=key)
     bare = Shape("", message, (), "load")
-    assert versions(bare, "1.1", gone, new_code_step)["others"] == "vllm==1.3 or vllm==1.0"
-    assert "this message is gone since 1.2" in str(versions(bare, "1.1", gone)["code_change"])
+    assert versions(bare, "1.1", code_step, new_code_step)["others"] == "vllm==1.3 or vllm==1.0"
+    assert "this message is gone since 1.2" in str(versions(bare, "1.1", code_step)["code_change"])
     assert versions(bare, "1.1") == {}
 
 
@@ -127,14 +127,14 @@ def test_a_traceback_keeps_the_first_line_of_code_of_each_frame() -> None:
 
 
 def test_a_damaged_step_is_named_when_a_diagnosis_needs_it(tmp_path: Path) -> None:
-    damaged = tmp_path / "engine_history/vllm/0.18.1"
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(b"frob")
+    folder = tmp_path / "engine_history/vllm/0.18.1"
+    folder.parent.mkdir(parents=True)
+    folder.write_bytes(b"frob")
     signatures = Profiles(tmp_path).signatures
     # Neither a log of another engine nor one without a version reads the history.
     diagnose([TRACEBACK.encode()], signatures, "vllm")
     diagnose([TRACEBACK.encode()], signatures, "sglang==0.5.23")
-    with pytest.raises(SettingsError, match=re.escape(str(damaged))):
+    with pytest.raises(SettingsError, match=re.escape(str(folder))):
         diagnose([TRACEBACK.encode()], signatures, "vllm==0.30.0")
 
 

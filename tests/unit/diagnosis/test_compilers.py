@@ -60,5 +60,5 @@ NVCC = (
     ],
 )
 def test_the_compiled_library_is_named(commands: tuple[str, ...], what: str) -> None:
-    said = compiling(commands)
-    assert said.startswith(what) if what.endswith("deep_gemm") else said == what
+    words = compiling(commands)
+    assert words.startswith(what) if what.endswith("deep_gemm") else words == what

@@ -61,8 +61,8 @@ def steps() -> list[tuple[str, CureStep]]:
 @cache
 def flags(kind: str) -> frozenset[str]:
     refs = [ref for ref in PROFILES.engine_files if ref.startswith(f"{kind}==")]
-    named = {name for ref in refs for name in PROFILES.engine(ref).flags}
-    return frozenset(named | {f"no-{name}" for name in named})
+    flag_names = {name for ref in refs for name in PROFILES.engine(ref).flags}
+    return frozenset(flag_names | {f"no-{name}" for name in flag_names})
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,27 @@ def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     known_texts |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
     known_texts |= {"own_variable", "zero_option", "own_memory", "unsplit", "dumped", "callee"}
     known_texts |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
-    named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
-    named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
-    assert named <= known_texts
+    conditions = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
+    conditions |= {
+        name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)
+    }
+    assert conditions <= known_texts
 
 
 def test_each_kind_has_words_and_an_item_in_the_documents() -> None:
     rows = (*SIGNATURES.rows.texts, *SIGNATURES.rows.structures)
     kinds = {row.kind for row in rows} | {row.kind for row in CURES.rows.remedies}
-    worded = {row.kind for row in SIGNATURES.rows.words}
+    kinds_with_words = {row.kind for row in SIGNATURES.rows.words}
     # Kinds that the gateway finds itself have no log of their own.
-    found = {"stalled", "host_error", "verification_failed", "gibberish", "engine_refuses"}
-    found |= {"withdrawn", "ram_shared"}
-    assert kinds - worded <= found
+    kinds_of_gateway = {
+        "stalled",
+        "host_error",
+        "verification_failed",
+        "gibberish",
+        "engine_refuses",
+    }
+    kinds_of_gateway |= {"withdrawn", "ram_shared"}
+    assert kinds - kinds_with_words <= kinds_of_gateway
     items = (ROOT / "docs/reliability.md").read_text().partition("## Kinds of failure")[2]
     items = items.partition("\n## ")[0]
     assert not [kind for kind in kinds if f"`{kind}`" not in items]
@@ -129,9 +137,9 @@ def test_a_row_of_a_kind_without_a_cure_is_refused(tmp_path: Path) -> None:
     texts = tmp_path / "failures" / "texts"
     texts.mkdir(parents=True)
     (texts / "mine.yaml").write_text("- {kind: my_kind, pattern: boom, source: me}\n")
-    with pytest.raises(SettingsError, match="my_kind") as raised:
+    with pytest.raises(SettingsError, match="my_kind") as error:
         _ = Profiles(tmp_path).signatures
-    assert "remedies.yaml" in str(raised.value.hint)
+    assert "remedies.yaml" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("name", ["failures.yaml", "failure_words.yaml"])
@@ -139,9 +147,9 @@ def test_a_file_of_the_old_form_is_refused_and_names_the_new_folder(
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text("[]\n")
-    with pytest.raises(SettingsError, match=name) as raised:
+    with pytest.raises(SettingsError, match=name) as error:
         Profiles(tmp_path)
-    assert "failures/" in str(raised.value.hint)
+    assert "failures/" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -172,7 +180,7 @@ def test_the_versions_beside_the_failing_one_are_named() -> None:
         '  File "/x/site-packages/vllm/v1/worker/gpu_worker.py", line 7, in frob',
         "AttributeError: 'Frob' object has no attribute 'frobs'",
     )
-    middle, last = (read(*lines, engine=f"vllm=={one}") for one in ("0.26.0", "99.0"))
+    middle, last = (read(*lines, engine=f"vllm=={version}") for version in ("0.26.0", "99.0"))
     assert (middle.kind, last.kind) == ("engine_bug", "engine_bug")
     newest = CURES.known_versions("vllm", "0.26.0")["newer"]
     assert str(newest) in middle.steps[0]
@@ -204,9 +212,9 @@ def test_names_of_the_program_are_no_settings() -> None:
         '  File "/x/site-packages/vllm/v1/core/kv_cache_coordinator.py", line 7, in __init__',
     )
     bare = read(*code, "    assert not enable_caching", "AssertionError", engine="vllm==0.28.0")
-    told = read(*code, "ValueError: enable_caching and block_size", engine="vllm==0.28.0")
+    failure = read(*code, "ValueError: enable_caching and block_size", engine="vllm==0.28.0")
     assert not any("enable_caching" in step for step in bare.steps)
-    assert any("--block-size, enable_caching" in step for step in told.steps)
+    assert any("--block-size, enable_caching" in step for step in failure.steps)
 
 
 def test_the_other_versions_complete_every_step_that_speaks_of_one() -> None:
@@ -245,7 +253,7 @@ def test_a_lever_ends_with_the_version_that_mends_the_fault() -> None:
         "Starting to load model /models/frob...",
         "torch.OutOfMemoryError: CUDA out of memory.",
     )
-    steps = [read(*lines, engine=f"vllm=={one}").steps for one in ("0.23.0", "0.24.0")]
+    steps = [read(*lines, engine=f"vllm=={version}").steps for version in ("0.23.0", "0.24.0")]
     assert [any("0.24.0" in step for step in several) for several in steps] == [True, False]
 
 
@@ -340,9 +348,9 @@ def test_a_workers_report_of_requests_needs_no_traceback(process: str, kind: str
 
 
 def test_an_error_of_the_request_transport_is_no_fault_of_the_engine() -> None:
-    carried = (*REQUEST[:4], "RuntimeError: Unexpected ASGI message.", ALIVE)
+    error_lines = (*REQUEST[:4], "RuntimeError: Unexpected ASGI message.", ALIVE)
     ready = "The server is fired up and ready to roll!"
-    assert read(ready, ALIVE, *(carried * 5), engine="sglang").kind == "none"
+    assert read(ready, ALIVE, *(error_lines * 5), engine="sglang").kind == "none"
 
 
 @pytest.mark.parametrize(
@@ -351,9 +359,9 @@ def test_an_error_of_the_request_transport_is_no_fault_of_the_engine() -> None:
 )
 def test_the_place_of_a_cure_goes_with_the_failure(kind: str, cure: str) -> None:
     assert CURES.cure(Case(kind, "load", "vllm", {})) == cure
-    drafted = Case("engine_bug", "load", "vllm", {"drafter": "yes"})
-    assert CURES.cure(drafted) == "plan"
-    assert CURES.cure(drafted._replace(values={})) == "engine"
+    case_with_drafter = Case("engine_bug", "load", "vllm", {"drafter": "yes"})
+    assert CURES.cure(case_with_drafter) == "plan"
+    assert CURES.cure(case_with_drafter._replace(values={})) == "engine"
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,11 @@ def test_the_reasons_after_the_proof_make_it_better() -> None:
 
 def test_phases_are_recognised() -> None:
     reader = LogReader(SIGNATURES, "vllm")
-    seen = []
+    phases = []
     for line in text("healthy-vllm-0.26.0-serving").split(b"\n"):
         reader.read(line)
-        seen += [reader.progress.phase] if reader.progress.phase not in seen else []
-    assert seen == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
+        phases += [reader.progress.phase] if reader.progress.phase not in phases else []
+    assert phases == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
     assert reader.progress.reported == {
         "version": "0.26.0",
         "model": "/models/m",
@@ -183,10 +183,10 @@ def test_only_fatal_lines_of_an_engine_that_serves_are_believed() -> None:
         b"(APIServer pid=1) ERROR 06-18 03:14:07 [x.py:1] " + proof,
     ):
         reader.read(line)
-    former_failure = reader.failure
+    failure_in_service = reader.failure
     for line in FATAL.split(b"\n"):
         reader.read(line)
-    assert former_failure is None
+    assert failure_in_service is None
     assert reader.failure is not None
     assert reader.failure.kind == "gpu_oom"
 
@@ -234,14 +234,14 @@ def test_a_log_ten_times_as_long_costs_not_much_more_than_ten_times_as_much(kind
     fast 200 MB are read."""
 
     def cost(megabytes: int) -> float:
-        took = []
+        cpu_times = []
         for _ in range(3):
             began = time.process_time()
             failure, reader = diagnose(long_log(kind, megabytes), SIGNATURES)
-            took.append(time.process_time() - began)
+            cpu_times.append(time.process_time() - began)
             assert failure.kind == "gpu_oom"
             assert len(reader._lines._rest) == 0
-        return min(took)
+        return min(cpu_times)
 
     assert cost(10) < 40 * cost(1)
 
@@ -257,8 +257,8 @@ def test_a_line_without_end_is_dropped_and_not_kept() -> None:
 
 
 def test_lines_are_numbered_and_handed_over_once() -> None:
-    handed: list[tuple[int, bytes]] = []
-    lines = LineFilter(lambda raw: handed.append((lines.number, raw)))
+    rows: list[tuple[int, bytes]] = []
+    lines = LineFilter(lambda raw: rows.append((lines.number, raw)))
     for piece in (
         b"the first lines are read whole\n" * 60,
         b"nothing\nan Er",
@@ -267,11 +267,11 @@ def test_lines_are_numbered_and_handed_over_once() -> None:
     ):
         lines.feed(piece)
     lines.close()
-    assert [(number, raw) for number, raw in handed[60:] if raw] == [
+    assert [(number, raw) for number, raw in rows[60:] if raw] == [
         (62, b"an Error"),
         (64, b"Traceback"),
     ]
-    assert len(handed) == 62
+    assert len(rows) == 62
 
 
 @given(st.lists(st.text("aErorXc0123456789 OM", max_size=12), max_size=40))
@@ -322,8 +322,8 @@ def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> 
 def test_process_and_level_are_separated_from_the_text(
     line: bytes, process: str, level: str | None, said: str
 ) -> None:
-    parsed = parse(clean(line))
-    assert (parsed.process, parsed.level, parsed.text) == (process, level, said)
+    log_line = parse(clean(line))
+    assert (log_line.process, log_line.level, log_line.text) == (process, level, said)
     assert len(clean(b"(" * 100_000)) == MAX_LINE
 
 
@@ -384,7 +384,7 @@ class Printing:
 
 async def watch_log(name: str, *, ends: bool) -> Observation:
     """What a watcher has seen of a log, once it has a proof or the log has ended."""
-    woken = asyncio.Event()
+    wake_event = asyncio.Event()
     lines = text(name).split(b"\n")
     settings = Settings.model_validate({"data_dir": "/nonexistent"})
     host = Printing(lines if ends else lines[: CASES[name]["line"]], ends=ends)
@@ -393,14 +393,14 @@ async def watch_log(name: str, *, ends: bool) -> Observation:
         SIGNATURES,
         settings,
         EngineClient(1),
-        woken.set,
+        wake_event.set,
     )
     watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", context)
     try:
         async with asyncio.timeout(hang_s()):
             while watcher.observation.proof is None and not watcher.observation.log_ended:
-                await woken.wait()
-                woken.clear()
+                await wake_event.wait()
+                wake_event.clear()
         return watcher.observation
     finally:
         await watcher.close()
@@ -447,8 +447,8 @@ def failed_attempt() -> Attempt:
 
 
 def learn_facts(name: str, **changes: Any) -> tuple[Fact, ...]:
-    one = failed_attempt()
-    return learn(one.evolve(plan=one.plan.evolve(**changes)), proven(name), 5.0)
+    start = failed_attempt()
+    return learn(start.evolve(plan=start.plan.evolve(**changes)), proven(name), 5.0)
 
 
 def test_the_engines_maximum_becomes_a_fact_about_this_plan_only() -> None:
@@ -551,8 +551,8 @@ def test_a_kernel_unknown_to_the_plan_rules_out_the_plan_itself() -> None:
 
 
 def test_an_engine_that_lacks_the_architecture_is_ruled_out_for_it() -> None:
-    fact, failed = learn_facts("failed-e-arch-unknown")
-    assert (fact.kind, fact.scope["architecture"], failed.kind) == (
+    fact, failed_start = learn_facts("failed-e-arch-unknown")
+    assert (fact.kind, fact.scope["architecture"], failed_start.kind) == (
         "engine_fails",
         "FooBarForCausalLM",
         "plan_failed",
@@ -560,9 +560,13 @@ def test_an_engine_that_lacks_the_architecture_is_ruled_out_for_it() -> None:
 
 
 def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> None:
-    used, failed = learn_facts("failed-oom-profile-0.33.0")
-    assert (used.kind, used.value, failed.kind) == ("needs_memory", int(24.45 * GIB), "plan_failed")
-    assert used.scope["max_num_batched_tokens"] == "2048"
+    bytes_fact, failed_fact = learn_facts("failed-oom-profile-0.33.0")
+    assert (bytes_fact.kind, bytes_fact.value, failed_fact.kind) == (
+        "needs_memory",
+        int(24.45 * GIB),
+        "plan_failed",
+    )
+    assert bytes_fact.scope["max_num_batched_tokens"] == "2048"
     spare, _ = learn_facts("failed-oom-graphs-0.26.0")
     assert (spare.kind, spare.value) == ("spare_memory", 64 * 2**20)
     assert "budget" not in spare.scope
@@ -597,7 +601,7 @@ def test_the_same_plan_is_never_made_again_for_the_same_cause(name: str) -> None
 
 def facts_of(*facts: Fact) -> list[str]:
     decision = decide(spec(), machine("2x3090"), [engine()], wish(), facts)
-    return [rejected.verdict for rejected in decision.rejected] if not decision.plans else []
+    return [rejection.verdict for rejection in decision.rejected] if not decision.plans else []
 
 
 def test_an_engine_that_is_known_to_fail_is_not_planned() -> None:

@@ -82,12 +82,12 @@ def test_a_record_that_a_terminal_broke_off_is_no_failure() -> None:
 
 
 def test_a_line_that_no_engine_survives_counts_whatever_its_level() -> None:
-    found = (
+    line = (
         "INFO 03-14 10:22:05 [__init__.py:252] No platform detected, vLLM is running on"
         " UnspecifiedPlatform"
     )
     assert (
-        read('Defaulted container "vllm" out of: vllm, routing-proxy (init)', found).kind
+        read('Defaulted container "vllm" out of: vllm, routing-proxy (init)', line).kind
         == "no_device"
     )
     none_left = (
@@ -122,20 +122,20 @@ def test_a_single_informational_line_is_no_failure(line: str) -> None:
 
 
 def test_the_last_warning_counts_if_a_traceback_only_begins() -> None:
-    warned = (
+    warning = (
         "WARNING 03-14 10:22:05 [_custom_ops.py:20] Failed to import from vllm._C: libcuda.so.1:"
         " cannot open shared object file"
     )
-    begun = "Traceback (most recent call last):"
-    failure = read("INFO 03-14 10:22:05 [a.py:1] hello", warned, *["frob"] * 4, begun)
+    line = "Traceback (most recent call last):"
+    failure = read("INFO 03-14 10:22:05 [a.py:1] hello", warning, *["frob"] * 4, line)
     assert (failure.kind, failure.line_number) == ("no_device", 2)
     frame = '  File "/opt/vllm/v1/engine/core.py", line 7, in __init__'
     assert (
         read(
             "INFO 03-14 10:22:05 [a.py:1] hello",
-            warned,
+            warning,
             *["frob"] * 4,
-            begun,
+            line,
             frame,
             "RuntimeError: frob",
         ).kind
@@ -184,22 +184,24 @@ def test_no_engine_is_treated_by_where_it_crashed() -> None:
 
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_log_that_came_as_one_line_is_read_as_the_lines_that_it_was(end: str) -> None:
-    one = (
+    line = (
         'File "/opt/vllm/quantization/fp8_utils.py", line 1151, in validate_fp8_block_shape'
         " (Worker_TP4 pid=13) ERROR 03-14 10:22:05 [multiproc_executor.py:888] raise ValueError("
         " (Worker_TP4 pid=13) ERROR 03-14 10:22:05 [multiproc_executor.py:888] ValueError: Weight"
         " input_size_per_partition = 192 is not divisible by weight quantization block_k = 128."
         " (Worker_TP0 pid=14) ERROR 03-14 10:22:05 [multiproc_executor.py:888] frob"
     )
-    assert diagnose([(one + end).encode()], SIGNATURES)[0].kind == "no_kernel"
+    assert diagnose([(line + end).encode()], SIGNATURES)[0].kind == "no_kernel"
     sentence = "Rope scaling fails in `rope_scaling`, KeyError: 'type'."
     assert diagnose([(sentence + end).encode()], SIGNATURES)[0].line_number == 1
 
 
 def test_the_lines_come_in_pieces_as_they_will() -> None:
     log = b"RuntimeError: frob\nValueError: the c10d frobnicator lost the other ranks\n"
-    found = [diagnose([log[:cut], log[cut:]], SIGNATURES)[0] for cut in range(len(log))]
-    assert {(one.kind, one.line_number) for one in found} == {(found[0].kind, found[0].line_number)}
+    failures = [diagnose([log[:cut], log[cut:]], SIGNATURES)[0] for cut in range(len(log))]
+    assert {(failure.kind, failure.line_number) for failure in failures} == {
+        (failures[0].kind, failures[0].line_number)
+    }
 
 
 WAITS = (
@@ -237,26 +239,26 @@ def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
 
 
 def test_an_engine_that_compose_saw_killed_was_killed() -> None:
-    died = (
+    death = (
         "sglang  | [2026-03-14 10:22:05] Received sigquit from a child process. It usually means"
         " the child failed."
     )
     assert (
         read(
-            *["sglang  | [2026-03-14 10:22:05 TP0] hello"] * 5, died, "sglang exited with code 137"
+            *["sglang  | [2026-03-14 10:22:05 TP0] hello"] * 5, death, "sglang exited with code 137"
         ).kind
         == "killed"
     )
     assert (
         read(
-            *["sglang  | [2026-03-14 10:22:05 TP0] hello"] * 5, died, "sglang exited with code 1"
+            *["sglang  | [2026-03-14 10:22:05 TP0] hello"] * 5, death, "sglang exited with code 1"
         ).kind
         == "unknown"
     )
 
 
 def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:
-    served = [
+    log_of_service = [
         "[2026-03-14 10:22:05] The server is fired up and ready to roll!",
         '[2026-03-14 10:22:05] INFO: "POST /generate HTTP/1.1" 200 OK',
     ]
@@ -265,14 +267,14 @@ def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:
         'Thread 499 (idle): "MainThread"',
         "    replay (graph_runner.py:82)",
     ]
-    assert read(*served, *dump).kind == "hang"
+    assert read(*log_of_service, *dump).kind == "hang"
     batch = "[2026-03-14 10:22:05 TP0] Decode batch. #running-req: 1, gen throughput (token/s): 90"
-    assert read(*served, *dump, batch).kind == "none"
-    assert read(*served, *dump, *["x"] * 100, batch).kind == "none"
+    assert read(*log_of_service, *dump, batch).kind == "none"
+    assert read(*log_of_service, *dump, *["x"] * 100, batch).kind == "none"
 
 
 def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
-    served = [
+    log_of_service = [
         '[2026-03-14 10:22:05] INFO: "POST /generate HTTP/1.1" 200 OK',
         "[2026-03-14 10:22:05] frob",
     ]
@@ -282,12 +284,12 @@ def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
         'Thread 7 (active+gil): "MainThread"',
         "    frob (frob.py:7)",
     ]
-    assert read(*served, *dump).kind == "hang"
-    assert read(*served, *dump, served[1]).kind == "none"
+    assert read(*log_of_service, *dump).kind == "hang"
+    assert read(*log_of_service, *dump, log_of_service[1]).kind == "none"
 
 
 def test_an_ignored_error_counts_before_a_truncated_traceback() -> None:
-    said = (
+    line = (
         "ERROR 03-14 10:22:05 [parallel_state.py:2575] Error ignored in is_in_the_same_node:"
         " [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for send operation"
         " to complete"
@@ -300,12 +302,12 @@ def test_an_ignored_error_counts_before_a_truncated_traceback() -> None:
         ),
         "ERROR 03-14 10:22:05 [multiproc_executor.py:946]     worker = WorkerProc(*args, **kwargs)",
     ]
-    assert read(*["INFO 03-14 10:22:05 [a.py:1] hello"] * 5, said, *cut).kind == "nccl"
+    assert read(*["INFO 03-14 10:22:05 [a.py:1] hello"] * 5, line, *cut).kind == "nccl"
     # A whole traceback says more.
     assert (
         read(
             *["INFO 03-14 10:22:05 [a.py:1] hello"] * 5,
-            said,
+            line,
             *cut,
             "ERROR 03-14 10:22:05 [x.py:1] ImportError: frob",
         ).kind
@@ -319,7 +321,7 @@ def test_a_stack_without_its_beginning_is_read_but_not_those_of_other_threads() 
 
 
 def test_a_traceback_of_one_request_that_is_cut_off_is_no_failure() -> None:
-    begun = "ERROR 03-14 10:22:05 [hermes_tool_parser.py:157] Traceback (most recent call last):"
+    line = "ERROR 03-14 10:22:05 [hermes_tool_parser.py:157] Traceback (most recent call last):"
     frame = (
         "ERROR 03-14 10:22:05 [hermes_tool_parser.py:157]   File"
         ' "/opt/vllm/entrypoints/openai/tool_parsers/hermes_tool_parser.py", line 134, in'
@@ -328,7 +330,7 @@ def test_a_traceback_of_one_request_that_is_cut_off_is_no_failure() -> None:
     assert (
         read(
             *["INFO 03-14 10:22:05 [a.py:1] hello"] * 5,
-            begun,
+            line,
             frame,
             frame.replace("extract_tool_calls", "<listcomp>"),
         ).kind

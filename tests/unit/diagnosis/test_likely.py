@@ -215,9 +215,9 @@ def test_a_line_alone_is_meant_whatever_it_lacks(text: str) -> None:
 
 
 def test_a_harmless_line_among_many_is_no_failure() -> None:
-    known = "No available memory for the cache blocks"
-    assert read(known).kind == "gpu_oom"
-    assert read(*["Loading"] * 4, known).kind == "none"
+    line = "No available memory for the cache blocks"
+    assert read(line).kind == "gpu_oom"
+    assert read(*["Loading"] * 4, line).kind == "none"
 
 
 def test_a_kind_that_the_phase_excludes_is_not_meant() -> None:
@@ -252,14 +252,14 @@ def test_a_file_read_before_the_engine_serves_does_not_fail_later(
     error: str, frame: str, serving: str, loading: str
 ) -> None:
     file, function = frame.split(":")
-    told = [f'  File "/site-packages/sglang/srt/{file}", line 7, in {function}', error]
+    traceback_end = [f'  File "/site-packages/sglang/srt/{file}", line 7, in {function}', error]
     began = (
         "[2026-03-14 10:22:05 TP0] Scheduler hit an exception: Traceback (most recent call last):"
     )
     loop = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap'
     load = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in load_model'
-    assert read(began, loop, *told).kind == serving
-    assert read(began, load, *told).kind == loading
+    assert read(began, loop, *traceback_end).kind == serving
+    assert read(began, load, *traceback_end).kind == loading
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,13 @@ def test_several_lines_are_read_together(excerpt: dict[str, Any]) -> None:
 )
 def test_the_log_says_when_the_kv_cache_stands(log: str, before: str, made: str, warm: str) -> None:
     reader = LogReader(SIGNATURES)
-    seen: list[tuple[bool, bool, str]] = []
+    states: list[tuple[bool, bool, str]] = []
     for line in (LOGS / f"{log}.log").read_bytes().splitlines():
         reader.read(line)
-        seen.append((reader.progress.stands, reader.progress.warm, line.decode(errors="replace")))
-    assert not any(stands for stands, _, line in seen if before in line)
-    assert made in next(line for stands, _, line in seen if stands)
-    assert warm in next(line for _, settled, line in seen if settled)
+        states.append((reader.progress.stands, reader.progress.warm, line.decode(errors="replace")))
+    assert not any(stands for stands, _, line in states if before in line)
+    assert made in next(line for stands, _, line in states if stands)
+    assert warm in next(line for _, has_settled, line in states if has_settled)
 
 
 OOM = """\
@@ -300,14 +300,14 @@ def test_a_request_that_fails_by_itself_ends_no_engine(lines: tuple[str, ...]) -
 
 
 def test_a_survived_error_is_not_the_cause_of_a_later_end() -> None:
-    died = "ERROR 03-14 10:22:05 x.py:116] Worker VllmWorkerProcess pid 42 died, exit code: 1"
+    death = "ERROR 03-14 10:22:05 x.py:116] Worker VllmWorkerProcess pid 42 died, exit code: 1"
     info = WORKER.replace("ERROR", "INFO")
-    assert verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, died) == (
+    assert verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, death) == (
         "kernel_runtime",
         WORKER + NAN,
     )
     assert (
-        verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, f"{info}goes on", died)[0]
+        verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, f"{info}goes on", death)[0]
         == "killed"
     )
 
@@ -316,23 +316,23 @@ def test_a_wait_that_was_over_is_told_by_what_it_caused() -> None:
     frame = f'{V1}  File "{SITE}/vllm/distributed/parallel_state.py", line 7, in recv_object'
     first = f"{V1}EngineCore encountered a fatal error.", V1 + TRACE, frame, f"{V1}TimeoutError"
     assert verdict_after_service(VLLM, *first)[0] == "nccl"
-    caused = f"{V1}The above exception was the direct cause of the following exception:", V1 + TRACE
+    cause = f"{V1}The above exception was the direct cause of the following exception:", V1 + TRACE
     assert (
         verdict_after_service(
-            VLLM, *first, *caused, f"{V1}TimeoutError: RPC call to execute_model timed out."
+            VLLM, *first, *cause, f"{V1}TimeoutError: RPC call to execute_model timed out."
         )[0]
         == "hang"
     )
 
 
 def test_the_error_that_a_process_quotes_of_a_worker_is_the_cause() -> None:
-    told = (
+    error = (
         "RuntimeError: Worker failed with error ''RMSNormGated' object has no attribute 'x'',"
         " please check the stack trace above for the root cause"
     )
-    died = f"{V1}Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
-    assert verdict_after_service(V1 + told, died) == ("unsupported_architecture", V1 + told)
-    assert verdict_after_service(died)[0] == "killed"
+    death = f"{V1}Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
+    assert verdict_after_service(V1 + error, death) == ("unsupported_architecture", V1 + error)
+    assert verdict_after_service(death)[0] == "killed"
 
 
 def test_state_that_an_engine_prints_beside_an_error_is_not_the_error() -> None:
@@ -422,15 +422,15 @@ def test_names_that_a_resource_tracker_misses_are_not_the_failure() -> None:
 
 
 def test_the_fault_of_one_request_stands_in_more_lines() -> None:
-    said = (
+    lines = (
         "ValidationError: 2 validation errors for ChatCompletionRequest",
         "messages.0.role",
         "  Input should be 'user' [type=literal_error, input_value='x',",
     )
-    assert diagnose(["\n".join(said).encode()], SIGNATURES)[0].kind == "none"
+    assert diagnose(["\n".join(lines).encode()], SIGNATURES)[0].kind == "none"
     assert (
         diagnose(
-            ["\n".join(said).replace("ChatCompletionRequest", "VllmConfig").encode()], SIGNATURES
+            ["\n".join(lines).replace("ChatCompletionRequest", "VllmConfig").encode()], SIGNATURES
         )[0].kind
         == "bad_flag"
     )
@@ -455,10 +455,10 @@ def test_a_pipe_to_a_process_that_is_gone_tells_that_it_died() -> None:
 
 
 def test_an_assertion_is_told_by_its_code_whatever_follows() -> None:
-    asserted = (*FORWARD, "    assert self.quant_method is not None", "AssertionError")
+    assertion = (*FORWARD, "    assert self.quant_method is not None", "AssertionError")
     for after in ((), ("", "Process Process-1:1:", "and more prose about it")):
         assert (
-            diagnose(["\n".join((*asserted, *after)).encode()], SIGNATURES)[0].kind
+            diagnose(["\n".join((*assertion, *after)).encode()], SIGNATURES)[0].kind
             == "unsupported_quantization"
         )
 
@@ -491,19 +491,19 @@ def test_an_engine_that_did_not_reach_itself_lacks_no_file(frame: str, error: st
 
 
 def test_the_errors_of_an_engines_own_request_are_known_without_their_traceback() -> None:
-    own = (
+    error = (
         "requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=30000): Max"
         " retries exceeded with url: /health"
     )
-    assert diagnose([own.encode()], SIGNATURES)[0].kind == "unknown"
+    assert diagnose([error.encode()], SIGNATURES)[0].kind == "unknown"
     assert (
-        diagnose([own.replace("127.0.0.1", "huggingface.co").encode()], SIGNATURES)[0].kind
+        diagnose([error.replace("127.0.0.1", "huggingface.co").encode()], SIGNATURES)[0].kind
         == "download"
     )
 
 
 def test_the_loops_of_old_engines_end_them_too() -> None:
-    served = "[gpu=0] Prefill batch. #new-seq: 1, #new-token: 7"
+    line = "[gpu=0] Prefill batch. #new-seq: 1, #new-token: 7"
     trace = (
         "Exception in ModelTpServer:",
         FORWARD[0],
@@ -512,7 +512,7 @@ def test_the_loops_of_old_engines_end_them_too() -> None:
     )
     for function, kind in (("exposed_step", "gpu_oom"), ("handle", "none")):
         assert (
-            diagnose(["\n".join((served, *trace)).format(function).encode()], SIGNATURES)[0].kind
+            diagnose(["\n".join((line, *trace)).format(function).encode()], SIGNATURES)[0].kind
             == kind
         )
 
@@ -565,20 +565,20 @@ def test_an_answer_to_a_request_reads_no_files_of_the_model(error: str, kind: st
 
 
 def test_the_wrapper_of_an_error_shows_when_it_was_raised() -> None:
-    raised = (
+    traceback = (
         V0 + TRACE,
         f'{V0}  File "{SITE}/vllm/worker/model_runner.py", line 7, in execute_model',
     )
     error = f"{V0}NotImplementedError: this is not supported"
-    caused = f"{V0}The above exception was the direct cause of the following exception:"
+    cause = f"{V0}The above exception was the direct cause of the following exception:"
     for frame, kind in (("profile_run", "config_refused"), ("engine_step", "unknown")):
-        wrapped = (
+        wrapper = (
             V0 + TRACE,
             f'{V0}  File "{SITE}/vllm/worker/x.py", line 7, in {frame}',
             f"{V0}FooError: boom",
         )
-        assert verdict_after_service(*raised, error, caused, *wrapped)[0] == kind
-    assert verdict_after_service(*raised, error)[0] == "unknown"
+        assert verdict_after_service(*traceback, error, cause, *wrapper)[0] == kind
+    assert verdict_after_service(*traceback, error)[0] == "unknown"
 
 
 def test_a_traceback_may_begin_behind_other_words() -> None:
@@ -588,39 +588,42 @@ def test_a_traceback_may_begin_behind_other_words() -> None:
     )
     frame = f'{V0}  File "{SITE}/vllm/model_executor/models/x.py", line 7, in load_weights'
     assert verdict_after_service(text, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
-    known = text.replace(
+    log = text.replace(
         "boom",
         "The model's max seq len (9) is larger than the maximum number of tokens that can be stored"
         " in KV cache (8)",
     )
-    assert verdict_after_service(known, frame)[0] == "kv_too_small"
+    assert verdict_after_service(log, frame)[0] == "kv_too_small"
 
 
 def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
-    ignored = (
+    ignored_lines = (
         "Task exception was never retrieved",
         "future: <Task finished exception=ZMQError('rocm, cuda and torch.compile failed')>",
     )
     assert (
         verdict_after_service(
-            *ignored, TRACE, '  File "zmq/_future.py", line 7, in poll', "zmq.error.ZMQError: boom"
+            *ignored_lines,
+            TRACE,
+            '  File "zmq/_future.py", line 7, in poll',
+            "zmq.error.ZMQError: boom",
         )[0]
         == "none"
     )
 
 
 def test_an_error_that_another_program_logs_as_information_is_read_as_an_error() -> None:
-    carried = "2026-03-14 10:22:05,839 - __main__ - INFO - "
-    raised = (
+    carrier = "2026-03-14 10:22:05,839 - __main__ - INFO - "
+    traceback = (
         *FORWARD,
         "    x()",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     )
     assert (
-        diagnose(["\n".join(f"{carried}{line}" for line in raised).encode()], SIGNATURES)[0].kind
+        diagnose(["\n".join(f"{carrier}{line}" for line in traceback).encode()], SIGNATURES)[0].kind
         == "no_kernel_image"
     )
-    text = f"{carried}It goes on."
+    text = f"{carrier}It goes on."
     assert (
         diagnose(["\n".join(("RuntimeError: boom", text)).encode()], SIGNATURES)[0].kind == "none"
     )
@@ -628,21 +631,21 @@ def test_an_error_that_another_program_logs_as_information_is_read_as_an_error()
 
 def test_stamps_with_tabs_are_left_out() -> None:
     stamp = "1779264164797\t2026-03-14T10:22:05.797Z\t"
-    raised = (*FORWARD, "    x()", "RuntimeError: CUDA out of memory")
+    traceback = (*FORWARD, "    x()", "RuntimeError: CUDA out of memory")
     assert (
-        diagnose(["\n\n".join(f"{stamp}{line}" for line in raised).encode()], SIGNATURES)[0].kind
+        diagnose(["\n\n".join(f"{stamp}{line}" for line in traceback).encode()], SIGNATURES)[0].kind
         == "gpu_oom"
     )
 
 
 def test_a_thread_that_ends_is_the_failure_where_nothing_else_is() -> None:
     thread = ("Exception in thread Thread-3 (work):", *FORWARD, "RuntimeError: CUDA out of memory")
-    served = "[2026-03-14 10:22:05] Prefill batch. #new-seq: 1, #new-token: 7"
+    line_of_service = "[2026-03-14 10:22:05] Prefill batch. #new-seq: 1, #new-token: 7"
     assert diagnose(["\n".join(thread).encode()], SIGNATURES)[0].kind == "gpu_oom"
-    assert diagnose(["\n".join((served, *thread)).encode()], SIGNATURES)[0].kind == "none"
+    assert diagnose(["\n".join((line_of_service, *thread)).encode()], SIGNATURES)[0].kind == "none"
     assert (
         diagnose(
-            ["\n".join((served, *thread)).replace("forward", "transfer_worker").encode()],
+            ["\n".join((line_of_service, *thread)).replace("forward", "transfer_worker").encode()],
             SIGNATURES,
         )[0].kind
         == "gpu_oom"
@@ -653,59 +656,60 @@ def test_a_thread_that_ends_is_the_failure_where_nothing_else_is() -> None:
         ].kind
         == "platform"
     )
-    told = "Exception ignored in: <function f>"
-    assert diagnose(["\n".join((told, *thread[1:])).encode()], SIGNATURES)[0].kind == "none"
+    line = "Exception ignored in: <function f>"
+    assert diagnose(["\n".join((line, *thread[1:])).encode()], SIGNATURES)[0].kind == "none"
 
 
 def test_a_thread_is_the_cause_where_the_engine_ends_next() -> None:
-    served = "[2026-03-14 10:22:05] Prefill batch. #new-seq: 1, #new-token: 7"
+    line_of_service = "[2026-03-14 10:22:05] Prefill batch. #new-seq: 1, #new-token: 7"
     thread = (
         "Exception in thread Thread-3 (work):",
         *FORWARD,
         "RuntimeError: UVA is not available",
     )
     end = "[2026-03-14 10:22:06] Received sigquit from a child process. It usually means the child"
-    ended = "\n".join((served, *thread, f"{end} failed."))
-    gone_on = "\n".join((served, *thread, served, f"{end} failed."))
-    assert diagnose([ended.encode()], SIGNATURES)[0].kind == "platform"
+    log = "\n".join((line_of_service, *thread, f"{end} failed."))
+    gone_on = "\n".join((line_of_service, *thread, line_of_service, f"{end} failed."))
+    assert diagnose([log.encode()], SIGNATURES)[0].kind == "platform"
     assert diagnose([gone_on.encode()], SIGNATURES)[0].kind == "unknown"
 
 
 def test_an_assertion_of_a_kernel_is_believed_of_an_engine_that_serves() -> None:
-    served = (
+    line_of_service = (
         "[2026-03-14 10:22:05 TP2] Decode batch, #running-req: 1, gen throughput (token/s): 21.39"
     )
     for text in (
         "`probability tensor contains either `inf`, `nan` or element < 0`",
         "`srcIndex < srcSelectDimSize`",
     ):
-        said = (
+        assertion = (
             "/pytorch/aten/src/ATen/native/cuda/X.cu:112: f: block: [0,0,0], thread: [0,0,0]"
             f" Assertion {text} failed."
         )
         assert (
-            diagnose(["\n".join((served, said)).encode()], SIGNATURES)[0].kind == "kernel_runtime"
+            diagnose(["\n".join((line_of_service, assertion)).encode()], SIGNATURES)[0].kind
+            == "kernel_runtime"
         )
 
 
 def test_caches_that_are_not_handed_over_are_a_failure_between_engines() -> None:
-    failed = (
+    line = (
         "[2026-03-14 10:22:05] Prefill transfer failed for request rank=0 with exception"
         " KVTransferError(bootstrap_room=8): Failed to send"
     )
-    assert diagnose([failed.encode()], SIGNATURES)[0].kind == "nccl"
-    died = "RuntimeError: CUDA out of memory"
-    assert diagnose(["\n".join((failed, *FORWARD, died)).encode()], SIGNATURES)[0].kind == "gpu_oom"
+    assert diagnose([line.encode()], SIGNATURES)[0].kind == "nccl"
+    death = "RuntimeError: CUDA out of memory"
+    assert diagnose(["\n".join((line, *FORWARD, death)).encode()], SIGNATURES)[0].kind == "gpu_oom"
 
 
 def test_a_port_is_found_to_be_taken_after_the_start() -> None:
-    taken = (
+    line = (
         "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8080): address"
         " already in use"
     )
     assert verdict_after_service(
-        "INFO:     Application startup complete.", taken, "INFO:     Application shutdown complete."
-    ) == ("port_in_use", taken)
+        "INFO:     Application startup complete.", line, "INFO:     Application shutdown complete."
+    ) == ("port_in_use", line)
 
 
 @pytest.mark.parametrize(
@@ -733,33 +737,33 @@ def test_a_fault_of_a_request_or_of_a_waiting_program_is_no_failure_of_the_engin
 
 
 def test_a_worker_that_says_that_others_may_wait_for_it_says_no_more() -> None:
-    told = (
+    line = (
         "ERROR 03-14 10:22:05 [worker_base.py:619] Error executing method 'init_device'. This might"
         " cause deadlock in distributed execution."
     )
-    assert diagnose([told.encode()], SIGNATURES)[0].kind == "unknown"
+    assert diagnose([line.encode()], SIGNATURES)[0].kind == "unknown"
     trace = (
         f'{TRACE}\n  File "{SITE}/x.py", line 7, in f\nRuntimeError: CUDA error: an illegal memory'
         " access was encountered"
     )
-    assert diagnose([f"{told}\n{trace}".encode()], SIGNATURES)[0].kind == "kernel_runtime"
+    assert diagnose([f"{line}\n{trace}".encode()], SIGNATURES)[0].kind == "kernel_runtime"
 
 
 def test_a_wait_between_processes_is_told_where_nothing_else_is() -> None:
     """vLLM prints it as information while it loads, too: only who pastes it alone means it."""
-    said = (
+    line = (
         "No available shared memory broadcast block found in 60 seconds. This typically happens"
         " when some processes are hanging"
     )
-    assert diagnose([said.encode()], SIGNATURES)[0].kind == "hang"
+    assert diagnose([line.encode()], SIGNATURES)[0].kind == "hang"
     assert (
-        diagnose([f"INFO 03-14 10:22:05 [shm_broadcast.py:548] {said}".encode()], SIGNATURES)[
+        diagnose([f"INFO 03-14 10:22:05 [shm_broadcast.py:548] {line}".encode()], SIGNATURES)[
             0
         ].kind
         == "none"
     )
     assert (
-        diagnose([f"{said}\nRuntimeError: CUDA out of memory".encode()], SIGNATURES)[0].kind
+        diagnose([f"{line}\nRuntimeError: CUDA out of memory".encode()], SIGNATURES)[0].kind
         == "gpu_oom"
     )
 

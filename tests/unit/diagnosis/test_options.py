@@ -24,30 +24,28 @@ def options(*lines: str) -> StartOptions:
 
 def test_an_option_is_set_unset_or_not_told() -> None:
     vllm, sglang, nothing = options(VLLM), options(SGLANG), options("Loading weights")
-    told = [
-        [one.is_set(flag) for one in (vllm, sglang, nothing)]
+    states = [
+        [option_set.is_set(flag) for option_set in (vllm, sglang, nothing)]
         for flag in ("attention-backend", "speculative-config", "speculative-algorithm")
     ]
-    assert told == [[False, False, None], [True, None, None], [False, True, None]]
+    assert states == [[False, False, None], [True, None, None], [False, True, None]]
     assert options(VLLM[:-30]).is_set("attention-backend") is None
 
 
 def test_pairs_within_a_list_are_no_options() -> None:
-    given_options = options(
-        "server_args=ServerArgs(lora_paths=['a=/m/one', 'b=/m/two'], tp_size=2)"
-    )
-    assert [given_options.is_set(flag) for flag in ("tp-size", "a", "b")] == [True, None, None]
-    assert given_options.options_in("Failed to load a because it adds tokens") == ""
+    option_set = options("server_args=ServerArgs(lora_paths=['a=/m/one', 'b=/m/two'], tp_size=2)")
+    assert [option_set.is_set(flag) for flag in ("tp-size", "a", "b")] == [True, None, None]
+    assert option_set.options_in("Failed to load a because it adds tokens") == ""
 
 
 @pytest.mark.parametrize("template", ['"{{ it\'s"', "'{% set a = \\'b\\' %}{{ a'", "'}}'"])
 def test_brackets_of_a_text_are_its_own(template: str) -> None:
-    given_options = options(
+    option_set = options(
         f"non-default args: {{'chat_template': {template}, 'enforce_eager': True}}"
     )
-    assert given_options.is_set("enforce-eager")
-    assert given_options.is_set("chat-template")
-    assert not given_options.rules_out("Omit --enforce-eager.")
+    assert option_set.is_set("enforce-eager")
+    assert option_set.is_set("chat-template")
+    assert not option_set.rules_out("Omit --enforce-eager.")
 
 
 def test_features_are_what_a_start_can_do_without() -> None:
@@ -57,30 +55,29 @@ def test_features_are_what_a_start_can_do_without() -> None:
 
 
 def test_options_are_related_by_name_or_value_to_what_a_text_says() -> None:
-    given_options = options(
+    option_set = options(
         "non-default args: {'model': '/m/tokenizer', 'tokenizer_mode': 'mistral', 'load_format':"
         " 'mistral', 'max_model_len': 4096, 'enable_prefix_caching': False}"
     )
-    assert given_options.options_about("TypeError in the Tokenizer") == "--tokenizer-mode"
-    assert given_options.options_about("a MistralProcessor") == "--tokenizer-mode, --load-format"
-    assert given_options.options_about("caching of 4096 models") == ""
+    assert option_set.options_about("TypeError in the Tokenizer") == "--tokenizer-mode"
+    assert option_set.options_about("a MistralProcessor") == "--tokenizer-mode, --load-format"
+    assert option_set.options_about("caching of 4096 models") == ""
 
 
 def test_a_part_is_named_without_the_word_of_its_switch() -> None:
-    given_options = options(VLLM)
+    option_set = options(VLLM)
     assert (
-        given_options.options_in("Expert parallelism is not supported")
-        == "--enable-expert-parallel"
+        option_set.options_in("Expert parallelism is not supported") == "--enable-expert-parallel"
     )
-    assert given_options.options_in("expert-parallel ranks") == "--enable-expert-parallel"
-    assert given_options.options_in("an eager expert") == ""
+    assert option_set.options_in("expert-parallel ranks") == "--enable-expert-parallel"
+    assert option_set.options_in("an eager expert") == ""
 
 
 def test_the_former_list_of_all_options_is_read() -> None:
-    given_options = options(
+    option_set = options(
         "args: Namespace(model='/m/frob', dtype='auto', enable_expert_parallel=True)"
     )
-    assert [given_options.is_set(flag) for flag in ("dtype", "enable-expert-parallel", "port")] == [
+    assert [option_set.is_set(flag) for flag in ("dtype", "enable-expert-parallel", "port")] == [
         False,
         True,
         None,
@@ -129,32 +126,31 @@ def test_a_list_of_settings_has_what_the_start_can_change(step: str, narrowed: s
 
 
 def test_an_option_is_named_by_its_whole_name_or_short_form() -> None:
-    given_options = options(
+    option_set = options(
         "non-default args: {'block_size': 128, 'kv_cache_dtype': 'fp8_e5m2',"
         " 'data_parallel_size': 2, 'max_num_seqs': 8}"
     )
     assert (
-        given_options.options_in("block_size=128 and a KV cache dtype")
+        option_set.options_in("block_size=128 and a KV cache dtype")
         == "--block-size, --kv-cache-dtype"
     )
-    assert given_options.options_in("2 DP groups") == "--data-parallel-size"
-    assert given_options.options_in("no scales for an fp8 KV cache") == "--kv-cache-dtype"
-    assert given_options.options_in("no blocks in the KV cache") == ""
-    assert given_options.options_in("unblock_sized DPS") == ""
-    assert given_options.options_about("fp8_e5m2 is not supported") == "--kv-cache-dtype"
+    assert option_set.options_in("2 DP groups") == "--data-parallel-size"
+    assert option_set.options_in("no scales for an fp8 KV cache") == "--kv-cache-dtype"
+    assert option_set.options_in("no blocks in the KV cache") == ""
+    assert option_set.options_in("unblock_sized DPS") == ""
+    assert option_set.options_about("fp8_e5m2 is not supported") == "--kv-cache-dtype"
 
 
 def test_a_feature_with_a_number_is_named_by_two_words_of_its_flag() -> None:
-    given_options = options(
+    option_set = options(
         "non-default args: {'decode_context_parallel_size': 8, 'cpu_offload_gb': 4,"
         " 'max_num_seqs': 8}"
     )
     assert (
-        given_options.options_about("frob:_context_parallel_frob")
-        == "--decode-context-parallel-size"
+        option_set.options_about("frob:_context_parallel_frob") == "--decode-context-parallel-size"
     )
-    assert given_options.options_about("frob/cpu_offload.py:move") == "--cpu-offload-gb"
-    assert given_options.options_about("context of num_seqs in parallel, max 8") == ""
+    assert option_set.options_about("frob/cpu_offload.py:move") == "--cpu-offload-gb"
+    assert option_set.options_about("context of num_seqs in parallel, max 8") == ""
 
 
 @pytest.mark.parametrize(
@@ -188,9 +184,9 @@ def test_a_variable_that_a_command_sets_is_named_by_its_part(
 
 
 def test_words_of_every_traceback_name_no_variable() -> None:
-    started = options("export VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_EXECUTE_FROB=1")
+    option_set = options("export VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_EXECUTE_FROB=1")
     frames = "vllm/v1/executor/multiproc_executor.py:execute_model"
-    assert started.variable_about(f"CUDA runtime error {frames}") == ("", "")
+    assert option_set.variable_about(f"CUDA runtime error {frames}") == ("", "")
 
 
 def test_the_option_that_is_zero_is_the_named_one_or_the_only_size() -> None:

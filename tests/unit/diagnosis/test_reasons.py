@@ -4,10 +4,10 @@ from gateway.diagnosis.reasons import reasons
 
 
 def test_a_setting_that_is_the_only_reason_is_the_change() -> None:
-    told = reasons(
+    texts = reasons(
         "Reasons: {FROB_MLA: [compute capability not supported, kv_cache_dtype not supported],"
         " TRITON_MLA: [kv_cache_dtype not supported]}"
     )
-    assert told["backend"] == "TRITON_MLA"
-    assert "--kv-cache-dtype auto" in str(told["change"])
+    assert texts["backend"] == "TRITON_MLA"
+    assert "--kv-cache-dtype auto" in str(texts["change"])
     assert "change" not in reasons("Reasons: {TRITON_MLA: [sparse not supported]}")

@@ -29,23 +29,23 @@ def templates(row: FailureSignature | Remedy) -> list[str]:
 
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: f"{row.kind}: {row.message[:40]}")
 def test_every_text_is_whole_with_and_without_each_value(row: FailureSignature | Remedy) -> None:
-    named = sorted(set().union(*(placeholders(text) for text in templates(row))))
+    names = sorted(set().union(*(placeholders(text) for text in templates(row))))
     cases = [
-        dict.fromkeys(named, 7),
+        dict.fromkeys(names, 7),
         {},
-        *({name: 7 for name in named if name != left_out} for left_out in named),
+        *({name: 7 for name in names if name != missing_name} for missing_name in names),
     ]
     phase = getattr(row, "phase", None) or "load"
-    for known, engine in (
+    for case_of_engine, engine in (
         (known_case, engine) for known_case in cases for engine in ("vllm", "sglang")
     ):
-        case = Case(row.kind, phase, engine, dict(known))
+        case = Case(row.kind, phase, engine, dict(case_of_engine))
         message, advice, cure = CURES.describe(row, case)
         assert message != "The engine failed."
         assert advice
         assert cure
         for text in (message, advice, *cure):
-            assert not _HOLE.search(text), (text, known)
+            assert not _HOLE.search(text), (text, case_of_engine)
 
 
 def test_every_kind_of_a_row_has_a_cure() -> None:
@@ -59,13 +59,13 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
         ROOT / "gateway/diagnosis/diagnose.py",
     ]
     text = "".join(path.read_text() for path in sources)
-    found = {
+    kinds = {
         *re.findall(
             r'(?:Failure\(\s*kind=|_Refuted\(\s*|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)',
             text,
         )
     }
-    made = {
+    kinds_of_gateway = {
         "start_timeout",
         "stalled",
         "hang",
@@ -76,9 +76,16 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
         "engine_refuses",
         "gpu_lost",
     }
-    assert made <= found
-    cured = {row.kind for row in CURES.rows.remedies}
-    assert {*made, "download", "exited", "killed", "unknown", "host_oom"} <= cured
+    assert kinds_of_gateway <= kinds
+    kinds_with_remedies = {row.kind for row in CURES.rows.remedies}
+    assert {
+        *kinds_of_gateway,
+        "download",
+        "exited",
+        "killed",
+        "unknown",
+        "host_oom",
+    } <= kinds_with_remedies
 
 
 def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_case() -> None:
@@ -88,16 +95,21 @@ def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_
         message="It printed nothing.",
         advice="Read the log.",
     )
-    known: dict[str, Scalar] = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
-    steps = CURES.with_remedy(failure, known).steps
+    values: dict[str, Scalar] = {
+        "model": "m",
+        "engine": "vllm==0.26.0",
+        "patience": 600,
+        "ranks": 2,
+    }
+    steps = CURES.with_remedy(failure, values).steps
     assert steps[0] == "Read the log."
     assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
     assert "Its 2 ranks may wait" in steps[-1]
     assert not any(
         "ranks" in step for step in CURES.with_remedy(failure, {"engine": "vllm==0.26.0"}).steps
     )
-    told = failure.evolve(steps=("Do this.",))
-    assert CURES.with_remedy(told, known) is told
+    failure_with_step = failure.evolve(steps=("Do this.",))
+    assert CURES.with_remedy(failure_with_step, values) is failure_with_step
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:

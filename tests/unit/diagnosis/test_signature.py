@@ -112,11 +112,11 @@ def test_a_log_with_the_example_of_a_structure_names_its_kind(
     phase = next(
         each_phase for each_phase in phases if BEGINS[each_phase] or each_phase == "starting"
     )
-    frames, raised = split_example(example)
+    frames, exception_text = split_example(example)
     lines = (
-        [BEGINS[phase], *traceback(frames, raised)]
+        [BEGINS[phase], *traceback(frames, exception_text)]
         if phase != "serving"
-        else traceback(frames, raised)
+        else traceback(frames, exception_text)
     )
     kind = diagnose(["\n".join(lines).encode()], SIGNATURES, next(iter(row.engines), None))[0].kind
     assert (

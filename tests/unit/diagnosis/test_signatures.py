@@ -147,7 +147,7 @@ CUDA = {
         ),
     ],
 }
-ERRORS = [(kind, *told.split(" ", 2)) for kind, several in CUDA.items() for told in several]
+ERRORS = [(kind, *line.split(" ", 2)) for kind, several in CUDA.items() for line in several]
 
 
 def read(*lines: str) -> Failure:
@@ -160,7 +160,7 @@ def read(*lines: str) -> Failure:
 def test_every_error_of_cuda_is_named_by_what_it_means_whoever_tells_it(
     kind: str, runtime: str, driver: str, text: str
 ) -> None:
-    told = [
+    lines = [
         f"RuntimeError: CUDA error: {text}",
         f"torch.AcceleratorError: CUDA error: {text}",
         f"RuntimeError: CUDA driver error: {text}",
@@ -169,11 +169,11 @@ def test_every_error_of_cuda_is_named_by_what_it_means_whoever_tells_it(
         f"RuntimeError: CUDA runtime error (/deep_gemm/csrc/x.hpp:12): 7 ({text})",
     ]
     if driver != "-":
-        told += [
+        lines += [
             f"CudaAPIError: [7] Call to cuLaunchKernel results in CUDA_ERROR_{driver}",
             f"RuntimeError: CUDA_ERROR_{driver}",
         ]
-    assert {line: read(line).kind for line in told} == dict.fromkeys(told, kind)
+    assert {line: read(line).kind for line in lines} == dict.fromkeys(lines, kind)
 
 
 @pytest.mark.parametrize(
@@ -598,15 +598,15 @@ def test_a_demand_in_a_single_line_is_a_setting_if_it_names_one(line: str, kind:
 
 def test_an_xid_is_read_out_of_a_log_as_the_table_of_xids_has_it() -> None:
     table = Profiles().xids.xids
-    told = {
+    kinds = {
         number: read(f"NVRM: Xid (PCI:0000:06:00): {number}, pid=12, name=python3, boom").kind
         for number in table
     }
-    lost = {number for number, xid in table.items() if xid.lost}
+    fatal_xids = {number for number, xid in table.items() if xid.lost}
     # What a GPU contains ends the program, and is the GPU's fault all the same.
-    assert {number for number, kind in told.items() if kind == "gpu_lost"} == lost | {94}
+    assert {number for number, kind in kinds.items() if kind == "gpu_lost"} == fatal_xids | {94}
     faults = {number for number, xid in table.items() if xid.action == "RESTART_APP"}
-    assert {number for number, kind in told.items() if kind == "kernel_runtime"} == faults | {43}
+    assert {number for number, kind in kinds.items() if kind == "kernel_runtime"} == faults | {43}
 
 
 def test_a_folder_of_the_user_adds_rows_that_go_before_ours(tmp_path: Path) -> None:
@@ -621,6 +621,10 @@ def test_a_folder_of_the_user_adds_rows_that_go_before_ours(tmp_path: Path) -> N
     )
     signatures = Profiles(tmp_path).signatures
     lines = (b"ValueError: No available memory for the cache blocks.", b"OSError: [Errno 122]")
-    mine, full = (diagnose([line], signatures)[0] for line in lines)
-    assert (mine.kind, mine.message, mine.advice) == ("my_driver", "Mine.", "Call me.")
+    failure_of_user, full = (diagnose([line], signatures)[0] for line in lines)
+    assert (failure_of_user.kind, failure_of_user.message, failure_of_user.advice) == (
+        "my_driver",
+        "Mine.",
+        "Call me.",
+    )
     assert (full.kind, full.steps[-1]) == ("disk_full", "Ask me.")

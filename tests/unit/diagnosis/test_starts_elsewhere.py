@@ -24,8 +24,8 @@ UNKNOWN = StartConditions()
 def test_the_seconds_are_those_of_a_log(name: str) -> None:
     reader, clock, now_s = LogReader(Profiles().signatures), None, 0.0
     for line in (LOGS / f"healthy-{name}.log").read_text(errors="replace").splitlines():
-        if found := NOW.search(line):
-            at = datetime.fromisoformat(f"2026-{found[1]}+00:00")
+        if match := NOW.search(line):
+            at = datetime.fromisoformat(f"2026-{match[1]}+00:00")
             now_s = at.timestamp()
             clock = clock or StartClock(now_s)
         if "Application startup complete" in line:
@@ -34,7 +34,7 @@ def test_the_seconds_are_those_of_a_log(name: str) -> None:
         if clock is not None:
             clock.enter(reader.progress.phase, now_s)
     assert clock is not None
-    seconds = {phase: round(took) for phase, took in clock.seconds(now_s).items()}
+    seconds = {phase: round(seconds) for phase, seconds in clock.seconds(now_s).items()}
     seconds.pop("load", None)  # of weights that were made up
     assert seconds == STARTS[name]
 

@@ -50,7 +50,7 @@ def test_no_fewer_late_reports_are_named_than_were_measured(
     rows = score(OWN, SIGNATURES, split)
     assert len(rows) == reports
     assert sum(column == "right" for _, _, column in rows) >= measured, [
-        (case["file"], found) for case, found, column in rows if column != "right"
+        (case["file"], failure) for case, failure, column in rows if column != "right"
     ]
     assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
 
@@ -591,14 +591,14 @@ def test_the_carrier_of_a_line_is_left_out(before: str) -> None:
 
 
 def test_a_traceback_that_is_indented_as_a_whole_has_its_exception() -> None:
-    found = read(
+    failure = read(
         "2026-03-14 10:22:05 1 uvicorn.error ERROR:    Traceback (most recent call last):",
         '    File "/kserve/model_server.py", line 297, in _serve',
         "      await asyncio.gather(*self.servers)",
         "  TypeError: OpenAIServingChat.__init__() got an unexpected keyword argument"
         " 'enable_reasoning'",
     )
-    assert (found.kind, found.culprit["exception"]) == ("package", "TypeError")
+    assert (failure.kind, failure.culprit["exception"]) == ("package", "TypeError")
 
 
 CUT = (
@@ -652,28 +652,28 @@ def test_lookalikes_of_those_failures_are_none(line: str) -> None:
 
 
 def test_a_log_that_tells_only_of_a_death_says_that_the_cause_is_not_in_it() -> None:
-    found = read(
+    failure = read(
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
         " proc(s): {}"
     )
-    assert found.kind == "unknown"
-    assert "further up" in found.message
-    assert "\n" not in "".join(found.steps)
+    assert failure.kind == "unknown"
+    assert "further up" in failure.message
+    assert "\n" not in "".join(failure.steps)
 
 
 def test_an_error_while_a_layer_is_built_or_looked_for_is_named_by_its_message() -> None:
     layer = "vllm/model_executor/layers/fused_moe/layer.py"
-    quoted = [
+    quote = [
         f'> File "{SITE}/{layer}", line 372, in __init__',
         ">     assert self.quant_method is not None",
         "> AssertionError",
     ]
-    assert read(*quoted).kind == "unsupported_quantization"
+    assert read(*quote).kind == "unsupported_quantization"
     assert failure_with_frame(layer, "forward", "AssertionError").kind == "kernel_runtime"
-    found = "vllm/config/vllm.py"
+    file = "vllm/config/vllm.py"
     assert (
         failure_with_frame(
-            found, "get_layers_from_vllm_config", "KeyError: 'model.layers.20.self_attn.attn'"
+            file, "get_layers_from_vllm_config", "KeyError: 'model.layers.20.self_attn.attn'"
         ).kind
         == "engine_bug"
     )

@@ -20,9 +20,9 @@ def test_every_name_that_type_checkers_see_is_found_in_its_module() -> None:
         for node in ast.walk(ast.parse(PACKAGE.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gateway.domain.")
     ]
-    named = {name.name: node.module for node in imports for name in node.names}
-    assert named.keys() == {*domain.__all__}
-    for name, module in named.items():
+    modules = {name.name: node.module for node in imports for name in node.names}
+    assert modules.keys() == {*domain.__all__}
+    for name, module in modules.items():
         assert getattr(domain, name) is vars(sys.modules[str(module)])[name]
 
 

@@ -78,10 +78,10 @@ def test_plans_are_those_of_a_process_with_pydantic(
     result = run("-c", PLANS, text=text, data=tmp_path / "data")
     assert result.returncode == 0, result.stderr[-2000:]
     planner = OfflinePlanner.from_environment()
-    for (source, machine), found in zip(cases, result.stdout.splitlines(), strict=True):
+    for (source, machine), line in zip(cases, result.stdout.splitlines(), strict=True):
         wish = Wish(name="plan", source=source)
-        expected = planner.decide(wish, machine, include_alternatives=True)
-        assert found == expected.model_dump_json(by_alias=True), (source, machine)
+        decision = planner.decide(wish, machine, include_alternatives=True)
+        assert line == decision.model_dump_json(by_alias=True), (source, machine)
 
 
 @pytest.mark.parametrize(

@@ -55,16 +55,16 @@ def test_an_endpoint_has_one_form(given_: str, stored: str) -> None:
 
 @pytest.mark.parametrize("what", BAD)
 def test_an_impossible_address_is_refused(what: str) -> None:
-    with pytest.raises(ValueError, match=r"\.$") as refused:
+    with pytest.raises(ValueError, match=r"\.$") as error:
         endpoint_url(BAD[what])
-    assert str(refused.value).isascii()
-    assert str(refused.value).isprintable()
+    assert str(error.value).isascii()
+    assert str(error.value).isprintable()
 
 
 def test_a_password_is_not_repeated() -> None:
-    with pytest.raises(ValueError, match="user, password") as refused:
+    with pytest.raises(ValueError, match="user, password") as error:
         endpoint_url("http://me:secret@h/v1")
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(error.value)
 
 
 @given(
@@ -73,15 +73,15 @@ def test_a_password_is_not_repeated() -> None:
 )
 def test_a_stored_address_is_plain(text: str) -> None:
     try:
-        stored = endpoint_url(text)
+        address = endpoint_url(text)
     except ValueError:
         return
-    parts = urlsplit(stored)
-    assert endpoint_url(stored) == stored
+    parts = urlsplit(address)
+    assert endpoint_url(address) == address
     assert parts.scheme in ("http", "https")
     assert parts.hostname
-    assert stored.isascii()
-    assert stored.isprintable()
-    assert " " not in stored
+    assert address.isascii()
+    assert address.isprintable()
+    assert " " not in address
     assert "@" not in parts.netloc
-    assert stored.endswith("/v1")
+    assert address.endswith("/v1")

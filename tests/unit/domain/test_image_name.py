@@ -101,8 +101,8 @@ def test_a_name_without_a_tag_cannot_be_read_as_an_id() -> None:
 
 def test_the_images_of_all_shipped_engines_are_allowed_and_no_others() -> None:
     profiles = Profiles()
-    allowed = profiles.allowed_images(None)
-    assert set(allowed.patterns) == {"vllm/vllm-openai", "lmsysorg/sglang", "fitserve/vllm-cpu"}
-    assert all(allowed.allows(image) and re.match(NAME_PATTERN, image) for image in profiles.images)
-    assert not allowed.allows("somebody/vllm-openai:v1")
+    images = profiles.allowed_images(None)
+    assert set(images.patterns) == {"vllm/vllm-openai", "lmsysorg/sglang", "fitserve/vllm-cpu"}
+    assert all(images.allows(image) and re.match(NAME_PATTERN, image) for image in profiles.images)
+    assert not images.allows("somebody/vllm-openai:v1")
     assert profiles.allowed_images("my/*").patterns == ("my/*",)

@@ -39,6 +39,6 @@ def test_a_copy_with_changes_computes_anew() -> None:
 
 
 def test_a_record_by_identity_is_a_key_of_its_own() -> None:
-    one, other = Alone(1), Alone(1)
-    assert one != other
-    assert len({one, other, one}) == 2
+    first_record, other = Alone(1), Alone(1)
+    assert first_record != other
+    assert len({first_record, other, first_record}) == 2

@@ -6,7 +6,7 @@ from gateway.domain.release import release
 
 
 def test_versions_stand_in_the_order_of_their_releases() -> None:
-    mixed = [
+    versions = [
         "0.33.0",
         "0.5.10",
         "0.19.1",
@@ -16,7 +16,7 @@ def test_versions_stand_in_the_order_of_their_releases() -> None:
         "0.5.23",
         "0.5.10rc1",
     ]
-    assert sorted(mixed, key=release) == [
+    assert sorted(versions, key=release) == [
         "nightly",
         "0.5.9",
         "0.5.10rc1",

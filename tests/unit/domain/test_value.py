@@ -27,14 +27,16 @@ def patterns(code: str) -> Iterator[str]:
 
 
 def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
-    found = {path: list(patterns(path.read_text())) for path in (ROOT / "gateway").rglob("*.py")}
-    assert sum(map(len, found.values())) > 3
+    patterns_by_file = {
+        path: list(patterns(path.read_text())) for path in (ROOT / "gateway").rglob("*.py")
+    }
+    assert sum(map(len, patterns_by_file.values())) > 3
     literal = re.compile(r"r?['\"]")
     wrong = {
-        path: said
-        for path, all_said in found.items()
-        for said in all_said
-        if WIDE.search(said) or not literal.match(said)
+        path: pattern
+        for path, all_said in patterns_by_file.items()
+        for pattern in all_said
+        if WIDE.search(pattern) or not literal.match(pattern)
     }
     assert not wrong, "take a `Form` of gateway.domain.value"
 
@@ -61,15 +63,15 @@ def test_a_name_of_another_form_is_refused_with_what_it_may_be(name: str) -> Non
 
 def test_an_evolved_value_equals_the_copy_of_pydantic() -> None:
     wish = Wish(name="m", source="s", gpus=2)
-    changed, copied = (
+    evolved_wish, wish_copy = (
         wish.evolve(gpus=4, context=8192),
         wish.model_copy(update={"gpus": 4, "context": 8192}),
     )
-    assert changed == copied
-    assert changed.model_fields_set == copied.model_fields_set
-    assert changed.model_dump_json() == copied.model_dump_json()
+    assert evolved_wish == wish_copy
+    assert evolved_wish.model_fields_set == wish_copy.model_fields_set
+    assert evolved_wish.model_dump_json() == wish_copy.model_dump_json()
     assert (wish.gpus, wish.model_fields_set) == (2, {"name", "source", "gpus"})
-    assert pickle.loads(pickle.dumps(changed)) == copied
+    assert pickle.loads(pickle.dumps(evolved_wish)) == wish_copy
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b/c", "\u00e4"])

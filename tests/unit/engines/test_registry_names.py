@@ -61,9 +61,9 @@ def files() -> list[Path]:
 
 def test_no_code_compares_with_the_name_of_a_kind() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(found))}"
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(names))}"
         for path in files()
-        for line, found in comparisons(nodes_of(path))
+        for line, names in comparisons(nodes_of(path))
     ]
     assert not wrong, "\n".join(["ask the engine's contract instead:", *wrong])
 

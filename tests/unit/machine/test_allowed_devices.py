@@ -33,15 +33,18 @@ ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
 
 
 def allowed_indices(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
-    marked = AllowedDevices.by_variables(hardware, wanted, environment).mark(hardware)
-    return [gpu.index for gpu in marked.gpus if gpu.kept]
+    hardware_in_use = AllowedDevices.by_variables(hardware, wanted, environment).mark(hardware)
+    return [gpu.index for gpu in hardware_in_use.gpus if gpu.kept]
 
 
 @pytest.mark.parametrize(("most", "seen"), [(None, 8), (3, 3), (9, 8)])
 def test_no_more_ram_is_seen_than_the_setting_says(most: int | None, seen: int) -> None:
-    this_machine = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
-    marked = AllowedDevices(ram_bytes=None if most is None else most * GIB).mark(this_machine)
-    assert (marked.ram_total_bytes, marked.ram_available_bytes) == (seen * GIB, min(7, seen) * GIB)
+    hardware = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
+    hardware_in_use = AllowedDevices(ram_bytes=None if most is None else most * GIB).mark(hardware)
+    assert (hardware_in_use.ram_total_bytes, hardware_in_use.ram_available_bytes) == (
+        seen * GIB,
+        min(7, seen) * GIB,
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,8 +67,8 @@ def test_a_gpu_that_is_not_here_is_an_error_that_names_those_that_are(wanted: st
 
 def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A", error=15)]
-    this_probe = probe(nvml=FakeNvml(cards))
-    assert allowed_indices(this_probe, "0,1") == []
+    hardware = probe(nvml=FakeNvml(cards))
+    assert allowed_indices(hardware, "0,1") == []
 
 
 @pytest.mark.parametrize(
@@ -123,42 +126,42 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
         Card(part, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
         Card(other, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
     ]
-    this_probe = probe(
+    hardware = probe(
         nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])])
     )
     assert [
         gpu.uuid
-        for gpu in AllowedDevices.by_variables(this_probe, part, {}).mark(this_probe).usable().gpus
+        for gpu in AllowedDevices.by_variables(hardware, part, {}).mark(hardware).usable().gpus
     ] == [part]
     assert [
         gpu.uuid
-        for gpu in AllowedDevices.by_variables(this_probe, None, {"CUDA_VISIBLE_DEVICES": other})
-        .mark(this_probe)
+        for gpu in AllowedDevices.by_variables(hardware, None, {"CUDA_VISIBLE_DEVICES": other})
+        .mark(hardware)
         .usable()
         .gpus
     ] == [other]
-    assert allowed_indices(this_probe, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
+    assert allowed_indices(hardware, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
         "which MIG device CUDA means by a number is not known"
     )
 
 
 def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
-    marked = AllowedDevices.by_variables(ALIKE, "1,2", {}).mark(ALIKE)
-    decision = decide(spec(), marked, [engine()], wish())
+    hardware = AllowedDevices.by_variables(ALIKE, "1,2", {}).mark(ALIKE)
+    decision = decide(spec(), hardware, [engine()], wish())
     assert decision.plans
     assert all(FIRST not in plan.gpus for plan in decision.plans)
     with pytest.raises(BadRequest, match="FITSERVE_GPUS leaves it out"):
-        decide(spec(), marked, [engine()], wish(gpus=(FIRST,)))
+        decide(spec(), hardware, [engine()], wish(gpus=(FIRST,)))
 
 
 def test_a_machine_whose_gpus_are_all_kept_serves_on_its_processor() -> None:
-    marked = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(ALIKE)
-    assert {one.device for one in Profiles().engines_for(marked)} == {"cpu"}
+    hardware = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(ALIKE)
+    assert {engine.device for engine in Profiles().engines_for(hardware)} == {"cpu"}
 
 
 def test_the_probe_says_what_is_kept_and_by_what() -> None:
-    marked = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
-    (line,) = [row for row in rows(marked) if row.name == "GPU 1"]
+    hardware = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
+    (line,) = [row for row in rows(hardware) if row.name == "GPU 1"]
     assert "kept from fitserve: CUDA_VISIBLE_DEVICES leaves it out" in " ".join(line)
 
 

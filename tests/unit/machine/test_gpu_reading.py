@@ -29,14 +29,19 @@ def test_a_card_tells_all_in_the_units_of_its_names() -> None:
 
 
 def test_a_reading_that_a_card_lacks_is_unknown() -> None:
-    told = reading(gb10())
-    assert (told.used_bytes, told.total_bytes, told.use) == (None, None, 0.0)
+    gpu_reading = reading(gb10())
+    assert (gpu_reading.used_bytes, gpu_reading.total_bytes, gpu_reading.use) == (None, None, 0.0)
     nvml = two_3090()
     nvml.cards[0].use = nvml.cards[0].temperature = nvml.cards[0].power = nvml.cards[
         0
     ].power_limit = None
-    told = reading(nvml)
-    assert (told.use, told.temperature_c, told.power_w, told.power_limit_w) == (
+    gpu_reading = reading(nvml)
+    assert (
+        gpu_reading.use,
+        gpu_reading.temperature_c,
+        gpu_reading.power_w,
+        gpu_reading.power_limit_w,
+    ) == (
         None,
         None,
         None,

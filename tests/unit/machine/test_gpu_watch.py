@@ -30,18 +30,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[[FakeNvml], GpuWatch]]:
-    started: list[GpuWatch] = []
+    watches: list[GpuWatch] = []
 
     def start(nvml: FakeNvml) -> GpuWatch:
         gpu_watch = GpuWatch(nvml)
-        started.append(gpu_watch)
+        watches.append(gpu_watch)
         gpu_watch.start(TABLE, lambda: None)
         until(lambda: len(nvml.registered) > 0 or not nvml.cards)
         return gpu_watch
 
     yield start
-    for one in started:
-        one.close()
+    for started_watch in watches:
+        started_watch.close()
 
 
 def until(true: Callable[[], object]) -> None:
@@ -53,8 +53,8 @@ def until(true: Callable[[], object]) -> None:
 
 def until_read_again(nvml: FakeNvml) -> None:
     """Every card has been read twice since: once could have been under way."""
-    former_counts = nvml.counts
-    until(lambda: nvml.counts > former_counts + 2)
+    counts = nvml.counts
+    until(lambda: nvml.counts > counts + 2)
 
 
 def uuids(nvml: FakeNvml) -> list[str]:
@@ -125,11 +125,11 @@ def test_other_errors_of_a_card_lose_nothing(watch: Callable[[FakeNvml], GpuWatc
 
 def test_a_card_that_vanishes_is_lost(watch: Callable[[FakeNvml], GpuWatch]) -> None:
     nvml = two_3090()
-    gone = nvml.cards[1]
+    card = nvml.cards[1]
     gpu_watch = watch(nvml)
     nvml.cards = nvml.cards[:1]
-    until(lambda: gone.uuid in gpu_watch.lost)
-    assert "no longer lists it" in gpu_watch.lost[str(gone.uuid)].message
+    until(lambda: card.uuid in gpu_watch.lost)
+    assert "no longer lists it" in gpu_watch.lost[str(card.uuid)].message
 
 
 def test_an_xid_of_a_nameless_card_belongs_to_the_lost_card(
@@ -263,17 +263,17 @@ def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
 def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    this_probe = probe(nvml=two_3090())
-    managed = "systemd"
-    monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: managed)
-    (warned,) = doctor._cgroups(this_probe, docker=True, char_devices=tmp_path)
-    assert warned.state == "warn"
-    assert "daemon-reload" in warned.finding
-    assert "nvidia-ctk" in warned.do
+    hardware = probe(nvml=two_3090())
+    manager = "systemd"
+    monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: manager)
+    (warning,) = doctor._cgroups(hardware, docker=True, char_devices=tmp_path)
+    assert warning.state == "warn"
+    assert "daemon-reload" in warning.finding
+    assert "nvidia-ctk" in warning.do
     (tmp_path / "195:0").symlink_to("/dev/nvidia0")
-    assert doctor._cgroups(this_probe, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert doctor._cgroups(hardware, docker=True, char_devices=tmp_path)[0].state == "ok"
     (tmp_path / "195:0").unlink()
-    managed = "cgroupfs"
-    assert doctor._cgroups(this_probe, docker=True, char_devices=tmp_path)[0].state == "ok"
-    assert not doctor._cgroups(this_probe, docker=False)
-    assert not doctor._cgroups(this_probe.evolve(gpus=()), docker=True)
+    manager = "cgroupfs"
+    assert doctor._cgroups(hardware, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert not doctor._cgroups(hardware, docker=False)
+    assert not doctor._cgroups(hardware.evolve(gpus=()), docker=True)

@@ -335,15 +335,15 @@ def test_any_refused_readings_still_yield_a_hardware(
     )
     assert nvml.open == 0
     for gpu in hardware.gpus:
-        noted = {
+        names = {
             note.split(": ")[1] for note in hardware.notes if note.startswith(f"GPU {gpu.index}: ")
         }
-        assert gpu.processes is not None or "processes" in noted
+        assert gpu.processes is not None or "processes" in names
         if gpu.uuid.startswith("GPU-"):
-            assert gpu.capability is not None or "compute capability" in noted
-            assert gpu.mig is not None or "MIG" in noted
-            assert gpu.pcie.width is not None or "PCIe width" in noted
-            assert gpu.memory_kind == "dedicated" or "memory" in noted
+            assert gpu.capability is not None or "compute capability" in names
+            assert gpu.mig is not None or "MIG" in names
+            assert gpu.pcie.width is not None or "PCIe width" in names
+            assert gpu.memory_kind == "dedicated" or "memory" in names
 
 
 # --- the host ---

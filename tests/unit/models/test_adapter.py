@@ -31,16 +31,16 @@ def base(**config: Any) -> Any:
 
 
 def test_layers_of_one_name_are_one() -> None:
-    found_adapter = adapter(shapes(64, 128, rank=4), r=4)
-    (layer,) = found_adapter.layers
+    lora = adapter(shapes(64, 128, rank=4), r=4)
+    (layer,) = lora.layers
     assert (layer.module, layer.inputs, layer.outputs, layer.rank) == (
         "model.layers.*.mlp.down_proj",
         128,
         64,
         4,
     )
-    assert (found_adapter.rank, found_adapter.deepest, found_adapter.base) == (4, 1, "org/demo")
-    check_base(found_adapter, base())
+    assert (lora.rank, lora.deepest, lora.base) == (4, 1, "org/demo")
+    check_base(lora, base())
 
 
 def test_the_rank_is_the_highest_of_all_layers() -> None:
@@ -102,6 +102,6 @@ def test_half_an_adapter_is_refused(sizes: dict[str, tuple[int, ...]], why: str)
 def test_an_adapter_of_another_model_is_refused_and_its_own_is_named(
     sizes: dict[str, tuple[int, ...]], why: str
 ) -> None:
-    with pytest.raises(BadModel, match=why) as refused:
+    with pytest.raises(BadModel, match=why) as error:
         check_base(adapter(sizes), base())
-    assert "trained for org/demo" in refused.value.hint
+    assert "trained for org/demo" in error.value.hint

@@ -88,7 +88,7 @@ def test_a_list_of_layers_that_all_attend_tells_of_no_state() -> None:
 
 def test_a_sentence_model_that_sees_both_ways_has_half_the_window() -> None:
     spec = published_model("gemma-3-1b", "embed", use_bidirectional_attention=True)
-    assert [(one.kind, one.causal, one.window) for one in spec.attention] == [
+    assert [(group.kind, group.causal, group.window) for group in spec.attention] == [
         ("full", False, None),
         ("sliding", False, 257),
     ]
@@ -145,9 +145,9 @@ def test_biases_are_those_of_the_family() -> None:
 
 def test_every_layer_may_be_of_one_kind() -> None:
     full = published_model("qwen3-next-80b-a3b", layer_types=["full_attention"] * 48)
-    assert [one.kind for one in full.attention] == ["full"]
+    assert [group.kind for group in full.attention] == ["full"]
     recurrent = published_model("qwen3-next-80b-a3b", layer_types=["linear_attention"] * 48)
-    assert [one.kind for one in recurrent.attention] == ["recurrent"]
+    assert [group.kind for group in recurrent.attention] == ["recurrent"]
     assert {
         layer.name
         for layer in build(published_model("deepseek-v3", first_k_dense_replace=61)).linears
@@ -191,10 +191,10 @@ def test_headers_that_contradict_the_config_win() -> None:
         (),
         spec.tensors,
     )
-    packed = from_headers(
+    packed_model = from_headers(
         "qwen3-8b", headers_of("qwen3-8b"), quantization_config={"quant_method": "fp8"}
     )
-    assert build(packed).is_known
+    assert build(packed_model).is_known
 
 
 def test_a_family_that_is_not_known_is_its_headers() -> None:

@@ -25,8 +25,8 @@ def case(name: str) -> ModelSpec:
 def read(
     fields: dict[str, Any], beside: dict[str, dict[str, Any]], dtype: str | None = None
 ) -> ModelSpec:
-    stored = None if dtype is None else tensors({"model.layers.0.mlp.up_proj.x": (64, 64)}, dtype)
-    return with_quant_files(model_from_config(fields, tensors=stored), beside)
+    headers = None if dtype is None else tensors({"model.layers.0.mlp.up_proj.x": (64, 64)}, dtype)
+    return with_quant_files(model_from_config(fields, tensors=headers), beside)
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,11 @@ def test_headers_and_config_say_the_same_bytes(family: str) -> None:
     assert both.tensors == group_tensors(headers)
     assert build(both).is_known
     for tp in (1, 2):
-        stored = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
+        byte_count = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
         assert (
             weights_bytes(build(alone), Rank(tp=tp))
             == weights_bytes(build(both), Rank(tp=tp))
-            == stored
+            == byte_count
         )
 
 

@@ -192,7 +192,7 @@ def test_a_hybrid_with_its_tower_is_read_from_its_config_and_from_its_headers() 
         {"mtp.fc.weight": (2048, 4096), "model.visual.pos_embed.weight": (2304, 1152)}
     )
     alone, read_through = read(fields), read(fields, headers)
-    assert [(one.kind, one.layers) for one in alone.attention] == [
+    assert [(group.kind, group.layers) for group in alone.attention] == [
         ("full", 10),
         ("recurrent", 30),
         ("vision", 27),
@@ -253,11 +253,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_an_impossible_model_is_refused_by_the_name_of_its_field(
     changes: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         published_model("llama-3.1-8b", **changes)
-    assert said in caught.value.message
-    assert caught.value.hint
-    assert str(caught.value).isprintable()
+    assert said in error.value.message
+    assert error.value.hint
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -281,14 +281,14 @@ def test_a_shape_of_no_weights_is_refused_by_the_tensor(shape: tuple[int, ...]) 
 def test_any_json_is_a_model_that_can_be_shown_or_a_bad_model(
     fields: dict[str, Any], headers: dict[str, Tensor] | None, task: Any
 ) -> None:
-    refused: BadModel | None = None
+    refusal: BadModel | None = None
     try:
         spec = read(fields, headers, task)
     except BadModel as error:
-        refused = error
-    if refused:
-        assert str(refused).isprintable()
-        assert len(str(refused)) < 400
+        refusal = error
+    if refusal:
+        assert str(refusal).isprintable()
+        assert len(str(refusal)) < 400
         return
     assert ModelSpec.model_validate_json(spec.model_dump_json()).tensors == spec.tensors
 

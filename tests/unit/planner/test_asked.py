@@ -101,14 +101,14 @@ def make_question(plan: Plan) -> Question:
 def test_the_question_is_the_command_line_without_sizes_of_the_answer() -> None:
     best = make_decision({}).plans[0]
     question = make_question(best)
-    left_out = (
+    changing_flags = (
         "--max-model-len=",
         "--gpu-memory-utilization=",
         "--kv-cache-memory-bytes=",
         "--speculative-config=",
     )
     assert question.argv == tuple(
-        sorted(item for item in best.argv if not item.startswith(left_out))
+        sorted(item for item in best.argv if not item.startswith(changing_flags))
     )
     assert (question.engine, question.capability) == (VLLM_REF, "8.6")
 
@@ -134,10 +134,11 @@ def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
 
 def test_recurrent_layers_keep_their_size_of_heads_where_the_engine_tells_none() -> None:
     forecast = make_decision({}, model="qwen3.5-9b").plans[0]
-    told = answer(forecast)
-    sizeless = told.evolve(
+    engine_answer = answer(forecast)
+    sizeless = engine_answer.evolve(
         attention=tuple(
-            row.evolve(head_dim=0) if row.kind == "recurrent" else row for row in told.attention
+            row.evolve(head_dim=0) if row.kind == "recurrent" else row
+            for row in engine_answer.attention
         )
     )
     best = make_decision({make_question(forecast): sizeless}, model="qwen3.5-9b").plans[0]
@@ -159,11 +160,11 @@ def test_the_engines_bytes_win_over_ours() -> None:
 
 def test_a_refusal_is_told_in_the_engines_own_words_and_the_search_goes_on() -> None:
     forecast = make_decision({})
-    refused = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
-    decision = make_decision({make_question(forecast.plans[0]): refused})
+    engine_answer = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    decision = make_decision({make_question(forecast.plans[0]): engine_answer})
     assert [plan.argv for plan in decision.plans] == [plan.argv for plan in forecast.plans[1:]]
-    told = next(rejection for rejection in decision.rejected if rejection.source == SOURCE)
-    assert (told.verdict, told.reasons) == ("engine_refuses", (refused.refused,))
+    rejection = next(rejection for rejection in decision.rejected if rejection.source == SOURCE)
+    assert (rejection.verdict, rejection.reasons) == ("engine_refuses", (engine_answer.refused,))
 
 
 def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
@@ -217,12 +218,12 @@ def test_a_known_failure_of_a_kernel_still_counts_once_the_engine_chose_it() -> 
     )
     engines = [PROFILES.engine(VLLM_REF)]
     model = published_model("llama-3.1-8b", quantization_config=QUANTS["gptq"])
-    hardware, rules, said = (
+    hardware, rules, answers = (
         PROFILES.hardware("2x3090"),
         PROFILES.rules(engines),
         {make_question(forecast): answer(forecast)},
     )
-    decision = decide(model, hardware, engines, wish(), [fact], rules=rules, answers=said)
+    decision = decide(model, hardware, engines, wish(), [fact], rules=rules, answers=answers)
     assert any(
         rejection.verdict == "known_bad" and kernel in rejection.reasons[0]
         for rejection in decision.rejected
@@ -266,12 +267,12 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     model = published_model("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
-        asked_wish = wish(tensor_parallel=2, text_only=True)
-        return decide(model, hardware, engines, asked_wish, rules=rules, answers=answers)
+        request = wish(tensor_parallel=2, text_only=True)
+        return decide(model, hardware, engines, request, rules=rules, answers=answers)
 
     foreseen = outcome({}).rejected[0]
     assert foreseen.question is not None
-    asked_row = AskedKernel(
+    kernel_row = AskedKernel(
         layer="model.language_model.layers.*.linear_attn.in_proj_ba",
         kernel="apply_gptq_marlin_linear",
         k=2048,
@@ -279,7 +280,7 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
         count=30,
     )
     for kernel, verdict in (("apply_gptq_marlin_linear", "no_kernel"), ("another", "")):
-        row = asked_row.evolve(kernel=kernel)
+        row = kernel_row.evolve(kernel=kernel)
         engine_answer = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
         decision = outcome({foreseen.question: engine_answer})
         assert [rejection.verdict for rejection in decision.rejected if rejection.question is None][
@@ -293,8 +294,8 @@ def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None
     assert str(engine) == VLLM_REF
     assert questions[0] == forecast.plans[0].question
     assert len(set(questions)) == len(questions)
-    checked = make_decision({make_question(plan): answer(plan) for plan in forecast.plans})
-    assert open_questions(checked) == ()
+    decision = make_decision({make_question(plan): answer(plan) for plan in forecast.plans})
+    assert open_questions(decision) == ()
 
 
 # --- rule gaps ---
@@ -308,34 +309,34 @@ def test_an_answer_that_agrees_is_no_gap_and_without_answers_there_is_none() -> 
 
 def test_kernels_backends_and_bytes_are_compared_each() -> None:
     forecast = make_decision({}).plans[0]
-    forecast_answer = answer(forecast)
+    agreeing_answer = answer(forecast)
     other = [
         row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row
-        for row in forecast_answer.kernels
+        for row in agreeing_answer.kernels
     ]
-    assert forecast_answer.kv is not None
-    cache = forecast_answer.kv.evolve(
-        needed=tuple((tokens, size * 2) for tokens, size in forecast_answer.kv.needed)
+    assert agreeing_answer.kv is not None
+    cache = agreeing_answer.kv.evolve(
+        needed=tuple((tokens, size * 2) for tokens, size in agreeing_answer.kv.needed)
     )
-    changed = forecast_answer.evolve(
+    other_answer = agreeing_answer.evolve(
         kernels=tuple(other),
         attention=tuple(
-            row.evolve(backend="FLEX_ATTENTION", version=0) for row in forecast_answer.attention
+            row.evolve(backend="FLEX_ATTENTION", version=0) for row in agreeing_answer.attention
         ),
-        weights=forecast_answer.weights + 1_000_000_000,
+        weights=agreeing_answer.weights + 1_000_000_000,
         kv=cache,
     )
     question = make_question(forecast)
-    found = {gap.about: gap for gap in make_decision({question: changed}).gaps}
-    assert set(found) == {
+    gaps = {gap.about: gap for gap in make_decision({question: other_answer}).gaps}
+    assert set(gaps) == {
         "kernel of qkv_proj",
         "attention of full layers of head size 128",
         "weights",
         "KV cache",
     }
-    kernel = found["kernel of qkv_proj"]
-    ours = next(row.kernel for row in forecast.kernels if row.layer.endswith("qkv_proj"))
-    assert (kernel.forecast, kernel.answer) == (ours, "Other")
+    kernel = gaps["kernel of qkv_proj"]
+    kernel_of_plan = next(row.kernel for row in forecast.kernels if row.layer.endswith("qkv_proj"))
+    assert (kernel.forecast, kernel.answer) == (kernel_of_plan, "Other")
     assert (kernel.engine, kernel.rules, kernel.source, kernel.capability) == (
         VLLM_REF,
         VLLM_REF,
@@ -346,7 +347,7 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
     assert kernel.model.startswith(
         "LlamaForCausalLM, model_type=llama, num_hidden_layers=32, hidden_size=4096"
     )
-    assert found["weights"].forecast == f"{forecast.memory.weights_bytes} bytes on a rank"
+    assert gaps["weights"].forecast == f"{forecast.memory.weights_bytes} bytes on a rank"
 
 
 def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
@@ -357,10 +358,10 @@ def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
 
 def test_an_unforeseen_refusal_is_a_gap_in_the_engines_words() -> None:
     forecast = make_decision({})
-    refused = EngineAnswer(
+    engine_answer = EngineAnswer(
         refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE
     )
-    (gap,) = make_decision({make_question(forecast.plans[0]): refused}).gaps
+    (gap,) = make_decision({make_question(forecast.plans[0]): engine_answer}).gaps
     assert (gap.about, gap.forecast, gap.answer) == (
         "refusal",
         "loads",
@@ -397,12 +398,12 @@ def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
 
 def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
     forecast = next(plan for plan in make_decision({}, engine=SGLANG_REF).plans if plan.cost == 0)
-    forecast_answer = answer(forecast)
-    assert forecast_answer.settled is not None
-    assert forecast_answer.kv is not None
-    less = forecast_answer.evolve(
-        settled=forecast_answer.settled.evolve(static_fraction=0.5),
-        kv=forecast_answer.kv.evolve(aside=0),
+    agreeing_answer = answer(forecast)
+    assert agreeing_answer.settled is not None
+    assert agreeing_answer.kv is not None
+    less = agreeing_answer.evolve(
+        settled=agreeing_answer.settled.evolve(static_fraction=0.5),
+        kv=agreeing_answer.kv.evolve(aside=0),
     )
     best = next(
         plan

@@ -64,8 +64,8 @@ def test_the_switches_of_every_start_are_known(version: str) -> None:
     sglang = Profiles().engine(f"sglang=={version}")
     switches = [f"--{name}" for name in sglang.api_switches if name in sglang.flags]
     names = {flag: sglang.spelling.get(flag, flag) for flag in ("model", "served-model-name")}
-    own = (f"--{names['model']}=/models/m", f"--{names['served-model-name']}=m", *OWN[2:])
-    check(*switches, own=own, on=sglang)
+    flags = (f"--{names['model']}=/models/m", f"--{names['served-model-name']}=m", *OWN[2:])
+    check(*switches, own=flags, on=sglang)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_the_switches_of_every_start_are_known(version: str) -> None:
     ],
 )
 def test_a_flag_that_is_in_no_plan_is_refused(item: str) -> None:
-    with pytest.raises(BadFlag) as refused:
+    with pytest.raises(BadFlag) as error:
         check(item)
-    assert refused.value.message.isprintable()
+    assert error.value.message.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -197,18 +197,21 @@ def test_the_whole_flag_that_keeps_an_engine_quiet_is_known_and_no_part_of_it() 
 def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
     sleeps = SMALL.evolve(key_env="KEY", sleeps=True)
     env = dict([DEV_MODE])
-    closed, opened = sleeps.container_command, wrap_command(sleeps.container_command, "KEY")
+    plain_command, command_with_door = (
+        sleeps.container_command,
+        wrap_command(sleeps.container_command, "KEY"),
+    )
 
     def check_behind(argv: tuple[str, ...], env: dict[str, str]) -> None:
         check_command(sleeps, (*argv, *OWN), env, model="m", port=8000, folder="/models")
 
-    check_behind(opened, env)
+    check_behind(command_with_door, env)
     check_environment(sleeps, env)
     for argv, its in (
-        (closed, env),
-        (opened, {}),
-        (opened[:3], env),
-        ((*opened[:2], "pass", opened[3]), env),
+        (plain_command, env),
+        (command_with_door, {}),
+        (command_with_door[:3], env),
+        ((*command_with_door[:2], "pass", command_with_door[3]), env),
     ):
         with pytest.raises(BadFlag):
             check_behind(argv, its)
@@ -219,17 +222,21 @@ def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door()
 
 def test_a_start_may_leave_out_the_warm_ups_that_the_profile_names() -> None:
     warmup = Warmup(shapes="served.warm:SHAPES", min_capability="9.0")
-    known = SMALL.evolve(key_env="KEY", sleeps=True, expert_warmups={"router": warmup})
-    door = wrap_command(known.container_command, "KEY")
-    for program, env in ((known.container_command, {}), (door, dict([DEV_MODE]))):
-        skipping = expert_warmups.wrap_command(program, known, "router")
+    engine_with_warmups = SMALL.evolve(
+        key_env="KEY", sleeps=True, expert_warmups={"router": warmup}
+    )
+    door = wrap_command(engine_with_warmups.container_command, "KEY")
+    for program, env in ((engine_with_warmups.container_command, {}), (door, dict([DEV_MODE]))):
+        skipping = expert_warmups.wrap_command(program, engine_with_warmups, "router")
         for argv in (program, skipping):
-            check_command(known, (*argv, *OWN), env, model="m", port=8000, folder="/models")
+            check_command(
+                engine_with_warmups, (*argv, *OWN), env, model="m", port=8000, folder="/models"
+            )
         for engine_of, argv in (
-            (known.evolve(expert_warmups={}), skipping),
-            (known, (*skipping[:2], f"{skipping[2]}pass", *skipping[3:])),
+            (engine_with_warmups.evolve(expert_warmups={}), skipping),
+            (engine_with_warmups, (*skipping[:2], f"{skipping[2]}pass", *skipping[3:])),
         ):
             with pytest.raises(BadFlag):
                 check_command(engine_of, (*argv, *OWN), env, model="m", port=8000, folder="/models")
     with pytest.raises(BadFlag):
-        check_environment(known, {expert_warmups.VARIABLE: "router"})
+        check_environment(engine_with_warmups, {expert_warmups.VARIABLE: "router"})

@@ -32,14 +32,14 @@ def test_the_first_plan_is_compared_with_the_neighbouring_numbers_of_gpus() -> N
     by_count: dict[int, Plan] = {}
     for plan in DECISION.plans:
         by_count.setdefault(gpus_of(plan), plan)
-    chosen = gpus_of(best)
-    fewer = max(count for count in by_count if count < chosen)
-    more = min(count for count in by_count if count > chosen)
+    gpu_count = gpus_of(best)
+    fewer = max(count for count in by_count if count < gpu_count)
+    more = min(count for count in by_count if count > gpu_count)
     parts = words.split("; ")
-    assert parts[0] == f"{chosen} over {fewer}: {gains(best, by_count[fewer])}"
-    assert parts[1] == f"{chosen} over {more}: {gains(best, by_count[more])}"
+    assert parts[0] == f"{gpu_count} over {fewer}: {gains(best, by_count[fewer])}"
+    assert parts[1] == f"{gpu_count} over {more}: {gains(best, by_count[more])}"
     row = next(row for row in explain.choices(best, words) if row.name == "GPUs")
-    assert row == ("GPUs", str(chosen), words, False)
+    assert row == ("GPUs", str(gpu_count), words, False)
 
 
 def test_gains_are_parts_of_speed_and_numbers_of_room_and_context() -> None:

@@ -93,19 +93,19 @@ def test_fp8_takes_half_the_bytes_without_a_warning_about_accuracy(engine: str) 
 def test_a_block_without_the_name_of_its_producer_is_refused_with_the_reason() -> None:
     file = modelopt("FP8", "lm_head")
     del file["producer"]
-    refused = decision(model("llama-3.1-8b", file), "2xh100", VLLM_REF)
-    assert not refused.plans
-    assert refused.rejected[0].verdict == "unsupported_quantization"
-    assert "takes the weights for unquantized" in refused.rejected[0].reasons[0]
+    outcome = decision(model("llama-3.1-8b", file), "2xh100", VLLM_REF)
+    assert not outcome.plans
+    assert outcome.rejected[0].verdict == "unsupported_quantization"
+    assert "takes the weights for unquantized" in outcome.rejected[0].reasons[0]
     assert decision(model("llama-3.1-8b", file), "2xh100", SGLANG_REF).plans
 
 
 def test_weights_of_old_programs_need_the_users_flag() -> None:
     content = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
     spec = with_quant_files(model("llama-3.1-8b", None), {"quant_config.json": content})
-    refused = decision(spec, "3090", VLLM_REF)
-    assert not refused.plans
-    assert "--arg quantization=awq" in refused.rejected[0].reasons[0]
+    outcome = decision(spec, "3090", VLLM_REF)
+    assert not outcome.plans
+    assert "--arg quantization=awq" in outcome.rejected[0].reasons[0]
     plan = decision(spec, "3090", VLLM_REF, args={"quantization": "awq"}).plans[0]
     assert plan.memory.weights_bytes < 7 * GB
 
@@ -131,11 +131,11 @@ def fp8_headers(name: str) -> dict[str, Tensor]:
 
 def test_quantized_headers_are_quantized_by_the_file_and_never_once_more() -> None:
     spec = model_from_config(config("llama-3.1-8b"), tensors=fp8_headers("up"), file_bytes=8 * GB)
-    described = with_quant_files(spec, {FILE: modelopt("FP8", "lm_head")})
-    plan = first(described, "3090")
+    quantized_spec = with_quant_files(spec, {FILE: modelopt("FP8", "lm_head")})
+    plan = first(quantized_spec, "3090")
     assert plan.quantization.value == "modelopt"
     assert not any(word.startswith("--quantization") for word in plan.argv)
-    refused = decision(spec, "3090", VLLM_REF)
-    assert not refused.plans
-    assert {row.verdict for row in refused.rejected} == {"unsupported_quantization"}
-    assert "neither config.json nor hf_quant_config.json" in refused.rejected[0].reasons[0]
+    outcome = decision(spec, "3090", VLLM_REF)
+    assert not outcome.plans
+    assert {row.verdict for row in outcome.rejected} == {"unsupported_quantization"}
+    assert "neither config.json nor hf_quant_config.json" in outcome.rejected[0].reasons[0]

@@ -35,20 +35,20 @@ def test_the_promises_to_engines_never_exceed_the_ram(
     gibs: int, moves: list[tuple[bool, int]]
 ) -> None:
     """Models come and go; who came first keeps its own, and what goes gives all of it back."""
-    promised: list[tuple[int, int]] = []
+    promises: list[tuple[int, int]] = []
     for comes, context in moves:
-        if not comes and promised:
-            size, of = promised.pop()
-            second_plan = make_decision(gibs, sum(one for one, _ in promised), of).plans[0]
+        if not comes and promises:
+            size, of = promises.pop()
+            second_plan = make_decision(gibs, sum(promise for promise, _ in promises), of).plans[0]
             assert second_plan.memory.promised_bytes == size, (
                 "the same room holds the same plan again"
             )
             continue
-        plans = make_decision(gibs, sum(one for one, _ in promised), context).plans
+        plans = make_decision(gibs, sum(promise for promise, _ in promises), context).plans
         if plans:
             assert plans[0].gpus == ()
-            promised.append((plans[0].memory.promised_bytes, context))
-    assert sum(one for one, _ in promised) + free_ram_beside(gibs * GIB) <= gibs * GIB
+            promises.append((plans[0].memory.promised_bytes, context))
+    assert sum(promise for promise, _ in promises) + free_ram_beside(gibs * GIB) <= gibs * GIB
 
 
 def test_one_context_may_take_most_of_the_ram_and_two_plans_share_it() -> None:
@@ -76,5 +76,5 @@ def test_a_kv_cache_that_the_user_set_has_to_fit() -> None:
         make_decision(64, 0, **{"kv-cache-memory-bytes": 8 * GIB}).plans[0].memory.kv_bytes
         == 8 * GIB
     )
-    (refused,) = make_decision(64, 40 * GIB, **{"kv-cache-memory-bytes": 8 * GIB}).rejected
-    assert refused.reasons[0].startswith(f"--kv-cache-memory-bytes={8 * GIB} was set, and with")
+    (rejection,) = make_decision(64, 40 * GIB, **{"kv-cache-memory-bytes": 8 * GIB}).rejected
+    assert rejection.reasons[0].startswith(f"--kv-cache-memory-bytes={8 * GIB} was set, and with")

@@ -64,10 +64,10 @@ def wide(result: Result, columns: int) -> list[str]:
 
 def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
     blind = ("--arg", 'limit-mm-per-prompt={"image": 0, "video": 0}')
-    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all", *blind)
-    assert shown.exit_code == 0, shown.output
-    assert not wide(shown, 80)
-    text = shown.stdout
+    result = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all", *blind)
+    assert result.exit_code == 0, result.output
+    assert not wide(result, 80)
+    text = result.stdout
     assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(
         text.split()
     )
@@ -100,17 +100,17 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
 @pytest.mark.parametrize("columns", [40, 56, 120])
 def test_every_width_is_kept(run: Run, qwen: Path, columns: int) -> None:
     arguments = ("plan", qwen, "--hardware", "2x3090", "--engine", "vllm")
-    for shown in (run(*arguments, columns=columns), run(*arguments, "--all", columns=columns)):
-        assert not [line for line in wide(shown, columns) if " " in line.strip() and columns > 56]
-        assert max(len(line) for line in shown.stdout.splitlines() if line.startswith("[W")) <= max(
-            columns, 40
-        )
+    for output in (run(*arguments, columns=columns), run(*arguments, "--all", columns=columns)):
+        assert not [line for line in wide(output, columns) if " " in line.strip() and columns > 56]
+        assert max(
+            len(line) for line in output.stdout.splitlines() if line.startswith("[W")
+        ) <= max(columns, 40)
 
 
 def test_a_pipe_has_a_line_for_each_row(run: Run, qwen: Path) -> None:
     arguments = ("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all")
-    shown = run(*arguments, columns=0)
-    lines = shown.stdout.splitlines()
+    result = run(*arguments, columns=0)
+    lines = result.stdout.splitlines()
     assert any(line.startswith("speculation") and "measure it (planner)" in line for line in lines)
     assert not any(line.endswith(" ") for line in lines)
 
@@ -137,8 +137,8 @@ def test_the_short_plan_has_speed_and_memory_before_choices_and_counts_the_defau
     counts: dict[str, int] = {}
     for rejection in json.loads(run(*arguments, "--json").stdout)["rejected"]:
         counts[rejection["verdict"]] = counts.get(rejection["verdict"], 0) + 1
-    (rejected,) = [line for line in short if line.startswith("Rejected: ")]
-    assert all(f"{verdict} {count}" in rejected for verdict, count in counts.items())
+    (line,) = [line for line in short if line.startswith("Rejected: ")]
+    assert all(f"{verdict} {count}" in line for verdict, count in counts.items())
 
 
 def choice_rows(lines: list[str]) -> list[str]:
@@ -174,28 +174,28 @@ def names_of(shown: Result) -> set[str]:
 
 
 def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, qwen: Path) -> None:
-    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3")
-    assert shown.exit_code == 3
-    lines = shown.stdout.splitlines()
+    result = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3")
+    assert result.exit_code == 3
+    lines = result.stdout.splitlines()
     assert lines[0].startswith("No plan for")
-    text = " ".join(shown.stdout.split())
+    text = " ".join(result.stdout.split())
     assert "2x3090. 3 GPUs are needed and 2 are here. Leave out `--tp`: vllm==" in text
-    assert "3 GPUs are needed and 2 are here (probe)" in shown.stdout
+    assert "3 GPUs are needed and 2 are here (probe)" in result.stdout
     assert text.count("TP=3") == 1
     assert text.count(", 0.") == len(VLLM) - 1
-    answered = json.loads(
+    document = json.loads(
         run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3", "--json").stdout
     )
-    assert answered["plans"] == []
-    assert {rejection["verdict"] for rejection in answered["rejected"]} == {"no_device"}
+    assert document["plans"] == []
+    assert {rejection["verdict"] for rejection in document["rejected"]} == {"no_device"}
 
 
 def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen: Path) -> None:
-    shown = run(
+    result = run(
         "plan", qwen, "--hardware", "8xh100", "--engine", VLLM_REF, "--min-context", "9999999"
     )
-    assert shown.exit_code == 3
-    words = " ".join(shown.stdout.split())
+    assert result.exit_code == 3
+    words = " ".join(result.stdout.split())
     assert "the model's own limit is 32768: take --min-context 32768 or less" in words
     assert "more GPUs" not in words
     assert "Forms of the model" not in words
@@ -265,19 +265,19 @@ def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen:
 def test_mistakes_are_one_or_two_sentences(
     run: Run, qwen: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    done = run(*(argument.format(qwen=qwen) for argument in arguments))
+    result = run(*(argument.format(qwen=qwen) for argument in arguments))
     # The command's `main` prints such an error and ends with its code.
-    assert isinstance(done.exception, FitserveError)
-    assert done.exception.exit_code == code
-    assert words in str(done.exception)
-    assert str(done.exception).count(". ") <= 2
-    assert not done.stdout
+    assert isinstance(result.exception, FitserveError)
+    assert result.exception.exit_code == code
+    assert words in str(result.exception)
+    assert str(result.exception).count(". ") <= 2
+    assert not result.stdout
 
 
 def test_a_matrix_needs_a_machine(run: Run, qwen: Path) -> None:
-    done = run("matrix", qwen, "--hardware", ",")
-    assert done.exit_code == 2
-    assert "names no machine" in done.stderr
+    result = run("matrix", qwen, "--hardware", ",")
+    assert result.exit_code == 2
+    assert "names no machine" in result.stderr
 
 
 def test_a_matrix_says_which_combinations_run_and_why_not(
@@ -295,18 +295,18 @@ def test_a_matrix_says_which_combinations_run_and_why_not(
         "--engine",
         "vllm==0.19.1",
     )
-    shown = run(*arguments)
-    assert shown.exit_code == 0, shown.output
-    assert not wide(shown, 86)
-    rows = [line.split() for line in shown.stdout.splitlines() if not line.startswith(" ")]
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert not wide(result, 86)
+    rows = [line.split() for line in result.stdout.splitlines() if not line.startswith(" ")]
     assert rows[0][:6] == ["MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT"]
     assert ["gpt-oss", "2x3090", "vllm==0.18.0", "runtime_fail", "TP=2"] in rows
     assert ["qwen", "gb10", "vllm==0.19.1", "ok", "TP=1", "32,768"] in [row[:6] for row in rows]
     assert len(rows) == 9
-    assert "    as above\n" in shown.stdout
-    piped = run(*arguments, columns=0).stdout.splitlines()
-    assert len(piped) == 9
-    assert all("would crash" in line for line in piped if "runtime_fail" in line)
+    assert "    as above\n" in result.stdout
+    lines = run(*arguments, columns=0).stdout.splitlines()
+    assert len(lines) == 9
+    assert all("would crash" in line for line in lines if "runtime_fail" in line)
     cells = json.loads(run(*arguments, "--json").stdout)
     assert {(cell["state"], cell["verdict"]) for cell in cells} == {
         ("failing", "runtime_fail"),
@@ -327,8 +327,8 @@ def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         folders.append(model(tmp_path / name / "same", "llama-3.2-1b"))
-    shown = run("matrix", *folders, "--hardware", "3090", "--engine", VLLM_REF, columns=0)
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [
+    result = run("matrix", *folders, "--hardware", "3090", "--engine", VLLM_REF, columns=0)
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == [
         str(folder) for folder in folders
     ]
 
@@ -368,12 +368,12 @@ def test_the_bar_is_the_device() -> None:
 
 
 def test_kernels_that_refuse_for_the_same_reason_are_told_once() -> None:
-    refused = (
+    refusals = (
         Refusal(kernel="MacheteLinearKernel", reason="too old"),
         Refusal(kernel="", reason="cannot be cut"),
         Refusal(kernel="CutlassW4A8LinearKernel", reason="too old"),
     )
-    assert passed_over(refused) == ["Machete, CutlassW4A8: too old", "cannot be cut"]
+    assert passed_over(refusals) == ["Machete, CutlassW4A8: too old", "cannot be cut"]
 
 
 def test_the_expected_start_has_its_phases_and_its_source() -> None:

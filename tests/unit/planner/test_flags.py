@@ -112,19 +112,19 @@ VALUES = (
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.ref)
 @given(st.data())
 def test_only_known_flags_come_out_of_any_arguments(engine: Engine, data: st.DataObject) -> None:
-    known = NAMES if engine is SMALL else st.sampled_from(sorted(engine.flags))
+    flag_names = NAMES if engine is SMALL else st.sampled_from(sorted(engine.flags))
     args = data.draw(
         st.dictionaries(
-            known | st.sampled_from(ESCAPES) | st.text(), VALUES | st.booleans(), max_size=3
+            flag_names | st.sampled_from(ESCAPES) | st.text(), VALUES | st.booleans(), max_size=3
         )
     )
     try:
-        checked = check_args(engine, args)
+        arguments_of_plan = check_args(engine, args)
     except BadFlag as error:
         message, hint = str(error), error.param
     else:
         message, hint = "", "args"
-        items = arguments(checked)
+        items = arguments(arguments_of_plan)
         assert len(items) == len(args)
         for item in items:
             name = re.fullmatch(r"--(no-)?([a-z0-9-]+?)(=.*)?", item)
@@ -143,11 +143,11 @@ def test_only_known_flags_come_out_of_any_arguments(engine: Engine, data: st.Dat
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.ref)
 def test_flags_of_the_gateway_are_always_refused(engine: Engine) -> None:
-    ours = [name for name, flag in engine.flags.items() if flag.ours] + [
+    names = [name for name, flag in engine.flags.items() if flag.ours] + [
         name for name in ("model",) if name in engine.flags
     ]
-    assert ours
-    for name in ours:
+    assert names
+    for name in names:
         for spelling in (name, f"--{name}", name.replace("-", "_")):
             with pytest.raises(BadFlag, match="cannot be given"):
                 check_args(engine, {spelling: "1"})
@@ -208,9 +208,9 @@ TYPED: list[tuple[str, Scalar, Scalar]] = [
 
 @pytest.mark.parametrize(("name", "value", "typed"), TYPED)
 def test_a_value_takes_the_type_of_its_flag(name: str, value: Scalar, typed: Scalar) -> None:
-    checked = check_args(SMALL, {name: value})
-    assert checked == {name: typed}
-    assert type(checked[name]) is type(typed)
+    arguments_of_plan = check_args(SMALL, {name: value})
+    assert arguments_of_plan == {name: typed}
+    assert type(arguments_of_plan[name]) is type(typed)
 
 
 SIZES = [
@@ -276,11 +276,11 @@ WRONG: list[tuple[str, Scalar, str]] = [
 def test_a_wrong_value_is_refused_with_what_the_flag_takes(
     name: str, value: Scalar, said: str
 ) -> None:
-    with pytest.raises(BadFlag) as caught:
+    with pytest.raises(BadFlag) as error:
         check_args(SMALL, {name: value})
-    assert said in str(caught.value)
-    assert f"--{name}" in caught.value.message
-    assert caught.value.hint
+    assert said in str(error.value)
+    assert f"--{name}" in error.value.message
+    assert error.value.hint
 
 
 def test_a_flag_in_two_spellings_is_refused() -> None:
@@ -296,10 +296,10 @@ def test_a_flag_in_two_spellings_is_refused() -> None:
 )
 @example([{"a": "\n"}])
 def test_json_keeps_its_meaning_in_one_plain_line(value: Any) -> None:
-    written = json.dumps({"a": value})
-    if len(written) > 4000:
+    text = json.dumps({"a": value})
+    if len(text) > 4000:
         return
-    (item,) = arguments(check_args(SMALL, {"hf-overrides": written}))
+    (item,) = arguments(check_args(SMALL, {"hf-overrides": text}))
     assert json.loads(item.removeprefix("--hf-overrides=")) == {"a": value}
     assert item.isascii()
     assert item.isprintable()

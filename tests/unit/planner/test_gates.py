@@ -38,9 +38,12 @@ def test_a_driver_too_old_is_refused_with_the_one_that_is_needed() -> None:
     old_machine = machine("2x3090").evolve(driver="570.133.20")
     decision = on(old_machine, VLLM_REF, "vllm==0.19.1")
     assert {str(plan.engine) for plan in decision.plans} == {"vllm==0.19.1"}
-    refused = decision.rejected[0]
-    assert (refused.verdict, refused.source) == ("driver_too_old", f"profile vllm=={NEWEST_VLLM}")
-    assert "needs driver 580 or newer, this machine has 570.133.20" in refused.reasons[0]
+    rejection = decision.rejected[0]
+    assert (rejection.verdict, rejection.source) == (
+        "driver_too_old",
+        f"profile vllm=={NEWEST_VLLM}",
+    )
+    assert "needs driver 580 or newer, this machine has 570.133.20" in rejection.reasons[0]
     assert on(old_machine.evolve(driver="580.0"), VLLM_REF).plans
 
 
@@ -96,8 +99,8 @@ def test_float32_replaces_a_refused_float16_on_gpus_without_bfloat16() -> None:
         .dtype.value
         == "bfloat16"
     )
-    refused = on(machine("3090"), VLLM_REF, model=small, dtype="float16").rejected[0]
-    assert "refuses float16" in refused.reasons[0]
+    rejection = on(machine("3090"), VLLM_REF, model=small, dtype="float16").rejected[0]
+    assert "refuses float16" in rejection.reasons[0]
 
 
 # --- the KV cache ---
@@ -109,10 +112,13 @@ def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() 
         "bad_flag",
         "no_backend",
     }
-    refused = on(machine("3090"), VLLM_REF, args=turbo).rejected[0]
-    assert "a KV cache in turboquant_k8v4" in refused.reasons[0]
-    packed = on(machine("3090"), SGLANG_REF, args={"kv-cache-dtype": "mxfp8"}).rejected[0]
-    assert (packed.verdict, "not known here" in packed.reasons[0]) == ("no_backend", True)
+    rejection = on(machine("3090"), VLLM_REF, args=turbo).rejected[0]
+    assert "a KV cache in turboquant_k8v4" in rejection.reasons[0]
+    packed_rejection = on(machine("3090"), SGLANG_REF, args={"kv-cache-dtype": "mxfp8"}).rejected[0]
+    assert (packed_rejection.verdict, "not known here" in packed_rejection.reasons[0]) == (
+        "no_backend",
+        True,
+    )
 
 
 @pytest.mark.parametrize(("ref", "name"), [(VLLM_REF, "fp8"), (SGLANG_REF, "fp8_e4m3")])
@@ -143,8 +149,8 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
     assert [
         argument for argument in best.argv if "mm-data" in argument or "warmup" in argument
     ] == [f"--{LIMIT}={NO_MEDIA}", "--skip-server-warmup"]
-    asked = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
-    own_plan = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=asked).plans[0]
+    args = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
+    own_plan = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=args).plans[0]
     assert (own_plan.verdict, own_plan.argv.count("--skip-server-warmup")) == ("ok", 1)
     text = on(machine("8xh100"), ref, tensor_parallel=1).plans[0]
     assert text.verdict == "ok"
@@ -153,40 +159,40 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
 
 def test_a_model_that_only_sglang_takes_for_multimodal_is_started_so_too() -> None:
     """Its config.json names no tower: they are in the engine's own code."""
-    for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
+    for architecture, is_multimodal in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
         model = published_model("phi-4-mini").evolve(architecture=architecture)
         best = on(
             machine("8xh100"), SGLANG_REF, model=model, tensor_parallel=1, text_only=True
         ).plans[0]
-        assert ("--skip-server-warmup" in best.argv) == told
+        assert ("--skip-server-warmup" in best.argv) == is_multimodal
 
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_sglang_does_not_serve_media(version: str) -> None:
-    asked = {LIMIT: '{"image": 1}'}
-    refused = on(
+    args = {LIMIT: '{"image": 1}'}
+    decision = on(
         machine("8xh100"),
         f"sglang=={version}",
         model=published_model("qwen3-vl-8b"),
         tensor_parallel=1,
-        args=asked,
+        args=args,
     )
-    assert not refused.plans
-    assert [rejection.verdict for rejection in refused.rejected] == ["unsafe_media"]
+    assert not decision.plans
+    assert [rejection.verdict for rejection in decision.rejected] == ["unsafe_media"]
     assert (
         f"without --arg {LIMIT} and with --text-only this model is served as text only"
-        in refused.rejected[0].reasons[0]
+        in decision.rejected[0].reasons[0]
     )
-    assert "srt/utils/common.py" in refused.rejected[0].source
+    assert "srt/utils/common.py" in decision.rejected[0].source
 
 
 def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     engines = (SGLANG_REF, VLLM_REF)
     model = published_model("qwen3-vl-8b")
-    ranked = on(machine("8xh100"), *engines, model=model, tensor_parallel=1, text_only=True).plans
-    assert [plan.engine.kind for plan in ranked] == ["vllm", "sglang"]
-    assert [plan.drops for plan in ranked] == [(), ("image", "video")]
-    assert [plan.model.inputs for plan in ranked] == [("text", "image", "video"), ("text",)]
+    plans = on(machine("8xh100"), *engines, model=model, tensor_parallel=1, text_only=True).plans
+    assert [plan.engine.kind for plan in plans] == ["vllm", "sglang"]
+    assert [plan.drops for plan in plans] == [(), ("image", "video")]
+    assert [plan.model.inputs for plan in plans] == [("text", "image", "video"), ("text",)]
     alone = on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
     assert [plan.engine.kind for plan in alone.plans] == ["vllm"]
     assert [rejection.verdict for rejection in alone.rejected] == ["text_only"]
@@ -302,16 +308,16 @@ def test_mxfp4_on_ampere_says_so() -> None:
 
 
 def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() -> None:
-    worked = attempt(7)
-    (fact,) = prove_success(worked, 12.0)
+    success = attempt(7)
+    (fact,) = prove_success(success, 12.0)
     assert (fact.kind, fact.grade, fact.attempt, fact.at) == ("plan_verified", "verified", 7, 12.0)
-    assert fact.scope == {"fingerprint": worked.fingerprint}
+    assert fact.scope == {"fingerprint": success.fingerprint}
     assert fact.under == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
     second_plans = make_decision("2x3090", facts=(fact,)).plans
-    assert [plan.grade for plan in second_plans if plan.fingerprint == worked.fingerprint] == [
+    assert [plan.grade for plan in second_plans if plan.fingerprint == success.fingerprint] == [
         "verified"
     ]
-    assert {plan.grade for plan in second_plans if plan.fingerprint != worked.fingerprint} == {
+    assert {plan.grade for plan in second_plans if plan.fingerprint != success.fingerprint} == {
         "predicted"
     }
     stale = fact.evolve(under={**fact.under, "driver": "1.0"})
@@ -320,15 +326,15 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
 
 
 def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
-    worked = attempt(7)
-    failed = Fact(
+    success = attempt(7)
+    fact = Fact(
         kind="plan_failed",
-        scope={"fingerprint": worked.fingerprint},
+        scope={"fingerprint": success.fingerprint},
         grade="failed",
         source="it broke",
     )
-    for facts in ((*prove_success(worked, 1.0), failed), (failed, *prove_success(worked, 1.0))):
-        assert worked.fingerprint not in {
+    for facts in ((*prove_success(success, 1.0), fact), (fact, *prove_success(success, 1.0))):
+        assert success.fingerprint not in {
             plan.fingerprint for plan in make_decision("2x3090", facts=facts).plans
         }
 

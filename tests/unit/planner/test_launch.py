@@ -45,21 +45,26 @@ def launch(
 
 
 def test_a_container_listens_for_its_network_and_a_process_for_this_machine_only() -> None:
-    own = ("--model=/models/m {env}", "--served-model-name=org/m", "--host=0.0.0.0", "--port=8001")
+    flags = (
+        "--model=/models/m {env}",
+        "--served-model-name=org/m",
+        "--host=0.0.0.0",
+        "--port=8001",
+    )
     inside = launch(None)
-    assert inside.argv == ("python3", "-m", "engine", *make_plan().argv, *own)
+    assert inside.argv == ("python3", "-m", "engine", *make_plan().argv, *flags)
     outside = launch("/envs/e {x}")
     assert outside.argv[:3] == ("/envs/e {x}/bin/python", "-m", "engine")
     assert outside.argv[-2:] == ("--host=127.0.0.1", "--port=8001")
 
 
 def test_an_engine_that_other_machines_reach_wants_its_key_on_every_path() -> None:
-    guarded = make_engine(
+    guarded_engine = make_engine(
         key_env="KEY", flags={**SMALL.flags, "middleware": Flag(type="str", ours=True)}
     )
-    exposed = launch("/envs/e", guarded, is_exposed=True).argv
-    assert exposed[3] == "--middleware=fitserve_door.Door"
-    for spec in (launch("/envs/e", guarded), launch("/envs/e", SMALL, is_exposed=True)):
+    arguments = launch("/envs/e", guarded_engine, is_exposed=True).argv
+    assert arguments[3] == "--middleware=fitserve_door.Door"
+    for spec in (launch("/envs/e", guarded_engine), launch("/envs/e", SMALL, is_exposed=True)):
         assert spec.argv[:3] == ("/envs/e/bin/python", "-m", "engine")
 
 

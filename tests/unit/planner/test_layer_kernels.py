@@ -26,19 +26,19 @@ def quantized_model(quant: dict[str, Any] | None = None, **config: Any) -> Model
     tensors = {
         "model.embed_tokens.weight": Tensor("F16", (full["vocab_size"], full["hidden_size"]))
     }
-    hidden, width = full["hidden_size"], full["intermediate_size"]
-    kv = full["num_key_value_heads"] * (hidden // full["num_attention_heads"])
+    hidden_size, width = full["hidden_size"], full["intermediate_size"]
+    kv = full["num_key_value_heads"] * (hidden_size // full["num_attention_heads"])
     sizes = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (hidden, kv),
-        "self_attn.v_proj": (hidden, kv),
+        "self_attn.q_proj": (hidden_size, hidden_size),
+        "self_attn.k_proj": (hidden_size, kv),
+        "self_attn.v_proj": (hidden_size, kv),
     }
     sizes |= {
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (hidden, width),
-        "mlp.up_proj": (hidden, width),
+        "self_attn.o_proj": (hidden_size, hidden_size),
+        "mlp.gate_proj": (hidden_size, width),
+        "mlp.up_proj": (hidden_size, width),
     }
-    sizes |= {"mlp.down_proj": (width, hidden)}
+    sizes |= {"mlp.down_proj": (width, hidden_size)}
     for number in range(full["num_hidden_layers"]):
         for name, (k, n) in sizes.items():
             stem = f"model.layers.{number}.{name}"
@@ -61,16 +61,16 @@ def rows(decision: Decision) -> dict[str, LayerKernel]:
 
 def test_every_quantized_layer_gets_its_kernel() -> None:
     best = make_decision(quantized_model(), "2x3090", "vllm==0.19.1", tensor_parallel=2)
-    found_rows = rows(best)
-    assert {name: (row.k, row.n) for name, row in found_rows.items()} == {
+    kernel_rows = rows(best)
+    assert {name: (row.k, row.n) for name, row in kernel_rows.items()} == {
         "qkv_proj": (4096, 3072),
         "o_proj": (2048, 4096),
         "gate_up_proj": (4096, 14336),
         "down_proj": (7168, 4096),
     }
-    assert {row.kernel for row in found_rows.values()} == {"MarlinLinearKernel"}
-    assert found_rows["qkv_proj"].count == 32
-    assert found_rows["qkv_proj"].scheme == "wna16 4-bit g128"
+    assert {row.kernel for row in kernel_rows.values()} == {"MarlinLinearKernel"}
+    assert kernel_rows["qkv_proj"].count == 32
+    assert kernel_rows["qkv_proj"].scheme == "wna16 4-bit g128"
     assert best.plans[0].verdict == "ok"
 
 
@@ -88,7 +88,7 @@ def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
     # version needs.
     odd = quantized_model({**GPTQ, "group_size": 32}, intermediate_size=4224)
     decision = make_decision(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
-    (why,) = [rejected for rejected in decision.rejected if rejected.verdict == "no_kernel"]
+    (why,) = [rejection for rejection in decision.rejected if rejection.verdict == "no_kernel"]
     assert (why.verdict, why.layer) == ("no_kernel", "model.layers.*.mlp.down_proj")
     for kernel in ("Machete", "Marlin", "AllSpark", "Conch", "Exllama"):
         assert kernel in why.reasons[0]
@@ -134,11 +134,11 @@ def test_weights_are_counted_as_packed() -> None:
         .plans[0]
         .memory.weights_bytes
     )
-    packed = 32 * sum(
+    packed_bytes = 32 * sum(
         k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3
     )
     embedding_and_head = 2 * 128256 * 4096 * 2
-    assert packed + embedding_and_head < weights < 1.1 * (packed + embedding_and_head)
+    assert packed_bytes + embedding_and_head < weights < 1.1 * (packed_bytes + embedding_and_head)
 
 
 def test_schemes_are_described_in_words() -> None:
@@ -189,10 +189,10 @@ def expert_rows(
     engine = profiles.engine(f"vllm=={version}")
     rules = profiles.rules([engine])[engine.ref]
     traits = ExpertTraits("gpt_oss", origin, "swigluoai", "renormalize")
-    found_layer_kernels = layer_kernels(
+    kernels = layer_kernels(
         layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more
     )
-    return {row.layer.rpartition(".")[2]: row for row in found_layer_kernels}
+    return {row.layer.rpartition(".")[2]: row for row in kernels}
 
 
 def test_the_product_that_would_crash_is_told_from_the_one_that_would_not() -> None:

@@ -35,8 +35,8 @@ def test_a_plan_is_told_by_the_best_one() -> None:
 
 
 def test_a_degraded_plan_says_why() -> None:
-    one = plan().evolve(verdict="degraded", warnings=("It is slow.", "Nobody ran it."))
-    (cell,) = cells(Decision(model="m", hardware="h", plans=(one,)), ["vllm==9.9.0"])
+    degraded_plan = plan().evolve(verdict="degraded", warnings=("It is slow.", "Nobody ran it."))
+    (cell,) = cells(Decision(model="m", hardware="h", plans=(degraded_plan,)), ["vllm==9.9.0"])
     assert (cell.state, cell.verdict, cell.why) == (
         "degraded",
         "degraded",
@@ -45,12 +45,12 @@ def test_a_degraded_plan_says_why() -> None:
 
 
 def test_the_refusal_with_the_most_ranks_says_most() -> None:
-    found = (
+    rejections = (
         make_rejection(1, "no_memory"),
         make_rejection(2, "no_memory"),
         make_rejection(4, "no_kernel"),
     )
-    (cell,) = cells(Decision(model="m", hardware="h", rejected=found), ["vllm==9.9.0"])
+    (cell,) = cells(Decision(model="m", hardware="h", rejected=rejections), ["vllm==9.9.0"])
     assert (cell.state, cell.verdict, cell.tensor_parallel, cell.why) == (
         "failing",
         "no_kernel",
@@ -61,17 +61,20 @@ def test_the_refusal_with_the_most_ranks_says_most() -> None:
 
 @pytest.mark.parametrize("verdict", ["no_device", "illegal_parallelism"])
 def test_the_number_of_gpus_is_blamed_last(verdict: str) -> None:
-    found = (make_rejection(1, "no_memory"), make_rejection(8, verdict))
-    (cell,) = cells(Decision(model="m", hardware="h", rejected=found), ["vllm==9.9.0"])
+    rejections = (make_rejection(1, "no_memory"), make_rejection(8, verdict))
+    (cell,) = cells(Decision(model="m", hardware="h", rejected=rejections), ["vllm==9.9.0"])
     assert cell.verdict == "no_memory"
-    (alone,) = cells(Decision(model="m", hardware="h", rejected=found[1:]), ["vllm==9.9.0"])
+    (alone,) = cells(Decision(model="m", hardware="h", rejected=rejections[1:]), ["vllm==9.9.0"])
     assert alone.verdict == verdict
 
 
 def test_every_engine_that_was_considered_has_a_cell_in_the_order_asked_for() -> None:
     other = EngineRef(kind="sglang", version="1.0")
-    found = (make_rejection(1, "no_memory"), make_rejection(1, "bad_flag").evolve(engine=other))
-    decision = Decision(model="m", hardware="h", rejected=found)
+    rejections = (
+        make_rejection(1, "no_memory"),
+        make_rejection(1, "bad_flag").evolve(engine=other),
+    )
+    decision = Decision(model="m", hardware="h", rejected=rejections)
     assert [str(cell.engine) for cell in cells(decision, ["sglang==1.0", "vllm==9.9.0"])] == [
         "sglang==1.0",
         "vllm==9.9.0",

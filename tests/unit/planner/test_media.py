@@ -37,12 +37,12 @@ WHISPER = {
 }
 
 
-def make_decision(model: ModelSpec, *refs: str, **wanted: Any) -> Decision:
+def make_decision(model: ModelSpec, *refs: str, **fields: Any) -> Decision:
     engines = [PROFILES.engine(ref) for ref in refs or (SGLANG_REF, VLLM_REF)]
     rules = PROFILES.rules(engines)
-    wanted = {"tensor_parallel": 4, **wanted}
+    fields = {"tensor_parallel": 4, **fields}
     return decide(
-        model, machine("8xh100"), engines, wish(**wanted), rules=rules, gpus=PROFILES.gpus
+        model, machine("8xh100"), engines, wish(**fields), rules=rules, gpus=PROFILES.gpus
     )
 
 
@@ -71,8 +71,8 @@ def test_a_quantized_checkpoint_that_no_reader_knows_keeps_its_images() -> None:
 
 def test_a_plan_for_text_alone_says_so_in_its_first_line() -> None:
     model = published_model("qwen3-vl-8b")
-    refused = make_decision(model, SGLANG_REF)
-    assert (refused.plans, [rejection.verdict for rejection in refused.rejected]) == (
+    decision = make_decision(model, SGLANG_REF)
+    assert (decision.plans, [rejection.verdict for rejection in decision.rejected]) == (
         (),
         ["text_only"],
     )

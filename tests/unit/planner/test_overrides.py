@@ -111,6 +111,6 @@ def test_an_override_that_makes_no_model_is_refused() -> None:
 def test_the_engine_converts_the_class_of_another_head() -> None:
     engine = PROFILES.engine(VLLM_REF)
     rules = PROFILES.rules([engine])[VLLM_REF]
-    for known in ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Gemma2Model"):
-        assert rules.builds(known, engine)
+    for class_name in ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Gemma2Model"):
+        assert rules.builds(class_name, engine)
     assert not rules.builds("UnheardForSequenceClassification", engine)

@@ -88,9 +88,9 @@ def test_each_reason_to_refuse_is_the_engines(
 
 
 def test_experts_stored_as_one_tensor_divide_by_their_size() -> None:
-    fused = tensors({"model.layers.0.mlp.experts.gate_up_proj": (4, 4096, 28672)})
+    fused_tensors = tensors({"model.layers.0.mlp.experts.gate_up_proj": (4, 4096, 28672)})
     fields = config("mixtral-8x7b", model_type="other", intermediate_size=14338)
-    spec = model_from_config(fields, tensors=fused)
+    spec = model_from_config(fields, tensors=fused_tensors)
     assert illegal(spec, 2) is None
     assert "14338" in (illegal(spec, 4) or "")
 
@@ -166,10 +166,12 @@ def test_links_between_full_gpus_are_worth_less_than_memory() -> None:
 
 
 def test_gpus_of_different_kinds_never_share_a_model() -> None:
-    mixed = host([24, 24])
-    mixed = mixed.evolve(gpus=(mixed.gpus[0], mixed.gpus[1].evolve(name="B")))
-    assert choose_devices(mixed, 2) is None
-    assert choose_devices(mixed, 1) == [0]
+    mixed_machine = host([24, 24])
+    mixed_machine = mixed_machine.evolve(
+        gpus=(mixed_machine.gpus[0], mixed_machine.gpus[1].evolve(name="B"))
+    )
+    assert choose_devices(mixed_machine, 2) is None
+    assert choose_devices(mixed_machine, 1) == [0]
     assert choose_devices(host([]), 1) is None
 
 
@@ -206,8 +208,8 @@ def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:
     assert unproven(three, slice(1, 3)) is None
     assert unproven(three, slice(0, 3)) == (0, 2)
     assert unproven(three, slice(0, 1)) is None
-    denied = three.evolve(links=(Link(a=0, b=1, nvlinks=0, p2p=False),))
-    assert unproven(denied, slice(0, 2)) == (0, 1)
+    machine_without_p2p = three.evolve(links=(Link(a=0, b=1, nvlinks=0, p2p=False),))
+    assert unproven(machine_without_p2p, slice(0, 2)) == (0, 1)
 
 
 def test_layers_are_dealt_by_shares_as_far_as_they_fit() -> None:

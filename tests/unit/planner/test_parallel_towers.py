@@ -27,9 +27,9 @@ def decision_of(fields: dict[str, Any], engine: str, hardware: str, **wanted: An
 @pytest.mark.parametrize("version", ["0.19.1", "0.26.0", "0.33.0"])
 def test_a_tower_that_three_ranks_cannot_share_is_refused_with_its_cure(version: str) -> None:
     ref = f"vllm=={version}"
-    refused = rejection_of(decision_of(THREE, ref, "3x3090", tensor_parallel=3), 3)
-    assert refused.verdict == "illegal_parallelism"
-    assert refused.reasons[0] == (
+    rejection = rejection_of(decision_of(THREE, ref, "3x3090", tensor_parallel=3), 3)
+    assert rejection.verdict == "illegal_parallelism"
+    assert rejection.reasons[0] == (
         f"{REASON}; --arg mm-encoder-tp-mode=data keeps it whole on every GPU"
     )
     kept_decision = decision_of(
@@ -74,7 +74,7 @@ def test_kimi_k3_shares_eight_gpus_with_its_tower_of_twelve_heads() -> None:
 
 
 def test_a_text_model_that_cannot_be_shared_is_the_reason_before_its_tower() -> None:
-    refused = rejection_of(
+    rejection = rejection_of(
         decision_of(config("qwen3-vl-8b"), "vllm==0.33.0", "3x3090", tensor_parallel=3), 3
     )
-    assert refused.reasons[0] == "32 attention heads cannot be shared by 3 GPUs"
+    assert rejection.reasons[0] == "32 attention heads cannot be shared by 3 GPUs"

@@ -40,7 +40,7 @@ FREE = ("env", "variables")
 def documented_words(text: str) -> set[str]:
     """What stands between backticks, word by word."""
     return {
-        word for quoted in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.]+", quoted)
+        word for quote in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.]+", quote)
     }
 
 
@@ -62,15 +62,15 @@ def make_decision(
     drafter = (
         read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
     )
-    this_hardware = PROFILES.hardware(hardware)
-    found_engines = PROFILES.engines(engines, device="cuda" if this_hardware.gpus else "cpu")
+    hardware_value = PROFILES.hardware(hardware)
+    engine_list = PROFILES.engines(engines, device="cuda" if hardware_value.gpus else "cpu")
     return decide(
         spec,
-        this_hardware,
-        found_engines,
+        hardware_value,
+        engine_list,
         wish(**fields),
         PROFILES.facts,
-        rules=PROFILES.rules(found_engines),
+        rules=PROFILES.rules(engine_list),
         drafter=drafter,
         pace=PROFILES.pace,
     )
@@ -95,8 +95,8 @@ DECISIONS = {
 @pytest.mark.parametrize("name", DECISIONS)
 def test_every_key_is_documented(name: str) -> None:
     decision = DECISIONS[name]()
-    actual_keys = set(keys(json.loads(decision.model_dump_json(by_alias=True))))
-    assert actual_keys <= documented_words(DOCS), sorted(actual_keys - documented_words(DOCS))
+    names = set(keys(json.loads(decision.model_dump_json(by_alias=True))))
+    assert names <= documented_words(DOCS), sorted(names - documented_words(DOCS))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))

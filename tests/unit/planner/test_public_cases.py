@@ -127,7 +127,9 @@ CASES = (
         QWEN3_235B,
         "4xh100",
         {},
-        lambda decision: any(6 <= one.memory.kv_bytes / GIB <= 14 for one in plans_of(decision, 4)),
+        lambda decision: any(
+            6 <= plan.memory.kv_bytes / GIB <= 14 for plan in plans_of(decision, 4)
+        ),
     ),
     PublicCase(
         "vllm-project/recipes#12",
@@ -294,12 +296,16 @@ def decision_of(start: Start, env: Mapping[str, str] | None = None) -> Decision:
         "kv-cache-dtype": "auto",
         **start.more,
     }
-    wanted: dict[str, Any] = {"args": args, "tensor_parallel": start.ranks, "env": dict(env or {})}
+    request_fields: dict[str, Any] = {
+        "args": args,
+        "tensor_parallel": start.ranks,
+        "env": dict(env or {}),
+    }
     return decide(
         model_from_config(fields, structure=structure_text(fields)),
         machine_of(start.hardware),
         engines,
-        wish(**wanted),
+        wish(**request_fields),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
     )
@@ -311,7 +317,7 @@ def test_a_plan_foresees_the_memory_of_a_public_start(name: str) -> None:
     decision = decision_of(start)
     if start.kv_gib is None:
         assert not decision.plans
-        memory = next(one.memory for one in decision.rejected if one.memory)
+        memory = next(rejection.memory for rejection in decision.rejected if rejection.memory)
     else:
         plan: Plan = decision.plans[0]
         memory = plan.memory

@@ -68,8 +68,10 @@ def test_the_quantization_that_a_user_asks_for_must_be_the_checkpoints() -> None
         make_decision("0.19.1", "3090", None, args={"quantization": "awq"}).rejected[0].verdict
         == "unsupported_quantization"
     )
-    unknown = make_decision(NEWEST_VLLM, "3090", None, args={"quantization": "humming"}).rejected[0]
-    assert "is not known here" in unknown.reasons[0]
+    rejection = make_decision(NEWEST_VLLM, "3090", None, args={"quantization": "humming"}).rejected[
+        0
+    ]
+    assert "is not known here" in rejection.reasons[0]
 
 
 def test_activations_that_the_method_takes_are_a_repair_unless_the_user_set_others() -> None:
@@ -86,13 +88,13 @@ def test_a_deprecated_method_runs_where_the_user_lets_it() -> None:
         "activation_scale_ub": 1200.0,
         "modules_to_not_convert": ["lm_head"],
     }
-    refused = make_decision(NEWEST_VLLM, "8xh100", block).rejected[0]
-    assert "--allow-deprecated-quantization" in refused.reasons[0]
-    allowed = make_decision(
+    rejection = make_decision(NEWEST_VLLM, "8xh100", block).rejected[0]
+    assert "--allow-deprecated-quantization" in rejection.reasons[0]
+    decision = make_decision(
         NEWEST_VLLM, "8xh100", block, args={"allow-deprecated-quantization": True}
     )
     assert not any(
-        "--allow-deprecated-quantization" in rejection.reasons[0] for rejection in allowed.rejected
+        "--allow-deprecated-quantization" in rejection.reasons[0] for rejection in decision.rejected
     )
 
 
@@ -134,6 +136,8 @@ def test_no_block_breaks_it(
 ) -> None:
     engine = PROFILES.engine(ref)
     with contextlib.suppress(MethodRefused):
-        resolved = resolve(engine, Quant(method=method, config=block), user, "llama", capability)
-        check(engine, resolved, capability, "float16")
-        assert resolved.method in engine.quantizations
+        method_choice = resolve(
+            engine, Quant(method=method, config=block), user, "llama", capability
+        )
+        check(engine, method_choice, capability, "float16")
+        assert method_choice.method in engine.quantizations

@@ -24,10 +24,8 @@ FORM = ModelForm(what="awq", source="o/m-AWQ", weights_bytes=GIB, context=9, eng
 
 
 def decide_without_room(model: str, machine: str, **wished: Any) -> Decision:
-    asked_wish = wish(**wished)
-    return decide(
-        published_model(model), PROFILES.hardware(machine), ENGINES, asked_wish, rules=RULES
-    )
+    request = wish(**wished)
+    return decide(published_model(model), PROFILES.hardware(machine), ENGINES, request, rules=RULES)
 
 
 def test_memory_counts_more_than_layouts_that_nobody_asked_for() -> None:
@@ -44,8 +42,8 @@ def test_memory_counts_more_than_layouts_that_nobody_asked_for() -> None:
 def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:
     decision = decide_without_room("deepseek-v3", "2x3090")
     assert cure(decision) == ""
-    held = decision.evolve(holders=HELD)
-    assert cure(held) == (
+    decision_with_holders = decision.evolve(holders=HELD)
+    assert cure(decision_with_holders) == (
         "demo holds 1 GiB of RAM. Without that there is a plan: `fitserve stop demo`."
     )
     # The command takes one name.
@@ -56,8 +54,10 @@ def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:
     assert cure(with_forms).startswith("Take another form of the model: o/m-AWQ (awq): 1.00 GiB,")
     assert len(refusal_lines(with_forms)) == 5
     change = fitting.evolve(change="Leave out `--tp`: it fits")
-    assert cure(held.evolve(would_fit=change)) == "Leave out `--tp`: it fits."
-    assert why_no_plan(held.evolve(would_fit=change)).endswith("Leave out `--tp`: it fits.")
+    assert cure(decision_with_holders.evolve(would_fit=change)) == "Leave out `--tp`: it fits."
+    assert why_no_plan(decision_with_holders.evolve(would_fit=change)).endswith(
+        "Leave out `--tp`: it fits."
+    )
 
 
 @pytest.mark.parametrize(("here", "words"), [(False, "engine profile"), (True, "can be started")])

@@ -44,10 +44,10 @@ def forecast() -> Plan:
 def answer(forecast: Plan, start: RehearsedStart | None, **kv: int) -> EngineAnswer:
     """The engine's answer, with a cache as the rules forecast it."""
     item = kv.pop("block_bytes", 54525952)
-    needed = tuple((tokens, item * (4 + tokens // 800)) for tokens in (1, 1024, 32768, 262144))
+    needs = tuple((tokens, item * (4 + tokens // 800)) for tokens in (1, 1024, 32768, 262144))
     return EngineAnswer(
         weights=forecast.memory.weights_bytes,
-        kv=AskedCache(block_bytes=item, needed=needed, **kv),
+        kv=AskedCache(block_bytes=item, needed=needs, **kv),
         start=start,
         source="the engine",
     )
@@ -76,12 +76,12 @@ def test_flags_that_name_files_stay_out_of_a_rehearsal(forecast: Plan) -> None:
 @pytest.mark.parametrize("stage", ["arguments", "model", "backends", "cache", "graphs"])
 def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> None:
     start = start_of(make_decision(forecast, None).plans[0])
-    refused = RehearsedStart(asked=start, refused="ValueError: no", stage=stage)
-    found_decision = make_decision(forecast, refused)
-    assert not any(start_of(plan) == start for plan in found_decision.plans)
+    rehearsal = RehearsedStart(asked=start, refused="ValueError: no", stage=stage)
+    decision = make_decision(forecast, rehearsal)
+    assert not any(start_of(plan) == start for plan in decision.plans)
     assert any(
         rejection.verdict == "engine_refuses" and rejection.reasons == ("ValueError: no",)
-        for rejection in found_decision.rejected
+        for rejection in decision.rejected
     )
 
 
@@ -139,16 +139,16 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
     """The engine refused the forecast's requests, and its own states lower them."""
     assert forecast.question is not None
     state = forecast.memory.kv_bytes // 100
-    refused = RehearsedStart(asked=start_of(forecast), refused="too many", stage="graphs")
-    first_answer = answer(forecast, refused, state_bytes=state)
-    (row,) = open_questions(found_decision := decision(answers={forecast.question: first_answer}))
-    changed = found_decision.plans[0]
-    assert changed.grade == "checked"
-    assert changed.max_num_seqs.value < 100
-    assert dict(row.starts)[row.questions[0]] == start_of(changed) != start_of(forecast)
-    second = first_answer.evolve(start=RehearsedStart(asked=start_of(changed), ran=("graphs",)))
+    rehearsal = RehearsedStart(asked=start_of(forecast), refused="too many", stage="graphs")
+    first_answer = answer(forecast, rehearsal, state_bytes=state)
+    (row,) = open_questions(outcome := decision(answers={forecast.question: first_answer}))
+    plan = outcome.plans[0]
+    assert plan.grade == "checked"
+    assert plan.max_num_seqs.value < 100
+    assert dict(row.starts)[row.questions[0]] == start_of(plan) != start_of(forecast)
+    second = first_answer.evolve(start=RehearsedStart(asked=start_of(plan), ran=("graphs",)))
     best = decision(answers={forecast.question: second}).plans[0]
-    assert (best.argv, best.question) == (changed.argv, None)
+    assert (best.argv, best.question) == (plan.argv, None)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_start_stands_for_smaller_limits_alone(
 def test_a_refused_start_stands_for_no_smaller_one(forecast: Plan) -> None:
     plan = forecast.evolve(argv=("--max-num-seqs=8",))
     settings = StartSettings(argv=("--max-num-seqs=16",))
-    refused = RehearsedStart(asked=settings, refused="too many", stage="graphs")
-    assert not is_proven(plan, answer(forecast, refused))
+    rehearsal = RehearsedStart(asked=settings, refused="too many", stage="graphs")
+    assert not is_proven(plan, answer(forecast, rehearsal))
     assert is_proven(plan, answer(forecast, None))
 
 
@@ -215,13 +215,13 @@ class _Inquirer:
         return engine
 
     async def answers(self, *asked: Any) -> dict[Question, EngineAnswer]:
-        *_, starts, known = asked
+        *_, starts, names = asked
         (question,) = starts
-        assert (question in known) == bool(self.asked)
+        assert (question in names) == bool(self.asked)
         self.asked.append(start := starts[question])
-        refused = "" if len(self.asked) > 1 else "too many"
-        rehearsed = RehearsedStart(asked=start, refused=refused, stage="graphs")
-        return {question: self.said.evolve(start=rehearsed)}
+        refusal = "" if len(self.asked) > 1 else "too many"
+        rehearsal = RehearsedStart(asked=start, refused=refusal, stage="graphs")
+        return {question: self.said.evolve(start=rehearsal)}
 
 
 def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
@@ -230,10 +230,10 @@ def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
     check = EngineCheck(inquirer, MACHINES[MACHINE], model_files({}, None))
 
     async def settled_decision() -> Decision:
-        found_decision = decision()
-        while await check.ask(open_questions(found_decision)[:1]):
-            found_decision = decision(answers=check.answers)
-        return found_decision
+        outcome = decision()
+        while await check.ask(open_questions(outcome)[:1]):
+            outcome = decision(answers=check.answers)
+        return outcome
 
     best = asyncio.run(settled_decision()).plans[0]
     assert (best.grade, best.question) == ("checked", None)

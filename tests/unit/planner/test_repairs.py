@@ -80,25 +80,27 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     refusal = Refused(
         "known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin"
     )
-    found_cures = cures(refusal)
-    assert [(variant.disabled, variant.backends) for variant in found_cures] == [(("Marlin",), ())]
-    assert "Marlin" in found_cures[0].reasons["disabled"][0]
+    variants = cures(refusal)
+    assert [(variant.disabled, variant.backends) for variant in variants] == [(("Marlin",), ())]
+    assert "Marlin" in variants[0].reasons["disabled"][0]
     # Of the backends those that do not lead to the same kernel, once the engine does not heed that
     # or has no other kernel by itself.
     for second in (
         refusal,
         Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj"),
     ):
-        forced = [variant for variant in cures(second, found_cures[0]) if variant.backends]
-        assert [variant.backends for variant in forced] == [
+        backend_variants = [variant for variant in cures(second, variants[0]) if variant.backends]
+        assert [variant.backends for variant in backend_variants] == [
             (("linear-backend", "cutlass"),),
             (("linear-backend", "triton"),),
         ]
-        assert all(variant.reasons["backends"][0].startswith("Marlin") for variant in forced)
+        assert all(
+            variant.reasons["backends"][0].startswith("Marlin") for variant in backend_variants
+        )
         # What was to stand in and does not is not repaired: the other one is looked at anyway.
-        assert not any(cures(second, variant) for variant in forced)
+        assert not any(cures(second, variant) for variant in backend_variants)
     again = cures(
-        Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found_cures[0]
+        Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
     )
     assert again[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, on=engine()) == []
@@ -108,12 +110,10 @@ def test_the_backend_is_the_part_of_experts_that_changes() -> None:
     refusal = Refused(
         "runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN"
     )
-    found_cures = cures(refusal, Variant(tp=2))
-    assert ("moe-backend", "triton") in {
-        pair for variant in found_cures for pair in variant.backends
-    }
-    assert [variant.ep for variant in found_cures if variant.ep] == [True]
-    assert not any(variant.disabled for variant in found_cures)
+    variants = cures(refusal, Variant(tp=2))
+    assert ("moe-backend", "triton") in {pair for variant in variants for pair in variant.backends}
+    assert [variant.ep for variant in variants if variant.ep] == [True]
+    assert not any(variant.disabled for variant in variants)
     # One rank holds whole experts anyway.
     assert not any(variant.ep for variant in cures(refusal, Variant(tp=1)))
 
@@ -127,8 +127,8 @@ def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
 
 def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights() -> None:
     refusal = Refused("no_memory", "too large", "memory model", cache=True)
-    found_cures = cures(refusal)
-    assert changes(found_cures) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
+    variants = cures(refusal)
+    assert changes(variants) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
     # Where the weights alone are too large, a smaller cache is no help.
     assert changes(cures(Refused("no_memory", "too large", "memory model"))) == [
         "pp",
@@ -136,7 +136,7 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
         "pp",
         "quantization",
     ]
-    assert [variant.pp for variant in found_cures if variant.pp > 1] == [2, 3, 4]
+    assert [variant.pp for variant in variants if variant.pp > 1] == [2, 3, 4]
     assert [variant.pp for variant in cures(refusal, Variant(tp=2)) if variant.pp > 1] == [2]
     assert "quantization" not in changes(cures(refusal, quantized=True))
     assert (
@@ -170,9 +170,9 @@ def test_repairs_end() -> None:
     )
     assert changes(cures(refusal, variant.with_change("dtype", "float16", "", ""))) == []
     # Stages lay a variant out, and are none of its three changes.
-    staged = variant.with_change("pp", 2, "", "")
-    assert "quantization" in changes(cures(refusal, staged))
-    assert changes(cures(refusal, staged.with_change("dtype", "float16", "", ""))) == []
+    staged_variant = variant.with_change("pp", 2, "", "")
+    assert "quantization" in changes(cures(refusal, staged_variant))
+    assert changes(cures(refusal, staged_variant.with_change("dtype", "float16", "", ""))) == []
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_a_refusal_that_no_change_can_cure_is_left(verdict: str) -> None:
 
 
 def test_a_flag_is_known_by_the_engines_own_name() -> None:
-    renamed = engine(
+    engine_with_name = engine(
         flags={"tp-size": Flag(type="int")}, spelling={"tensor-parallel-size": "tp-size"}
     )
-    assert has(renamed, "tensor-parallel-size")
-    assert not has(renamed, "max-model-len")
+    assert has(engine_with_name, "tensor-parallel-size")
+    assert not has(engine_with_name, "max-model-len")
 
 
 # --- a short context ---
@@ -198,10 +198,10 @@ def longer(
     variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE
 ) -> list[str]:
     """What each variant changes that may have a longer context than this one."""
-    found_longer_variants = longer_variants(variant, context, 32_768, on, gpus, args)
+    variants = longer_variants(variant, context, 32_768, on, gpus, args)
     return [
         name
-        for longer_variant in found_longer_variants
+        for longer_variant in variants
         for name in longer_variant.reasons
         if name not in variant.reasons
     ]
@@ -216,9 +216,11 @@ def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none(
     assert longer(half) == ["eager"]
     assert longer(half.with_change("eager", True, "short", "memory model")) == []
     assert longer(Variant(), gpus=2) == ["small", "pp"]
-    staged = Variant(pp=2)
-    assert longer(staged, gpus=3) == ["small", "pp"]
-    assert longer(staged.with_change("layers", (20, 12), "unlike", "planner"), gpus=3) == ["small"]
+    staged_variant = Variant(pp=2)
+    assert longer(staged_variant, gpus=3) == ["small", "pp"]
+    assert longer(staged_variant.with_change("layers", (20, 12), "unlike", "planner"), gpus=3) == [
+        "small"
+    ]
     assert longer(fewer, gpus=2) == ["kv_dtype", "eager"]
 
 
@@ -241,8 +243,8 @@ def test_each_stage_takes_as_many_gpus_as_divide_the_heads() -> None:
         "64 attention heads cannot be shared by 6 GPUs",
         "vllm/config/model.py",
     )
-    found_cures = cures(refusal, Variant(tp=6), gpus=6)
-    assert [(variant.tp, variant.pp) for variant in found_cures] == [(3, 2), (2, 3), (1, 6)]
+    variants = cures(refusal, Variant(tp=6), gpus=6)
+    assert [(variant.tp, variant.pp) for variant in variants] == [(3, 2), (2, 3), (1, 6)]
     assert cures(refusal, Variant(tp=3), gpus=6) == []
     assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []
 
@@ -254,10 +256,10 @@ def test_a_repair_reduces_what_a_start_showed_to_be_too_much_first() -> None:
         kv_bytes_per_token=1, kv_tokens=0, low=17, high=22,
     )  # fmt: skip
     short = VariantEvidence(memory=memory)
-    estimated = Refused("no_memory", "22 GiB are needed", "memory model", evidence=short)
-    seen = Refused("no_memory", "22 GiB were needed here", "fact", evidence=short)
-    assert changes(cures(estimated, gpus=1, quantized=True)) == ["small"]
-    assert changes(cures(seen, gpus=1, quantized=True)) == ["conservative"]
+    estimate = Refused("no_memory", "22 GiB are needed", "memory model", evidence=short)
+    evidence = Refused("no_memory", "22 GiB were needed here", "fact", evidence=short)
+    assert changes(cures(estimate, gpus=1, quantized=True)) == ["small"]
+    assert changes(cures(evidence, gpus=1, quantized=True)) == ["conservative"]
     large = Refused(
         "no_memory",
         "30 GiB are needed",

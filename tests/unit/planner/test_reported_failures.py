@@ -30,19 +30,19 @@ def make_decision(
     hardware: str,
     *engines: str,
     drafter: Drafter | None = None,
-    **wanted: Any,
+    **wish_fields: Any,
 ) -> Decision:
     """The decision for a model of which only config.json is known."""
-    wanted |= {"drafter": drafter.source} if drafter else {}
+    wish_fields |= {"drafter": drafter.source} if drafter else {}
     spec = model_from_config(fields, structure=structure_text(fields))
-    allowed = PROFILES.engines(engines, device="cuda")
-    rules = PROFILES.rules(allowed)
-    this_hardware = PROFILES.hardware(hardware)
+    engine_list = PROFILES.engines(engines, device="cuda")
+    rules = PROFILES.rules(engine_list)
+    hardware_value = PROFILES.hardware(hardware)
     return decide(
         spec,
-        this_hardware,
-        allowed,
-        wish(**wanted),
+        hardware_value,
+        engine_list,
+        wish(**wish_fields),
         PROFILES.facts,
         rules=rules,
         drafter=drafter,
@@ -77,13 +77,20 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
     )
     gates = row(two.kernels, "in_proj_ba")
     assert (gates.k, gates.n, gates.kernel) == (2048, 32, None)
-    passed = {
+    reasons_by_kernel = {
         refusal.kernel.removesuffix("LinearKernel"): refusal.reason for refusal in gates.refused
     }
-    assert set(passed) == {"CutlassW4A8", "Machete", "AllSpark", "Marlin", "Conch", "Exllama"}
-    assert "N=32 is not a multiple of 64" in passed["Marlin"]
-    assert "float16" in passed["Exllama"]
-    assert "conch is not installed" in passed["Conch"]
+    assert set(reasons_by_kernel) == {
+        "CutlassW4A8",
+        "Machete",
+        "AllSpark",
+        "Marlin",
+        "Conch",
+        "Exllama",
+    }
+    assert "N=32 is not a multiple of 64" in reasons_by_kernel["Marlin"]
+    assert "float16" in reasons_by_kernel["Exllama"]
+    assert "conch is not installed" in reasons_by_kernel["Conch"]
     best = decision.plans[0]
     assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.verdict) == (1, 1, "ok")
     assert best.max_model_len.value == 32768
@@ -122,12 +129,12 @@ def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None
 
 def test_whole_layers_in_two_stages_have_more_room_than_two_copies_and_less_speed() -> None:
     decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1", **NO_IMAGES)
-    staged = next(plan for plan in decision.plans if plan.pipeline_parallel.value == 2)
-    assert (staged.tensor_parallel.value, staged.grade) == (1, "predicted")
-    copied = next(plan for plan in decision.plans if plan.replicas.value == 2)
-    assert copied.rank < staged.rank
-    assert staged.memory.kv_tokens > 2 * copied.memory.kv_tokens
-    assert "N=32 is not a multiple of 64" in staged.pipeline_parallel.reason
+    staged_plan = next(plan for plan in decision.plans if plan.pipeline_parallel.value == 2)
+    assert (staged_plan.tensor_parallel.value, staged_plan.grade) == (1, "predicted")
+    copies_plan = next(plan for plan in decision.plans if plan.replicas.value == 2)
+    assert copies_plan.rank < staged_plan.rank
+    assert staged_plan.memory.kv_tokens > 2 * copies_plan.memory.kv_tokens
+    assert "N=32 is not a multiple of 64" in staged_plan.pipeline_parallel.reason
 
 
 def test_another_engine_does_not_cure_a_tile() -> None:
@@ -270,13 +277,13 @@ def test_gemma_4_with_odd_layer_sizes_needs_the_newer_version() -> None:
 
 
 def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
-    ordered = config(
+    config_with_order = config(
         "llama-3.1-8b",
         intermediate_size=2112,
         quantization_config={**QUANTS["gptq-act-order"], "group_size": 32},
     )
     for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
-        decision = make_decision(ordered, "2x3090", engine, tensor_parallel=1)
+        decision = make_decision(config_with_order, "2x3090", engine, tensor_parallel=1)
         rows = [kernel for plan in decision.plans for kernel in plan.kernels]
         assert not [
             each_row for each_row in rows if each_row.kernel and "Triton" in each_row.kernel

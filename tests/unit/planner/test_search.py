@@ -25,10 +25,10 @@ def make_decision(
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(ref)]
-    this_hardware = PROFILES.hardware(hardware)
+    hardware_value = PROFILES.hardware(hardware)
     return decide(
         published_model(name, **block),
-        this_hardware,
+        hardware_value,
         engines,
         wish(**wanted),
         facts,
@@ -120,12 +120,12 @@ def test_a_tight_model_gives_up_features_for_a_useful_context() -> None:
     decision = decide(
         model, hardware, engines, wish(tensor_parallel=2), rules=PROFILES.rules(engines)
     )
-    told = [
+    settings = [
         (plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value)
         for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
     # Few requests have few sizes of graphs, which leaves memory too.
-    assert told == [
+    assert settings == [
         (16, False, "auto"),
         (16, True, "auto"),
         (16, False, "fp8"),
@@ -168,8 +168,12 @@ def test_a_larger_share_is_taken_where_it_is_needed_and_free() -> None:
     model = published_model("gemma-3-27b", quantization_config=QUANTS["w4a16"])
 
     def shares(free: int | None) -> list[float]:
-        seen = hardware.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in hardware.gpus))
-        plans = decide(model, seen, engines, wish(), rules=PROFILES.rules(engines)).plans
+        hardware_with_memory = hardware.evolve(
+            gpus=tuple(gpu.evolve(free_bytes=free) for gpu in hardware.gpus)
+        )
+        plans = decide(
+            model, hardware_with_memory, engines, wish(), rules=PROFILES.rules(engines)
+        ).plans
         flags = [flag.partition("=") for plan in plans for flag in plan.argv]
         return [float(value) for name, _, value in flags if name == "--gpu-memory-utilization"]
 
@@ -196,22 +200,22 @@ def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
     decision = make_decision(
         "qwen3.6-35b-a3b", "2x3090", "vllm==0.19.1", quant="auto-round-language", tensor_parallel=2
     )
-    one = decision.rejected[0]
-    assert one.layer is not None
-    assert one.layer.endswith("in_proj_ba")
-    assert one.memory is not None
-    assert len(one.kernels) > 5
-    assert {row.status for row in one.attention} == {"ok"}
+    rejection = decision.rejected[0]
+    assert rejection.layer is not None
+    assert rejection.layer.endswith("in_proj_ba")
+    assert rejection.memory is not None
+    assert len(rejection.kernels) > 5
+    assert {row.status for row in rejection.attention} == {"ok"}
 
 
 def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
     facts: tuple[Fact, ...] = ()
-    seen: list[tuple[bool, str]] = []
+    steps: list[tuple[bool, str]] = []
     while (decision := make_decision("llama-3.1-8b", "3090", VLLM_REF, facts)).plans and len(
-        seen
+        steps
     ) < 20:
         best = decision.plans[0]
-        seen.append((best.enforce_eager.value, best.fingerprint))
+        steps.append((best.enforce_eager.value, best.fingerprint))
         facts += (
             Fact(
                 kind="plan_failed",
@@ -220,8 +224,8 @@ def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
                 source="it broke",
             ),
         )
-    assert [eager for eager, _ in seen] == [False, True]
-    assert len({fingerprint for _, fingerprint in seen}) == 2
+    assert [eager for eager, _ in steps] == [False, True]
+    assert len({fingerprint for _, fingerprint in steps}) == 2
     assert {rejection.verdict for rejection in decision.rejected} == {"known_bad"}
 
 
@@ -242,47 +246,47 @@ def test_every_search_ends_soon() -> None:
 
 
 def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
-    wanted: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "quant": "auto-round-language",
         "args": {"limit-mm-per-prompt": '{"image": 0, "video": 0}'},
     }
-    best = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", **wanted).plans[0]
+    best = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", **fields).plans[0]
     assert (best.tensor_parallel.value, best.replicas.value) == (1, 4)
-    plan = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", replicas=2, **wanted).plans[0]
+    plan = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", replicas=2, **fields).plans[0]
     assert (plan.replicas.value, plan.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
     assert make_decision("llama-3.1-8b", "4x3090", VLLM_REF).plans[0].replicas.value == 1
 
 
 def test_a_kernel_refused_for_one_layer_still_computes_the_others() -> None:
-    wanted: dict[str, Any] = {"quant": "w4a16"}
-    first_plan = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
+    fields: dict[str, Any] = {"quant": "w4a16"}
+    first_plan = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", **fields).plans[0]
     rows = {row.layer.rpartition(".")[2]: row for row in first_plan.kernels}
-    refused = rows["down_proj"]
-    assert refused.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
+    row_of_kernel = rows["down_proj"]
+    assert row_of_kernel.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
     scope = {
         "engine": "vllm==0.19.1",
         "capability": "8.6",
-        "kernel": refused.kernel,
-        "scheme": refused.scheme,
+        "kernel": row_of_kernel.kernel,
+        "scheme": row_of_kernel.scheme,
     }
-    scope |= {"k": str(refused.k), "n": str(refused.n)}
+    scope |= {"k": str(row_of_kernel.k), "n": str(row_of_kernel.n)}
     fact = Fact(
         kind="kernel_refuses",
         scope=scope,
         grade="failed",
         source="size_k = 14336 is not what it takes",
     )
-    later_plan = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
-    kernels = {row.layer.rpartition(".")[2]: row.kernel for row in later_plan.kernels}
+    plan_after = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **fields).plans[0]
+    kernels = {row.layer.rpartition(".")[2]: row.kernel for row in plan_after.kernels}
     assert kernels["down_proj"] not in (None, "MarlinLinearKernel")
     assert kernels["qkv_proj"] == "MarlinLinearKernel"
-    assert "VLLM_DISABLED_KERNELS" not in later_plan.env
-    told = next(row for row in later_plan.kernels if row.layer.endswith("down_proj"))
-    assert any("size_k = 14336" in refusal.reason for refusal in told.refused)
+    assert "VLLM_DISABLED_KERNELS" not in plan_after.env
+    row_after = next(row for row in plan_after.kernels if row.layer.endswith("down_proj"))
+    assert any("size_k = 14336" in refusal.reason for refusal in row_after.refused)
     # On another GPU nothing is known of it.
     assert (
-        make_decision("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype
+        make_decision("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **fields).plans[0].dtype
         == first_plan.dtype
     )
 
@@ -297,12 +301,14 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
         "n": str(failing.n),
     }
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it crashed")
-    later_plan = make_decision(
+    plan_after = make_decision(
         "llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16"
     ).plans[0]
-    assert later_plan.env["VLLM_DISABLED_KERNELS"] == failing.kernel
-    assert "MarlinLinearKernel" not in {row.kernel for row in later_plan.kernels}
-    (warning,) = [one for one in later_plan.warnings if "for the whole model only" in one]
+    assert plan_after.env["VLLM_DISABLED_KERNELS"] == failing.kernel
+    assert "MarlinLinearKernel" not in {row.kernel for row in plan_after.kernels}
+    (warning,) = [
+        warning for warning in plan_after.warnings if "for the whole model only" in warning
+    ]
     assert (
         f"{sum(row.count for row in first_plan.kernels if row.kernel == failing.kernel)} layers go"
         " without it" in warning
@@ -313,14 +319,14 @@ def test_memory_for_many_requests_is_looked_for_if_many_are_to_be_served() -> No
     """Four hundred at once, of which the context that is wanted leaves room for five."""
     engines, hardware = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x4090")
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "rules": PROFILES.rules(engines),
         "pace": PROFILES.pace,
         "gpus": PROFILES.gpus,
     }
     few, many = (
         decide(
-            model, hardware, engines, wish(context=8192, goal=goal, concurrency=400), **asked
+            model, hardware, engines, wish(context=8192, goal=goal, concurrency=400), **options
         ).plans
         for goal in ("balanced", "throughput")
     )
@@ -369,15 +375,15 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
         published_model(model, quantization_config=QUANTS[quant]),
         PROFILES.hardware("5090+3090"),
     )
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "rules": PROFILES.rules([engine]),
         "pace": PROFILES.pace,
         "gpus": PROFILES.gpus,
     }
-    plans = decide(spec, pair, [engine], wish(), **asked).plans
-    staged = [plan for plan in plans if plan.pipeline_parallel.value == 2]
-    even = next(plan for plan in staged if name not in plan.env)
-    uneven = [plan for plan in staged if name in plan.env]
+    plans = decide(spec, pair, [engine], wish(), **options).plans
+    staged_plans = [plan for plan in plans if plan.pipeline_parallel.value == 2]
+    even = next(plan for plan in staged_plans if name not in plan.env)
+    uneven = [plan for plan in staged_plans if name in plan.env]
     assert len({plan.env[name] for plan in uneven}) == ways
     for plan in uneven:
         large, small = map(int, plan.env[name].split(","))
@@ -393,7 +399,7 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
     assert max(plan.max_model_len.value for plan in uneven) > 1.2 * even.max_model_len.value
     assert plans[0] in uneven
     # Who deals them out himself is not overruled.
-    own_plans = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **asked).plans
+    own_plans = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **options).plans
     assert {plan.env[name] for plan in own_plans} == {f"{layers - 20},20"}
 
 
@@ -438,8 +444,8 @@ def test_ranks_on_unlike_gpus_have_the_cache_of_the_smaller_one_and_say_so(quant
 
 def test_ranks_that_would_need_different_kernels_are_refused() -> None:
     """FP8 is computed from 8.9 on. Processes ask the first GPU which kernel they need."""
-    refused = ranks_on(VLLM_REF, "fp8-dynamic").rejected[0]
-    assert (refused.verdict, "would need different kernels" in refused.reasons[0]) == (
+    rejection = ranks_on(VLLM_REF, "fp8-dynamic").rejected[0]
+    assert (rejection.verdict, "would need different kernels" in rejection.reasons[0]) == (
         "no_kernel",
         True,
     )
@@ -448,8 +454,8 @@ def test_ranks_that_would_need_different_kernels_are_refused() -> None:
 def test_sglang_refuses_ranks_with_unlike_free_memory() -> None:
     assert ranks_on(SGLANG_REF).plans
     small: dict[str, Any] = {"total_bytes": 16 << 30, "free_bytes": 15 << 30}
-    refused = ranks_on(SGLANG_REF, **small).rejected[0]
-    assert (refused.verdict, "nine tenths" in refused.reasons[0]) == ("no_device", True)
+    rejection = ranks_on(SGLANG_REF, **small).rejected[0]
+    assert (rejection.verdict, "nine tenths" in rejection.reasons[0]) == ("no_device", True)
 
 
 def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:

@@ -45,10 +45,13 @@ MACHINES = {
 
 
 def make_decision(name: str, hardware: Hardware, engine: str = VLLM_REF, **wish: Any) -> Decision:
-    spec, asked = published_model(name), Wish.model_validate({"name": "m", "source": name, **wish})
+    spec, request = (
+        published_model(name),
+        Wish.model_validate({"name": "m", "source": name, **wish}),
+    )
     # Their images are not made for every processor; memory does not ask for it.
     known_engine = ENGINES[engine].evolve(machines=())
-    return decide(spec, hardware, [known_engine], asked, rules=RULES)
+    return decide(spec, hardware, [known_engine], request, rules=RULES)
 
 
 def flag(plan: Plan, name: str) -> str | None:
@@ -58,16 +61,16 @@ def flag(plan: Plan, name: str) -> str | None:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("engine", [VLLM_REF, SGLANG_REF])
 def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -> None:
-    hardware, found = MACHINES[machine], 0
+    hardware, count = MACHINES[machine], 0
     gpu = hardware.gpus[0]
     assert gpu.free_bytes is not None
     assert gpu.total_bytes is not None
     for name in NAMES:
         for plan in make_decision(name, hardware, engine).plans:
-            found += 1
+            count += 1
             memory = plan.memory
-            kept = memory.promised_bytes + left_bytes(gpu)
-            assert kept <= gpu.free_bytes <= gpu.total_bytes, (name, plan.argv)
+            host_bytes = memory.promised_bytes + left_bytes(gpu)
+            assert host_bytes <= gpu.free_bytes <= gpu.total_bytes, (name, plan.argv)
             # As it loads, pages of a file come to the weights, and there is no KV cache yet.
             pages = min(memory.weights_bytes, 5 * GIB)
             loads = memory.weights_bytes + memory.beside_bytes + pages
@@ -79,7 +82,7 @@ def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -
             )
             size = flag(plan, CACHE) or flag(plan, "--max-total-tokens=")
             assert size or not memory.kv_bytes_per_token, (name, plan.argv)
-    assert found or (engine, machine) == (SGLANG_REF, "Orin Nano 8")
+    assert count or (engine, machine) == (SGLANG_REF, "Orin Nano 8")
 
 
 def test_sglang_takes_its_share_of_what_it_sees_free() -> None:
@@ -89,8 +92,8 @@ def test_sglang_takes_its_share_of_what_it_sees_free() -> None:
     assert share is not None
     assert gpu.free_bytes is not None
     static = float(share) * (gpu.free_bytes - plan.memory.overhead_bytes)
-    used = static + plan.memory.overhead_bytes + plan.memory.activation_bytes
-    assert used <= gpu.free_bytes - left_bytes(gpu)
+    used_bytes = static + plan.memory.overhead_bytes + plan.memory.activation_bytes
+    assert used_bytes <= gpu.free_bytes - left_bytes(gpu)
     assert static >= plan.memory.weights_bytes + plan.memory.kv_bytes
 
 
@@ -108,10 +111,12 @@ def test_no_cache_is_taken_that_the_wish_does_not_need() -> None:
 
 
 def test_the_setting_says_what_the_host_keeps() -> None:
-    own = {gib: unified_machine(121.69, 101.8, "12.1", host_bytes=gib * GIB) for gib in (0, 40)}
+    machines = {
+        gib: unified_machine(121.69, 101.8, "12.1", host_bytes=gib * GIB) for gib in (0, 40)
+    }
     most = {
         gib: make_decision("llama-3.1-8b", machine, goal="context").plans[0].memory.promised_bytes
-        for gib, machine in own.items()
+        for gib, machine in machines.items()
     }
     assert most[40] + 40 * GIB <= round(101.8 * GIB)
     assert most[0] > most[40]
@@ -154,11 +159,11 @@ def test_a_context_beyond_the_machine_or_the_model_is_refused_with_the_limit() -
     whole = make_decision("llama-3.1-8b", machine, goal="context").plans[0].max_model_len.value
     assert whole < 131072
     plain = {"kv-cache-dtype": "auto"}
-    refused = make_decision("llama-3.1-8b", machine, context="128k", args=plain)
-    assert not refused.plans
+    decision = make_decision("llama-3.1-8b", machine, context="128k", args=plain)
+    assert not decision.plans
     assert any(
         "a context of 131072 tokens was asked for" in reason
-        for rejection in refused.rejected
+        for rejection in decision.rejected
         for reason in rejection.reasons
     )
     beyond = make_decision("llama-3.1-8b", machine, context="1m")

@@ -31,9 +31,9 @@ def texts(decision: Decision) -> Iterator[str]:
         for row in explain.choices(plan):
             yield row.why
         yield from plan.warnings
-    for refused in decision.rejected:
-        yield from refused.reasons
-        yield refused.source
+    for rejection in decision.rejected:
+        yield from rejection.reasons
+        yield rejection.source
 
 
 def blocks_of(value: Any) -> Iterator[dict[str, Any]]:
@@ -59,16 +59,18 @@ def test_a_plan_names_only_fields_that_the_file_has(data: st.DataObject) -> None
         spec = read(fields)
     except BadModel:
         return
-    wished = wish(tensor_parallel=data.draw(st.sampled_from([1, 2])), text_only=True)
-    decision = decide(spec, machine("8xh100"), ENGINES, wished, rules=RULES, gpus=PROFILES.gpus)
-    named = {
+    wish_for_text = wish(tensor_parallel=data.draw(st.sampled_from([1, 2])), text_only=True)
+    decision = decide(
+        spec, machine("8xh100"), ENGINES, wish_for_text, rules=RULES, gpus=PROFILES.gpus
+    )
+    names = {
         key for block in blocks_of(fields) for key, value in block.items() if value is not None
     }
     for text in texts(decision):
         for claim in _CLAIM.findall(text):
-            assert claim in named, text
+            assert claim in names, text
         if text.endswith("(config.json)"):
-            assert "quantization" in " ".join(named) or "not quantized" in text, text
+            assert "quantization" in " ".join(names) or "not quantized" in text, text
 
 
 def test_defaults_are_called_defaults() -> None:

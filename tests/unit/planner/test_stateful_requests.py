@@ -85,16 +85,16 @@ CASES = cases()
 @pytest.fixture
 def recorded_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Footprint, Sizes]]:
     """Every sizing of the test."""
-    found: list[tuple[Footprint, Sizes]] = []
+    rows: list[tuple[Footprint, Sizes]] = []
     real = sizing._sizes_within
 
     def note_sizes(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         sizes = real(footprint, batch, bounds)
-        found.append((footprint, sizes))
+        rows.append((footprint, sizes))
         return sizes
 
     monkeypatch.setattr(sizing, "_sizes_within", note_sizes)
-    return found
+    return rows
 
 
 def decision(spec: ModelSpec, machine: str, *refs: str, **fields: Any) -> Decision:
@@ -111,9 +111,9 @@ def test_no_plan_contradicts_its_own_cache(
         for plan in decision(CASES[name], machine).plans:
             assert plan.max_num_seqs.value >= 1
     for footprint, sizes in recorded_sizes:
-        cache, kept = footprint.cache, sizes.memory.kv_bytes
+        cache, kv_bytes = footprint.cache, sizes.memory.kv_bytes
         if cache.states_per_request:
-            fits = cache.states(kept) // cache.states_per_request
+            fits = cache.states(kv_bytes) // cache.states_per_request
             assert sizes.batch.seqs.value <= fits, (footprint.candidate.engine.ref, sizes)
 
 
@@ -144,13 +144,13 @@ def test_a_default_beyond_the_states_is_lowered_and_says_why(
 ) -> None:
     plan = first(name, machine, VLLM_REF, tensor_parallel=1)
     requests = plan.max_num_seqs
-    told = re.fullmatch(
+    match = re.fullmatch(
         r"about (\d+) state blocks fit into [\d.]+ GiB of KV cache, one for each request; fewer,"
         r" since that size is an estimate",
         requests.reason,
     )
-    assert told
-    assert least <= requests.value < int(told[1])
+    assert match
+    assert least <= requests.value < int(match[1])
     assert requests.source == "state blocks"
     assert f"--max-num-seqs={requests.value}" in plan.argv
 
@@ -196,17 +196,17 @@ def test_the_users_setting_stays_with_a_warning() -> None:
 @pytest.mark.parametrize("ref", [ref for ref in REFS if ref.startswith("vllm")])
 def test_requests_that_surely_have_no_states_are_refused(ref: str) -> None:
     """kaito-project/kaito#2319: 1,024 requests to a 27B model in 16 bits."""
-    wanted = decision_for(1024, ref=ref)
-    reasons = [text for rejection in wanted.rejected for text in rejection.reasons]
-    told = any("the engine starts with no more" in text for text in reasons)
+    decision_of_1024 = decision_for(1024, ref=ref)
+    reasons = [text for rejection in decision_of_1024.rejected for text in rejection.reasons]
+    is_capped = any("the engine starts with no more" in text for text in reasons)
     # Earlier versions only compute larger batches without graphs.
-    assert told is (ref not in ("vllm==0.18.0", "vllm==0.19.1"))
+    assert is_capped is (ref not in ("vllm==0.18.0", "vllm==0.19.1"))
     whole = [
         plan
-        for plan in wanted.plans
+        for plan in decision_of_1024.plans
         if plan.memory.weights_bytes > 50 * GIB and not plan.enforce_eager.value
     ]
-    assert bool(whole) is not told
+    assert bool(whole) is not is_capped
 
 
 def test_more_requests_without_full_graphs_are_no_refusal() -> None:
@@ -225,8 +225,10 @@ def test_more_requests_without_graphs_wait_for_a_state() -> None:
 def test_an_engine_that_caps_requests_gets_those_that_are_expected() -> None:
     plan = first("qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True)
     reason = plan.max_num_seqs.reason
-    states, each = map(int, re.findall(r"about (\d+) state blocks .*, (\d+) for each", reason)[0])
-    assert states // each - 8 < plan.max_num_seqs.value <= states // each
+    states, block_count = map(
+        int, re.findall(r"about (\d+) state blocks .*, (\d+) for each", reason)[0]
+    )
+    assert states // block_count - 8 < plan.max_num_seqs.value <= states // block_count
     args = {"max-running-requests": 1024}
     many = first("qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True, args=args)
     assert many.max_num_seqs.value == 1024
@@ -236,13 +238,17 @@ def test_an_engine_that_caps_requests_gets_those_that_are_expected() -> None:
 def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
     """Else each start would be followed by another plan."""
     plan = first("qwen-27b modelopt-nvfp4", "5090", VLLM_REF)
-    used = plan.memory.budget_bytes - plan.memory.kv_bytes
+    used_bytes = plan.memory.budget_bytes - plan.memory.kv_bytes
     scope = {name: value for name, value in plan.scope.items() if name != "budget"}
     scope |= batch_scope(
         plan.max_num_batched_tokens.value, plan.max_num_seqs.value, eager=plan.enforce_eager.value
     )
     fact = Fact(
-        kind="needs_memory", scope=scope, value=used, grade="verified", source="it had that left"
+        kind="needs_memory",
+        scope=scope,
+        value=used_bytes,
+        grade="verified",
+        source="it had that left",
     )
     second_plan = decide(
         CASES["qwen-27b modelopt-nvfp4"],
@@ -275,8 +281,8 @@ def test_sglangs_flags_change_its_states(recorded_sizes: list[tuple[Footprint, S
     assert states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes, **share) == pytest.approx(
         plain * (0.45 / 1.45) / (0.9 / 1.9), rel=0.02
     )
-    unbuffered = {"mamba-radix-cache-strategy": "no_buffer"}
-    assert states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes, **unbuffered) == pytest.approx(
+    options = {"mamba-radix-cache-strategy": "no_buffer"}
+    assert states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes, **options) == pytest.approx(
         plain * 5 / 3, rel=0.02
     )
     assert (
@@ -286,10 +292,10 @@ def test_sglangs_flags_change_its_states(recorded_sizes: list[tuple[Footprint, S
 
 def test_a_cache_without_the_states_of_one_request_is_refused() -> None:
     """SGLang would end after it loaded: its cache is too small to serve any requests."""
-    rejected = decision(CASES["granite-4.0-h-micro"], "3060", SGLANG_REF).rejected
+    rejections = decision(CASES["granite-4.0-h-micro"], "3060", SGLANG_REF).rejected
     reasons = [
         text
-        for rejection in rejected
+        for rejection in rejections
         for text in rejection.reasons
         if rejection.verdict == "no_memory"
     ]

@@ -57,8 +57,10 @@ def test_peaks_are_those_of_the_generation(card: Card) -> None:
     slower."""
     traits = Profiles().gpus.traits(card.capability)
     assert traits is not None
-    given = {"bf16": card.bf16_tflops, "fp8": card.fp8_tflops, "fp4": card.fp4_tflops}
-    assert {name for name, peak in given.items() if peak} == set(traits.formats) & set(given)
+    peaks_of_card = {"bf16": card.bf16_tflops, "fp8": card.fp8_tflops, "fp4": card.fp4_tflops}
+    assert {name for name, peak in peaks_of_card.items() if peak} == set(traits.formats) & set(
+        peaks_of_card
+    )
     assert card.bf16_tflops in (None, card.fp16_tflops)
     peaks = [peak for peak in (card.fp16_tflops, card.fp8_tflops, card.fp4_tflops) if peak]
     assert all(narrow >= 1.9 * wide for wide, narrow in itertools.pairwise(peaks))
@@ -88,9 +90,9 @@ def test_a_users_file_goes_first(tmp_path: Path) -> None:
         f"sources: {{me: I}}\ncards: [{MINE}, {MINE.replace('mine', 'NVIDIA L4')}]\n"
     )
     table = Profiles(tmp_path).cards
-    mine = table.card("mine", MIB)
-    assert mine is not None
-    assert mine.memory_gb_s == 1
+    card_of_user = table.card("mine", MIB)
+    assert card_of_user is not None
+    assert card_of_user.memory_gb_s == 1
     assert table.card("NVIDIA L4", MIB) != TABLE.card("NVIDIA L4", None)
     assert table.card("NVIDIA L40", None) == TABLE.card("NVIDIA L40", None)
 

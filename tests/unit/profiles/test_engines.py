@@ -132,8 +132,8 @@ def test_a_profile_has_the_name_of_its_file_and_sources_and_needs_no_network(
         "block_size",
     } <= set(engine.sources)
     assert all(
-        len(found) > 10
-        for found in (engine.flags, engine.architectures, engine.quantizations, engine.user_env)
+        len(names) > 10
+        for names in (engine.flags, engine.architectures, engine.quantizations, engine.user_env)
     )
     assert "LlamaForCausalLM" in engine.architectures
     # Published with code of their own, which none of these engines needs.
@@ -225,8 +225,8 @@ def test_vllm_is_installed_with_what_reads_sound_files(ref: str) -> None:
 def test_the_pins_of_the_cpu_engine_have_what_reads_sound_files(ref: str) -> None:
     file = PROFILES.install_file(PROFILES.engine(ref))
     assert file is not None
-    pinned = {line.partition("==")[0] for line in file.read_text().splitlines()}
-    assert {"av", "soundfile", "soxr"} <= pinned
+    names = {line.partition("==")[0] for line in file.read_text().splitlines()}
+    assert {"av", "soundfile", "soxr"} <= names
 
 
 @pytest.mark.parametrize("ref", ASKED)
@@ -242,8 +242,8 @@ def test_a_version_given_by_differences_has_the_rules_of_its_base(
     assert "sha256" in engine.sources["flags"]
     assert set(PROFILES.rules([engine])) == {ref}
     assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(engine.architectures)
-    listed = (engine.architectures, engine.user_env, engine.config_classes, engine.tokenizers)
-    assert not any(len(values) != len({*values}) for values in listed)
+    names = (engine.architectures, engine.user_env, engine.config_classes, engine.tokenizers)
+    assert not any(len(values) != len({*values}) for values in names)
     assert {"llama", "deepseek_v3", "minimax_m2", "nemotron_h"} <= set(engine.config_classes), (
         "what these bring is not needed"
     )
@@ -301,10 +301,10 @@ def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
         nightly.image,
         VLLM_REF,
     )
-    said = profiles.engine_in_image(nightly).evolve(
+    engine_of_image = profiles.engine_in_image(nightly).evolve(
         sources={"flags": "asked of sha256:1"}, default_seqs=7
     )
-    keep(said, profiles.learned_in(nightly))
+    keep(engine_of_image, profiles.learned_in(nightly))
     assert profiles.engine_in_image(nightly).default_seqs == 7
     assert profiles.has_learned(nightly, "sha256:1")
     assert not profiles.has_learned(nightly, "sha256:2")
@@ -352,11 +352,11 @@ def test_users_give_free_text_only_to_flags_that_were_reviewed(ref: str) -> None
 
 @pytest.mark.parametrize("ref", REFS)
 def test_no_variable_of_users_names_a_place_a_key_or_a_plugin(ref: str) -> None:
-    closed = (
+    pattern = (
         r"_(PATH|DIR|FILE|FOLDER|ROOT|URL|HOST|IP|PORT|KEY|PLUGINS|RPC|S3|LOGGING|USAGE|TRACK|ALLOW)"
         r"(_|$)"
     )
-    assert [name for name in PROFILES.engine(ref).user_env if re.search(closed, name)] == []
+    assert [name for name in PROFILES.engine(ref).user_env if re.search(pattern, name)] == []
 
 
 @pytest.mark.parametrize("ref", VLLM)
@@ -367,14 +367,14 @@ def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
         "enable-prefix-caching": False,
     }
     assert check_args(engine, {"generation-config": "vllm"}) == {"generation-config": "vllm"}
-    for refused in (
+    for args in (
         {"generation-config": "/etc"},
         {"disable-log-stats": False},
         {"load-format": "tensorizer"},
         {"port": 1},
     ):
         with pytest.raises(BadFlag):
-            check_args(engine, refused)
+            check_args(engine, args)
     with pytest.raises(BadFlag):
         variables.check(engine, "VLLM_PLUGINS", "x")
 
@@ -433,11 +433,11 @@ def test_other_names_lead_to_flags_and_spellings_to_flags_that_are_there(ref: st
         for name, flag in engine.flags.items()
         if flag.same_as and engine.flags[flag.same_as].same_as
     ] == []
-    assert [own for own in engine.spelling.values() if engine.flags[own].same_as] == []
+    assert [flag for flag in engine.spelling.values() if engine.flags[flag].same_as] == []
     assert [
-        planned
-        for planned in engine.spelling
-        if planned in engine.flags and not engine.flags[planned].same_as
+        spelling
+        for spelling in engine.spelling
+        if spelling in engine.flags and not engine.flags[spelling].same_as
     ] == []
 
 
@@ -516,8 +516,8 @@ def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
     profile: Path, tmp_path: Path
 ) -> None:
     before = profile.read_text().partition("--- #")[0]
-    done = generate(profile, FACTS)
-    assert done.returncode == 0, done.stderr
+    profile_text = generate(profile, FACTS)
+    assert profile_text.returncode == 0, profile_text.stderr
     assert profile.read_text().partition("--- #")[0] == before
     (tmp_path / "root/engines/vllm").mkdir(parents=True)
     profile.rename(tmp_path / f"root/engines/vllm/{NEWEST_VLLM}.yaml")
@@ -533,11 +533,11 @@ def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
 
 
 def test_the_generator_refuses_a_head_that_the_engine_contradicts(profile: Path) -> None:
-    former_text = profile.read_text()
-    done = generate(profile, {**FACTS, "default_seqs": 1024})
-    assert done.returncode == 1
-    assert "default_seqs is 256, the engine says 1024" in done.stderr
-    assert profile.read_text() == former_text
+    text = profile.read_text()
+    profile_text = generate(profile, {**FACTS, "default_seqs": 1024})
+    assert profile_text.returncode == 1
+    assert "default_seqs is 256, the engine says 1024" in profile_text.stderr
+    assert profile.read_text() == text
 
 
 def test_a_copy_that_still_says_another_version_is_refused(tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ def test_each_assumption_about_a_machine_is_noted() -> None:
     assert "not a reading of this host" in notes
     assert "free memory of NVIDIA L40 is an estimate: 97% of all" in notes
     assert "RAM is an assumption" in notes
-    known = " ".join(PROFILES.hardware("3x4090").notes)
-    assert "estimate" not in known
-    assert "those of the most similar machine" in known
+    notes_of_4090 = " ".join(PROFILES.hardware("3x4090").notes)
+    assert "estimate" not in notes_of_4090
+    assert "those of the most similar machine" in notes_of_4090
 
 
 def test_the_host_of_an_unknown_card_is_unknown() -> None:

@@ -34,9 +34,9 @@ def test_shipped_rules_are_valid_and_read_alike_without_the_check(name: str) -> 
     ref, _, stem = name.partition("/")
     rules = RuleSets(Documents(), folder_of).read(folder_of(ref), stem)
     model = rules_class(ref.partition("==")[0]).FILES[stem]
-    checked = model.model_validate(rules).model_dump()
+    document = model.model_validate(rules).model_dump()
     assert repr(model.model_validate(rules, context={TRUSTED_KEY: True}).model_dump()) == repr(
-        checked
+        document
     )
 
 
@@ -49,8 +49,8 @@ def test_sources_stand_beside_the_rules(name: str) -> None:
             return {str(key) for key in value}.union(*map(keys, value.values()))
         return set().union(*map(keys, value)) if isinstance(value, list) else set()
 
-    written = read_yaml(folder_of(ref) / f"{stem}.yaml")
-    assert not {key for key in keys(written) if key == "source" or key.endswith("_source")}
+    yaml = read_yaml(folder_of(ref) / f"{stem}.yaml")
+    assert not {key for key in keys(yaml) if key == "source" or key.endswith("_source")}
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,9 @@ def test_profiles_are_the_same_from_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
         profiles = Profiles(cache=tmp_path / CACHE)
         engines = profiles.engines((VLLM_REF, SGLANG_REF), device="cuda")
-        found = repr((engines, profiles.rules(engines), profiles.facts))
+        text = repr((engines, profiles.rules(engines), profiles.facts))
         profiles.documents.save()
         plain = Profiles()
         second_engines = plain.engines((VLLM_REF, SGLANG_REF), device="cuda")
-        assert found == repr((second_engines, plain.rules(second_engines), plain.facts))
+        assert text == repr((second_engines, plain.rules(second_engines), plain.facts))
     assert (tmp_path / CACHE).stat().st_size > 10_000

@@ -82,9 +82,9 @@ def test_the_limits_hold_for_each_kind_of_connection(
     pair: Callable[[], tuple[socket.socket, socket.socket]],
 ) -> None:
     """A request of Ollama's API has a twin on a pair of sockets, which knows no options of TCP."""
-    peer, ours = pair()
-    with ours, peer:
-        transport = Holder(ours)
+    peer, server_end = pair()
+    with server_end, peer:
+        transport = Holder(server_end)
         assert not has_peer_closed(transport)
         peer.sendall(b"unread")
         assert not has_peer_closed(transport)

@@ -99,13 +99,13 @@ def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[A
 
 def unframe(data: bytes) -> tuple[bytes, bytes]:
     """What whole chunks hold that are framed as we do, and what comes behind them."""
-    found = b""
+    content = b""
     while (at := data.find(b"\r\n")) > 0:
         size = int(data[:at], 16)
         if len(data) < at + size + 4 or size == 0:
             break
-        found, data = found + data[at + 2 : at + 2 + size], data[at + size + 4 :]
-    return found, data
+        content, data = content + data[at + 2 : at + 2 + size], data[at + size + 4 :]
+    return content, data
 
 
 def chunk(data: bytes) -> bytes:
@@ -126,9 +126,15 @@ def test_chunks_mean_the_same_however_they_are_cut(
         [*map(chunk, chunks), b"0\r\n\r\n"],
         [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)],
     ):
-        (found, rest), ended, sent, _ = parse_answer(UpstreamConnection, [HEAD, *pieces])
-        assert (found, rest, sent) == (b"".join(chunks), b"0\r\n\r\n", len(found))
-        assert ended[-1] == "end, reusable: True"
+        (pieces_of_answer, rest), has_ended, answer_bytes, _ = parse_answer(
+            UpstreamConnection, [HEAD, *pieces]
+        )
+        assert (pieces_of_answer, rest, answer_bytes) == (
+            b"".join(chunks),
+            b"0\r\n\r\n",
+            len(pieces_of_answer),
+        )
+        assert has_ended[-1] == "end, reusable: True"
 
 
 ODD = [
@@ -171,8 +177,8 @@ def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
 
 
 def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-    monkeypatch.setattr(UpstreamConnection, "on_body", lambda _, data: parsed.append(data))
+    chunks: list[bytes] = []
+    monkeypatch.setattr(UpstreamConnection, "on_body", lambda _, data: chunks.append(data))
     parse_answer(
         UpstreamConnection,
         [
@@ -184,7 +190,7 @@ def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
             chunk(b"four"),
         ],
     )
-    assert b"".join(parsed) == b"onethree"
+    assert b"".join(chunks) == b"onethree"
 
 
 def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer() -> None:

@@ -19,13 +19,13 @@ async def test_a_docker_that_is_long_in_answering_is_not_done_without(
 ) -> None:
     path = tmp_path / "docker.sock"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-    chosen = [await choose_host(Settings(data_dir=tmp_path), "me", AllowedImages(()))]
+    hosts = [await choose_host(Settings(data_dir=tmp_path), "me", AllowedImages(()))]
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()
-        chosen.append(await choose_host(Settings(data_dir=tmp_path), "me", AllowedImages(())))
-    assert [host.kind for host in chosen] == ["process", "docker"]
-    for host in chosen:
+        hosts.append(await choose_host(Settings(data_dir=tmp_path), "me", AllowedImages(())))
+    assert [host.kind for host in hosts] == ["process", "docker"]
+    for host in hosts:
         await host.close()
 
 

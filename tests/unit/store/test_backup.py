@@ -40,12 +40,12 @@ def make_archive(data: Path, file: Path) -> Path:
 
 def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
-    ended, written = threading.Event(), []
+    end_event, model_names = threading.Event(), []
 
     def write() -> None:
         """Two models in each step, which are there together or not at all."""
         number = 0
-        while not ended.is_set():
+        while not end_event.is_set():
             with store._database.change() as db:
                 for name in (f"a{number}", f"b{number}"):
                     wish = Wish(name=name, source="x/y").model_dump_json()
@@ -53,14 +53,14 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
                         "INSERT INTO models (name, wish, created_at) VALUES (?, ?, 1)", (name, wish)
                     )
             number += 1
-            written.append(number)
+            model_names.append(number)
 
     writer = threading.Thread(target=write)
     writer.start()
     counts = []
     try:
         for round_ in range(5):
-            before = len(written)
+            before = len(model_names)
             archive = make_archive(data, tmp_path / f"{round_}.tar.gz")
             (empty := tmp_path / f"to{round_}").mkdir()
             back = restore_backup(empty, archive)
@@ -74,7 +74,7 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
             assert back.models >= 2 * before
             counts.append(back.models)
     finally:
-        ended.set()
+        end_event.set()
         writer.join()
         store.close()
     assert counts == sorted(counts)
@@ -88,8 +88,8 @@ def test_a_restored_backup_is_the_former_state_with_digests_of_keys(tmp_path: Pa
     store.add_key(Grant(name="good", scopes=("admin",)), b"g" * 32, 1.0)
     store.add_key(Grant(name="revoked"), b"r" * 32, 2.0)
     # Revoked while the disk was full: struck in the file, still in the database.
-    struck = [{"grant": {"name": "revoked"}, "digest": "0" * 64, "created_at": 2.0}]
-    (data / "keys.json").write_text(json.dumps(struck))
+    struck_rows = [{"grant": {"name": "revoked"}, "digest": "0" * 64, "created_at": 2.0}]
+    (data / "keys.json").write_text(json.dumps(struck_rows))
     (data / "learned/engines/vllm").mkdir(parents=True)
     (data / "learned/engines/vllm/1.yaml").write_text("kind: vllm\n")
     (data / "logs").mkdir()
@@ -157,8 +157,8 @@ def test_an_incomplete_backup_changes_nothing(tmp_path: Path) -> None:
     (cut := tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
     (text := tmp_path / "text.tar.gz").write_text("no archive")
     with contextlib.closing(sqlite3.connect(data / "fitserve.db")) as database:
-        torn = bytearray(database.serialize())
-    torn[torn.index(b"x/y")] ^= 1
+        torn_bytes = bytearray(database.serialize())
+    torn_bytes[torn_bytes.index(b"x/y")] ^= 1
     newer = json.dumps({"fitserve": "9.0", "database": VERSION + 1, "made_at": 1}).encode()
     manifest = b'{"fitserve": "1.2.3", "database": 1, "made_at": %b}'
     cases: list[tuple[Path, type[Exception], str]] = [
@@ -178,7 +178,7 @@ def test_an_incomplete_backup_changes_nothing(tmp_path: Path) -> None:
             SettingsError,
             f"fitserve 9.0, whose database has version {VERSION + 1}",
         ),
-        ({"fitserve": bytes(torn)}, BadRequest, "its database is damaged: a row of models"),
+        ({"fitserve": bytes(torn_bytes)}, BadRequest, "its database is damaged: a row of models"),
         (
             {"fitserve": b"words" * 9000},
             BadRequest,
@@ -213,14 +213,14 @@ def test_names_that_are_bombs_are_not_read(tmp_path: Path) -> None:
     archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with (
-        tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as made,
+        tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as bomb,
         tarfile.open(archive) as old_archive,
     ):
         entry = tarfile.TarInfo("learned/a.yaml")
         entry.pax_headers = {"comment": "x" * 1_000_000}
-        for one in old_archive:
-            made.addfile(one, old_archive.extractfile(one))
-        made.addfile(entry)
+        for member in old_archive:
+            bomb.addfile(member, old_archive.extractfile(member))
+        bomb.addfile(entry)
     with pytest.raises(BadRequest, match="the names in it are too long"):
         restore_backup(data, tmp_path / "bomb.tar.gz")
 
@@ -284,16 +284,19 @@ def test_hostile_entries_of_an_archive_are_refused_in_words(tmp_path: Path, kind
     data, store = data_folder(tmp_path / "data")
     archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
-    with tarfile.open(tmp_path / "h.tar.gz", "w:gz") as made, tarfile.open(archive) as old_archive:
-        for one in old_archive:
-            made.addfile(one, old_archive.extractfile(one))
+    with (
+        tarfile.open(tmp_path / "h.tar.gz", "w:gz") as hostile_archive,
+        tarfile.open(archive) as old_archive,
+    ):
+        for member in old_archive:
+            hostile_archive.addfile(member, old_archive.extractfile(member))
         for entry in HOSTILE[kind]:
-            made.addfile(entry, io.BytesIO(b"1\n4294967295\n1\n" + b"\0" * 512))
+            hostile_archive.addfile(entry, io.BytesIO(b"1\n4294967295\n1\n" + b"\0" * 512))
     (target := tmp_path / "target").mkdir()
-    with pytest.raises(BadRequest, match="is not a complete backup") as caught:
+    with pytest.raises(BadRequest, match="is not a complete backup") as error:
         restore_backup(target, tmp_path / "h.tar.gz")
-    assert str(caught.value).isprintable()
-    assert "recursion" not in str(caught.value)
+    assert str(error.value).isprintable()
+    assert "recursion" not in str(error.value)
     assert list(target.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"data", "target", "a.tar.gz", "h.tar.gz"}
 
@@ -324,12 +327,12 @@ def test_few_bytes_that_stand_for_many_fill_no_disk(
     archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with (
-        tarfile.open(tmp_path / "h.tar.gz", "w:gz", compresslevel=1) as made,
+        tarfile.open(tmp_path / "h.tar.gz", "w:gz", compresslevel=1) as large_archive,
         tarfile.open(archive) as old_archive,
     ):
-        for one in old_archive:
-            made.addfile(one, old_archive.extractfile(one))
-        made.addfile(file_entry(LEARNED, size=mebibytes * 2**20), Zeros())
+        for member in old_archive:
+            large_archive.addfile(member, old_archive.extractfile(member))
+        large_archive.addfile(file_entry(LEARNED, size=mebibytes * 2**20), Zeros())
     monkeypatch.setattr(
         "gateway.store.backup.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(free, 0, free)
     )
@@ -386,17 +389,21 @@ def test_a_folder_without_a_database_has_nothing_to_keep(tmp_path: Path) -> None
 def test_remains_of_a_killed_backup_are_removed_by_the_next_one(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     store.close()
-    left = [data / "backup-1.db", data / "backup-1.db-journal", data / "restore-1/learned/one.yaml"]
+    remains = [
+        data / "backup-1.db",
+        data / "backup-1.db-journal",
+        data / "restore-1/learned/one.yaml",
+    ]
     at_work = [data / "backup-2.db", data / "restore-2/fitserve.db"]
-    for path in (*left, *at_work):
+    for path in (*remains, *at_work):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("half")
-    for path in (*left[:2], data / "restore-1"):
+    for path in (*remains[:2], data / "restore-1"):
         os.utime(path, (days_ago := time.time() - 2 * 86_400, days_ago))
 
     make_archive(data, tmp_path / "one.tar.gz")
 
-    assert not any(path.exists() for path in (*left, data / "restore-1"))
+    assert not any(path.exists() for path in (*remains, data / "restore-1"))
     assert all(path.exists() for path in at_work)
 
 

@@ -21,9 +21,9 @@ from tests.support.patience import Clock
 
 @pytest.fixture(autouse=True)
 def _usual_umask() -> Iterator[None]:
-    former_umask = os.umask(0o022)
+    umask = os.umask(0o022)
     yield
-    os.umask(former_umask)
+    os.umask(umask)
 
 
 def mode(path: Path) -> int:
@@ -53,7 +53,7 @@ def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(
     with capture_logs() as lines:
         close_data_folder(data)
     assert [(line["log_level"], line["mode"]) for line in lines] == [("warning", "0o755")]
-    closed = (
+    names = (
         "fitserve.db",
         "logs",
         "logs/a.log",
@@ -64,10 +64,8 @@ def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(
         "run/models",
         "run/models/file",
     )
-    assert [oct(mode(data / path) & 0o077) for path in (".", *closed)] == ["0o0"] * (
-        1 + len(closed)
-    )
-    assert lines[0]["files"] == len(closed)
+    assert [oct(mode(data / path) & 0o077) for path in (".", *names)] == ["0o0"] * (1 + len(names))
+    assert lines[0]["files"] == len(names)
     # What engines in containers read stays readable behind the closed folder, and what a link
     # points to is not ours.
     assert mode(data / "models/org--name/weights") == 0o644

@@ -30,12 +30,12 @@ from tests.support.makers import plan, wish
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A database with one model, and the id of its installation beside it."""
-    made = tmp_path / "fitserve.db"
-    store = open_store(made)
+    file = tmp_path / "fitserve.db"
+    store = open_store(file)
     store.add_model(wish(name="a"), 1.0)
-    installation_id(made, store)
+    installation_id(file, store)
     store.close()
-    return made
+    return file
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def damaged_files(path: Path) -> list[Path]:
 def test_a_sound_database_is_opened_and_may_be_changed(path: Path) -> None:
     store = open_store(path)
     store.changeable()
-    assert [one.name for one, *_ in store.models()] == ["a"]
+    assert [row.name for row, *_ in store.models()] == ["a"]
     store.close()
     assert not damaged_files(path)
 
@@ -105,9 +105,9 @@ def content(store: Store) -> list[object]:
 def killed_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[object]]:
     """The files of a database whose gateway was killed, by their names, and what was
     acknowledged."""
-    made = tmp_path_factory.mktemp("killed") / "fitserve.db"
-    store = open_store(made)
-    installation_id(made, store)
+    file = tmp_path_factory.mktemp("killed") / "fitserve.db"
+    store = open_store(file)
+    installation_id(file, store)
     for number in range(12):
         store.add_model(wish(name=f"m{number}"), float(number))
         attempt = store.add_attempt(f"m{number}", 0, plan(), 8000, float(number))
@@ -123,10 +123,10 @@ def killed_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, by
         store.add_key(Grant(name=f"k{number}", models=(f"m{number}",)), os.urandom(32), 1.0)
     store.mark_deleting("m0")
     store.remove_model("m0")
-    files = {file.name: file.read_bytes() for file in made.parent.iterdir()}
-    acknowledged = content(store)
+    files = {file.name: file.read_bytes() for file in file.parent.iterdir()}
+    stored_content = content(store)
     store.close()
-    return files, acknowledged
+    return files, stored_content
 
 
 MIRROR = "fitserve.db.mirror"
@@ -151,8 +151,8 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
 ) -> None:
     """Nothing is lost in silence, and nothing is worse than a database that is set aside.
     DAMAGES=10000 in the environment: so many of each file."""
-    files, acknowledged = killed_files
-    told = 0
+    files, stored_content = killed_files
+    report_count = 0
     for number in range(rounds := max(1, int(os.environ.get("DAMAGES", "60")) // 4)):
         chance = random.Random(f"{part} {number}")
         folder = tmp_path / str(number)
@@ -167,7 +167,7 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
         store = open_store(folder / "fitserve.db")
         try:
             if store.problem is None:
-                assert content(store) == acknowledged, number
+                assert content(store) == stored_content, number
                 # The next changes find no damage either.
                 store.add_model(wish(name="new"), 1.0)
                 for model, *_ in store.models():
@@ -177,7 +177,7 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
                     store.remove_key(grant.name)
                 assert (store.models(), store.grants(), store.attempts()) == ([], [], []), number
             else:
-                told += 1
+                report_count += 1
                 assert damaged_files(folder / "fitserve.db") or "has version" in store.problem, (
                     store.problem
                 )
@@ -186,7 +186,9 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
             store.close()
         shutil.rmtree(folder)
     # The journal has nothing that the database has not, and one sound file of two is enough.
-    assert (told > 0) is (victims[:2] == ("fitserve.db", MIRROR)), f"{told} of {rounds}"
+    assert (report_count > 0) is (victims[:2] == ("fitserve.db", MIRROR)), (
+        f"{report_count} of {rounds}"
+    )
 
 
 def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
@@ -204,7 +206,7 @@ def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
     assert not damaged_files(path)
     second_store = open_store(path)
     second_store.changeable()
-    assert [one.name for one, *_ in second_store.models()] == ["a"]
+    assert [row.name for row, *_ in second_store.models()] == ["a"]
     second_store.close()
 
 
@@ -227,7 +229,7 @@ def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.Mo
     # full disk.
     monkeypatch.setattr(Database, "_open_database", refuse)
     store = open_store(path)
-    assert [one.name for one, *_ in store.models()] == ["a"]
+    assert [row.name for row, *_ in store.models()] == ["a"]
     assert store.problem is not None
     assert "readonly" in store.problem
     assert not damaged_files(path)
@@ -261,7 +263,7 @@ def test_a_copy_is_written_into_its_file_as_soon_as_that_is_possible(
     overwrite(path, 7)
     second_store = open_store(path)
     second_store.changeable()
-    assert [one.name for one, *_ in second_store.models()] == ["a", "b"]
+    assert [row.name for row, *_ in second_store.models()] == ["a", "b"]
     assert [each_attempt.id for each_attempt in second_store.attempts()] == [attempt.id]
     second_store.close()
     store.close()
@@ -279,7 +281,7 @@ def test_a_copy_replaces_no_rows_of_others(path: Path, unwritable: Callable[[], 
         store.changeable()
     store.close()
     second_store = open_store(path)
-    assert [one.name for one, *_ in second_store.models()] == ["a", "b"]
+    assert [row.name for row, *_ in second_store.models()] == ["a", "b"]
     assert second_store.attempts() == []
     second_store.close()
 
@@ -299,7 +301,7 @@ def test_a_first_start_without_room_makes_its_database_later(
     store.close()
     second_store = open_store(path)
     assert second_store.instance == instance
-    assert [one.name for one, *_ in second_store.models()] == ["a"]
+    assert [row.name for row, *_ in second_store.models()] == ["a"]
     second_store.close()
 
 
@@ -321,9 +323,13 @@ def test_running_engines_are_entered_again_into_an_empty_database(tmp_path: Path
     (tmp_path / "live" / "torn.json").write_text('{"wish": ')
     empty = Store(tmp_path / "b.db")
     assert restore_running(empty, live) == 1
-    assert [(one.name, created) for one, created, *_ in empty.models()] == [("a", 2.0)]
-    (restored,) = empty.attempts()
-    assert (restored.id, restored.state, restored.plan) == (attempt.id, "starting", attempt.plan)
+    assert [(row.name, created_at) for row, created_at, *_ in empty.models()] == [("a", 2.0)]
+    (new_attempt,) = empty.attempts()
+    assert (new_attempt.id, new_attempt.state, new_attempt.plan) == (
+        attempt.id,
+        "starting",
+        attempt.plan,
+    )
     # A database that knows a model is right about everything.
     assert restore_running(empty, live) == 0
     live.remove("a-r0-a1")
@@ -399,8 +405,8 @@ def test_a_file_that_is_damaged_while_open_takes_no_change_and_loses_none(
     # A kill instead of an end, and a start.
     second_store = open_store(path)
     second_store.changeable()
-    assert [one.name for one, *_ in second_store.models()] == [
-        one.name for one, *_ in store.models()
+    assert [row.name for row, *_ in second_store.models()] == [
+        row.name for row, *_ in store.models()
     ]
     assert damaged_files(path) or damage == "removed"
     store.close()
@@ -413,7 +419,7 @@ def test_a_gateway_that_ends_before_the_repair_begins_with_the_mirror(path: Path
     overwrite(path, 3)
     second_store = open_store(path)
     second_store.changeable()
-    assert [one.name for one, *_ in second_store.models()] == ["a", "b"]
+    assert [row.name for row, *_ in second_store.models()] == ["a", "b"]
     second_store.close()
     store.close()
 

@@ -21,9 +21,9 @@ from tests.support.makers import plan, wish
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "fitserve.db")
-    yield opened
-    opened.close()
+    store = Store(tmp_path / "fitserve.db")
+    yield store
+    store.close()
 
 
 def test_models_survive_a_reopening(store: Store) -> None:
@@ -42,7 +42,7 @@ def test_the_database_is_durable_and_private(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     (store.path.with_name("alone.db")).write_bytes(store.path.read_bytes())
     lone_store = Store(store.path.with_name("alone.db"))
-    assert [one.name for one, *_ in lone_store.models()] == ["a"]
+    assert [row.name for row, *_ in lone_store.models()] == ["a"]
     lone_store.close()
     assert store.path.stat().st_mode & 0o077 == 0
 
@@ -127,20 +127,20 @@ def test_a_full_disk_refuses_the_change_and_keeps_what_was(store: Store) -> None
     store.add_model(wish(name="a"), 1.0)
     pages = store._database.connection.execute("PRAGMA page_count").fetchone()[0]
     store._database.connection.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(StoreError, match="Nothing was changed") as caught:
+    with pytest.raises(StoreError, match="Nothing was changed") as error:
         for number in range(1000):
             store.add_model(wish(name=f"b{number}", args={"x": "y" * 4000}), 1.0)
-        assert "no space is left in" in str(caught.value)
+        assert "no space is left in" in str(error.value)
     store._database.connection.execute("PRAGMA max_page_count=1000000")
     store.add_model(wish(name="z"), 1.0)
-    assert {one.name for one, *_ in store.models()} >= {"a", "z"}
+    assert {row.name for row, *_ in store.models()} >= {"a", "z"}
 
 
 def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
+    file = tmp_path / "file"
+    file.write_text("")
     with pytest.raises(StoreError, match="could not be opened"):
-        Store(blocked / "fitserve.db")
+        Store(file / "fitserve.db")
 
 
 def test_garbage_is_not_a_database(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
     set_back(store, 3)
     for _ in range(2):
         second_store = Store(store.path)
-        assert [one.name for one, *_ in second_store.models()] == ["a"]
+        assert [row.name for row, *_ in second_store.models()] == ["a"]
         second_store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("UPDATE keys SET may=replace(may, 'inference', 'admin')")
@@ -244,20 +244,20 @@ def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
 def test_a_database_of_version_5_pins_each_model_to_its_served_commits(
     store: Store,
 ) -> None:
-    old, served, later, drafted = ("0" * 40, "1" * 40, "2" * 40, "3" * 40)
+    old, served_commit, later, draft_commit = ("0" * 40, "1" * 40, "2" * 40, "3" * 40)
     store.add_model(wish(name="a", source="org/name", drafter="org/drafter"), 1.0)
     store.add_model(wish(name="b", source="org/name", revision="v1"), 1.0)
     store.add_model(wish(name="c", source="/a/folder"), 1.0)
     plain = plan()
     for name, commit, ready in (
         ("a", old, None),
-        ("a", served, 3.0),
+        ("a", served_commit, 3.0),
         ("a", later, None),
         ("b", later, None),
     ):
         model, drafter = (
             plain.model.evolve(source="org/name", revision=commit),
-            plain.model.evolve(source="org/drafter", revision=drafted),
+            plain.model.evolve(source="org/drafter", revision=draft_commit),
         )
         attempt = store.add_attempt(
             name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0
@@ -270,8 +270,8 @@ def test_a_database_of_version_5_pins_each_model_to_its_served_commits(
         db.execute("ALTER TABLE attempts DROP COLUMN abilities")
         db.execute("PRAGMA user_version=5")
     second_store = Store(store.path)
-    assert [one.commits for one, *_ in second_store.models()] == [
-        {"org/name": served, "org/drafter": drafted},
+    assert [row.commits for row, *_ in second_store.models()] == [
+        {"org/name": served_commit, "org/drafter": draft_commit},
         {"org/name@v1": later},
         {},
     ]
@@ -282,8 +282,8 @@ def test_a_database_of_version_5_pins_each_model_to_its_served_commits(
 def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     old_plan, kept_plan = plan(), plan().evolve(cap=Cap(bytes=2**30, models=("b",)))
-    for one in (old_plan, kept_plan):
-        store.add_attempt("a", 0, one, 1, 2.0)
+    for stored_plan in (old_plan, kept_plan):
+        store.add_attempt("a", 0, stored_plan, 1, 2.0)
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute(
@@ -307,8 +307,8 @@ def test_a_stored_context_refuses_no_plan_that_it_did_not_refuse_before(store: S
         "c": wish(name="c", context=65536, max_context=8192),
         "d": wish(name="d", max_context=8192),
     }
-    for one in old.values():
-        store.add_model(one, 1.0)
+    for row in old.values():
+        store.add_model(row, 1.0)
     change = Change(wish=old["d"].evolve(context=65536), generation=1, at=2.0)
     store.save_change(old["d"], 1, change)
     store.close()
@@ -317,8 +317,8 @@ def test_a_stored_context_refuses_no_plan_that_it_did_not_refuse_before(store: S
     for _ in range(2):
         second_store = Store(store.path)
         contexts = {
-            one.name: (one.least_context, one.context, one.most_context)
-            for one, *_ in second_store.models()
+            row.name: (row.least_context, row.context, row.most_context)
+            for row, *_ in second_store.models()
         }
         pending = second_store.changes()["d"][1]
         second_store.close()
@@ -344,11 +344,11 @@ def test_a_database_without_times_of_starts_keeps_its_attempts_and_gets_room(
         db.execute("PRAGMA user_version=13")
     second_store = Store(store.path)
     assert second_store.attempts("a") == [attempt]
-    timed = attempt.evolve(phases={"import": 3.5, "load": 1.0})
-    second_store.save_attempt(timed)
+    timed_attempt = attempt.evolve(phases={"import": 3.5, "load": 1.0})
+    second_store.save_attempt(timed_attempt)
     second_store.close()
     second_store = Store(store.path)
-    assert second_store.attempts("a") == [timed]
+    assert second_store.attempts("a") == [timed_attempt]
     assert [*second_store.attempts("a")[0].phases] == ["import", "load"]
     second_store.close()
 
@@ -430,14 +430,14 @@ def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
         ]
     )
     store.keep_measurements([fact("machine_speed", 3, gpus="a", what="memory")])
-    kept = [(each_fact.kind, each_fact.value) for each_fact in store.facts()]
-    assert kept == [
+    rows = [(each_fact.kind, each_fact.value) for each_fact in store.facts()]
+    assert rows == [
         ("max_context", 9),
         ("speed_measured", 5),
         ("machine_speed", 2),
         ("machine_speed", 3),
     ]
-    assert [measured_fact.value for measured_fact in measured_facts(store.path)] == [2, 3]
+    assert [fact.value for fact in measured_facts(store.path)] == [2, 3]
     assert measured_facts(store.path.with_name("none.db")) == []
     store.path.with_name("other.db").write_text("no database")
     assert measured_facts(store.path.with_name("other.db")) == []
@@ -446,13 +446,13 @@ def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
 def test_forgiven_failures_may_be_tried_again_and_learnt_facts_stay(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     capable, alone = {"engine": "v", "capability": "8.6"}, {"engine": "v", "model": "m"}
-    learnt = (
+    lessons = (
         ("plan_failed", {"fingerprint": "p"}, 2.0),
         ("max_context", {"fingerprint": "m"}, 3.0),
         ("engine_fails", capable, 3.1),
         ("engine_fails", alone, 3.2),
     )
-    for kind, scope, at in learnt:
+    for kind, scope, at in lessons:
         attempt = store.add_attempt("a", 0, plan(), 8000, at)
         fact = Fact.model_validate(
             {
@@ -472,8 +472,8 @@ def test_forgiven_failures_may_be_tried_again_and_learnt_facts_stay(store: Store
             fact,
         )
     store.forgive("a", 4.0)
-    kept = [(fact.kind, fact.scope) for fact in store.facts()]
-    assert kept == [("max_context", {"fingerprint": "m"}), ("engine_fails", capable)]
+    rows = [(fact.kind, fact.scope) for fact in store.facts()]
+    assert rows == [("max_context", {"fingerprint": "m"}), ("engine_fails", capable)]
     assert store.models()[0][3] == 4.0
     with pytest.raises(NotFound):
         store.forgive("b", 5.0)

@@ -16,9 +16,9 @@ from gateway.store.usage_table import KEPT_DAYS, PARTS
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "fitserve.db")
-    yield opened
-    opened.close()
+    store = Store(tmp_path / "fitserve.db")
+    yield store
+    store.close()
 
 
 def row(day: int, key: str = "app", model: str = "m", requests: int = 1) -> UsageRow:
@@ -56,7 +56,7 @@ def test_columns_that_are_not_asked_for_are_summed_up(
 def test_old_days_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.usage.add([row(1), row(2)])
     store.usage.add([row(KEPT_DAYS + 1)])
-    assert [one.day for one in store.usage.sums(0, 10**6, PARTS, None, None)] == [2, KEPT_DAYS + 1]
+    assert [use.day for use in store.usage.sums(0, 10**6, PARTS, None, None)] == [2, KEPT_DAYS + 1]
     monkeypatch.setattr(usage_table, "_MAX_ROWS", 2)
     store.usage.add([row(KEPT_DAYS + 2), row(KEPT_DAYS + 2, "b")])
-    assert {one.day for one in store.usage.sums(0, 10**6, PARTS, None, None)} == {KEPT_DAYS + 2}
+    assert {use.day for use in store.usage.sums(0, 10**6, PARTS, None, None)} == {KEPT_DAYS + 2}

@@ -28,14 +28,14 @@ def file(folder: Path, text: str) -> Path:
 def mistakes(folder: Path, text: str) -> list[str]:
     """Line, column and words of each."""
     path = file(folder, text)
-    with pytest.raises(BadRequest) as failed:
+    with pytest.raises(BadRequest) as error:
         load(path)
-    head, *told, schema = failed.value.message.splitlines()
+    head, *lines, schema = error.value.message.splitlines()
     assert (head, "config schema" in schema) == (
         f"{path.name} has mistakes, so nothing is changed:",
         True,
     )
-    return [line.removeprefix(f"{path}:") for line in told]
+    return [line.removeprefix(f"{path}:") for line in lines]
 
 
 def test_a_written_file_gives_the_models_that_are_wished_for(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def laughs(kind: str) -> str:
 def test_every_mistake_is_told_with_its_place_and_the_nearest_key(
     tmp_path: Path, text: str, told: list[str]
 ) -> None:
-    found_mistakes = mistakes(tmp_path, text)
-    assert len(found_mistakes) == len(told), found_mistakes
-    assert all(line.startswith(words) for line, words in zip(found_mistakes, told, strict=True)), (
-        found_mistakes
+    mistake_list = mistakes(tmp_path, text)
+    assert len(mistake_list) == len(told), mistake_list
+    assert all(line.startswith(words) for line, words in zip(mistake_list, told, strict=True)), (
+        mistake_list
     )
 
 
@@ -173,9 +173,9 @@ def test_a_name_that_cannot_be_hides_no_other_mistake(tmp_path: Path) -> None:
     (file := tmp_path / "models.yaml").write_text(
         "models:\n  'bad name': {source: ./a}\n  m: {sorce: ./a}\n"
     )
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         load(file)
-    assert re.findall(r":(\d+:\d+): ", str(refused.value)) == ["2:3", "3:7"]
+    assert re.findall(r":(\d+:\d+): ", str(error.value)) == ["2:3", "3:7"]
 
 
 def test_secrets_come_from_elsewhere_and_are_shown_nowhere(
@@ -202,10 +202,10 @@ def test_secrets_come_from_elsewhere_and_are_shown_nowhere(
         assert "s3cret" not in str(
             mistakes(tmp_path, f"models:\n  a:\n    source: x/y\n    {wrong}\n")
         )
-    (told,) = mistakes(tmp_path, "models:\n  a:\n    source: '${env:NOT_SET}'\n")
-    assert told == "3:5: the variable NOT_SET is not set"
-    (told,) = mistakes(tmp_path, "models:\n  a: {source: '${file:/no/such}'}\n")
-    assert told == "2:7: '/no/such' cannot be read: No such file or directory"
+    (mistake,) = mistakes(tmp_path, "models:\n  a:\n    source: '${env:NOT_SET}'\n")
+    assert mistake == "3:5: the variable NOT_SET is not set"
+    (mistake,) = mistakes(tmp_path, "models:\n  a: {source: '${file:/no/such}'}\n")
+    assert mistake == "2:7: '/no/such' cannot be read: No such file or directory"
 
 
 def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_the_example_documents_every_key(monkeypatch: pytest.MonkeyPatch) -> Non
     # Each key has a comment, on its line or above it.
     lines = EXAMPLE.read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
-        explained = "#" in line or above.strip().startswith("#")
-        assert explained or not line.strip() or re.fullmatch(r"(  )?[\w-]+:", line), line
+        is_explained = "#" in line or above.strip().startswith("#")
+        assert is_explained or not line.strip() or re.fullmatch(r"(  )?[\w-]+:", line), line
 
 
 def yaml_references() -> list[str]:
@@ -254,10 +254,12 @@ def test_the_schema_describes_what_is_read() -> None:
 
 def references(value: Any) -> list[str]:
     if isinstance(value, dict):
-        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-        return own + [reference for one in value.values() for reference in references(one)]
+        own_references = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own_references + [
+            reference for part in value.values() for reference in references(part)
+        ]
     return (
-        [reference for one in value for reference in references(one)]
+        [reference for part in value for reference in references(part)]
         if isinstance(value, list)
         else []
     )

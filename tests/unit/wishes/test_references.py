@@ -40,13 +40,13 @@ VALUES = (
 def test_no_part_of_a_value_is_shown(value: str, form: str) -> None:
     references = References(Path("/"), {"SECRET": value})
     assert references.resolve(REFERENCE) == value
-    told = CUTS[form](value)
-    hide_values = references.hide_values(f"the image {told!s} is not allowed here")
-    assert REFERENCE in hide_values
-    assert hide_values.startswith("the image ")
-    assert hide_values.endswith(" is not allowed here")
-    parts = [told[start : start + 8] for start in range(len(told) - 7)]
-    assert not [part for part in parts if part in hide_values]
+    case = CUTS[form](value)
+    hidden_text = references.hide_values(f"the image {case!s} is not allowed here")
+    assert REFERENCE in hidden_text
+    assert hidden_text.startswith("the image ")
+    assert hidden_text.endswith(" is not allowed here")
+    parts = [case[start : start + 8] for start in range(len(case) - 7)]
+    assert not [part for part in parts if part in hidden_text]
     assert value not in repr(references)
 
 
@@ -77,9 +77,9 @@ def test_a_mistake_of_the_file_shows_no_value(tmp_path: Path, fields: str, value
     (tmp_path / "held").write_text(value)
     file = tmp_path / "models.yaml"
     file.write_text(f"models:\n  m:\n    source: /x\n    {fields}\n")
-    said = ""
+    message = ""
     try:
         load(file)
     except BadRequest as error:
-        said = str(error)
-    assert value[:12] not in said
+        message = str(error)
+    assert value[:12] not in message

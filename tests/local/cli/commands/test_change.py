@@ -116,11 +116,11 @@ async def test_the_effect_of_a_context_is_shown_before_the_change(tmp_path: Path
         beyond = await run(gateway, "set", "m", "--context", "99999999", "--dry-run")
         assert beyond.returncode == 3
         assert f"the model's own limit is {limit}" in " ".join(beyond.stdout.split())
-        refused = await run(gateway, "set", "m", "--context", "99999999")
-        assert refused.returncode == 3
-        assert f"the model's own limit is {limit}" in " ".join(refused.stderr.split())
+        result = await run(gateway, "set", "m", "--context", "99999999")
+        assert result.returncode == 3
+        assert f"the model's own limit is {limit}" in " ".join(result.stderr.split())
         without = await run(gateway, "set", "m", "--max-context", "99999999", "--dry-run")
         assert f"max model len stays {limit}" in " ".join(without.stdout.split())
-        known = await run(gateway, "set", "m", "--dtype", "auto")
-        assert "no change" in known.stdout
-        assert "BEFORE" not in known.stdout
+        outcome = await run(gateway, "set", "m", "--dtype", "auto")
+        assert "no change" in outcome.stdout
+        assert "BEFORE" not in outcome.stdout

@@ -32,9 +32,9 @@ TYPED = [
 
 @pytest.mark.parametrize(("words", "wanted"), TYPED)
 def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
-    typed = " ".join(f"'{word}'" for word in words)
+    line = " ".join(f"'{word}'" for word in words)
     text = (
-        f"{print_output('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
+        f"{print_output('bash')}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
         ' _fitserve; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     result = subprocess.run(["bash", "-u", "-c", text], capture_output=True, text=True, check=True)

@@ -56,12 +56,12 @@ async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> N
 
 def keys(folder: Path) -> list[str]:
     """Of the engines that run."""
-    found = [
+    keys_of_engines = [
         json.loads(record.read_bytes())["key"]
         for record in (folder / "data/instances").glob("*.json")
     ]
-    assert found
-    return found
+    assert keys_of_engines
+    return keys_of_engines
 
 
 def check_command(command: str, port: int) -> None:

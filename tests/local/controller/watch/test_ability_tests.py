@@ -63,7 +63,7 @@ async def add_model(
 
 
 def states(view: Any) -> dict[str, str]:
-    return {name: one["state"] for name, one in view["abilities"].items()}
+    return {name: ability["state"] for name, ability in view["abilities"].items()}
 
 
 async def test_every_listing_shows_the_proven_abilities_of_an_engine(
@@ -72,8 +72,8 @@ async def test_every_listing_shows_the_proven_abilities_of_an_engine(
     async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:
         view = await add_model(gateway, tmp_path / "m")
         assert states(view) == dict.fromkeys(ALL, "proven")
-        [listed] = (await gateway.client.get("/admin/models")).json()["data"]
-        assert states(listed) == states(view)
+        [model_row] = (await gateway.client.get("/admin/models")).json()["data"]
+        assert states(model_row) == states(view)
         model = (await gateway.client.get("/v1/models")).json()["data"][0]
         assert {name: model[name] for name in ALL} == dict.fromkeys(ALL, "proven")
         assert (model["state"], model["max_model_len"]) == (
@@ -111,18 +111,18 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
     ) as gateway:
         view = await add_model(gateway, tmp_path / "m", PLAIN)
         assert states(view) == {**dict.fromkeys(ALL, "not proven"), "json_schema": "proven"}
-        former_count = record.read_bytes().count(b"POST")
+        request_count = record.read_bytes().count(b"POST")
         client = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         choices: tuple[Any, ...] = ({}, {"tool_choice": "auto"}, {"tool_choice": "required"})
         for choice in choices:
-            with pytest.raises(BadRequestError) as refused:
+            with pytest.raises(BadRequestError) as error:
                 await client.chat.completions.create(
                     model="m", messages=ASKED, tools=TOOLS, **choice
                 )
-            assert (refused.value.param, refused.value.code) == ("tools", "bad_request")
+            assert (error.value.param, error.value.code) == ("tools", "bad_request")
             assert (
                 "'m' cannot call tools here: the chat template has no form of tool calls that is"
-                " known" in str(refused.value)
+                " known" in str(error.value)
             )
         messages = {
             "model": "m",
@@ -135,7 +135,7 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
             400,
             "invalid_request_error",
         )
-        assert record.read_bytes().count(b"POST") == former_count, "no engine heard of them"
+        assert record.read_bytes().count(b"POST") == request_count, "no engine heard of them"
         without: tuple[dict[str, Any], ...] = (
             {"tools": []},
             {"tools": None},
@@ -143,10 +143,8 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
             {},
         )
         for fields in without:
-            asked = {"model": "m", "messages": ASKED, **fields}
-            assert (
-                await gateway.client.post("/v1/chat/completions", json=asked)
-            ).status_code == 200
+            body = {"model": "m", "messages": ASKED, **fields}
+            assert (await gateway.client.post("/v1/chat/completions", json=body)).status_code == 200
         await client.close()
 
 

@@ -99,17 +99,17 @@ async def wait_until_detail_has(gateway: Running, name: str, words: str) -> None
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, what: str) -> None:
     script, words = HOSTILE[what]
-    with capture_logs() as logged:
+    with capture_logs() as logs:
         async with (
             running(tmp_path, healthy) as gateway,
             Upstream(script) as bad,
             Upstream(models("good")) as good,
         ):
             for name, endpoint in (("alias", bad.url), ("good", good.url)):
-                added = await gateway.client.post(
+                response = await gateway.client.post(
                     "/admin/models", json={"name": name, "endpoint": endpoint}
                 )
-                assert added.status_code == 202, added.text
+                assert response.status_code == 202, response.text
             await wait_until_detail_has(gateway, "alias", words)
             await gateway.until("good", "ready")
             # It is asked again and again, and every page that tells of it can be read.
@@ -119,10 +119,10 @@ async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, wh
                 answer = await gateway.client.get(path)
                 assert answer.status_code == 200, (path, answer.text)
                 assert answer.text.encode()
-            refused = await gateway.client.post(
+            reply = await gateway.client.post(
                 "/v1/completions", json={"model": "alias", "prompt": "hi"}
             )
-            assert refused.status_code == 503
+            assert reply.status_code == 503
             view = await gateway.show("alias")
             assert view["state"] == "unreachable"
             assert view["detail"].isprintable()
@@ -130,7 +130,7 @@ async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, wh
             assert (await gateway.client.delete("/admin/models/alias")).status_code == 202
             await gateway.wait_until_gone("alias")
             await gateway.until("good", "ready")
-    assert "unexpected error" not in {event["event"] for event in logged}
+    assert "unexpected error" not in {event["event"] for event in logs}
 
 
 async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(
@@ -155,28 +155,28 @@ async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Pat
     async with (
         running(tmp_path, healthy) as gateway,
         Upstream(models("x")) as upstream,
-        Upstream(never_answers) as gone,
+        Upstream(never_answers) as endpoint,
     ):
         await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [upstream.url]})
         await gateway.until("m", "ready")
-        for endpoints, said in (
-            ([gone.url], f"{gone.url} was not checked yet"),
-            ([gone.url, upstream.url], "1 of 2 endpoints answer"),
+        for endpoints, detail in (
+            ([endpoint.url], f"{endpoint.url} was not checked yet"),
+            ([endpoint.url, upstream.url], "1 of 2 endpoints answer"),
             ([upstream.url], "1 of 1 endpoints answer"),
         ):
             answer = await gateway.client.patch("/admin/models/m", json={"endpoints": endpoints})
             assert answer.status_code == 200, answer.text
-            await wait_until_detail_has(gateway, "m", said)
+            await wait_until_detail_has(gateway, "m", detail)
 
 
 async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = True
+    is_broken = True
     real = EndpointWatcher._ask
 
     async def ask(self: EndpointWatcher) -> tuple[RoutedReplica | None, str, str]:
-        if broken and self.url.endswith("/bad"):
+        if is_broken and self.url.endswith("/bad"):
             raise RuntimeError("nobody expected \ud800 this")
         return await real(self)
 
@@ -193,13 +193,13 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
         await wait_until_detail_has(gateway, "both", "1 of 2 endpoints answer; ")
         assert "internal error" in (await gateway.show("both"))["detail"]
         assert (await gateway.client.get("/readyz")).status_code == 200
-        with capture_logs() as logged:
+        with capture_logs() as logs:
             await until(
-                lambda: any(isinstance(event.get("exc_info"), RuntimeError) for event in logged)
+                lambda: any(isinstance(event.get("exc_info"), RuntimeError) for event in logs)
             )
-        broken = False
+        is_broken = False
         await gateway.until("bad", "ready")
-        broken = True
+        is_broken = True
         assert (await gateway.client.delete("/admin/models/bad")).status_code == 202
         await gateway.wait_until_gone("bad")
 
@@ -249,8 +249,8 @@ def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script
 
     async def script(call: Call) -> None:
         if call.head[0].startswith(b"GET"):
-            listed = {"id": "m", "owned_by": "fitserve", "state": state, "wait_s": wait_s}
-            await call.reply(json.dumps({"object": "list", "data": [listed]}).encode())
+            model_row = {"id": "m", "owned_by": "fitserve", "state": state, "wait_s": wait_s}
+            await call.reply(json.dumps({"object": "list", "data": [model_row]}).encode())
         elif refusal:
             await call.reply(
                 refusal,
@@ -299,10 +299,10 @@ async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
             assert answer.status_code == 200
             there = {"ready": "", "asleep": "; the next request loads it there"}
             # Before it was asked it is starting too.
-            said = there.get(shown, f"; it is {shown.replace('_', ' ')} there")
-            await wait_until_detail_has(gateway, "m", f"1 of 1 endpoints answer{said}")
-        listed = (await gateway.client.get("/v1/models")).json()["data"]
-        assert [one["state"] for one in listed] == [shown]
+            detail = there.get(shown, f"; it is {shown.replace('_', ' ')} there")
+            await wait_until_detail_has(gateway, "m", f"1 of 1 endpoints answer{detail}")
+        models = (await gateway.client.get("/v1/models")).json()["data"]
+        assert [model_row["state"] for model_row in models] == [shown]
 
 
 async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_path: Path) -> None:
@@ -334,13 +334,13 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
 
 
 async def test_a_refusal_of_another_gateway_comes_through_whole(tmp_path: Path) -> None:
-    told = (
+    refusal = (
         b'{"error":{"message":"The model m cannot answer now, it is starting: weights 12 of 40'
         b' GiB.","type":"api_error","param":"model","code":"model_not_ready"}}'
     )
     async with (
         running(tmp_path, healthy) as gateway,
-        Upstream(another_gateway("starting", 0, told)) as rear,
+        Upstream(another_gateway("starting", 0, refusal)) as rear,
     ):
         await gateway.client.post("/admin/models", json={"name": "m", "endpoint": rear.url})
         await gateway.until("m", "starting")
@@ -356,13 +356,13 @@ async def test_a_refusal_of_another_gateway_comes_through_whole(tmp_path: Path) 
             assert (answer.status_code, answer.headers["retry-after"], answer.content) == (
                 503,
                 "7",
-                told,
+                refusal,
             )
             assert answer.headers["x-request-id"] == "mine"
             # The watcher asks for the models meanwhile.
-            sent = [request for request in rear.requests if request.startswith(b"POST")][-1]
-            assert b"\r\nx-request-id: mine\r\n" in sent
-            assert b"\r\ntraceparent: 00-a\r\n" in sent
+            request = [request for request in rear.requests if request.startswith(b"POST")][-1]
+            assert b"\r\nx-request-id: mine\r\n" in request
+            assert b"\r\ntraceparent: 00-a\r\n" in request
 
 
 async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Path) -> None:
@@ -378,11 +378,11 @@ async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Pa
             assert answer.status_code == 508, answer.text
             assert answer.json()["error"]["code"] == "loop_detected"
             assert "endpoints of m" in answer.json()["error"]["message"]
-        ended = (await gateway.client.get("/metrics")).text
+        metrics = (await gateway.client.get("/metrics")).text
         # Each was asked once by its client, and four times by the gateway itself.
         count = sum(
             float(line.rpartition(" ")[2])
-            for line in ended.splitlines()
+            for line in metrics.splitlines()
             if line.startswith("fitserve_requests_total{")
         )
         assert count == 3 * 5

@@ -191,9 +191,9 @@ async def test_a_request_to_an_engine_is_plain() -> None:
 )
 async def test_json_of_another_kind_is_an_error_in_words(body: bytes) -> None:
     answer = await ask_engine(replies(body), most_bytes=MIB)
-    with pytest.raises(NoAnswerError, match="unexpected answer") as refused:
+    with pytest.raises(NoAnswerError, match="unexpected answer") as error:
         await answer.read(Wanted)
-    str(refused.value).encode()
+    str(error.value).encode()
 
 
 async def test_json_that_nobody_asked_for_makes_no_objects() -> None:

@@ -28,12 +28,12 @@ LABELS = b'{"data": [{"label": "a"}, {"label": "b"}]}'
 @asynccontextmanager
 async def engine(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[tuple[str, list[bytes]]]:
     """An engine that answers these paths, and all requests that it got."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
-        asked.append(head + await reader.readexactly(length))
+        requests.append(head + await reader.readexactly(length))
         status, body = answers.get(head.split(b" ")[1].decode(), (404, b"{}"))
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()
@@ -41,19 +41,19 @@ async def engine(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[tuple[s
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
 
 
 async def proof(url: str, task: str, kind: str = "vllm") -> Failure | None:
     model = plan().model.evolve(task=task)
-    chosen = plan().evolve(model=model, engine=plan().engine.evolve(kind=kind))
-    return await verify(EngineClient(2), url, "m", chosen, 5.0)
+    plan_of_model = plan().evolve(model=model, engine=plan().engine.evolve(kind=kind))
+    return await verify(EngineClient(2), url, "m", plan_of_model, 5.0)
 
 
 async def test_a_speech_model_hears_a_second_of_sound() -> None:
-    async with engine({"/v1/audio/transcriptions": (200, b'{"text": ""}')}) as (url, asked):
+    async with engine({"/v1/audio/transcriptions": (200, b'{"text": ""}')}) as (url, requests):
         assert await proof(url, "transcribe") is None
-    (request,) = asked
+    (request,) = requests
     assert b"multipart/form-data; boundary=" in request
     assert tone() in request
     assert form("m", tone(), 16) in request
@@ -114,17 +114,17 @@ async def test_a_classifier_that_forgets_a_text_is_not_served() -> None:
 async def test_the_smallest_request_is_of_the_task_that_the_model_serves(
     task: str, paths: list[str]
 ) -> None:
-    chosen = plan().evolve(model=plan().model.evolve(task=task))
-    async with engine({}) as (url, asked):
-        assert await is_alive(EngineClient(2), url, "m", chosen, 5.0)
-    texts = [request.split(b" ")[1].decode() for request in asked]
+    plan_of_task = plan().evolve(model=plan().model.evolve(task=task))
+    async with engine({}) as (url, requests):
+        assert await is_alive(EngineClient(2), url, "m", plan_of_task, 5.0)
+    texts = [request.split(b" ")[1].decode() for request in requests]
     assert [path for path in texts if path != "/metrics" or task == "generate"] == paths
 
 
 @asynccontextmanager
 async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
     """An engine that answers no request before so many have arrived."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     complete = asyncio.Event()
     writers: list[asyncio.StreamWriter] = []
 
@@ -133,8 +133,8 @@ async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         body = await reader.readexactly(length)
-        asked.append(body)
-        if len(asked) >= at_once:
+        requests.append(body)
+        if len(requests) >= at_once:
             complete.set()
         await complete.wait()
         prompt = json.loads(body)["prompt"]
@@ -147,7 +147,7 @@ async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
         complete.set()
         await asyncio.gather(
             *(each_writer.wait_closed() for each_writer in writers), return_exceptions=True
@@ -155,27 +155,27 @@ async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 async def test_independent_proofs_are_asked_at_once() -> None:
-    said: list[str] = []
+    reports: list[str] = []
     times: list[int] = []
-    async with gathering(3) as (url, asked):
+    async with gathering(3) as (url, requests):
         failure = await verify(
             EngineClient(8),
             url,
             "m",
             plan(),
             hang_s(),
-            said.append,
+            reports.append,
             lambda tokens, _: times.append(tokens),
         )
     assert failure is None
-    prompts = [json.loads(body)["prompt"] for body in asked]
+    prompts = [json.loads(body)["prompt"] for body in requests]
     short, long, burst = prompts
     assert isinstance(short, str)
     assert times == [len(long)]
     assert isinstance(burst[0], list)
-    assert said[0].startswith("verifying: a short answer, a prompt of ")
-    assert said[0].endswith(" requests at once")
-    assert len(said) == 3
+    assert reports[0].startswith("verifying: a short answer, a prompt of ")
+    assert reports[0].endswith(" requests at once")
+    assert len(reports) == 3
 
 
 async def test_a_burst_of_two_ranks_keeps_to_the_prompts_that_a_call_may_have() -> None:
@@ -183,20 +183,20 @@ async def test_a_burst_of_two_ranks_keeps_to_the_prompts_that_a_call_may_have() 
     ranks = plan().data_parallel.evolve(value=2)
     seqs = plan().max_num_seqs.evolve(value=1024)
     large = plan().evolve(data_parallel=ranks, max_num_seqs=seqs)
-    async with gathering(10) as (url, asked):
+    async with gathering(10) as (url, requests):
         assert await verify(EngineClient(128), url, "m", large, hang_s()) is None
-    prompts = [json.loads(body)["prompt"] for body in asked]
+    prompts = [json.loads(body)["prompt"] for body in requests]
     counts = [len(prompt) for prompt in prompts if isinstance(prompt[0], list)]
     assert sum(counts) == large.at_once == 2048
     assert max(counts) <= 1024
 
 
 async def test_the_first_failed_proof_ends_the_others() -> None:
-    async with gathering(4) as (url, asked):
+    async with gathering(4) as (url, requests):
         failure = await verify(EngineClient(8), url, "m", plan(), 0.2)
     assert failure is not None
     assert failure.kind == "verification_failed"
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 def test_the_tone_is_a_second_of_mono_sound() -> None:

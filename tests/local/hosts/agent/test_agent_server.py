@@ -67,19 +67,19 @@ async def call(socket: Path, **fields: Any) -> dict[str, Any]:
 
 
 def inquiry(document: bytes) -> dict[str, Any]:
-    packed = base64.b64encode(zlib.compress(document)).decode()
-    return {"call": "inquire", "engine": REF, "asked": packed}
+    packed_text = base64.b64encode(zlib.compress(document)).decode()
+    return {"call": "inquire", "engine": REF, "asked": packed_text}
 
 
 async def test_other_calls_are_answered_while_a_document_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, released = threading.Event(), threading.Event()
+    begin_event, release_event = threading.Event(), threading.Event()
     unpack = agent_server._unpack
 
     def slow(text: str) -> bytes:
-        begun.set()
-        assert released.wait(HANG_S)
+        begin_event.set()
+        assert release_event.wait(HANG_S)
         return unpack(text)
 
     async def code(_: str, document: bytes) -> AsyncGenerator[bytes, None]:
@@ -88,27 +88,33 @@ async def test_other_calls_are_answered_while_a_document_is_unpacked(
     monkeypatch.setattr(agent_server, "_unpack", slow)
     async with serving(tmp_path, code) as socket:
         asking = asyncio.ensure_future(call(socket, **inquiry(b"a" * 1000)))
-        assert await asyncio.to_thread(begun.wait, HANG_S)
-        answered = asyncio.ensure_future(call(socket, call="list"))
-        await asyncio.wait({answered}, timeout=HANG_S / 2)
-        was_answered = answered.done()
-        released.set()
+        assert await asyncio.to_thread(begin_event.wait, HANG_S)
+        list_call = asyncio.ensure_future(call(socket, call="list"))
+        await asyncio.wait({list_call}, timeout=HANG_S / 2)
+        was_answered = list_call.done()
+        release_event.set()
         assert was_answered
-        assert (await answered)["answer"] == "done"
+        assert (await list_call)["answer"] == "done"
         assert (await asking)["answer"] == "done"
 
 
 async def test_few_documents_are_in_memory_at_once(tmp_path: Path) -> None:
     most = agent_server._MAX_UNPACKED_DOCUMENTS
-    held, released = 0, asyncio.Event()
+    document_count, release_event = 0, asyncio.Event()
     is_full, excess = asyncio.Event(), asyncio.Event()
 
     async def code(_: str, document: bytes) -> AsyncGenerator[bytes, None]:
-        nonlocal held
-        held += 1
-        (excess if held > most else is_full if held == most else asyncio.Event()).set()
-        await released.wait()
-        held -= 1
+        nonlocal document_count
+        document_count += 1
+        (
+            excess
+            if document_count > most
+            else is_full
+            if document_count == most
+            else asyncio.Event()
+        ).set()
+        await release_event.wait()
+        document_count -= 1
         yield b"%d" % len(document)
 
     async with serving(tmp_path, code) as socket:
@@ -118,5 +124,5 @@ async def test_few_documents_are_in_memory_at_once(tmp_path: Path) -> None:
         for _ in range(3):
             assert (await call(socket, call="list"))["answer"] == "done"
         assert not excess.is_set()
-        released.set()
-        assert {(await one)["answer"] for one in calls} == {"done"}
+        release_event.set()
+        assert {(await call)["answer"] for call in calls} == {"done"}

@@ -41,10 +41,10 @@ def member(port: int) -> Membership:
 
 async def test_an_address_that_each_machine_has_leads_to_no_other_machine() -> None:
     """Docker's bridge has the same address on most machines."""
-    shared = network.addresses()[0]
+    address = network.addresses()[0]
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        view = view_of(port, shared, "127.0.0.2")
+        view = view_of(port, address, "127.0.0.2")
         assert await exposed_servers([view], member(port)) == [f"two at 127.0.0.2:{port}"]
 
 

@@ -136,9 +136,9 @@ async def test_the_planner_sees_the_machines_that_start_engines(
     await host.node("two").drain(drained=True)
     assert [node.name for node in (await host.cluster()).nodes] == ["one"]
     link.names = ["two"]
-    with pytest.raises(HostError, match="No machine of the cluster starts engines") as refused:
+    with pytest.raises(HostError, match="No machine of the cluster starts engines") as error:
         await host.cluster()
-    assert "cluster status" in refused.value.hint
+    assert "cluster status" in error.value.hint
     link.names = []
     with pytest.raises(HostError, match="has no machine"):
         await host.identity(MemoryHarness().make_spec("a1").engine)
@@ -171,8 +171,8 @@ async def test_engines_that_are_planned_together_are_spread(
     ports = await asyncio.gather(*(host.allocate_port() for _ in range(4)))
     assert len({*ports}) == 4
     specs = [plain.evolve(name=f"a{port}", port=port) for port in ports]
-    started = await asyncio.gather(*map(host.start, specs))
-    assert sorted(instance.node for instance in started) == ["one", "one", "two", "two"]
+    instances = await asyncio.gather(*map(host.start, specs))
+    assert sorted(instance.node for instance in instances) == ["one", "one", "two", "two"]
 
 
 async def test_machines_are_shown_with_their_engines(
@@ -180,11 +180,15 @@ async def test_machines_are_shown_with_their_engines(
 ) -> None:
     host, _ = machines
     spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
-    started = await host.start(spec)
+    instance = await host.start(spec)
     await host.node("one").drain(drained=True)
-    one, two = await host.machine_views()
-    assert (one.state, one.engines, one.address) == ("drained", (), "127.0.0.1")
-    assert (two.state, two.engines, two.owner) == ("ready", (started.name,), "a")
+    first_view, two = await host.machine_views()
+    assert (first_view.state, first_view.engines, first_view.address) == (
+        "drained",
+        (),
+        "127.0.0.1",
+    )
+    assert (two.state, two.engines, two.owner) == ("ready", (instance.name,), "a")
     assert len(two.gpus) == 2
 
 
@@ -207,11 +211,11 @@ async def test_an_engine_over_two_machines_starts_and_ends_on_both(
     machines: tuple[ClusterHost, ScriptedLink],
 ) -> None:
     host = NodesHost(machines[0])
-    started = await host.start(over_both("a1", "two", "one"))
-    assert (started.name, started.node) == ("a1", "two")
-    parts = {one.name: one.node for one in await machines[0].list()}
+    instance = await host.start(over_both("a1", "two", "one"))
+    assert (instance.name, instance.node) == ("a1", "two")
+    parts = {instance.name: instance.node for instance in await machines[0].list()}
     assert parts == {"a1-n0of2": "two", "a1-n1of2": "one"}
-    assert await host.list() == [started]
+    assert await host.list() == [instance]
     await host.stop("a1", 0)
     assert await machines[0].list() == []
 
@@ -233,10 +237,8 @@ async def test_a_start_is_announced_to_the_machines_that_will_run_it(
     plain = MemoryHarness().make_spec("a1").evolve(argv=(f"{ENVIRONMENT}/bin/python", "-m", "e"))
     await NodesHost(host).expect(plain.evolve(gpus=("GPU-two-0",)))
     await NodesHost(host).expect(over_both("a2", "one", "two"))
-    announced = {
-        name: [spec.name for spec in world.expected] for name, world in link.worlds.items()
-    }
-    assert announced == {"one": ["a2-n0of2"], "two": ["a1", "a2-n1of2"]}
+    names = {name: [spec.name for spec in world.expected] for name, world in link.worlds.items()}
+    assert names == {"one": ["a2-n0of2"], "two": ["a1", "a2-n1of2"]}
     program = link.worlds["two"].expected[0].argv[0]
     assert program.startswith(str(link.root / "two" / "engines"))
 
@@ -263,11 +265,11 @@ async def test_a_silent_machine_has_its_last_engines_until_it_answers(
     machines: tuple[ClusterHost, ScriptedLink],
 ) -> None:
     host, link = machines
-    started = await host.start(MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",)))
-    assert await host.list() == [started]
+    instance = await host.start(MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",)))
+    assert await host.list() == [instance]
     link.listens["two"].clear()
     for _ in range(3):
-        assert await host.list() == [started]
+        assert await host.list() == [instance]
     await link.worlds["two"].engines["a1"].end(0)
     del link.worlds["two"].engines["a1"]
     link.listens["two"].set()
@@ -283,13 +285,13 @@ async def test_an_engine_that_has_just_started_is_known_of_a_silent_machine(
 ) -> None:
     host, link = machines
     assert await host.list() == []
-    started = await host.start(MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",)))
+    instance = await host.start(MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",)))
     link.listens["two"].clear()
-    assert await host.list() == [started]
+    assert await host.list() == [instance]
     link.listens["two"].set()
 
     async def has_answered() -> bool:
-        return await host.list() == [started] and not host._silent_calls
+        return await host.list() == [instance] and not host._silent_calls
 
     await until("the machine answers", has_answered)
 

@@ -65,7 +65,7 @@ async def test_engines_without_a_gateway_are_stopped_after_the_lease(
         for _ in range(3):
             now_s += 59
             await asyncio.sleep(0.1)
-            assert [one.state for one in await gateway(world, "a").list()] == ["running"]
+            assert [instance.state for instance in await gateway(world, "a").list()] == ["running"]
         assert (await get(instance, "/health"))[0] == 200
         now_s += 61
 
@@ -94,8 +94,8 @@ async def test_logs_of_engines_that_ended_long_ago_are_removed(world: ProcessHar
             return not (logs / "a2.log").exists() and not (logs / "a2.log.1").exists()
 
         await until("old logs are removed", are_few)
-    left = {str(path.relative_to(logs)) for path in logs.rglob("*.log*")}
-    assert left == {"a1.log", "a3.log", "cluster/a2.log"}
+    log_files = {str(path.relative_to(logs)) for path in logs.rglob("*.log*")}
+    assert log_files == {"a1.log", "a3.log", "cluster/a2.log"}
 
 
 async def test_calls_that_the_end_of_the_service_cuts_off_log_no_fault(

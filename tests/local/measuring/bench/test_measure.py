@@ -41,14 +41,14 @@ async def test_the_bench_finds_the_pace_of_the_engine_and_asks_for_whole_answers
     # The engine never goes faster than its script; what delays the first token alone leaves the
     # others less time.
     assert 0 < report.stream <= 240
-    one, four = report.levels
-    assert (one.concurrency, four.concurrency) == (1, 4)
+    first_level, four = report.levels
+    assert (first_level.concurrency, four.concurrency) == (1, 4)
     assert four.requests >= 4
-    assert one.tokens_per_s <= 200
+    assert first_level.tokens_per_s <= 200
     assert four.tokens_per_s <= 800
     assert (report.prompt, report.answer) == (320, 80)
-    assert one.first_token_p50_s < one.latency_p50_s <= one.latency_p95_s
-    assert one.latency_p50_s >= 79 / 200
+    assert first_level.first_token_p50_s < first_level.latency_p50_s <= first_level.latency_p95_s
+    assert first_level.latency_p50_s >= 79 / 200
     assert load.request_count == engine.requests
     assert report.first_token_32k_s is None
 

@@ -45,20 +45,22 @@ def test_the_driver_measures_without_an_engine(
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "nothing that a child gets")
     hardware = machine("2x3090")
     measurement = measure(tmp_path, hardware)
-    one, other = (gpu.uuid for gpu in hardware.gpus)
-    both = ",".join(sorted((one, other)))
-    kept = {(fact.scope["what"], fact.scope["gpus"]): fact for fact in measurement.facts}
-    assert set(kept) == {
-        ("memory", one),
+    first_uuid, other = (gpu.uuid for gpu in hardware.gpus)
+    both = ",".join(sorted((first_uuid, other)))
+    facts_by_scope = {(fact.scope["what"], fact.scope["gpus"]): fact for fact in measurement.facts}
+    assert set(facts_by_scope) == {
+        ("memory", first_uuid),
         ("memory", other),
         *((what, both) for what in ("peer_access", "peer_latency", "peer")),
     }
-    assert 0 < (kept["memory", one].value or 0) < 200e9
-    assert kept["peer_access", both].value == 1
-    assert kept["peer", both].scope["links"] == "PCIe 4 x8"
+    assert 0 < (facts_by_scope["memory", first_uuid].value or 0) < 200e9
+    assert facts_by_scope["peer_access", both].value == 1
+    assert facts_by_scope["peer", both].scope["links"] == "PCIe 4 x8"
     assert {fact.kind for fact in measurement.facts} == {"machine_speed"}
     assert {fact.under["driver"] for fact in measurement.facts} == {hardware.driver}
-    assert kept["memory", one].source.startswith("the driver, CUDA driver 13.0, varied by ")
+    assert facts_by_scope["memory", first_uuid].source.startswith(
+        "the driver, CUDA driver 13.0, varied by "
+    )
     (why,) = measurement.problems
     assert why.startswith("No engine is installed, so matrix products")
     assert not [*(tmp_path / "asking").iterdir()]
@@ -70,8 +72,8 @@ def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "WRONG")))
     hardware = machine("2x3090")
     measurement = measure(tmp_path, hardware)
-    (broken,) = [fact for fact in measurement.facts if fact.kind == "peers_fail"]
-    assert broken.scope == {
+    (peer_fact,) = [fact for fact in measurement.facts if fact.kind == "peers_fail"]
+    assert peer_fact.scope == {
         "gpus": ",".join(sorted(gpu.uuid for gpu in hardware.gpus)),
         "by": "peer-to-peer",
     }
@@ -96,9 +98,9 @@ def test_a_hanging_measurement_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     async def program_lines() -> list[bytes]:
         return [line async for line in ask(Path(sys.executable), tmp_path / "asking", data)]
 
-    found_measurement = read_measurement(asyncio.run(program_lines()), 2)
-    assert found_measurement.numbers == ()
-    assert found_measurement.problems == (
+    measurement = read_measurement(asyncio.run(program_lines()), 2)
+    assert measurement.numbers == ()
+    assert measurement.problems == (
         "memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",
     )
 
@@ -146,10 +148,10 @@ def test_gpus_that_somebody_uses_are_left_alone(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
     hardware = machine("2x3090")
-    one, other = (gpu.uuid for gpu in hardware.gpus)
+    first_uuid, other = (gpu.uuid for gpu in hardware.gpus)
     calibrator = Calibrator(ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
-    stored_measurement = asyncio.run(calibrator.measure(hardware, {one: "m runs on it"}))
-    assert stored_measurement.left_alone == {one: "m runs on it"}
+    stored_measurement = asyncio.run(calibrator.measure(hardware, {first_uuid: "m runs on it"}))
+    assert stored_measurement.left_alone == {first_uuid: "m runs on it"}
     assert {fact.scope["gpus"] for fact in stored_measurement.facts} == {other}
 
 

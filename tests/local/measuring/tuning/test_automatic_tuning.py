@@ -44,16 +44,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def paced_script(first: float, second: float, **of_second: Any) -> Script:
     """The engine version that is started first has one pace, the other one another."""
-    seen: list[str] = []
+    flags: list[str] = []
 
     def script(spec: LaunchSpec) -> EngineScript:
         name = str(spec.engine)
-        seen.append(name)
-        changes = {} if name == seen[0] else of_second
+        flags.append(name)
+        changes = {} if name == flags[0] else of_second
         return EngineScript(
             model=spec.model,
             max_model_len=400_000,
-            tokens_per_second=first if name == seen[0] else second,
+            tokens_per_second=first if name == flags[0] else second,
             **changes,
         )
 
@@ -91,8 +91,8 @@ async def serving(gateway: Running, engine: str | None = None) -> Any:
         live = [
             attempt for attempt in view["attempts"] if attempt["state"] in ("starting", "ready")
         ]
-        alone = [*gateway.world.engines] == [one["instance"] for one in live]
-        right = engine is None or [one["engine"] for one in live] == [engine]
+        alone = [*gateway.world.engines] == [row["instance"] for row in live]
+        right = engine is None or [row["engine"] for row in live] == [engine]
         return live[0] if view["state"] == "ready" and alone and right else None
 
     return await wait_until(f"one engine serves, {engine or 'any'}", look)
@@ -156,7 +156,7 @@ async def test_a_plan_that_is_no_faster_is_tried_once(tmp_path: Path, name: str)
         old_model = await add_model(gateway, tmp_path)
         report = await search(gateway, "done")
         assert report["wish"] is None
-        assert other_than(old_model) in [one["change"].split()[-1] for one in report["tried"]]
+        assert other_than(old_model) in [trial["change"].split()[-1] for trial in report["tried"]]
         serving_attempt = await serving(gateway, old_model["engine"])
         assert serving_attempt["fingerprint"] == old_model["fingerprint"]
         count = len(gateway.world.logs)
@@ -171,7 +171,7 @@ async def test_a_plan_that_fails_leaves_the_served_one(tmp_path: Path) -> None:
     ) as gateway:
         old_model = await add_model(gateway, tmp_path)
         report = await search(gateway, "done")
-        assert any(one["problem"] for one in report["tried"])
+        assert any(trial["problem"] for trial in report["tried"])
         serving_attempt = await serving(gateway, old_model["engine"])
         assert serving_attempt["fingerprint"] == old_model["fingerprint"]
         assert await answers(gateway)
@@ -184,12 +184,12 @@ async def test_a_request_ends_the_search_and_the_next_one_keeps_its_figures(
     trials: list[str] = []
 
     def script(spec: LaunchSpec) -> EngineScript:
-        scripted = paces(spec)
-        if scripted.tokens_per_second == FAST:
+        engine_script = paces(spec)
+        if engine_script.tokens_per_second == FAST:
             trials.append(str(spec.engine))
         # The first trial hangs until the request has come.
-        hangs = len(trials) == 1 and scripted.tokens_per_second == FAST
-        return replace(scripted, start_delay_s=3600 if hangs else 0, hold=hold)
+        hangs = len(trials) == 1 and engine_script.tokens_per_second == FAST
+        return replace(engine_script, start_delay_s=3600 if hangs else 0, hold=hold)
 
     async with wait_for_tuning(tmp_path, script) as gateway:
         old_model = await add_model(gateway, tmp_path)
@@ -231,9 +231,9 @@ async def test_an_order_of_the_owner_ends_it(tmp_path: Path) -> None:
     async with wait_for_tuning(tmp_path, script) as gateway:
         await add_model(gateway, tmp_path)
         await search(gateway, "running")
-        begun = await gateway.client.post("/admin/models/m/tune", json={})
-        assert begun.status_code == 202, begun.text
-        assert not begun.json()["automatic"]
+        response = await gateway.client.post("/admin/models/m/tune", json={})
+        assert response.status_code == 202, response.text
+        assert not response.json()["automatic"]
 
 
 async def test_a_gateway_that_ends_in_a_search_leaves_one_engine(tmp_path: Path) -> None:
@@ -272,10 +272,10 @@ async def test_all_copies_change_one_after_the_other(tmp_path: Path, name: str) 
         async def look() -> Any:
             view = await gateway.show("m")
             ready = [attempt for attempt in view["attempts"] if attempt["state"] == "ready"]
-            is_changed = len(ready) == 2 and old not in {one["engine"] for one in ready}
+            is_changed = len(ready) == 2 and old not in {row["engine"] for row in ready}
             return ready if view["state"] == "ready" and is_changed else None
 
         ready = await wait_until("both copies are of the other engine", look)
-        assert len({one["engine"] for one in ready}) == 1
-        assert {one["replica"] for one in ready} == {0, 1}
+        assert len({row["engine"] for row in ready}) == 1
+        assert {row["replica"] for row in ready} == {0, 1}
         assert await answers(gateway)

@@ -64,9 +64,9 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
             ("speed_ratio", "stream"),
             ("speed_measured", "total"),
         } <= kinds
-        shown = (await gateway.show("m"))["plan"]["speed"]
-        assert shown["grade"] == "measured"
-        assert shown["stream"]["value"] == pytest.approx(kept_bench["bench"]["stream"], rel=0.01)
+        speed = (await gateway.show("m"))["plan"]["speed"]
+        assert speed["grade"] == "measured"
+        assert speed["stream"]["value"] == pytest.approx(kept_bench["bench"]["stream"], rel=0.01)
         # The next plan knows what was measured.
         wish = {
             "name": "n",
@@ -82,8 +82,8 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
         again = await bench(gateway)
         assert "one request" in again
         assert "LATENCY P50" in again
-        listed = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
-        assert len(listed) == 2
+        benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
+        assert len(benches) == 2
 
 
 async def test_a_disturbed_measurement_teaches_nothing(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ async def test_a_disturbed_measurement_teaches_nothing(tmp_path: Path) -> None:
             "first_token_2k_s": 1.0,
             "fingerprint": attempt["fingerprint"],
         }
-        one = await gateway.client.post(
+        response = await gateway.client.post(
             "/admin/models/m/bench", json={**report, "disturbed": "3 other requests"}
         )
-        assert one.status_code == 201, one.text
-        assert one.json()["not_learned"] == "3 other requests"
+        assert response.status_code == 201, response.text
+        assert response.json()["not_learned"] == "3 other requests"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         assert not [row for row in facts if row["fact"]["kind"].startswith("speed_")]
         # What is no measurement of what runs is refused.
@@ -154,9 +154,9 @@ async def test_a_plan_that_turns_out_slow_is_said_with_the_better_one(tmp_path: 
         assert rival is not None
         assert rival["gain"] > 1.15
         assert (await gateway.show("m"))["rival"] == rival
-        shown = (await asyncio.to_thread(fitserve, "show", "m", FITSERVE_URL=gateway.url)).stdout
-        assert "Another plan should be better" in shown
-        assert "tokens/s alone" in shown
+        output = (await asyncio.to_thread(fitserve, "show", "m", FITSERVE_URL=gateway.url)).stdout
+        assert "Another plan should be better" in output
+        assert "tokens/s alone" in output
         assert (
             "another plan should be"
             in (await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)).stdout

@@ -86,7 +86,7 @@ async def alone(gateway: Running) -> Any:
         live = [
             attempt for attempt in view["attempts"] if attempt["state"] in ("starting", "ready")
         ]
-        is_alone = [*gateway.world.engines] == [one["instance"] for one in live]
+        is_alone = [*gateway.world.engines] == [row["instance"] for row in live]
         return live[0] if view["state"] == "ready" and is_alone else None
 
     return await wait_until("one engine serves", look)
@@ -122,13 +122,13 @@ async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_p
         assert second_answer.status_code == 409
     # Questions about abilities would disturb the measurements of trials.
     with contextlib.closing(sqlite3.connect(tmp_path / "data/fitserve.db")) as database:
-        asked = {
+        questions = {
             generation >= 0: abilities is not None
             for generation, abilities in database.execute(
                 "SELECT generation, abilities FROM attempts"
             )
         }
-    assert asked == {True: True, False: False}
+    assert questions == {True: True, False: False}
 
 
 def _without_port(argv: tuple[str, ...]) -> list[str]:
@@ -152,8 +152,8 @@ async def test_the_search_stops_early_if_nothing_is_faster(tmp_path: Path) -> No
         assert len(report["tried"]) < 12
         assert report["wish"] is None
         assert (await alone(gateway))["id"] == old_model["id"]
-        refused = await gateway.client.post("/admin/models/m/tune/apply")
-        assert refused.status_code == 409
+        response = await gateway.client.post("/admin/models/m/tune/apply")
+        assert response.status_code == 409
 
 
 async def test_a_search_without_memory_for_two_needs_a_word_and_brings_the_served_plan_back(
@@ -161,8 +161,8 @@ async def test_a_search_without_memory_for_two_needs_a_word_and_brings_the_serve
 ) -> None:
     async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096"), "3090") as gateway:
         old_model = await add_model(gateway, tmp_path)
-        refused = await begin_search(gateway, 409)
-        assert refused["error"]["param"] == "offline"
+        refusal = await begin_search(gateway, 409)
+        assert refusal["error"]["param"] == "offline"
         await begin_search(gateway, offline=True)
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
@@ -174,13 +174,13 @@ async def test_a_search_without_memory_for_two_needs_a_word_and_brings_the_serve
 
 async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Path) -> None:
     """All plans are equally fast. The first engine alone was slow, for a reason outside of it."""
-    started: list[str] = []
+    names: list[str] = []
     # A busy machine brings fast engines near to SLOW, and no engine above its own pace.
     slowest = SLOW / 5
 
     def script(spec: LaunchSpec) -> EngineScript:
-        started.append(spec.name)
-        pace = slowest if len(started) == 1 else FAST
+        names.append(spec.name)
+        pace = slowest if len(names) == 1 else FAST
         return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
 
     async with tune(tmp_path, script, "3090") as gateway:
@@ -189,7 +189,7 @@ async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Pat
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert report["tried"][0]["speed"]["stream"]["value"] > 2 * slowest, report
-        assert all((one["worth"] or 0.0) < 2.0 for one in report["tried"]), report["tried"]
+        assert all((trial["worth"] or 0.0) < 2.0 for trial in report["tried"]), report["tried"]
         assert len(report["tried"]) > 1
         now = await alone(gateway)
         assert now["fingerprint"] == old_model["fingerprint"]

@@ -81,11 +81,11 @@ async def test_service_slower_than_expected_is_learned_and_shown(tmp_path: Path)
     ) as gateway:
         await gateway.add("m", folder, **WISH)
         view = await gateway.until("m", "ready")
-        expected = view["plan"]["speed"]["stream"]["value"]
+        expected_speed = view["plan"]["speed"]["stream"]["value"]
         (fact,) = await wait_for_facts(gateway)
         assert fact["scope"]["figure"] == "stream"
         assert fact["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
-        assert fact["value"] == pytest.approx(1000 * 10 / expected, rel=0.05)
+        assert fact["value"] == pytest.approx(1000 * 10 / expected_speed, rel=0.05)
         async with asyncio.timeout(hang_s()):
             while (speed := (await gateway.show("m"))["plan"]["speed"])["grade"] != "served":
                 await asyncio.sleep(0.02)
@@ -94,7 +94,7 @@ async def test_service_slower_than_expected_is_learned_and_shown(tmp_path: Path)
         # What others are expected to give is no more than what was found of plans like it.
         wish = {"name": "n", "source": str(folder), **WISH}
         decision = (await gateway.client.post("/admin/plan", json=wish)).json()
-        assert decision["plans"][0]["speed"]["stream"]["value"] < expected / 1.5
+        assert decision["plans"][0]["speed"]["stream"]["value"] < expected_speed / 1.5
 
 
 async def test_a_plan_served_much_slower_than_another_should_be_gets_a_rival(

@@ -19,17 +19,17 @@ pytestmark = pytest.mark.anyio
 async def test_the_program_ends_with_a_reading_that_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, started = str(tmp_path), asyncio.Queue[asyncio.subprocess.Process]()
+    folder, processes = str(tmp_path), asyncio.Queue[asyncio.subprocess.Process]()
 
     async def spawn(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
         child = await worker_process.spawn(*arguments, **options)
         child.send_signal(signal.SIGSTOP)  # as on a mount that hangs
-        started.put_nowait(child)
+        processes.put_nowait(child)
         return child
 
     monkeypatch.setattr(disk, "spawn", spawn)
     reading = asyncio.create_task(read_disk(DiskJob(folder, folder, folder)))
-    child = await started.get()
+    child = await processes.get()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

@@ -44,12 +44,12 @@ async def fetch(
     token: str | None = None,
     allow_remote_code: bool = False,
 ) -> Path:
-    said = [] if reports is None else reports
+    lines = [] if reports is None else reports
     return await download(
         hub_of(server, tmp_path, token),
         "org/name",
         COMMIT,
-        said.append,
+        lines.append,
         allow_remote_code=allow_remote_code,
     )
 
@@ -107,7 +107,7 @@ async def test_a_download_is_a_folder_that_reads_as_the_repository_does(
 
 
 async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: Path) -> None:
-    wanted = {
+    files = {
         "tokenizer.json": b"{}",
         "tokenizer.model": b"x",
         "tokenizer.model.v3": b"x",
@@ -117,7 +117,7 @@ async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: P
         "1_Pooling/config.json": b"{}",
         "2_Dense/model.safetensors": safetensors({"linear.weight": (2, 2)}),
     }
-    unwanted = {
+    other_files = {
         "README.md": b"x",
         "pytorch_model.bin": b"x",
         "tokenizer.pkl": b"x",
@@ -125,14 +125,14 @@ async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: P
         "onnx/config.json": b"{}",
         "original/consolidated.safetensors": safetensors(layer(0)),
     }
-    server.repos["org/name"].files |= wanted | unwanted
+    server.repos["org/name"].files |= files | other_files
     folder = await fetch(server, tmp_path)
-    expected = wanted.keys() | {"config.json", "model.safetensors.index.json", *SHARDS}
-    assert present(folder) == expected
+    names = files.keys() | {"config.json", "model.safetensors.index.json", *SHARDS}
+    assert present(folder) == names
     # With leave for code the code comes too; what is there is not fetched again.
     server.requests.clear()
     await fetch(server, tmp_path, allow_remote_code=True)
-    assert present(folder) == expected | {"modeling_x.py"}
+    assert present(folder) == names | {"modeling_x.py"}
     assert not server.gets(SHARDS[0])
 
 
@@ -286,14 +286,13 @@ async def test_too_little_room_is_said_before_anything_is_fetched(
     server: FakeHub, tmp_path: Path
 ) -> None:
     server.repos["org/name"].sizes[SHARDS[1]] = 2**60
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         await fetch(server, tmp_path)
     assert (
-        "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and "
-        in caught.value.message
+        "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and " in error.value.message
     )
-    assert f" GiB are free at {tmp_path / 'cache'}." in caught.value.message
-    assert "FITSERVE_MODELS_DIR" in caught.value.hint
+    assert f" GiB are free at {tmp_path / 'cache'}." in error.value.message
+    assert "FITSERVE_MODELS_DIR" in error.value.hint
     assert server.gets(SHARDS[0]) == []
 
 
@@ -315,11 +314,11 @@ async def test_a_disk_that_refuses_a_download_is_named_and_the_next_try_succeeds
     command = ["mount", "-t", "tmpfs", "-o", f"size=2g,{option}", "tmpfs", str(disk)]
     await asyncio.to_thread(subprocess.run, command, check=True)
     try:
-        with pytest.raises(BadModel) as caught:
+        with pytest.raises(BadModel) as error:
             await fetch(server, tmp_path)
-        assert CAUSES[fault] in caught.value.message
-        assert str(disk) in caught.value.message
-        assert caught.value.hint
+        assert CAUSES[fault] in error.value.message
+        assert str(disk) in error.value.message
+        assert error.value.hint
         assert not whole(tmp_path)
         remount = ["mount", "-o", f"remount,{cure}", str(disk)]
         await asyncio.to_thread(subprocess.run, remount, check=True)
@@ -380,13 +379,13 @@ async def test_a_repository_that_is_not_served_as_listed_is_not_complete(
 ) -> None:
     repo = server.repos["org/name"]
     repo.served = {SHARDS[1]: None if fault == "gone" else repo.files[SHARDS[1]][:-1]}
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         await fetch(server, tmp_path)
-    expected = {
+    words_by_fault = {
         "gone": "A file of org/name was removed",
         "short": f"is not complete: {SHARDS[1]} has 33",
     }
-    assert expected[fault] in caught.value.message
+    assert words_by_fault[fault] in error.value.message
     folder = snapshot(tmp_path)
     assert not whole(tmp_path)
     assert SHARDS[1] not in present(folder)

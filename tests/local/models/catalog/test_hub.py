@@ -39,12 +39,12 @@ def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
 async def refusal(
     server: FakeHub, tmp_path: Path, *, token: str | None = None, revision: str | None = None
 ) -> BadModel:
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         load("org/name", revision=revision, hub=hub_of(server, tmp_path, token))
-    assert caught.value.hint, "every error says what to do"
-    assert TOKEN not in str(caught.value)
-    assert caught.value.__cause__ is None
-    return caught.value
+    assert error.value.hint, "every error says what to do"
+    assert TOKEN not in str(error.value)
+    assert error.value.__cause__ is None
+    return error.value
 
 
 async def test_a_repository_is_read_at_the_commit_that_its_branch_names(
@@ -172,18 +172,18 @@ async def test_a_hub_that_answers_something_else(
 
 
 async def test_no_network(tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        with pytest.raises(BadModel) as caught:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        with pytest.raises(BadModel) as error:
             load(
                 "org/name", hub=Hub(f"http://user:{TOKEN}@127.0.0.1:{port}/mirror/", None, tmp_path)
             )
     assert (
-        f"The Hugging Face Hub at http://127.0.0.1:{port} cannot be reached" in caught.value.message
+        f"The Hugging Face Hub at http://127.0.0.1:{port} cannot be reached" in error.value.message
     )
-    assert "give a model folder on this machine" in caught.value.hint
-    assert TOKEN not in str(caught.value)
+    assert "give a model folder on this machine" in error.value.hint
+    assert TOKEN not in str(error.value)
 
 
 async def test_a_connection_that_breaks_while_a_header_is_read_is_made_again(
@@ -242,10 +242,10 @@ async def test_repository_code_is_named_never_read_and_needs_a_chosen_commit(
     assert load("org/name", revision=COMMIT, hub=hub).remote_code == ("modeling_name.py",)
     for revision in (None, "main", COMMIT[:39]):
         server.repos["org/name"].refs = ("main", COMMIT[:39])
-        with pytest.raises(BadModel) as caught:
+        with pytest.raises(BadModel) as error:
             load("org/name", revision=revision, allow_remote_code=True, hub=hub)
-        assert "only at a fixed commit" in caught.value.message
-        assert COMMIT in caught.value.hint
+        assert "only at a fixed commit" in error.value.message
+        assert COMMIT in error.value.hint
     spec = load("org/name", revision=COMMIT, allow_remote_code=True, hub=hub)
     assert spec.remote_code == ("modeling_name.py",)
     assert server.gets("modeling_name.py") == []

@@ -37,15 +37,15 @@ def hub_of(server: FakeHub, tmp_path: Path) -> Hub:
 
 
 def plan_refusal(server: FakeHub, tmp_path: Path, revision: str | None = None) -> BadModel:
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         load("org/name", revision=revision, hub=hub_of(server, tmp_path))
-    return told_refusal(caught.value)
+    return told_refusal(error.value)
 
 
 async def fetch_refusal(server: FakeHub, tmp_path: Path) -> BadModel:
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         await download(hub_of(server, tmp_path), "org/name", COMMIT, lambda _: None)
-    return told_refusal(caught.value)
+    return told_refusal(error.value)
 
 
 def told_refusal(error: BadModel) -> BadModel:
@@ -187,8 +187,8 @@ def test_a_copy_in_the_cache_of_another_size_is_fetched_again(
 ) -> None:
     hub = hub_of(server, tmp_path)
     spec = load("org/name", hub=hub)
-    (kept,) = (tmp_path / "cache").rglob("config.json")
-    kept.write_bytes(b'{"cut": ')
+    (config_file,) = (tmp_path / "cache").rglob("config.json")
+    config_file.write_bytes(b'{"cut": ')
     assert load("org/name", hub=hub) == spec
     assert len(server.gets("config.json")) == 2
 

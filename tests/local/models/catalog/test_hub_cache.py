@@ -51,9 +51,9 @@ async def test_the_library_finds_what_was_downloaded_here(server: FakeHub, tmp_p
     from huggingface_hub import scan_cache_dir, snapshot_download
 
     folder = await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
-    scanned = scan_cache_dir(tmp_path / "cache")
-    assert not scanned.warnings
-    (repo,), sizes = (scanned.repos, sum(map(len, set(server.repos["org/name"].files.values()))))
+    scan = scan_cache_dir(tmp_path / "cache")
+    assert not scan.warnings
+    (repo,), sizes = (scan.repos, sum(map(len, set(server.repos["org/name"].files.values()))))
     (revision,) = repo.revisions
     assert (repo.repo_id, revision.commit_hash, revision.snapshot_path, revision.size_on_disk) == (
         "org/name",
@@ -64,10 +64,10 @@ async def test_the_library_finds_what_was_downloaded_here(server: FakeHub, tmp_p
     # `hf cache prune` removes revisions without a name.
     assert revision.refs == {f"fitserve/{COMMIT}"}
     engines, cache = ["*.json", "model-*"], tmp_path / "cache"
-    found = snapshot_download(
+    library_folder = snapshot_download(
         "org/name", revision=COMMIT, cache_dir=cache, allow_patterns=engines, local_files_only=True
     )
-    assert Path(found) == folder
+    assert Path(library_folder) == folder
 
 
 async def test_files_that_another_program_brought_are_not_fetched_again(
@@ -162,25 +162,27 @@ async def test_a_file_that_another_program_is_writing_stays(
     blobs, locks = (tmp_path / "cache" / place / "models--org--name" for place in ("", ".locks"))
     (blobs / "blobs").mkdir(parents=True)
     locks.mkdir(parents=True)
-    left, written = (blobs / "blobs" / f"{digest * 64}.01234567.incomplete" for digest in "ab")
-    for path in (left, written):
+    old_file, locked_file = (
+        blobs / "blobs" / f"{digest * 64}.01234567.incomplete" for digest in "ab"
+    )
+    for path in (old_file, locked_file):
         path.write_bytes(b"x")
     with (locks / f"{'b' * 64}.lock").open("w") as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
-    assert (left.exists(), written.exists()) == (False, True)
+    assert (old_file.exists(), locked_file.exists()) == (False, True)
 
 
 async def test_blobs_that_repositories_share_are_read(server: FakeHub, tmp_path: Path) -> None:
     bring_with_the_library(server, tmp_path)
-    shared = tmp_path / "cache" / "blobs"
-    (shared / "ab").mkdir(parents=True)
+    blob_folder = tmp_path / "cache" / "blobs"
+    (blob_folder / "ab").mkdir(parents=True)
     blob = (snapshot(tmp_path) / SHARDS[0]).resolve()
-    blob.rename(shared / "ab" / "one")
+    blob.rename(blob_folder / "ab" / "one")
     blob.symlink_to(Path("../../blobs/ab/one"))
     with pytest.raises(BadModel, match="is a link to a file outside"):
         load("org/name", hub=hub_of(server, tmp_path))
-    (shared / ".huggingface-shared-blobs").write_text("1")
+    (blob_folder / ".huggingface-shared-blobs").write_text("1")
     hub = hub_of(server, tmp_path)
     assert load("org/name", hub=hub).revision == COMMIT
     assert await download(hub, "org/name", COMMIT, print)
@@ -206,10 +208,10 @@ def test_the_cache_is_where_the_library_has_it(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     program = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    theirs = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout.strip()
-    assert str(load_settings().models) == theirs
+    assert str(load_settings().models) == result
 
 
 def test_git_names_a_small_file_by_its_own_digest(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def test_a_cancelled_reading_leaves_no_process(tmp_path: Path) -> None:
 
 def readers() -> set[int]:
     """Pids of the reading programs that this process has started."""
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         try:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
@@ -110,8 +110,8 @@ def readers() -> set[int]:
         except (OSError, IndexError):
             continue
         if int(parent) == os.getpid() and b"page_cache_program" in command:
-            found.add(int(entry.name))
-    return found
+            pids.add(int(entry.name))
+    return pids
 
 
 PREFIX = engine_kind("vllm").weights_prefix

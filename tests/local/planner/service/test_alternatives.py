@@ -29,8 +29,8 @@ def repo(**config: Any) -> FakeRepo:
 
 def make_decision(source: str, hub: Hub, machine: str = "3090", **wished: Any) -> Decision:
     planner = OfflinePlanner(Profiles(), hub)
-    asked_wish = wish(source=source, engines=("vllm==0.26.0",), **wished)
-    return planner.decide(asked_wish, machine, include_alternatives=True)
+    request = wish(source=source, engines=("vllm==0.26.0",), **wished)
+    return planner.decide(request, machine, include_alternatives=True)
 
 
 def test_variants_of_the_hub_are_planned_without_reading_foreign_formats(
@@ -46,11 +46,11 @@ def test_variants_of_the_hub_are_planned_without_reading_foreign_formats(
         "org/broken": FakeRepo({"config.json": b"{"}),
     }
     with FakeHub(repos) as fake:
-        listed = [
+        rows = [
             {"id": name, "tags": ["gguf"] if "GGUF" in name else []}
             for name in (*repos, "org/gone", "no name")
         ]
-        fake.variants["org/large"] = listed[1:]
+        fake.variants["org/large"] = rows[1:]
         decision = make_decision("org/large", Hub(fake.url(), None, tmp_path))
         assert not any("GGUF" in request.path for request in fake.requests)
     assert decision.would_fit is not None
@@ -119,17 +119,17 @@ def test_a_shape_that_is_not_looked_for_has_no_plan(
     folder.mkdir()
     (folder / "config.json").write_bytes((MODELS / f"{model}.json").read_bytes())
     hub = Hub("http://127.0.0.1:1", None, tmp_path)
-    asked: list[bool] = []
+    calls: list[bool] = []
 
     def is_too_large(*given: Any) -> bool:
-        asked.append(too_large(*given))
+        calls.append(too_large(*given))
         return False
 
     decision = make_decision(str(folder), hub, machine)
     too_large = alternatives._is_too_large
     monkeypatch.setattr(alternatives, "_is_too_large", is_too_large)
     assert make_decision(str(folder), hub, machine).would_fit == decision.would_fit
-    assert any(asked) is ((model, machine) not in {("llama-3.1-8b", "3090")})
+    assert any(calls) is ((model, machine) not in {("llama-3.1-8b", "3090")})
 
 
 def test_an_option_that_excludes_every_plan_is_named_with_the_plan_without_it(
@@ -170,8 +170,8 @@ def test_a_shorter_context_is_told_by_the_option_that_demands_more(
     tokens = int(change.partition("`:")[0].replace("=", " ").rpartition(" ")[2])
     assert change.startswith(f"Take `{options.format(tokens, tokens)}`: ")
     # The change gives the plan.
-    named = [name for name in ("min_context", "context") if name in wished][:1]
-    shorter: dict[str, Any] = {**wished, **dict.fromkeys(named, tokens)}
+    option_names = [name for name in ("min_context", "context") if name in wished][:1]
+    shorter: dict[str, Any] = {**wished, **dict.fromkeys(option_names, tokens)}
     shorter["args"] = dict.fromkeys(wished.get("args", {}), tokens)
     fits = make_decision(str(tmp_path), hub, "2x3090", **shorter)
     assert fits.plans[0].max_model_len.value == tokens

@@ -95,10 +95,10 @@ def judge_all(
 ) -> list[JudgedModel]:
     client = Hub(fake.url(), None, notes)
     planner = OfflinePlanner(Profiles(), client)
-    found, problem = find_models(client, ModelSearch(words, use, 20))
+    models, problem = find_models(client, ModelSearch(words, use, 20))
     assert problem == ""
     finder = ModelFinder(planner, planner.machine(machine), use)
-    return finder.judge(found, by_size=not words)
+    return finder.judge(models, by_size=not words)
 
 
 def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_variant(
@@ -123,9 +123,9 @@ def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_varia
         plan.speed.stream.value,
         str(plan.engine),
     )
-    refused = {model.name: model.why for model in models if not model.fits}
-    assert set(refused) == {"qwen/large-30b", "org/huge"}
-    assert all("GiB" in why for why in refused.values())
+    reasons = {model.name: model.why for model in models if not model.fits}
+    assert set(reasons) == {"qwen/large-30b", "org/huge"}
+    assert all("GiB" in why for why in reasons.values())
 
 
 def test_the_weights_as_they_are_come_before_the_variant_on_a_larger_machine(
@@ -239,8 +239,8 @@ def test_the_hub_is_asked_for_models_of_the_size_of_the_machine(
     assert fitting_parameters(planner.machine("3090")[1], "embed") == (0, most)
     assert fitting_parameters(planner.machine("cpu")[1], "chat")[1] > 0
     hub.listed = [
-        listed | {"safetensors": {"total": total}}
-        for listed, total in zip(ROWS, (10**9, *[8 * 10**9] * 3, 30 * 10**9), strict=False)
+        row | {"safetensors": {"total": total}}
+        for row, total in zip(ROWS, (10**9, *[8 * 10**9] * 3, 30 * 10**9), strict=False)
     ]
     search = ModelSearch("", "chat", 20, (), (fewest, most))
     names = [model.name for model in find_models(planner.hub, search)[0]]
@@ -275,10 +275,12 @@ def test_the_cache_and_folders_are_searched_without_the_hub(tmp_path: Path) -> N
             (place / name).write_bytes(data)
     offline = Hub("http://127.0.0.1:1", None, tmp_path / "notes", models=cache)
     search = ModelSearch("8B qwen", "chat", 20, (tmp_path / "mine",))
-    found, problem = find_models(offline, search)
+    models_of_search, problem = find_models(offline, search)
     assert "127.0.0.1:1 cannot be reached" in problem
     planner = OfflinePlanner(Profiles(), offline)
-    models = ModelFinder(planner, planner.machine("3090"), "chat").judge(found, by_size=False)
+    models = ModelFinder(planner, planner.machine("3090"), "chat").judge(
+        models_of_search, by_size=False
+    )
     assert [(model.name, model.fits) for model in models] == [
         (str(folder), True),
         ("qwen/cached-8b", True),
@@ -328,16 +330,16 @@ def test_a_page_that_is_no_list_is_not_taken_for_an_empty_one(
     hub: FakeHub, tmp_path: Path, page: bytes
 ) -> None:
     hub.search_answer = page
-    found, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
-    assert (found, "does not answer as a Hugging Face Hub does" in problem) == ([], True)
+    models, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
+    assert (models, "does not answer as a Hugging Face Hub does" in problem) == ([], True)
 
 
 def test_rows_in_another_form_leave_the_others(hub: FakeHub, tmp_path: Path) -> None:
     hub.search_answer = json.dumps(
         [7, {"id": 7}, {"id": "a/b", "tags": 5}, {"id": "a/c", "tags": [{}, "gguf"]}, {"id": "a/d"}]
     ).encode()
-    found, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
-    assert ([model.name for model in found], problem) == (["a/b", "a/d"], "")
+    models, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
+    assert ([model.name for model in models], problem) == (["a/b", "a/d"], "")
 
 
 def test_a_folder_that_is_not_there_is_told_and_many_folders_are_limited(tmp_path: Path) -> None:
@@ -348,8 +350,8 @@ def test_a_folder_that_is_not_there_is_told_and_many_folders_are_limited(tmp_pat
     for number in range(4):
         (tmp_path / "models" / str(number)).mkdir(parents=True)
         (tmp_path / "models" / str(number) / "config.json").write_text("{}")
-    found, _ = find_models(offline, ModelSearch("", None, 3, (tmp_path / "models",)))
-    assert [Path(model.name).name for model in found] == ["0", "1", "2"]
+    models, _ = find_models(offline, ModelSearch("", None, 3, (tmp_path / "models",)))
+    assert [Path(model.name).name for model in models] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(

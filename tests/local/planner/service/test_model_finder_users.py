@@ -59,11 +59,11 @@ def suggestions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
 
 def suggest(planner: OfflinePlanner, machine: str, use: Any) -> list[JudgedModel]:
     """As `fitserve fits --for USE --hardware MACHINE`."""
-    actual_machine = planner.machine(machine)
-    search = ModelSearch("", use, 30, (), fitting_parameters(actual_machine[1], use))
+    hardware = planner.machine(machine)
+    search = ModelSearch("", use, 30, (), fitting_parameters(hardware[1], use))
     models, problem = find_models(planner.hub, search)
     assert problem == ""
-    return ModelFinder(planner, actual_machine, use).judge(models, by_size=True)
+    return ModelFinder(planner, hardware, use).judge(models, by_size=True)
 
 
 def bases(judged: list[JudgedModel]) -> list[str]:
@@ -73,12 +73,12 @@ def bases(judged: list[JudgedModel]) -> list[str]:
 def test_the_first_suggestions_are_what_experienced_users_run(
     suggestions: dict[tuple[str, str], list[str]],
 ) -> None:
-    missed = [
+    missing_pairs = [
         pair for pair in PAIRS if pair.model not in suggestions[pair.machine, pair.use][:FIRST]
     ]
     assert len(PAIRS) >= 40
     assert len({pair.machine for pair in PAIRS}) == 5
-    assert len(missed) <= (1 - AGREEMENT) * len(PAIRS), missed
+    assert len(missing_pairs) <= (1 - AGREEMENT) * len(PAIRS), missing_pairs
 
 
 def test_every_pair_has_a_source_and_a_model_of_the_catalog() -> None:
@@ -95,19 +95,21 @@ def test_the_shapes_of_their_models_have_the_published_parameters() -> None:
         structure = STRUCTURES / f"{config['architectures'][0]}.json"
         text = structure.read_text() if structure.exists() else ""
         plan = blueprint_of(config, name, (), text)
-        held = sum(
+        parameter_count = sum(
             len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
             for item in plan.linears
         ) + sum(group.count * math.prod(group.shape) for group in plan.parameters)
-        assert held == pytest.approx(int(rows[name]["parameters"]), rel=0.1), name
+        assert parameter_count == pytest.approx(int(rows[name]["parameters"]), rel=0.1), name
 
 
 def test_the_page_has_every_pair_and_source() -> None:
     page = (ROOT / "docs" / "fits.md").read_text()
     assert all(USERS["sources"][pair.source] in page for pair in PAIRS)
     rows = [line for line in page.splitlines() if line.count("|") == COLUMNS + 1]
-    named = [f"| {pair.use} | {pair.model.partition('/')[2]} | {pair.bits} |" for pair in PAIRS]
-    assert all(any(cells in line for line in rows) for cells in named)
+    table_rows = [
+        f"| {pair.use} | {pair.model.partition('/')[2]} | {pair.bits} |" for pair in PAIRS
+    ]
+    assert all(any(cells in line for line in rows) for cells in table_rows)
 
 
 def test_the_catalog_has_many_wrong_candidates() -> None:

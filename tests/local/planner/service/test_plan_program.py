@@ -36,11 +36,14 @@ def test_the_planning_process_ends_with_the_gateway_during_any_request(
     unread: bytes, begun: bytes
 ) -> None:
     """A socket that is closed with an unread answer resets the connection."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    gateway_socket, program_socket = socket.socketpair()
+    with gateway_socket, program_socket:
         process = Forked(
-            "gateway.planner.service.plan_program", (), os.environ, (theirs.fileno(),) * 2 + (2,)
+            "gateway.planner.service.plan_program",
+            (),
+            os.environ,
+            (program_socket.fileno(),) * 2 + (2,),
         )
-        ours.sendall(begun)
-        theirs.sendall(unread)
+        gateway_socket.sendall(begun)
+        program_socket.sendall(unread)
     assert process.wait() == 0

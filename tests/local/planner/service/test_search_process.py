@@ -38,11 +38,11 @@ async def test_the_engines_of_the_gateway_count_as_free(tmp_path: Path) -> None:
     full = full.evolve(gpus=(gpu.evolve(free_bytes=2**20),))
     request = question(tmp_path / "models")._replace(machine=full)
     searches = process(tmp_path)
-    refused = (await searches.search(request))["data"]
-    assert [row["fits"] for row in refused] == [False]
+    models = (await searches.search(request))["data"]
+    assert [row["fits"] for row in models] == [False]
     assert gpu.total_bytes is not None
-    held = {gpu.uuid: gpu.total_bytes - 2**30}
-    fitting = (await searches.search(request._replace(held_bytes=held)))["data"]
+    claims = {gpu.uuid: gpu.total_bytes - 2**30}
+    fitting = (await searches.search(request._replace(held_bytes=claims)))["data"]
     assert [row["fits"] for row in fitting] == [True]
 
 

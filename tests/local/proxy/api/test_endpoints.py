@@ -157,22 +157,22 @@ async def test_a_stream_of_messages_that_breaks_ends_with_an_error_event(gateway
 
 
 async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) -> None:
-    made = 0
+    response_count = 0
 
     async def script(call: Call) -> None:
-        nonlocal made
+        nonlocal response_count
         if call.head[0].startswith(b"POST /v1/responses HTTP"):
-            made += 1
+            response_count += 1
             if b"stream" in call.body:
                 await call.start()
                 await call.chunk(
                     b"event: response.created\ndata:"
-                    b' {"type":"response.created","response":{"id":"resp_%d"}}\n\n' % made
+                    b' {"type":"response.created","response":{"id":"resp_%d"}}\n\n' % response_count
                 )
                 await call.chunk(b"event: response.completed\ndata: {}\n\n")
                 await call.end()
             else:
-                await call.reply(b'{"id":"resp_%d","object":"response"}' % made)
+                await call.reply(b'{"id":"resp_%d","object":"response"}' % response_count)
         else:
             await call.reply(b"{}")
 
@@ -260,11 +260,11 @@ async def test_a_form_arrives_as_it_was_sent(
     gateway: Gateway, parts: list[tuple[str, bytes]], length: bool, served: str
 ) -> None:
     body = body_of(*parts)
-    renamed = body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n")
+    form = body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n")
     async with stage(gateway, ok, served=served) as [upstream]:
         assert await ask(gateway, form_request(body, length=length)) == b"200"
         assert upstream.calls[0].headers["content-type"] == 'multipart/form-data; boundary="XyZ"'
-        assert upstream.calls[0].body == renamed
+        assert upstream.calls[0].body == form
 
 
 async def test_a_long_form_goes_on_before_it_is_complete(gateway: Gateway) -> None:

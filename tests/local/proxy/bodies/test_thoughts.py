@@ -35,8 +35,8 @@ async def as_sglang(call: Call) -> None:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
-    with Gateway() as one:
-        yield one
+    with Gateway() as server:
+        yield server
 
 
 @pytest.mark.parametrize(("engine", "name"), [("reasoning_content", "reasoning"),
@@ -48,13 +48,13 @@ async def test_a_client_reads_one_name(gateway: Gateway, engine: str, name: str)
         replicas = tuple(replace(replica, thoughts=engine) for replica in route.replicas)
         gateway.route(replace(route, replicas=replicas))
         history = {"role": "assistant", "content": "", "reasoning": "hm"}
-        asked = {"model": "m", "messages": [history]}
+        body = {"model": "m", "messages": [history]}
         for _ in range(2):  # the second answer is read by the head of the first
-            answer = (await client.post(CHAT, json=asked)).json()
+            answer = (await client.post(CHAT, json=body)).json()
             assert answer["choices"][0]["message"][name] == "two and two"
-        sent = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
-        assert sent["messages"][0][engine] == "hm"
-        text = (await client.post(CHAT, json={**asked, "stream": True})).text
+        document = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
+        assert document["messages"][0][engine] == "hm"
+        text = (await client.post(CHAT, json={**body, "stream": True})).text
         events = [line.removeprefix("data: ") for line in text.splitlines() if line][:-1]
         deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
         assert [delta[name] for delta in deltas] == ["two ", "and two"]

@@ -26,18 +26,18 @@ def test_each_call_of_the_admin_api_is_told_without_secrets(tmp_path: Path, work
             headers = {"authorization": f"Bearer {key}", "x-request-id": "mine"}
             return client.request(method, path, headers=headers, **more)  # type: ignore[arg-type]
 
-        made = call("POST", "/admin/keys", ADMIN, json={"name": "app"}).json()["key"]
+        new_key = call("POST", "/admin/keys", ADMIN, json={"name": "app"}).json()["key"]
         call("GET", "/admin/keys?key=canary", ADMIN)
-        call("DELETE", f"/admin/keys/{made}", ADMIN)  # instead of its name
+        call("DELETE", f"/admin/keys/{new_key}", ADMIN)  # instead of its name
         call("DELETE", "/admin/keys/app", ADMIN)
         call("GET", "/admin/canary", ADMIN)
         call("GET", "/admin/models", API)
         call("GET", "/metrics", "canary-of-a-wrong-key")
-        refused = client.get("/admin/models")
+        response = client.get("/admin/models")
         client.get("/healthz")
     lines = [json.loads(line) for line in gateway.log.splitlines() if '"event":"admin"' in line]
-    wanted = ("method", "route", "path", "status", "key", "id")
-    assert [tuple(line[name] for name in wanted) for line in lines] == [
+    names = ("method", "route", "path", "status", "key", "id")
+    assert [tuple(line[name] for name in names) for line in lines] == [
         ("POST", "/admin/keys", "/admin/keys", 201, "admin", "mine"),
         ("GET", "/admin/keys", "/admin/keys", 200, "admin", "mine"),
         ("DELETE", "/admin/keys/{name}", None, 404, "admin", "mine"),
@@ -45,8 +45,8 @@ def test_each_call_of_the_admin_api_is_told_without_secrets(tmp_path: Path, work
         ("GET", "", None, 404, "admin", "mine"),
         ("GET", "/admin/models", None, 403, None, "mine"),
         ("GET", "/metrics", None, 401, None, "mine"),
-        ("GET", "/admin/models", None, 401, None, refused.headers["x-request-id"]),
+        ("GET", "/admin/models", None, 401, None, response.headers["x-request-id"]),
     ]
     assert {line["address"] for line in lines} == {"127.0.0.1"}
     assert all(line["sent_bytes"] > 0 and line["duration_s"] >= 0 for line in lines)
-    assert not [secret for secret in ("canary", made) if secret in gateway.log]
+    assert not [secret for secret in ("canary", new_key) if secret in gateway.log]

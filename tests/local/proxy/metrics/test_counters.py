@@ -39,7 +39,7 @@ _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\})? 
 def values(text: str) -> dict[tuple[str, ...], float]:
     """The samples, as a reader of the text format sees them: (name, values of labels...) ->
     value."""
-    found: dict[tuple[str, ...], float] = {}
+    values_by_label: dict[tuple[str, ...], float] = {}
     for line in text.splitlines():
         if line.startswith("#"):
             continue
@@ -47,9 +47,9 @@ def values(text: str) -> dict[tuple[str, ...], float]:
         assert match, line
         labels = re.findall(r'="((?:[^"\\]|\\.)*)"', match[2] or "")
         key = (match[1], *labels)
-        assert key not in found, line
-        found[key] = float(match[3])
-    return found
+        assert key not in values_by_label, line
+        values_by_label[key] = float(match[3])
+    return values_by_label
 
 
 # --- over sockets ---
@@ -57,8 +57,8 @@ def values(text: str) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
-    with Gateway(meter=Metrics()) as one:
-        yield one
+    with Gateway(meter=Metrics()) as server:
+        yield server
 
 
 @asynccontextmanager
@@ -66,11 +66,11 @@ async def counting(gateway: Gateway) -> AsyncIterator[Any]:
     """A function that gives what was counted since."""
     meter = gateway.plane.meter
     assert isinstance(meter, Metrics)
-    former_values = values(render(meter.samples()))
+    values_before = values(render(meter.samples()))
 
     def since(*key: str) -> float:
         gateway.catch_up()
-        return values(render(meter.samples())).get(key, 0) - former_values.get(key, 0)
+        return values(render(meter.samples())).get(key, 0) - values_before.get(key, 0)
 
     yield since
 
@@ -160,16 +160,16 @@ async def test_a_stream_without_its_end_is_an_error_and_broken(gateway: Gateway)
 
 @pytest.mark.anyio
 async def test_an_error_event_passes_and_counts_as_an_error(gateway: Gateway) -> None:
-    streamed = {**ASK, "stream": True}
+    stream_body = {**ASK, "stream": True}
     async with counting(gateway) as since, http_client(gateway) as client:
         async with stage(gateway, breaks_inside):
-            text = (await client.post(CHAT, json=streamed)).text
+            text = (await client.post(CHAT, json=stream_body)).text
         assert text.count('"error"') == 1
         assert text.endswith("data: [DONE]\n\n")
         assert since("fitserve_requests_total", "m", "chat", "broken", "2xx") == 1
         assert since("fitserve_upstream_errors_total", "m", "broken") == 1
         async with stage(gateway, refuses_inside):
-            text = (await client.post(CHAT, json=streamed)).text
+            text = (await client.post(CHAT, json=stream_body)).text
         assert "too long" in text
         assert since("fitserve_requests_total", "m", "chat", "answered", "4xx") == 1
         assert since("fitserve_upstream_errors_total", "m", "broken") == 1
@@ -297,9 +297,9 @@ async def test_the_context_of_a_trace_is_passed_on(gateway: Gateway) -> None:
     }
     async with stage(gateway, count_requests) as [upstream], http_client(gateway) as client:
         await client.post(CHAT, json=ASK, headers={**context, "baggage": "user=1"})
-        sent = upstream.calls[-1].headers
-        assert {name: sent[name] for name in context} == context
-        assert "baggage" not in sent
+        headers = upstream.calls[-1].headers
+        assert {name: headers[name] for name in context} == context
+        assert "baggage" not in headers
 
 
 # --- the whole gateway ---
@@ -329,21 +329,21 @@ async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         assert (await gateway.client.post(CHAT, json=ASK)).status_code == 200
-        found_scrape = await scrape(gateway)
-        lived = time.monotonic() - began
-    assert found_scrape["fitserve_models", "ready"] == 1
-    assert found_scrape["fitserve_replicas", "m", "ready"] == 1
-    assert found_scrape["fitserve_requests_queued", "m"] == 0
-    assert found_scrape["fitserve_attempts_total", "m"] == 1
-    assert found_scrape["fitserve_requests_total", "m", "chat", "answered", "2xx"] == 1
-    assert found_scrape["fitserve_connections",] == 1
-    assert 0 <= found_scrape["fitserve_loop_age_seconds",] < lived
-    assert found_scrape["process_cpu_seconds_total",] > 0
-    assert found_scrape["process_resident_memory_bytes",] > 2**20
-    assert 3 < found_scrape["process_open_fds",] <= found_scrape["process_max_fds",]
-    assert [key for key in found_scrape if key[0] == "fitserve_build_info"]
+        page = await scrape(gateway)
+        lifetime_s = time.monotonic() - began
+    assert page["fitserve_models", "ready"] == 1
+    assert page["fitserve_replicas", "m", "ready"] == 1
+    assert page["fitserve_requests_queued", "m"] == 0
+    assert page["fitserve_attempts_total", "m"] == 1
+    assert page["fitserve_requests_total", "m", "chat", "answered", "2xx"] == 1
+    assert page["fitserve_connections",] == 1
+    assert 0 <= page["fitserve_loop_age_seconds",] < lifetime_s
+    assert page["process_cpu_seconds_total",] > 0
+    assert page["process_resident_memory_bytes",] > 2**20
+    assert 3 < page["process_open_fds",] <= page["process_max_fds",]
+    assert [key for key in page if key[0] == "fitserve_build_info"]
     # What never happened has no samples.
-    assert not [key for key in found_scrape if key[0] == "fitserve_failures_total"]
+    assert not [key for key in page if key[0] == "fitserve_failures_total"]
 
 
 @pytest.mark.anyio
@@ -353,14 +353,14 @@ async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> N
         await gateway.until("m", "quarantined")
         first = await scrape(gateway)
         second = await scrape(gateway)
-    for found in (first, second):
+    for view in (first, second):
         assert (
-            found["fitserve_attempts_total", "m"]
-            == found["fitserve_failures_total", "m", "gibberish"]
+            view["fitserve_attempts_total", "m"]
+            == view["fitserve_failures_total", "m", "gibberish"]
             >= 1
         )
-        assert found["fitserve_facts", "plan_failed"] >= 1
-        assert found["fitserve_models", "quarantined"] == 1
+        assert view["fitserve_facts", "plan_failed"] >= 1
+        assert view["fitserve_models", "quarantined"] == 1
     assert first["fitserve_attempts_total", "m"] == second["fitserve_attempts_total", "m"]
 
 
@@ -380,8 +380,8 @@ async def test_the_access_log_tells_who_asked_what_and_never_the_words(
         await gateway.client.post(
             CHAT, json={"model": "m"}, headers={"authorization": "Bearer canary-of-a-wrong-key"}
         )
-    logged = capfd.readouterr().err
-    lines = [json.loads(line) for line in logged.splitlines() if '"event":"request"' in line]
+    output = capfd.readouterr().err
+    lines = [json.loads(line) for line in output.splitlines() if '"event":"request"' in line]
     assert [(line["status"], line["outcome"]) for line in lines] == [
         (200, "answered"),
         (404, "refused"),
@@ -398,4 +398,4 @@ async def test_the_access_log_tells_who_asked_what_and_never_the_words(
     assert 0 < good["first_byte_s"] <= good["duration_s"]
     assert good["sent_bytes"] > 0
     assert [line["code"] for line in lines[1:]] == ["model_not_found", "invalid_api_key"]
-    assert "canary" not in logged
+    assert "canary" not in output

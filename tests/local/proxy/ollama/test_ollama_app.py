@@ -70,8 +70,8 @@ async def test_a_model_with_a_tag_is_known_without_it(tmp_path: Path) -> None:
         await gateway.add("m", model_folder(tmp_path / "model"), aliases=["bert:latest"])
         await gateway.until("m", "ready")
         for name in ("bert", "bert:latest"):
-            shown = await ask(gateway.client, "/api/show", model=name)
-            assert "completion" in shown["capabilities"]
+            document = await ask(gateway.client, "/api/show", model=name)
+            assert "completion" in document["capabilities"]
 
 
 async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
         for path in ("/api/tags", "/api/ps"):
             (row,) = (await client.get(path)).json()["models"]
             assert (row["name"], row["details"]["format"]) == ("m", "safetensors")
-        shown = await ask(client, "/api/show", model="m:latest")
-        assert "completion" in shown["capabilities"]
-        assert shown["model_info"]["llama.context_length"] == row["context_length"]
-        assert shown["details"]["family"] == "llama"
-        assert shown["details"]["parameter_size"] == "1.4M"
-        assert shown["details"]["quantization_level"] == "BF16"
+        document = await ask(client, "/api/show", model="m:latest")
+        assert "completion" in document["capabilities"]
+        assert document["model_info"]["llama.context_length"] == row["context_length"]
+        assert document["details"]["family"] == "llama"
+        assert document["details"]["parameter_size"] == "1.4M"
+        assert document["details"]["quantization_level"] == "BF16"
         # The engine of this test has no GPU.
         assert (row["size"] > 0, row["size_vram"], row["expires_at"] > "2100") == (True, 0, True)
         assert (await client.get("/api/version")).json()["version"]
@@ -114,8 +114,8 @@ async def test_a_model_that_is_here_is_pulled_at_once(tmp_path: Path) -> None:
 async def test_the_lists_of_lm_studio_are_answered(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await serve(gateway, tmp_path)
-        listed = (await gateway.client.get("/api/v0/models")).json()
-        (row,) = listed["data"]
+        document = (await gateway.client.get("/api/v0/models")).json()
+        (row,) = document["data"]
         assert (row["id"], row["state"], row["arch"]) == ("m", "loaded", "llama")
         assert (await gateway.client.get("/api/v0/models/m")).json() == row
         for path in ("/api/v0/models/nosuch", "/api/v0/models/"):
@@ -136,8 +136,8 @@ async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
         await gateway.add("e", folder)
         await gateway.until("e", "ready")
         client = gateway.client
-        shown = await ask(client, "/api/show", model="e")
-        assert shown["capabilities"] == ["embedding"]
+        document = await ask(client, "/api/show", model="e")
+        assert document["capabilities"] == ["embedding"]
         fields: dict[str, Any] = {"options": {"num_ctx": 2048}, "keep_alive": "5m"}
         fields["truncate"] = True
         texts = ["a", "a longer text", "a"]
@@ -163,12 +163,12 @@ async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await serve(gateway, tmp_path)
         client = gateway.client
-        unknown = await ask(client, "/api/chat", 404, model="nosuch", messages=MESSAGES)
-        assert "'nosuch' does not exist here" in unknown["error"]
+        error = await ask(client, "/api/chat", 404, model="nosuch", messages=MESSAGES)
+        assert "'nosuch' does not exist here" in error["error"]
         kind = await ask(client, "/api/embed", 400, model="m", input="x")
         assert "generates text" in kind["error"]
-        unknown = await ask(client, "/api/pull", 404, model="nosuch")
-        assert "fitserve add NAME SOURCE" in unknown["error"]
+        error = await ask(client, "/api/pull", 404, model="nosuch")
+        assert "fitserve add NAME SOURCE" in error["error"]
         unload = await ask(client, "/api/generate", 400, model="m", keep_alive=0)
         assert "fitserve unload m" in unload["error"]
         for wrong in (b"", b"[", b"[]", b"{}", b'{"model": 1}', b"[" * 100_000):
@@ -204,17 +204,19 @@ async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
 async def test_keys_and_their_limits_hold(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await serve(gateway, tmp_path)
-        created = await gateway.client.post("/admin/keys", json={"name": "me", "scopes": ["admin"]})
-        admin = {"authorization": f"Bearer {created.json()['key']}"}
+        response = await gateway.client.post(
+            "/admin/keys", json={"name": "me", "scopes": ["admin"]}
+        )
+        admin = {"authorization": f"Bearer {response.json()['key']}"}
         for path in ("/api/tags", "/api/ps", "/api/version"):
             assert (await gateway.client.get(path)).status_code == 401
-        refused = await ask(gateway.client, "/api/chat", 401, model="m", messages=MESSAGES)
-        assert "key" in refused["error"]
+        error = await ask(gateway.client, "/api/chat", 401, model="m", messages=MESSAGES)
+        assert "key" in error["error"]
         limits = {"name": "app", "scopes": ["inference"], "requests_per_minute": 2}
-        created = await gateway.client.post("/admin/keys", json=limits, headers=admin)
+        response = await gateway.client.post("/admin/keys", json=limits, headers=admin)
         async with httpx.AsyncClient(
             base_url=gateway.url,
-            headers={"authorization": f"Bearer {created.json()['key']}"},
+            headers={"authorization": f"Bearer {response.json()['key']}"},
             trust_env=False,
         ) as client:
             body = {"model": "m", "messages": MESSAGES}
@@ -281,8 +283,8 @@ async def test_an_answer_of_another_form_is_a_fault_of_the_engine(
     port = server.sockets[0].getsockname()[1]
     async with server, running(tmp_path, healthy) as gateway:
         wish = {"name": "m", "endpoint": f"http://127.0.0.1:{port}/v1"}
-        added = await gateway.client.post("/admin/models", json=wish)
-        assert added.status_code == 202, added.text
+        response = await gateway.client.post("/admin/models", json=wish)
+        assert response.status_code == 202, response.text
         await gateway.until("m", "ready")
         error = await ask(
             gateway.client, path, 502, model="m", messages=MESSAGES, input="x", stream=False
@@ -331,8 +333,8 @@ async def test_a_client_that_reads_nothing_is_held_to_the_limits(
         await gateway.client.post("/admin/models", json=wish)
         await gateway.until("m", "ready")
         body = {"model": "m", "messages": MESSAGES}
-        async with gateway.client.stream("POST", "/api/chat", json=body) as streamed:
-            assert streamed.status_code == 200
+        async with gateway.client.stream("POST", "/api/chat", json=body) as stream:
+            assert stream.status_code == 200
             await asyncio.sleep(4 * SWEEP_S)
         await has_left.wait()
     assert "internal error" not in caplog.text

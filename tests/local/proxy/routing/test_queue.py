@@ -63,9 +63,9 @@ class Gate:
             asyncio.ensure_future(self._open.acquire()),
             asyncio.ensure_future(call.closed.wait()),
         ]
-        _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for each in left:
-            each.cancel()
+        _, tasks = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
         self.running -= 1
         if not call.closed.is_set():
             (
@@ -117,10 +117,10 @@ async def start_with_gate(
 async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway, capacity=3) as (gate, upstream, client):
-            asked = [ask(client) for _ in range(20)]
+            tasks = [ask(client) for _ in range(20)]
             await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (17, 3))
             gate.let_through(20)
-            assert {(await each).status_code for each in asked} == {200}
+            assert {(await task).status_code for task in tasks} == {200}
             assert gate.most == 3
             assert len(upstream.calls) == 3  # those who waited got the connections of those before
 
@@ -128,16 +128,16 @@ async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> 
 async def test_waiting_requests_are_answered_in_order_of_coming() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
-            asked = []
+            tasks = []
             for number in range(6):
-                asked.append(ask(client, {**ASK, "user": f"u{number}"}))
+                tasks.append(ask(client, {**ASK, "user": f"u{number}"}))
                 await until(
                     lambda number=number: (  # type: ignore[misc]
                         gateway.routes.waiting("m") + len(upstream.requests) == number + 1
                     )
                 )
             gate.let_through(6)
-            await asyncio.gather(*asked)
+            await asyncio.gather(*tasks)
             assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [
                 b"u%d" % n for n in range(6)
             ]
@@ -148,7 +148,7 @@ async def test_a_request_beyond_the_queue_is_refused_at_once() -> None:
     tells in how many ms."""
     with Gateway(queue_per_model=4, still=True) as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
-            asked = [ask(client) for _ in range(5)]
+            tasks = [ask(client) for _ in range(5)]
             await until(lambda: gateway.routes.waiting("m") == 4)
             for body, path in (
                 (ASK, CHAT),
@@ -172,7 +172,7 @@ async def test_a_request_beyond_the_queue_is_refused_at_once() -> None:
                     1,
                 )
             gate.let_through(5)
-            assert {(await each).status_code for each in asked} == {200}
+            assert {(await task).status_code for task in tasks} == {200}
 
 
 async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
@@ -190,7 +190,7 @@ async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
                 writer.transport.abort()
             await until(lambda: gateway.routes.waiting("m") == 1)
             gate.let_through(2)
-            assert [(await each).status_code for each in (first, last)] == [200, 200]
+            assert [(await task).status_code for task in (first, last)] == [200, 200]
             assert len(upstream.requests) == 2
 
 
@@ -219,12 +219,12 @@ async def test_a_wait_over_the_limit_is_refused_also_in_a_begun_stream() -> None
 async def test_a_request_that_takes_no_place_is_answered_while_others_wait() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
-            asked = [ask(client) for _ in range(3)]
+            tasks = [ask(client) for _ in range(3)]
             await until(lambda: gateway.routes.waiting("m") == 2)
             count = ask(client, {"model": "m", "prompt": "x"}, "/tokenize")
             await until(lambda: len(upstream.requests) == 2)
             gate.let_through(4)
-            assert {(await each).status_code for each in (*asked, count)} == {200}
+            assert {(await task).status_code for task in (*tasks, count)} == {200}
 
 
 # --- a model that is not ready ---
@@ -256,7 +256,7 @@ async def test_waiting_requests_are_answered_when_the_model_is_ready(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon
-    asked = [ask(client, body) for body in (ASK, STREAM) * 5]
+    tasks = [ask(client, body) for body in (ASK, STREAM) * 5]
     await until(lambda: gateway.routes.waiting("m") == 10)
     async with Upstream(
         lambda call: streams(call) if b'"stream"' in call.body else answers(call)
@@ -264,8 +264,8 @@ async def test_waiting_requests_are_answered_when_the_model_is_ready(
         gateway.later(11)
         gateway.later(11)
         gateway.route(busy(upstream.url, capacity=2))
-        for index, each in enumerate(asked):
-            response = await each
+        for index, task in enumerate(tasks):
+            response = await task
             assert response.status_code == 200
             if index % 2 == 0:
                 assert response.json()["id"] == "c1"
@@ -283,11 +283,11 @@ async def test_a_short_wait_leaves_no_trace_in_a_stream(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon
-    asked = ask(client, STREAM)
+    task = ask(client, STREAM)
     await until(lambda: gateway.routes.waiting("m") == 1)
     async with Upstream(streams) as upstream:
         gateway.route(model(upstream.url))
-        response = await asked
+        response = await task
     assert response.content == event("a") + b"data: [DONE]\n\n"
     assert response.headers["x-gateway-source"] == "engine"
 
@@ -297,22 +297,22 @@ async def test_an_engines_error_after_a_comment_is_an_event(
     soon: tuple[Gateway, httpx.AsyncClient], path: str, body: dict[str, Any]
 ) -> None:
     gateway, client = soon
-    asked = ask(client, body, path)
+    task = ask(client, body, path)
     await until(lambda: gateway.routes.waiting("m") == 1)
     gateway.later(11)
     async with Upstream(refuses) as upstream:
         gateway.route(model(upstream.url))
-        response = await asked
+        response = await task
         assert response.status_code == 200
         *_, last = response.text.rstrip().split("\n\n")
         assert last.startswith("event: error\ndata: " if path != CHAT else "data: ")
-        expected: dict[str, Any] = {"error": {"message": "too long", "code": 400}}
+        error: dict[str, Any] = {"error": {"message": "too long", "code": 400}}
         if path != CHAT:  # in the shape that this client reads
-            expected = {
+            error = {
                 "type": "error",
                 "error": {"type": "invalid_request_error", "message": "too long"},
             }
-        assert json.loads(last.partition("data: ")[2]) == expected
+        assert json.loads(last.partition("data: ")[2]) == error
         assert "[DONE]" not in response.text
         assert (await client.post(CHAT, json=ASK)).status_code == 400
 
@@ -324,12 +324,12 @@ async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error
         call.close()
 
     gateway, client = soon
-    asked = ask(client, STREAM)
+    task = ask(client, STREAM)
     await until(lambda: gateway.routes.waiting("m") == 1)
     gateway.later(11)
     async with Upstream(dies) as upstream:
         gateway.route(model(upstream.url))
-        response = await asked
+        response = await task
     assert response.status_code == 200
     assert json.loads(response.text.rpartition("data: ")[2])["error"]["code"] == "engine_error"
 
@@ -404,12 +404,12 @@ async def test_patience_ends(body: dict[str, Any]) -> None:
     with Gateway(waiting_comment_s=0, still=True) as gateway:
         gateway.route(starting(30))
         async with http_client(gateway) as client:
-            asked = ask(client, body)
+            task = ask(client, body)
             await until(lambda: gateway.routes.waiting("m") == 1)
             gateway.later(29)
             assert gateway.routes.waiting("m") == 1
             gateway.later(2)
-            response = await asked
+            response = await task
             assert (response.status_code, response.json()["error"]["code"]) == (
                 503,
                 "model_not_ready",
@@ -424,21 +424,21 @@ async def test_a_replica_that_will_not_come_is_not_waited_for(
     soon: tuple[Gateway, httpx.AsyncClient], then: ModelRoute | None, status: int
 ) -> None:
     gateway, client = soon
-    asked = ask(client)
+    task = ask(client)
     await until(lambda: gateway.routes.waiting("m") == 1)
     gateway.route(*([then] if then is not None else []))
-    assert (await asked).status_code == status
+    assert (await task).status_code == status
 
 
 async def test_a_gateway_that_stops_tells_those_who_wait(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon
-    asked = ask(client)
+    task = ask(client)
     await until(lambda: gateway.routes.waiting("m") == 1)
     for connection in list(gateway.plane.connections):
         gateway._loop.call_soon_threadsafe(connection.stop)
-    response = await asked
+    response = await task
     assert (response.status_code, response.json()["error"]["message"]) == (
         503,
         "The gateway is stopping. Try again in a moment.",
@@ -452,7 +452,7 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
     """The old engine is taken out of the table, ends what it has, and dies; the new one comes when
     all clients wait."""
     stop = False
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
 
     async def short(call: Call) -> None:
         await asyncio.sleep(0.02)
@@ -464,7 +464,7 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
                 response = await client.post(CHAT, json=body)
                 good = response.status_code == 200 and "error" not in response.text
                 status = response.status_code if good or response.status_code != 200 else 0
-                seen[status] = seen.get(status, 0) + 1
+                counts[status] = counts.get(status, 0) + 1
 
     with Gateway(waiting_comment_s=1, still=True) as gateway:
         gateway.route(starting())
@@ -488,8 +488,8 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
             stop = True
             for each in clients:
                 each.cancel()
-        assert list(seen) == [200]
-        assert seen[200] > 250
+        assert list(counts) == [200]
+        assert counts[200] > 250
         await gateway.wait_until_settled()
 
 
@@ -497,12 +497,12 @@ async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> 
     with Gateway() as gateway:
         gateway.route(replace(model(refused_url()), wait_s=30))
         async with http_client(gateway) as client:
-            asked = [ask(client) for _ in range(5)]
+            tasks = [ask(client) for _ in range(5)]
             await until(lambda: gateway.routes.waiting("m") == 5)
             gateway.route(starting())
             async with Upstream(answers) as upstream:
                 gateway.route(model(upstream.url))
-                assert {(await each).status_code for each in asked} == {200}
+                assert {(await task).status_code for task in tasks} == {200}
         await gateway.wait_until_settled()
 
 
@@ -527,8 +527,8 @@ async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_r
     """
     capacity, queue, rounds = 5, 32, 40
     gates = Gate(), Gate()
-    answered: list[asyncio.Task[httpx.Response]] = []
-    refused = 0
+    tasks_of_clients: list[asyncio.Task[httpx.Response]] = []
+    refusal_count = 0
     with Gateway(queue_per_model=queue, still=True) as gateway:
         async with (
             Upstream(gates[0].script) as upstream,
@@ -543,14 +543,14 @@ async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_r
             def asked_count() -> int:
                 return len(upstream.requests) + len(two.requests)
 
-            answered += [ask(client) for _ in range(2 * capacity + queue)]
+            tasks_of_clients += [ask(client) for _ in range(2 * capacity + queue)]
             await until(lambda: state() == (capacity, capacity, queue))
             for turn in range(rounds):
-                begun = asked_count()
+                request_count = asked_count()
                 gates[turn % 2].let_through()
-                await until(lambda count=begun + 1: asked_count() == count)  # type: ignore[misc]
+                await until(lambda count=request_count + 1: asked_count() == count)  # type: ignore[misc]
                 await until(lambda: state() == (capacity, capacity, queue - 1))
-                answered.append(ask(client))
+                tasks_of_clients.append(ask(client))
                 await until(lambda: state() == (capacity, capacity, queue))
                 for response in await asyncio.gather(ask(client), ask(client)):
                     assert (response.status_code, response.json()["error"]["code"]) == (
@@ -558,16 +558,16 @@ async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_r
                         "overloaded",
                     )
                     assert int(response.headers["retry-after"]) >= 1
-                    refused += 1
+                    refusal_count += 1
                 assert state() == (capacity, capacity, queue)
             for gate in gates:
-                gate.let_through(len(answered))
-            assert {(await each).status_code for each in answered} == {200}
+                gate.let_through(len(tasks_of_clients))
+            assert {(await task).status_code for task in tasks_of_clients} == {200}
         assert max(gate.most for gate in gates) == capacity
         assert (
             len(upstream.requests) + len(two.requests)
-            == len(answered)
+            == len(tasks_of_clients)
             == 2 * capacity + queue + rounds
         )
-        assert refused == 2 * rounds
+        assert refusal_count == 2 * rounds
         await gateway.wait_until_settled()

@@ -62,9 +62,9 @@ class Engine:
         elif path == "/v1/responses":
             document = json.loads(call.body)
             id_ = f"resp_{uuid.uuid4().hex}"
-            former_text = self._kept.get(document.get("previous_response_id", ""), b"").decode()
+            text = self._kept.get(document.get("previous_response_id", ""), b"").decode()
             reply_data = json.dumps(
-                {"id": id_, "object": "response", "says": document["input"], "before": former_text}
+                {"id": id_, "object": "response", "says": document["input"], "before": text}
             ).encode()
             self._kept[id_] = reply_data
             await call.reply(reply_data)
@@ -166,9 +166,9 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
                         break
                     answers.feed(data)
                 for token, body in zip(tokens, answers.bodies, strict=False):
-                    found = set(TOKEN.findall(body))
-                    seen["crossed"] += bool(found - {token})
-                    seen["own"] += found == {token}
+                    body_tokens = set(TOKEN.findall(body))
+                    seen["crossed"] += bool(body_tokens - {token})
+                    seen["own"] += body_tokens == {token}
                 if answers.ended < len(tokens):
                     seen["broken off"] += 1
                     break
@@ -177,15 +177,15 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
 
 async def test_each_answer_comes_to_the_client_that_asked_whatever_dies(tmp_path: Path) -> None:
     async with gateway_of_workers(tmp_path) as gateway:
-        left, seen = [TOKENS], Counter[str]()
+        tokens_left, counts = [TOKENS], Counter[str]()
         clients = asyncio.gather(
-            *(ask(gateway, random.Random(seed), left, seen) for seed in range(CLIENTS))
+            *(ask(gateway, random.Random(seed), tokens_left, counts) for seed in range(CLIENTS))
         )
         await deaths(tmp_path, random.Random(1))
         await clients
-    sys.stdout.write(f"{dict(seen)}\n")
-    assert not seen["crossed"], seen
-    assert seen["own"] > TOKENS / 2, seen
+    sys.stdout.write(f"{dict(counts)}\n")
+    assert not counts["crossed"], counts
+    assert counts["own"] > TOKENS / 2, counts
 
 
 async def owns(
@@ -242,17 +242,17 @@ async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) 
                 "/admin/keys", json={"name": f"k{number}"}, headers=bearer(OWNER)
             )
             keys.append(answer.json()["key"])
-        theirs: dict[str, set[bytes]] = {key: set() for key in keys}
-        made: dict[str, list[str]] = {key: [] for key in keys}
+        foreign_ids: dict[str, set[bytes]] = {key: set() for key in keys}
+        ids_by_key: dict[str, list[str]] = {key: [] for key in keys}
         dying = asyncio.create_task(deaths(tmp_path, random.Random(2)))
 
         async def use(key: str) -> Counter[str]:
             counts: Counter[str] = Counter()
             while not dying.done() or not (counts["own"] and counts["refused"]):
-                counts += await owns(client, key, theirs, made)
+                counts += await owns(client, key, foreign_ids, ids_by_key)
             return counts
 
-        seen = sum(await asyncio.gather(*map(use, keys)), Counter[str]())
+        use_counts = sum(await asyncio.gather(*map(use, keys)), Counter[str]())
         await dying
-    sys.stdout.write(f"{dict(seen)}\n")
-    assert seen["own"] > len(keys), seen
+    sys.stdout.write(f"{dict(use_counts)}\n")
+    assert use_counts["own"] > len(keys), use_counts

@@ -105,8 +105,8 @@ async def test_every_worker_knows_at_once_whose_a_response_is_and_who_made_it(
     tmp_path: Path,
 ) -> None:
     async with two_workers(tmp_path, Engine(), Engine()) as clients:
-        for number, one in enumerate(clients):
-            id_ = await make(one, OWNER, stream=number % 2 == 0)
+        for number, client in enumerate(clients):
+            id_ = await make(client, OWNER, stream=number % 2 == 0)
             for another in clients[number % 6 :: 6]:
                 assert [status for status, _ in await uses(another, OWNER, id_)] == [200] * 5
                 assert [status for status, _ in await uses(another, OTHER, id_)] == [404] * 5
@@ -127,8 +127,8 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         requests, tokens, many = keys
         # All at once. One of a minute's worth of one comes back after a minute, so at the most one,
         # whatever the order.
-        got = await asyncio.gather(*(ask(client, requests) for client in clients))
-        assert Counter(answer.status_code for answer in got) == {200: 1, 429: CLIENTS - 1}
+        statuses = await asyncio.gather(*(ask(client, requests) for client in clients))
+        assert Counter(answer.status_code for answer in statuses) == {200: 1, 429: CLIENTS - 1}
         # Tokens are known at the end: then no worker lets in another one (7 were taken of 1, so for
         # six minutes).
         assert (await ask(clients[0], tokens)).status_code == 200
@@ -139,8 +139,8 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 5):
             assert (await answer).status_code == 429
         engine.held.set()
-        got = await asyncio.gather(*asking)
-        assert Counter(answer.status_code for answer in got) == {200: 5, 429: CLIENTS - 5}
+        statuses = await asyncio.gather(*asking)
+        assert Counter(answer.status_code for answer in statuses) == {200: 5, 429: CLIENTS - 5}
         assert (await ask(clients[0], many)).status_code == 200
 
 
@@ -148,10 +148,12 @@ async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path:
     async with two_workers(tmp_path, Answers()) as clients:
         counter: Counter[int] = Counter()
         for number in range(30):  # the admin API is the control process's
-            one = clients[number % CLIENTS]
-            sent = {"headers": bearer(f"a-wrong-key-{number}")}
+            client = clients[number % CLIENTS]
+            headers = bearer(f"a-wrong-key-{number}")
             answer = await (
-                one.get("/admin/models", **sent) if number % 3 else one.post(CHAT, json=ASK, **sent)  # type: ignore[arg-type]
+                client.get("/admin/models", headers=headers)
+                if number % 3
+                else client.post(CHAT, json=ASK, headers=headers)
             )
             counter[answer.status_code] += 1
         assert counter == {401: 10, 429: 20}
@@ -202,14 +204,14 @@ async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended
                 return list((await owner.get("/admin/requests")).json()["data"])
 
             await until(lambda: _count(rows, len(clients)))
-            found_rows = await rows()
-            assert {row["id"] for row in found_rows} == asking.keys()
-            assert [row["began_at"] for row in found_rows] == sorted(
-                row["began_at"] for row in found_rows
+            request_rows = await rows()
+            assert {row["id"] for row in request_rows} == asking.keys()
+            assert [row["began_at"] for row in request_rows] == sorted(
+                row["began_at"] for row in request_rows
             )
-            for id_, one in asking.items():
+            for id_, row in asking.items():
                 assert (await owner.delete(f"/admin/requests/{id_}")).json() == {"cancelled": 1}
-                assert (await asyncio.wait_for(one, hang_s())).status_code == 403
+                assert (await asyncio.wait_for(row, hang_s())).status_code == 403
             assert await rows() == []
             assert (await owner.delete("/admin/requests/r0")).status_code == 404
 
@@ -221,28 +223,28 @@ async def _count(rows: Any, wanted: int) -> bool:
 async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
     engine = Answers()
     async with two_workers(tmp_path, engine) as clients:
-        for one in clients * 2:
-            assert (await ask(one, OTHER)).status_code == 200
+        for client in clients * 2:
+            assert (await ask(client, OTHER)).status_code == 200
         assert (
             await clients[0].post(CHAT, json={"model": "x"}, headers=bearer(OTHER))
         ).status_code == 404
 
         async def are_all_counted() -> bool:
-            found_metrics = await metrics(clients[0])
+            values_of_worker = await metrics(clients[0])
             return (
-                found_metrics["fitserve_requests_total"],
-                found_metrics["fitserve_connections"],
+                values_of_worker["fitserve_requests_total"],
+                values_of_worker["fitserve_connections"],
             ) == (
                 2 * CLIENTS + 1,
                 CLIENTS,
             )
 
         await until(are_all_counted)
-        actual_metrics = await metrics(clients[0])
-        assert actual_metrics["fitserve_tokens_total"] == 2 * CLIENTS * 7
+        metric_values = await metrics(clients[0])
+        assert metric_values["fitserve_tokens_total"] == 2 * CLIENTS * 7
         assert (
-            actual_metrics["fitserve_request_duration_seconds_count"]
-            == actual_metrics["fitserve_first_byte_seconds_count"]
+            metric_values["fitserve_request_duration_seconds_count"]
+            == metric_values["fitserve_first_byte_seconds_count"]
             == 2 * CLIENTS
         )
         engine.held.clear()
@@ -295,26 +297,26 @@ sys.stdin.readline()
 def process(code: str, memory: SharedMemory, *arguments: str) -> subprocess.Popen[str]:
     """It runs, and has said that it is ready."""
     command = [sys.executable, "-c", code, str(memory.descriptor), *arguments]
-    one = subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[memory.descriptor],
         text=True,
     )
-    assert one.stdout is not None
-    one.stdout.readline()
-    return one
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 def test_workers_that_admit_at_the_same_time_admit_no_more_than_one_could() -> None:
     memory = SharedMemory()
     running = [process(ADMIT, memory, str(index)) for index in range(3)]
-    for one in running:
-        assert one.stdin is not None
-        one.stdin.write("\n")
-        one.stdin.flush()
-    assert sum(int(one.communicate(timeout=hang_s())[0]) for one in running) == 100
+    for client_process in running:
+        assert client_process.stdin is not None
+        client_process.stdin.write("\n")
+        client_process.stdin.flush()
+    assert sum(int(process.communicate(timeout=hang_s())[0]) for process in running) == 100
 
 
 def test_a_lock_whose_holder_is_stopped_keeps_nobody_for_ever() -> None:
@@ -326,7 +328,7 @@ def test_a_lock_whose_holder_is_stopped_keeps_nobody_for_ever() -> None:
 
 
 async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     three = asyncio.Event()
 
     async def listen(url: httpx.URL) -> None:
@@ -339,8 +341,8 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
         ):
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
-                    told.append(json.loads(line.removeprefix("data: ")))
-                    if len(told) >= 3:
+                    events.append(json.loads(line.removeprefix("data: ")))
+                    if len(events) >= 3:
                         three.set()
 
     # As long as the test may take: a stream that does not end by itself holds the gateway up for so
@@ -351,7 +353,7 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
         for client in clients:
             await client.aclose()
     await asyncio.wait_for(listening, hang_s())
-    assert [event["kind"] for event in told if event["kind"] != "model.state"] == [
+    assert [event["kind"] for event in events if event["kind"] != "model.state"] == [
         *("gateway.started", "model.added", "endpoint.reached", "gateway.stopped")
     ]
 

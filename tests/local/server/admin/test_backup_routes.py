@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_client_that_leaves_leaves_no_open_file(begun: bool) -> None:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the answer closes it
     file.write(b"x" * 1_000_000)
-    sent: list[Any] = []
+    messages: list[Any] = []
     leaves = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
@@ -26,7 +26,7 @@ async def test_a_client_that_leaves_leaves_no_open_file(begun: bool) -> None:
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        messages.append(message)
         if message["type"] == "http.response.body":
             leaves.set()
         if message["type"] == "http.response.body" or not begun:
@@ -34,4 +34,6 @@ async def test_a_client_that_leaves_leaves_no_open_file(begun: bool) -> None:
 
     await Download(file)({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
     assert file.closed
-    assert [one["type"] for one in sent][1:] == (["http.response.body"] if begun else [])
+    assert [message["type"] for message in messages][1:] == (
+        ["http.response.body"] if begun else []
+    )

@@ -84,17 +84,17 @@ async def test_a_gpu_with_an_engine_is_left_alone(tmp_path: Path) -> None:
             gpu: "m runs on it: remove it (`fitserve rm m`) and add it again afterwards"
         }
         assert {fact["scope"]["gpus"] for fact in document["facts"]} == {
-            one.uuid for one in hardware.gpus
+            gpu.uuid for gpu in hardware.gpus
         } - {gpu}
 
 
 async def test_nothing_is_started_on_gpus_that_are_being_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    begin_event, goes_on = asyncio.Event(), asyncio.Event()
 
     async def hold_answer(*arguments: Any) -> AsyncGenerator[bytes, None]:
-        begun.set()
+        begin_event.set()
         await goes_on.wait()
         async with aclosing(ask(*arguments)) as lines:
             async for line in lines:
@@ -103,7 +103,7 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(
     monkeypatch.setattr(calibrator, "ask", hold_answer)
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         measuring = asyncio.create_task(gateway.client.post("/admin/calibrate"))
-        await asyncio.wait_for(begun.wait(), hang_s())
+        await asyncio.wait_for(begin_event.wait(), hang_s())
         second_answer = await gateway.client.post("/admin/calibrate")
         assert (
             second_answer.status_code,

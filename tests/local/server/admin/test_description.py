@@ -21,10 +21,10 @@ def test_all_answers_of_the_gateway_are_described(tmp_path: Path) -> None:
         log = gateway.log.read_text(errors="replace")
     assert {label: row.breaches for label, row in rows.items() if row.breaches} == {}
     assert "Traceback" not in log
-    own = {
+    routes = {
         f"{method} {path.replace(':path}', '}')}" for method, path in SCOPES if path not in PAGES
     }
-    assert rows.keys() >= own | {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}
+    assert rows.keys() >= routes | {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}
     assert all(row.statuses.total() for row in rows.values())
     assert {status for row in rows.values() for status in row.statuses} >= {200, 201, 202, 400, 404}
 
@@ -57,5 +57,5 @@ async def test_a_client_whose_base_url_lacks_its_prefix_is_told_of_it(tmp_path: 
             answer = await gateway.client.post(path, json={"model": "m", "messages": []})
             assert answer.status_code == 404
             assert "The base URL of a client ends in /v1" in answer.json()["error"]["message"]
-        unknown = await gateway.client.get("/nowhere")
-        assert "ends in /v1" not in unknown.json()["error"]["message"]
+        response = await gateway.client.get("/nowhere")
+        assert "ends in /v1" not in response.json()["error"]["message"]

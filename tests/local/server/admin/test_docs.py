@@ -64,7 +64,7 @@ async def test_the_page_names_every_route_and_asks_no_other_server(tmp_path: Pat
 
 def test_words_of_the_description_stay_words() -> None:
     evil = "<script>alert(1)</script>\"'"
-    described = {"type": evil, "description": evil}
+    fields = {"type": evil, "description": evil}
     operation = {
         "description": evil,
         "parameters": [{"name": evil, "in": evil, "schema": {"enum": [evil]}, "description": evil}],
@@ -74,9 +74,7 @@ def test_words_of_the_description_stay_words() -> None:
         {
             "info": {"title": evil, "version": evil},
             "paths": {f"/{evil}": {"get": operation}},
-            "components": {
-                "schemas": {evil: {"properties": {evil: described}, "description": evil}}
-            },
+            "components": {"schemas": {evil: {"properties": {evil: fields}, "description": evil}}},
         }
     )
     assert "script" not in Parts(shown_page).tags

@@ -31,12 +31,12 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 def limited_script(spec: LaunchSpec) -> EngineScript:
-    asked = next(
+    context = next(
         int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len=")
     )
-    if asked > 1024:
+    if context > 1024:
         return EngineScript(model=spec.model, lines=((0, MEMORY),), serve=False)
-    return EngineScript(model=spec.model, max_model_len=asked)
+    return EngineScript(model=spec.model, max_model_len=context)
 
 
 async def stream(gateway: Running, **query: Any) -> AsyncIterator[dict[str, Any]]:
@@ -63,13 +63,13 @@ async def stream(gateway: Running, **query: Any) -> AsyncIterator[dict[str, Any]
 
 
 async def until(events: AsyncIterator[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    event_list: list[dict[str, Any]] = []
     async with asyncio.timeout(hang_s()):
         async for event in events:
-            found.append(event)
+            event_list.append(event)
             if event.get("kind") == kind:
-                return found
-    raise AssertionError(f"{kind} did not come: {[event.get('kind') for event in found]}")
+                return event_list
+    raise AssertionError(f"{kind} did not come: {[event.get('kind') for event in event_list]}")
 
 
 async def stored_events(gateway: Running, **query: Any) -> list[dict[str, Any]]:
@@ -82,13 +82,13 @@ async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> 
     async with running(tmp_path, limited_script) as gateway:
         listening = stream(gateway, after=0)
         await gateway.add("m", model_folder(tmp_path / "model"))
-        lived = await until(listening, "engine.ready")
+        events = await until(listening, "engine.ready")
         await gateway.client.delete("/admin/models/m")
-        lived += await until(listening, "model.removed")
+        events += await until(listening, "model.removed")
         await listening.aclose()  # type: ignore[attr-defined]
-    kinds = [event["kind"] for event in lived]
-    told = [kind for kind in kinds if kind not in ("engine.phase", "model.state")]
-    assert told == [
+    kinds = [event["kind"] for event in events]
+    kinds_without_states = [kind for kind in kinds if kind not in ("engine.phase", "model.state")]
+    assert kinds_without_states == [
         *(
             "gateway.started",
             "model.added",
@@ -100,20 +100,20 @@ async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> 
         *("engine.started", "engine.proven", "engine.ready", "model.removing", "model.removed"),
     ]
     assert {"starting", "verifying", "ready", "stopping"} >= {
-        event["data"]["state"] for event in lived if event["kind"] == "model.state"
+        event["data"]["state"] for event in events if event["kind"] == "model.state"
     }
-    failed = next(event for event in lived if event["kind"] == "engine.failed")
-    assert failed["data"]["failure"]["kind"] == "kv_too_small"
-    assert "estimated maximum model length is 1024" in failed["data"]["failure"]["line"]
-    fallback = next(event for event in lived if event["kind"] == "plan.fallback")
+    failure_event = next(event for event in events if event["kind"] == "engine.failed")
+    assert failure_event["data"]["failure"]["kind"] == "kv_too_small"
+    assert "estimated maximum model length is 1024" in failure_event["data"]["failure"]["line"]
+    fallback = next(event for event in events if event["kind"] == "plan.fallback")
     assert fallback["data"]["after"] == "kv_too_small"
     assert {"what": "max model len", "old": "4096", "new": "1024"} in fallback["data"][
         "differences"
     ]
     assert fallback["data"]["why"]["max_model_len"]["reason"]
-    assert [event["sse_id"] for event in lived] == [event["id"] for event in lived]
-    assert [event["id"] for event in lived] == list(
-        range(lived[0]["id"], lived[0]["id"] + len(lived))
+    assert [event["sse_id"] for event in events] == [event["id"] for event in events]
+    assert [event["id"] for event in events] == list(
+        range(events[0]["id"], events[0]["id"] + len(events))
     )
 
 
@@ -122,14 +122,14 @@ async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_p
     async with running(tmp_path, healthy, world) as gateway:
         listening = stream(gateway, after=0)
         await gateway.add("m", model_folder(tmp_path / "model"))
-        seen = await until(listening, "plan.chosen")
+        events = await until(listening, "plan.chosen")
         await listening.aclose()  # type: ignore[attr-defined]
         await gateway.until("m", "ready")
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.client.delete("/admin/models/m")
-        later = await until(stream(gateway, last_event_id=str(seen[-1]["id"])), "model.removed")
+        later = await until(stream(gateway, last_event_id=str(events[-1]["id"])), "model.removed")
         everything = await stored_events(gateway)
-    assert [event["id"] for event in [*seen, *later]] == [event["id"] for event in everything]
+    assert [event["id"] for event in [*events, *later]] == [event["id"] for event in everything]
     kinds = [
         event["kind"] for event in later if event["kind"] not in ("engine.phase", "model.state")
     ]
@@ -141,11 +141,11 @@ async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_p
 
 
 async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
 
     async def listen(gateway: Running, listening: asyncio.Event) -> None:
         async for event in stream(gateway, after=0):
-            heard.append(event)
+            events.append(event)
             listening.set()
 
     # Longer than the test may take: a stream that does not end by itself holds the server up for so
@@ -161,7 +161,7 @@ async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path
             await listening.wait()
         await task
         await client.aclose()
-    assert [event["kind"] for event in heard] == ["gateway.started", "gateway.stopped"]
+    assert [event["kind"] for event in events] == ["gateway.started", "gateway.stopped"]
 
 
 async def test_a_client_that_asks_for_lost_events_hears_that(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
             assert (await anext(listening))["id"] == of_b[-1]["id"]
         await gateway.client.delete("/admin/models/a")
         await gateway.client.delete("/admin/models/b")
-        told = await until(listening, "model.removed")
-        assert {event["model"] for event in told} == {"b"}
+        events = await until(listening, "model.removed")
+        assert {event["model"] for event in events} == {"b"}
         await listening.aclose()  # type: ignore[attr-defined]
 
 

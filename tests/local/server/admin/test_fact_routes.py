@@ -32,12 +32,12 @@ async def test_facts_are_listed_dropped_and_shared(
         await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
         view = await gateway.until("m", "quarantined")
         rows = json.loads((await run("facts", "ls", "--json")).stdout)["data"]
-        (learned,) = [row for row in rows if row["id"] is not None]
-        assert learned["fact"]["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
-        assert learned["fact"]["under"]["image"] == "engine:99.0.0"
-        assert learned["stale"] is None
+        (fact_row,) = [row for row in rows if row["id"] is not None]
+        assert fact_row["fact"]["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
+        assert fact_row["fact"]["under"]["image"] == "engine:99.0.0"
+        assert fact_row["stale"] is None
         assert [row["fact"] for row in rows if row["id"] is None]
-        number = str(learned["id"])
+        number = str(fact_row["id"])
         assert "plan_failed" in (await run("facts", "ls")).stdout
         assert "one token is repeated" in (await run("facts", "show", number)).stdout
         assert (await run("facts", "show", "99")).returncode == 1

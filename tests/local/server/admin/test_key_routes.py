@@ -60,12 +60,12 @@ async def gateway(
     """A gateway with an admin key, and the models `a` and `b` of one engine."""
     async with (
         Upstream(script) as upstream,
-        running(tmp_path, unused_script, admin_key=ADMIN, **settings) as one,
+        running(tmp_path, unused_script, admin_key=ADMIN, **settings) as server,
     ):
-        one.client.headers["authorization"] = f"Bearer {ADMIN}"
+        server.client.headers["authorization"] = f"Bearer {ADMIN}"
         upstream_models = [{"id": name, "object": "model"} for name in ("a",)]
-        await serve_models(one, upstream, upstream_models)
-        yield one, upstream
+        await serve_models(server, upstream, upstream_models)
+        yield server, upstream
 
 
 async def serve_models(one: Running, upstream: Upstream, listed: Any) -> None:
@@ -105,57 +105,57 @@ async def ask(
 
 
 async def test_a_key_is_good_from_its_making_to_its_removal(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        assert (await ask(one, "fs-none")).status_code == 401
-        key = await make(one, "app")
+    async with gateway(tmp_path) as (server, _):
+        assert (await ask(server, "fs-none")).status_code == 401
+        key = await make(server, "app")
         assert key.startswith("fs-")
-        assert (await ask(one, key)).status_code == 200
-        taken = await one.client.post("/admin/keys", json={"name": "app"})
-        assert taken.status_code == 409
+        assert (await ask(server, key)).status_code == 200
+        response = await server.client.post("/admin/keys", json={"name": "app"})
+        assert response.status_code == 409
         # Rotation: the next one is made before the last one goes.
-        second = await make(one, "app-2")
-        assert (await one.client.delete("/admin/keys/app")).status_code == 200
-        assert (await ask(one, key)).status_code == 401
-        assert (await ask(one, second)).status_code == 200
-        assert (await one.client.delete("/admin/keys/app")).status_code == 404
-        listed = (await one.client.get("/admin/keys")).json()["data"]
-        assert [(view["name"], view["scopes"]) for view in listed] == [
+        second = await make(server, "app-2")
+        assert (await server.client.delete("/admin/keys/app")).status_code == 200
+        assert (await ask(server, key)).status_code == 401
+        assert (await ask(server, second)).status_code == 200
+        assert (await server.client.delete("/admin/keys/app")).status_code == 404
+        keys = (await server.client.get("/admin/keys")).json()["data"]
+        assert [(view["name"], view["scopes"]) for view in keys] == [
             ("admin", ["admin"]),
             ("app-2", ["inference"]),
         ]
-        assert second not in json.dumps(listed)
+        assert second not in json.dumps(keys)
 
 
 async def test_keys_outlive_the_gateway_and_its_database(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        key = await make(one, "app")
-    async with running(tmp_path, unused_script) as one:
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app")
+    async with running(tmp_path, unused_script) as server:
         # No key in the settings any more, and yet not open: a key was made.
-        assert (await one.client.get("/admin/models")).status_code == 403
-        assert (await ask(one, key)).status_code != 401
-        assert (await ask(one, "wrong")).status_code == 401
+        assert (await server.client.get("/admin/models")).status_code == 403
+        assert (await ask(server, key)).status_code != 401
+        assert (await ask(server, "wrong")).status_code == 401
     for path in (tmp_path / "data").glob("fitserve.db*"):
         path.write_bytes(b"damaged" * 100)
-    async with running(tmp_path, unused_script) as one:
-        assert (await one.client.get("/readyz")).status_code == 503
-        assert (await ask(one, key)).status_code != 401
-        assert (await ask(one, "wrong")).status_code == 401
+    async with running(tmp_path, unused_script) as server:
+        assert (await server.client.get("/readyz")).status_code == 503
+        assert (await ask(server, key)).status_code != 401
+        assert (await ask(server, "wrong")).status_code == 401
     for path in (tmp_path / "data").glob("fitserve.db*"):
         path.unlink()
     (tmp_path / "data" / "keys.json").write_text("[{")
-    async with running(tmp_path, unused_script) as one:
+    async with running(tmp_path, unused_script) as server:
         # What cannot be read lets nobody in.
-        assert (await ask(one, key)).status_code == 403
-        assert (await one.client.get("/healthz")).status_code == 200
+        assert (await ask(server, key)).status_code == 403
+        assert (await server.client.get("/healthz")).status_code == 200
 
 
 async def test_the_digests_alone_are_kept(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        key = await make(one, "app")
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
-    assert b"app" in kept
-    assert key.encode() not in kept
-    assert key.removeprefix("fs-").encode() not in kept
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app")
+    files = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+    assert b"app" in files
+    assert key.encode() not in files
+    assert key.removeprefix("fs-").encode() not in files
 
 
 async def test_nobody_is_locked_out(tmp_path: Path) -> None:
@@ -201,38 +201,42 @@ async def test_an_impossible_key_is_refused(tmp_path: Path, body: dict[str, Any]
 
 
 async def test_models_that_a_key_may_not_use_are_unknown_to_it(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, upstream):
-        key = await make(one, "app", models=["a"])
+    async with gateway(tmp_path) as (server, upstream):
+        key = await make(server, "app", models=["a"])
         headers = {"authorization": f"Bearer {key}"}
-        assert (await ask(one, key, "a")).status_code == 200
-        asked_posts = posts(upstream)
-        denied, unknown = await ask(one, key, "b"), await ask(one, key, "c")
-        assert denied.status_code == unknown.status_code == 404
-        assert denied.text.replace("'b'", "'c'") == unknown.text
-        listed = (await one.client.get("/v1/models", headers=headers)).json()["data"]
-        assert [view["id"] for view in listed] == ["a"]
-        shown = [await one.client.get(f"/v1/models/{name}", headers=headers) for name in ("b", "c")]
-        assert [answer.status_code for answer in shown] == [404, 404]
-        assert shown[0].text.replace("'b'", "'c'") == shown[1].text
-        assert posts(upstream) == asked_posts
-        assert {view["id"] for view in (await one.client.get("/v1/models")).json()["data"]} == {
+        assert (await ask(server, key, "a")).status_code == 200
+        requests = posts(upstream)
+        denial, unknown_answer = await ask(server, key, "b"), await ask(server, key, "c")
+        assert denial.status_code == unknown_answer.status_code == 404
+        assert denial.text.replace("'b'", "'c'") == unknown_answer.text
+        models = (await server.client.get("/v1/models", headers=headers)).json()["data"]
+        assert [view["id"] for view in models] == ["a"]
+        answers = [
+            await server.client.get(f"/v1/models/{name}", headers=headers) for name in ("b", "c")
+        ]
+        assert [answer.status_code for answer in answers] == [404, 404]
+        assert answers[0].text.replace("'b'", "'c'") == answers[1].text
+        assert posts(upstream) == requests
+        assert {view["id"] for view in (await server.client.get("/v1/models")).json()["data"]} == {
             "a",
             "b",
         }
 
 
 async def test_lists_and_admin_answers_count_as_requests_of_the_key(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        key = await make(one, "app", requests_per_minute=3)
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app", requests_per_minute=3)
         lists = [
-            await one.client.get(path, headers={"authorization": f"Bearer {key}"})
+            await server.client.get(path, headers={"authorization": f"Bearer {key}"})
             for path in ("/v1/models", "/v1/models", "/v1/models/absent", "/v1/models")
         ]
         assert [answer.status_code for answer in lists] == [200, 200, 404, 429]
         assert lists[0].headers["x-ratelimit-remaining-requests"] == "2"
-        reader = await make(one, "reader", requests_per_minute=2, max_in_flight=1, scopes=["read"])
+        reader = await make(
+            server, "reader", requests_per_minute=2, max_in_flight=1, scopes=["read"]
+        )
         read = [
-            await one.client.get(path, headers={"authorization": f"Bearer {reader}"})
+            await server.client.get(path, headers={"authorization": f"Bearer {reader}"})
             for path in ("/admin/models", "/metrics", "/admin/usage")
         ]
         assert [answer.status_code for answer in read] == [200, 200, 429]
@@ -243,36 +247,38 @@ async def test_answers_of_the_gateway_itself_have_a_rate_by_key_and_address(
 ) -> None:
     monkeypatch.setattr(answer_rate, "PER_S", 0.01)
     monkeypatch.setattr(answer_rate, "BURST", 5)
-    async with gateway(tmp_path) as (one, _):
-        admin = {"authorization": one.client.headers["authorization"]}
-        reader = {"authorization": f"Bearer {await make(one, 'reader', scopes=['read'])}"}
-        del one.client.headers["authorization"]
+    async with gateway(tmp_path) as (server, _):
+        admin = {"authorization": server.client.headers["authorization"]}
+        reader = {"authorization": f"Bearer {await make(server, 'reader', scopes=['read'])}"}
+        del server.client.headers["authorization"]
         for headers, paths in (({}, ("/healthz", "/")), (reader, ("/admin/models", "/metrics"))):
             answers = [
-                await one.client.get(path, headers=headers) for path in paths * 3 for _ in range(2)
+                await server.client.get(path, headers=headers)
+                for path in paths * 3
+                for _ in range(2)
             ]
-            limited = [answer for answer in answers if answer.status_code == 429]
-            assert len(limited) >= len(answers) - 6
+            limit_answers = [answer for answer in answers if answer.status_code == 429]
+            assert len(limit_answers) >= len(answers) - 6
             assert answers[0].status_code == 200
-            assert int(limited[0].headers["retry-after"]) > 5
+            assert int(limit_answers[0].headers["retry-after"]) > 5
         for path in ("/healthz", "/admin/models") * 4:
-            answer = await one.client.get(path, headers=admin)
+            answer = await server.client.get(path, headers=admin)
             assert answer.status_code == (429 if path == "/healthz" else 200)
 
 
 @pytest.mark.parametrize("path", ["/admin/events", "/admin/live"])
 async def test_streams_of_a_key_end_with_the_key(tmp_path: Path, path: str) -> None:
-    async with gateway(tmp_path) as (one, _):
-        key = await make(one, "leaked", scopes=["admin"])
-        other = await make(one, "other", scopes=["admin"])
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "leaked", scopes=["admin"])
+        other = await make(server, "other", scopes=["admin"])
         streams = []
         async with contextlib.AsyncExitStack() as stack:
-            for held in (key, other):
-                headers = {"authorization": f"Bearer {held}"}
-                stream = one.client.stream("GET", path, headers=headers)
+            for key_in_use in (key, other):
+                headers = {"authorization": f"Bearer {key_in_use}"}
+                stream = server.client.stream("GET", path, headers=headers)
                 streams.append(await stack.enter_async_context(stream))
             answers = [asyncio.create_task(answer.aread()) for answer in streams]
-            assert (await one.client.delete("/admin/keys/leaked")).status_code < 300
+            assert (await server.client.delete("/admin/keys/leaked")).status_code < 300
             async with asyncio.timeout(hang_s()):
                 await answers[0]
             if path != "/admin/live":  # where each page connects again after any change of keys
@@ -284,20 +290,20 @@ async def test_streams_of_a_key_end_with_the_key(tmp_path: Path, path: str) -> N
 @pytest.mark.parametrize("end", [True, False])
 async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) -> None:
     async with (
-        gateway(tmp_path, streams_for_ever, end_revoked=end) as (one, upstream),
+        gateway(tmp_path, streams_for_ever, end_revoked=end) as (server, upstream),
         contextlib.AsyncExitStack() as stack,
     ):
         answers = []
         for name in ("leaked", "other"):
-            stream = one.client.stream(
+            stream = server.client.stream(
                 "POST",
                 "/v1/chat/completions",
                 json={"model": "a", "messages": MESSAGES, "stream": True},
-                headers={"authorization": f"Bearer {await make(one, name)}"},
+                headers={"authorization": f"Bearer {await make(server, name)}"},
             )
             answers.append(asyncio.create_task((await stack.enter_async_context(stream)).aread()))
         await until(lambda: posts(upstream) == 2)
-        assert (await one.client.delete("/admin/keys/leaked")).status_code < 300
+        assert (await server.client.delete("/admin/keys/leaked")).status_code < 300
         if end:
             async with asyncio.timeout(hang_s()):
                 assert b"was revoked" in await answers[0]
@@ -311,9 +317,9 @@ async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) 
 
 
 async def test_requests_per_minute(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, upstream):
-        key, other = await make(one, "app", requests_per_minute=3), await make(one, "other")
-        good = [await ask(one, key) for _ in range(3)]
+    async with gateway(tmp_path) as (server, upstream):
+        key, other = await make(server, "app", requests_per_minute=3), await make(server, "other")
+        good = [await ask(server, key) for _ in range(3)]
         assert [answer.status_code for answer in good] == [200] * 3
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == [
             "2",
@@ -322,33 +328,33 @@ async def test_requests_per_minute(tmp_path: Path) -> None:
         ]
         assert good[0].headers["x-ratelimit-limit-requests"] == "3"
         assert good[0].headers["x-ratelimit-reset-requests"].endswith("s")
-        asked_posts = posts(upstream)
-        refused = await ask(one, key)
-        assert refused.status_code == 429
-        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        assert 1 <= int(refused.headers["retry-after"]) <= 20
-        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-        assert refused.headers["x-gateway-source"] == "gateway"
-        messages = await ask(one, key, path="/v1/messages", max_tokens=1)
+        requests = posts(upstream)
+        refusal = await ask(server, key)
+        assert refusal.status_code == 429
+        assert refusal.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(refusal.headers["retry-after"]) <= 20
+        assert refusal.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refusal.headers["x-gateway-source"] == "gateway"
+        messages = await ask(server, key, path="/v1/messages", max_tokens=1)
         assert messages.status_code == 429
         assert messages.json()["error"]["type"] == "rate_limit_error"
         assert messages.headers["anthropic-ratelimit-requests-remaining"] == "0"
         assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
-        assert posts(upstream) == asked_posts
-        free = await ask(one, other)
+        assert posts(upstream) == requests
+        free = await ask(server, other)
         assert free.status_code == 200
         assert not [name for name in free.headers if "ratelimit" in name]
 
 
 async def test_tokens_per_minute_are_those_of_the_usage_block(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        key = await make(one, "app", tokens_per_minute=80)
-        first, second = await ask(one, key), await ask(one, key)
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app", tokens_per_minute=80)
+        first, second = await ask(server, key), await ask(server, key)
         # 50 each: the second one was let in, for the first had left 30.
         assert (first.status_code, second.status_code) == (200, 200)
         assert first.headers["x-ratelimit-remaining-tokens"] == "80"
         assert second.headers["x-ratelimit-remaining-tokens"] == "30"
-        third = await ask(one, key)
+        third = await ask(server, key)
         assert third.status_code == 429
         assert "80 tokens per minute" in third.json()["error"]["message"]
         # 20 are owed, and one is needed: at 80 in a minute that is 15.75 s.
@@ -356,16 +362,16 @@ async def test_tokens_per_minute_are_those_of_the_usage_block(tmp_path: Path) ->
 
 
 async def test_a_client_that_leaves_pays_too(tmp_path: Path) -> None:
-    async with gateway(tmp_path, waits) as (one, upstream):
-        key = await make(one, "app", tokens_per_minute=100)
-        asked_posts = posts(upstream)
+    async with gateway(tmp_path, waits) as (server, upstream):
+        key = await make(server, "app", tokens_per_minute=100)
+        requests = posts(upstream)
         leaving = asyncio.create_task(
-            ask(one, key, messages=[{"role": "user", "content": "x" * 4000}])
+            ask(server, key, messages=[{"role": "user", "content": "x" * 4000}])
         )
-        await until(lambda: posts(upstream) > asked_posts)
+        await until(lambda: posts(upstream) > requests)
         leaving.cancel()
         await until(upstream.calls[-1].closed.is_set)
-        assert (await ask(one, key)).status_code == 429
+        assert (await ask(server, key)).status_code == 429
 
 
 async def test_requests_at_once(tmp_path: Path) -> None:
@@ -375,28 +381,28 @@ async def test_requests_at_once(tmp_path: Path) -> None:
         await go.wait()
         await answer_with_usage(call)
 
-    async with gateway(tmp_path, hold_answer) as (one, upstream):
-        key = await make(one, "app", max_in_flight=2)
-        asked_posts = posts(upstream)
-        first = [asyncio.create_task(ask(one, key)) for _ in range(2)]
-        await until(lambda: posts(upstream) == asked_posts + 2)
-        refused = await ask(one, key)
-        assert refused.status_code == 429
-        assert refused.headers["retry-after"] == "1"
+    async with gateway(tmp_path, hold_answer) as (server, upstream):
+        key = await make(server, "app", max_in_flight=2)
+        requests = posts(upstream)
+        first = [asyncio.create_task(ask(server, key)) for _ in range(2)]
+        await until(lambda: posts(upstream) == requests + 2)
+        refusal = await ask(server, key)
+        assert refusal.status_code == 429
+        assert refusal.headers["retry-after"] == "1"
         go.set()
         assert [(await task).status_code for task in first] == [200, 200]
-        assert (await ask(one, key)).status_code == 200
+        assert (await ask(server, key)).status_code == 200
 
 
 async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
+    async with gateway(tmp_path) as (server, _):
 
         async def run(*arguments: str) -> Any:
             return await asyncio.to_thread(
-                fitserve, *arguments, FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN
+                fitserve, *arguments, FITSERVE_URL=server.url, FITSERVE_KEY=ADMIN
             )
 
-        made = await run(
+        result = await run(
             "keys",
             "add",
             "app",
@@ -407,35 +413,35 @@ async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
             "--max-in-flight",
             "4",
         )
-        assert made.returncode == 0, made.stderr
-        key = made.stdout.strip()
-        assert (await ask(one, key)).status_code == 200
-        assert (await ask(one, key, "b")).status_code == 404
-        listed = (await run("keys", "ls")).stdout
-        assert "600 requests/min, 4 at once" in listed
-        assert key not in listed
+        assert result.returncode == 0, result.stderr
+        key = result.stdout.strip()
+        assert (await ask(server, key)).status_code == 200
+        assert (await ask(server, key, "b")).status_code == 404
+        output = (await run("keys", "ls")).stdout
+        assert "600 requests/min, 4 at once" in output
+        assert key not in output
         assert [
             view["name"] for view in json.loads((await run("keys", "ls", "--json")).stdout)["data"]
         ] == ["admin", "app"]
         assert (await run("keys", "rm", "app")).returncode == 0
         assert (await run("keys", "rm", "app")).returncode == 1
         assert (await run("keys", "add", "x", "--scope", "root")).returncode == 2
-        assert (await ask(one, key)).status_code == 401
+        assert (await ask(server, key)).status_code == 401
 
 
 async def test_the_sdks_know_a_limit_when_they_meet_it(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        key = await make(one, "app", requests_per_minute=1)
-        assert (await ask(one, key)).status_code == 200
-        ours = openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=key, max_retries=0)
-        theirs = anthropic.AsyncAnthropic(base_url=one.url, api_key=key, max_retries=0)
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app", requests_per_minute=1)
+        assert (await ask(server, key)).status_code == 200
+        openai_client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+        anthropic_client = anthropic.AsyncAnthropic(base_url=server.url, api_key=key, max_retries=0)
         words: Any = MESSAGES
         with pytest.raises(openai.RateLimitError) as first:
-            await ours.chat.completions.create(model="a", messages=words)
+            await openai_client.chat.completions.create(model="a", messages=words)
         assert first.value.code == "rate_limit_exceeded"
         assert int(first.value.response.headers["retry-after"]) > 1
         with pytest.raises(anthropic.RateLimitError) as second:
-            await theirs.messages.create(model="a", messages=words, max_tokens=1)
+            await anthropic_client.messages.create(model="a", messages=words, max_tokens=1)
         assert second.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
-        for client in (ours, theirs):
+        for client in (openai_client, anthropic_client):
             await client.close()

@@ -40,9 +40,9 @@ async def refusal_message(gateway: Running, body: Any, status: int = 400) -> str
 
 
 async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text('{"architectures": [')
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": [')
     bare = model_folder(tmp_path / "bare")
     (bare / "model.safetensors").unlink()
     cut = model_folder(tmp_path / "cut")
@@ -52,7 +52,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "no folder" in await refusal_message(
             gateway, {"name": "m", "source": "/does/not/exist"}
         )
-        assert "config.json" in await refusal_message(gateway, {"name": "m", "source": str(broken)})
+        assert "config.json" in await refusal_message(gateway, {"name": "m", "source": str(folder)})
         assert "There are no weights in" in await refusal_message(
             gateway, {"name": "m", "source": str(bare)}
         )
@@ -208,13 +208,13 @@ async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Pat
     another."""
     async with running(tmp_path, healthy) as gateway:
         for name in SHAPES:
-            added = await gateway.client.post(
+            response = await gateway.client.post(
                 "/admin/models", json={"name": name, "endpoint": refused_url()}
             )
-            if added.status_code == 400:
-                assert "Choose another name" in added.json()["error"]["message"]
+            if response.status_code == 400:
+                assert "Choose another name" in response.json()["error"]["message"]
                 continue
-            assert added.status_code == 202, added.text
+            assert response.status_code == 202, response.text
             for route in routes_of_one_model():
                 check_that_route_gets(route, name)
             assert (await gateway.show(name))["name"] == name
@@ -244,8 +244,8 @@ async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_ke
             "name": "m",
             "endpoints": ["HTTP://Localhost:80/", "http://localhost/v1", "http://[::0001]:9"],
         }
-        added = await gateway.client.post("/admin/models", json=body)
-        assert added.json()["wish"]["endpoints"] == ["http://localhost/v1", "http://[::1]:9/v1"]
+        response = await gateway.client.post("/admin/models", json=body)
+        assert response.json()["wish"]["endpoints"] == ["http://localhost/v1", "http://[::1]:9/v1"]
 
 
 async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
         assert not gateway.world.engines
         await gateway.add("m", tmp_path / "model")
-        taken = await gateway.client.post("/admin/models?dry_run=true", json=body)
-        assert taken.status_code == 409
+        response = await gateway.client.post("/admin/models?dry_run=true", json=body)
+        assert response.status_code == 409
 
 
 async def test_a_name_is_taken_once(tmp_path: Path) -> None:
@@ -321,13 +321,13 @@ async def test_no_simultaneous_change_is_lost_and_no_name_is_given_twice(tmp_pat
                 ("a", {"policy": {"priority": number}}), ("a", {"aliases": [alias]})
             )
             wish = (await gateway.show("a"))["wish"]
-            done = [wish["policy"]["priority"] == number, wish["aliases"] == [alias]]
-            assert [status == 200 for status in statuses] == done
+            is_changed = [wish["policy"]["priority"] == number, wish["aliases"] == [alias]]
+            assert [status == 200 for status in statuses] == is_changed
             assert {*statuses} <= {200, 409}
-            taken = await at_once(
+            alias_statuses = await at_once(
                 ("a", {"aliases": [f"z{number}"]}), ("b", {"aliases": [f"z{number}"]})
             )
-            assert sorted(taken) == [200, 409]
+            assert sorted(alias_statuses) == [200, 409]
             new = [
                 {"name": f"{name}{number}", "endpoint": refused_url(), "aliases": [f"q{number}"]}
                 for name in "cd"
@@ -350,12 +350,12 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
             await gateway.add(name, model_folder(tmp_path / "model"))
             await gateway.until(name, "ready")
         stays.set()
-        changed = await gateway.client.patch(
+        response = await gateway.client.patch(
             "/admin/models/a", json={"max_context": 1024, "aliases": ["new"]}
         )
-        assert changed.status_code == 202
-        taken = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
-        assert (taken.status_code, "new is already a name of the model a" in taken.text) == (
+        assert response.status_code == 202
+        reply = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
+        assert (reply.status_code, "new is already a name of the model a" in reply.text) == (
             409,
             True,
         )
@@ -428,13 +428,13 @@ async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
             assert await status(path, "wrong-key-1") == 401
             assert await status(path, "client-key-1") == 403
         assert await status("/admin/models", "admin-key-1") == 200
-        for key, expected in (
+        for key, key_status in (
             (None, 401),
             ("wrong-key-1", 401),
             ("client-key-1", 200),
             ("admin-key-1", 200),
         ):
-            assert await status("/v1/models", key) == expected
+            assert await status("/v1/models", key) == key_status
 
 
 async def test_web_pages_are_kept_out_without_a_key(tmp_path: Path) -> None:
@@ -469,10 +469,10 @@ async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: 
         )
         assert answer.status_code == 507
         assert "Nothing was changed" in answer.json()["error"]["message"]
-        served = await gateway.client.post(
+        response = await gateway.client.post(
             "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 2}
         )
-        assert served.status_code == 200
+        assert response.status_code == 200
         assert [
             model["name"] for model in (await gateway.client.get("/admin/models")).json()["data"]
         ] == ["m"]

@@ -100,15 +100,15 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
             assert (
                 await gateway.client.request(method, f"/admin/requests{path}", headers=keys[key])
             ).status_code == 403
-        for path, left in (("second%2F2%3F", 1), ("first", 0)):
-            ended = await gateway.client.delete(f"/admin/requests/{path}")
-            assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
-            await list_requests(gateway, left)
+        for path, count in (("second%2F2%3F", 1), ("first", 0)):
+            response = await gateway.client.delete(f"/admin/requests/{path}")
+            assert (response.status_code, response.json()) == (200, {"cancelled": 1})
+            await list_requests(gateway, count)
         answers = await asyncio.wait_for(asyncio.gather(*asking), hang_s())
         assert [answer.status_code for answer in answers] == [403, 200]
         assert all('"cancelled"' in answer.text for answer in answers)
-        gone = await gateway.client.delete("/admin/requests/first")
-        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+        reply = await gateway.client.delete("/admin/requests/first")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
         # An engine that was let go of has not failed.
         metrics = (await gateway.client.get("/metrics")).text
         assert 'outcome="cancelled",status="2xx"} 1' in metrics

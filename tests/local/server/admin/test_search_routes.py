@@ -36,11 +36,11 @@ async def test_models_of_the_hub_are_judged_for_this_machine(tmp_path: Path) -> 
             nvml=two_3090(),
             **settings,
         ) as gateway:
-            suggested = await search(gateway, limit=20)
-            fits = {model["name"]: model["fits"] for model in suggested["data"]}
+            suggestions = await search(gateway, limit=20)
+            fits = {model["name"]: model["fits"] for model in suggestions["data"]}
             # Suggestions are models to chat with.
             assert "qwen/vectors" not in fits
-            assert (fits["qwen/plain-8b"], fits["org/huge"], suggested["note"]) == (
+            assert (fits["qwen/plain-8b"], fits["org/huge"], suggestions["note"]) == (
                 True,
                 False,
                 "",

@@ -80,11 +80,11 @@ async def test_usage_comes_as_csv_and_of_the_days_that_are_asked_for(tmp_path: P
         await gateway.until("m", "ready")
         for _ in range(2):
             assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).is_success
-        for asked in (
+        for options in (
             {"params": {"format": "csv", "by": "model"}},
             {"params": {"by": "model"}, "headers": {"accept": "text/csv"}},
         ):
-            answer = await gateway.client.get("/admin/usage", **asked)  # type: ignore[arg-type]
+            answer = await gateway.client.get("/admin/usage", **options)  # type: ignore[arg-type]
             assert answer.headers["content-type"] == "text/csv; charset=utf-8"
             (row,) = csv.DictReader(answer.text.splitlines())
             assert list(row) == ["model", *SUMS, ESTIMATED]
@@ -93,8 +93,8 @@ async def test_usage_comes_as_csv_and_of_the_days_that_are_asked_for(tmp_path: P
         assert len(await usage_rows(gateway, **{"from": days[0], "to": days[1]})) == 1
         assert await usage_rows(gateway, to=days[0]) == []
         assert await usage_rows(gateway, key="nobody") == []
-        refused = await gateway.client.get("/admin/usage", params={"by": "hour"})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "by")
+        response = await gateway.client.get("/admin/usage", params={"by": "hour"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "by")
         assert (await gateway.client.get("/admin/usage", params={"to": "0001-01-01"})).json()[
             "data"
         ] == []

@@ -44,12 +44,12 @@ async def page(gateway: Running, wanted: str) -> dict[str, float]:
     async with asyncio.timeout(hang_s()):
         while True:
             lines = (await gateway.client.get("/metrics")).text.splitlines()
-            found = {
+            values_by_series = {
                 name: float(value)
                 for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
             }
-            if wanted in found:
-                return found
+            if wanted in values_by_series:
+                return values_by_series
             await asyncio.sleep(0.02)
 
 
@@ -65,34 +65,32 @@ async def test_the_series_of_an_engine_have_its_model_and_replica_and_one_name(
             "m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1
         )
         await gateway.until("m", "ready")
-        found_page = await page(gateway, f"fitserve_engine_generated_tokens_total{labels}")
+        series = await page(gateway, f"fitserve_engine_generated_tokens_total{labels}")
         # The scripted engine counts with each look, so all have had as many looks.
-        looks = found_page[f"fitserve_engine_generated_tokens_total{labels}"] / 50
-        assert found_page[f"fitserve_engine_preemptions_total{labels}"] == looks
-        assert found_page[f"fitserve_engine_prompt_tokens_total{labels}"] == 100 * looks
-        assert found_page[f"fitserve_engine_cached_prompt_tokens_total{labels}"] == 40 * looks
-        assert found_page[f"fitserve_engine_requests_running{labels}"] == 3 * looks
-        assert found_page[f"fitserve_engine_kv_cache_use_ratio{labels}"] == pytest.approx(
-            0.1 * looks
-        )
-        assert found_page[f"fitserve_engine_first_token_seconds_sum{labels}"] == pytest.approx(
+        looks = series[f"fitserve_engine_generated_tokens_total{labels}"] / 50
+        assert series[f"fitserve_engine_preemptions_total{labels}"] == looks
+        assert series[f"fitserve_engine_prompt_tokens_total{labels}"] == 100 * looks
+        assert series[f"fitserve_engine_cached_prompt_tokens_total{labels}"] == 40 * looks
+        assert series[f"fitserve_engine_requests_running{labels}"] == 3 * looks
+        assert series[f"fitserve_engine_kv_cache_use_ratio{labels}"] == pytest.approx(0.1 * looks)
+        assert series[f"fitserve_engine_first_token_seconds_sum{labels}"] == pytest.approx(
             0.5 * looks
         )
-        assert found_page[f"fitserve_engine_first_token_seconds_count{labels}"] == 4 * looks
-        assert found_page[f"fitserve_engine_between_tokens_seconds_count{labels}"] == 40 * looks
-        found_page = await page(gateway, f"fitserve_engine_draft_acceptance_ratio{labels}")
-        assert found_page[f"fitserve_engine_draft_acceptance_ratio{labels}"] == pytest.approx(0.4)
+        assert series[f"fitserve_engine_first_token_seconds_count{labels}"] == 4 * looks
+        assert series[f"fitserve_engine_between_tokens_seconds_count{labels}"] == 40 * looks
+        series = await page(gateway, f"fitserve_engine_draft_acceptance_ratio{labels}")
+        assert series[f"fitserve_engine_draft_acceptance_ratio{labels}"] == pytest.approx(0.4)
         # Nobody who looks at the page asks an engine: what comes yet is the reading that was under
         # way.
         monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 3600.0)
-        asked = sum(
+        request_count = sum(
             b"GET /metrics" in line for engine in world.engines.values() for line in engine.log
         )
         for _ in range(20):
             await gateway.client.get("/metrics")
         assert (
             sum(b"GET /metrics" in line for engine in world.engines.values() for line in engine.log)
-            <= asked + 2
+            <= request_count + 2
         )
         await gateway.client.delete("/admin/models/m")
         await gateway.wait_until_gone("m")
@@ -109,18 +107,14 @@ async def test_the_page_has_what_gpus_do(tmp_path: Path, monkeypatch: pytest.Mon
     uuid = str(hot.uuid)
     hot.use, hot.temperature, hot.power, hot.throttles = 87, 91, 342_500, 0x40
     async with running(tmp_path, telling, hardware=machine("2x3090"), nvml=nvml) as gateway:
-        found_page = await page(
-            gateway, f'fitserve_gpu_throttled{{gpu="{uuid}",why="temperature"}}'
-        )
+        series = await page(gateway, f'fitserve_gpu_throttled{{gpu="{uuid}",why="temperature"}}')
         assert (
-            found_page[
-                f'fitserve_gpu_info{{gpu="{uuid}",index="1",name="NVIDIA GeForce RTX 3090"}}'
-            ]
+            series[f'fitserve_gpu_info{{gpu="{uuid}",index="1",name="NVIDIA GeForce RTX 3090"}}']
             == 1
         )
-        assert found_page[f'fitserve_gpu_use_ratio{{gpu="{uuid}"}}'] == 0.87
-        assert found_page[f'fitserve_gpu_temperature_celsius{{gpu="{uuid}"}}'] == 91
-        assert found_page[f'fitserve_gpu_power_watts{{gpu="{uuid}"}}'] == 342.5
+        assert series[f'fitserve_gpu_use_ratio{{gpu="{uuid}"}}'] == 0.87
+        assert series[f'fitserve_gpu_temperature_celsius{{gpu="{uuid}"}}'] == 91
+        assert series[f'fitserve_gpu_power_watts{{gpu="{uuid}"}}'] == 342.5
         nvml.events.put((hot, 13))
         assert (await page(gateway, f'fitserve_gpu_errors_total{{gpu="{uuid}",xid="13"}}')) != {}
         nvml.events.put((hot, 79))

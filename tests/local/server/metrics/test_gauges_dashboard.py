@@ -37,10 +37,8 @@ def telling(spec: LaunchSpec, starts: list[str], hold: Path) -> EngineScript:
 
 async def add_broken_engine(call: Call) -> None:
     """An engine that runs elsewhere, and answers no request."""
-    listed = b'{"object":"list","data":[{"id":"e","object":"model"}]}'
-    await (
-        call.reply(listed) if call.head[0].startswith(b"GET") else call.reply(b"{}", "500 Broken")
-    )
+    body = b'{"object":"list","data":[{"id":"e","object":"model"}]}'
+    await (call.reply(body) if call.head[0].startswith(b"GET") else call.reply(b"{}", "500 Broken"))
 
 
 async def shown_panels(gateway: Running) -> set[str]:
@@ -61,17 +59,17 @@ async def test_every_series_that_is_asked_for_is_exposed(
 ) -> None:
     monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 0.05)
     monkeypatch.setattr("gateway.machine.gpu_watch._POLL_S", 0.02)
-    wanted = {
+    names = {
         name for expression in expressions() for name, _ in NAME.findall(expression)
     } - OTHERS.keys()
-    nvml, seen, hold = two_3090(), set[str](), tmp_path / "hold"
+    nvml, exposed_names, hold = two_3090(), set[str](), tmp_path / "hold"
     nvml.cards[0].throttles = 0x40
 
     async def wait_until_seen(but: set[str]) -> None:
         deadline = time.monotonic() + hang_s()
-        while missing := wanted - but - seen:
+        while missing := names - but - exposed_names:
             assert time.monotonic() < deadline, f"never shown: {sorted(missing)}"
-            seen.update(await shown_panels(gateway))
+            exposed_names.update(await shown_panels(gateway))
             await asyncio.sleep(0.05)
 
     ends = {"fitserve_gpu_lost", "fitserve_unloads_total"}
@@ -101,7 +99,7 @@ async def test_every_series_that_is_asked_for_is_exposed(
         nvml.events.put((nvml.cards[0], 13))
         await wait_until_seen(ends)
         hold.unlink()
-        assert not ends & seen
+        assert not ends & exposed_names
         await gateway.client.post("/admin/models/m/stop")
         nvml.events.put((nvml.cards[1], 79))
         await wait_until_seen(set())

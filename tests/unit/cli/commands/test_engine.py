@@ -28,6 +28,6 @@ def test_an_environment_that_docker_stands_before_is_said_to_be_unused(
 ) -> None:
     monkeypatch.setattr("gateway.hosts.docker.client.listening", lambda: has_docker)
     _say_other_host(Settings(**fields))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert shown.startswith(words)
-    assert ("FITSERVE_HOST_KIND=process" in shown) is bool(words)
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.startswith(words)
+    assert ("FITSERVE_HOST_KIND=process" in output) is bool(words)

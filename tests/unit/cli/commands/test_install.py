@@ -50,9 +50,9 @@ def test_the_settings_of_pip_are_those_of_uv(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} /other")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:1/simple")
-    found_package_sources = package_sources()
-    assert found_package_sources["UV_FIND_LINKS"] == f"{tmp_path} /other"
-    assert found_package_sources["UV_INDEX"] == "http://127.0.0.1:1/simple"
+    sources = package_sources()
+    assert sources["UV_FIND_LINKS"] == f"{tmp_path} /other"
+    assert sources["UV_INDEX"] == "http://127.0.0.1:1/simple"
     monkeypatch.setenv("UV_INDEX", "mine")
     assert "UV_INDEX" not in package_sources()
 
@@ -74,9 +74,9 @@ def test_an_engine_without_a_recipe_says_where_it_runs(tmp_path: Path) -> None:
 def test_every_recipe_that_is_shipped_has_its_lock_file() -> None:
     profiles = Profiles()
     for ref in profiles.engine_files:
-        shipped = profiles.engine(ref)
-        if shipped.install is not None and shipped.install.lock is not None:
-            lock_file = profiles.install_file(shipped)
+        engine = profiles.engine(ref)
+        if engine.install is not None and engine.install.lock is not None:
+            lock_file = profiles.install_file(engine)
             assert lock_file is not None
             text = lock_file.read_text()
             assert text.count("--hash=sha256:") > 100
@@ -87,8 +87,8 @@ def test_a_change_of_the_code_installs_no_engine_anew_in_its_image() -> None:
     """What a layer copies is what makes it anew: of the code only the script reaches the stage that
     has the engine."""
     last = (ROOT / "docker/vllm-cpu.Dockerfile").read_text().rpartition("\nFROM ")[2]
-    copied = [line.split() for line in last.splitlines() if line.startswith(("COPY", "ADD"))]
-    assert [line[1:-1] for line in copied] == [
+    copies = [line.split() for line in last.splitlines() if line.startswith(("COPY", "ADD"))]
+    assert [line[1:-1] for line in copies] == [
         ["--from=recipe", "/src/venv/bin/uv", "/src/install.sh"]
     ]
     assert "install.sh" in last

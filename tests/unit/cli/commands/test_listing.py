@@ -10,20 +10,20 @@ NOW = 10_000.0
 
 
 def replica(**fields: Any) -> dict[str, Any]:
-    own = {
+    replica_fields = {
         "engine": "vllm==1",
         "max_model_len": 8192,
         "gpus": ["GPU-a"],
         "memory_bytes": 21 << 30,
         "ready_at": NOW - 65,
     }
-    return {"state": "ready", "follows": None, "busy_with": None, **own, **fields}
+    return {"state": "ready", "follows": None, "busy_with": None, **replica_fields, **fields}
 
 
 def view(*replicas: dict[str, Any], **fields: Any) -> dict[str, Any]:
     policy = {"pinned": False, "priority": 0}
     wish = {"source": "x/y", "endpoints": [], "policy": policy}
-    own = {
+    view_fields = {
         "name": "m",
         "state": "ready",
         "detail": "",
@@ -33,7 +33,7 @@ def view(*replicas: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "change": None,
         "rival": None,
     }
-    return {**own, "wish": wish, "replicas": list(replicas), **fields}
+    return {**view_fields, "wish": wish, "replicas": list(replicas), **fields}
 
 
 def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None:
@@ -58,13 +58,13 @@ def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None
 
 
 def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> None:
-    expected = {"phases": {"load": 12.0}, "low_s": 30.0, "high_s": 40.0, "grade": "measured"}
+    start_time = {"phases": {"load": 12.0}, "low_s": 30.0, "high_s": 40.0, "grade": "measured"}
     load: dict[str, Any] = {
         "phase": "load",
         "elapsed_s": 1.0,
         "total_s": 9.0,
         "conditions": {"origin": "process", "is_cache_empty": False},
-        "expected": expected,
+        "expected": start_time,
     }
 
     def detail(**changes: Any) -> str:
@@ -73,7 +73,7 @@ def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> N
         return str(row[-1])
 
     assert detail() == "loading weights 1s of 12s, 9s of 30s to 40s in all"
-    guess = {**expected, "low_s": 40.0, "grade": "estimate"}
+    guess = {**start_time, "low_s": 40.0, "grade": "estimate"}
     assert (
         detail(phase="kv", expected=guess)
         == "loading weights; making the KV cache 1s, 9s of 40s in all, an estimate"

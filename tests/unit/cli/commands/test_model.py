@@ -11,14 +11,20 @@ WARM = {"origin": "process", "is_cache_empty": False}
 
 
 def view(detail: str, phase: str | None = None, **start: Any) -> dict[str, Any]:
-    shown = {"phase": phase, "elapsed_s": 0.0, "total_s": 0.0, "conditions": WARM, "expected": None}
-    found = [{"start": shown | start}] if phase or start else [{"start": None}]
-    return {"state": "starting", "detail": detail, "replicas": found}
+    fields = {
+        "phase": phase,
+        "elapsed_s": 0.0,
+        "total_s": 0.0,
+        "conditions": WARM,
+        "expected": None,
+    }
+    replicas = [{"start": fields | start}] if phase or start else [{"start": None}]
+    return {"state": "starting", "detail": detail, "replicas": replicas}
 
 
 def test_a_new_phase_gives_a_line_with_its_times_and_no_line_comes_twice_in_a_row() -> None:
     reports, now_s, lines = WaitReports("m"), 0.0, []
-    seen = [
+    views = [
         view("planning"),
         view("planning"),
         view("pulling", expected=EXPECTED),
@@ -26,9 +32,9 @@ def test_a_new_phase_gives_a_line_with_its_times_and_no_line_comes_twice_in_a_ro
         view("loading", "load", elapsed_s=2.0, total_s=10.0, expected=EXPECTED),
         view("loading", "kv", elapsed_s=0.2, total_s=14.0, expected=EXPECTED),
     ]
-    for one in seen:
+    for next_view in views:
         now_s += 0.5
-        lines.append(reports.line(one, now_s))
+        lines.append(reports.line(next_view, now_s))
     assert lines == [
         "m: starting (planning)",
         "",

@@ -77,8 +77,8 @@ def test_a_taken_port_is_refused_before_an_engine_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = _Program()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv("FITSERVE_PORT", str(taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("FITSERVE_PORT", str(listener.getsockname()[1]))
         with pytest.raises(SettingsError, match="Address already in use"):
             _serve(monkeypatch, tmp_path, program)
     assert program.commands == []

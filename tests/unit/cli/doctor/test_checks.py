@@ -77,15 +77,15 @@ def test_memory_that_gpu_and_host_share() -> None:
 
 
 def test_mig() -> None:
-    one, two = HERE.gpus
+    first_gpu, two = HERE.gpus
     check_text(
-        checks.mig(HERE.evolve(gpus=(one.evolve(mig=True), two))),
+        checks.mig(HERE.evolve(gpus=(first_gpu.evolve(mig=True), two))),
         "warn",
         "without a MIG device",
         "nvidia-smi mig",
     )
     check_text(
-        checks.mig(HERE.evolve(gpus=(one.evolve(mig=True, uuid="MIG-1"),))), "ok", "1 devices"
+        checks.mig(HERE.evolve(gpus=(first_gpu.evolve(mig=True, uuid="MIG-1"),))), "ok", "1 devices"
     )
     assert checks.mig(HERE) is None
 

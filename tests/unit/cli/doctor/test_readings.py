@@ -102,13 +102,13 @@ def test_a_machine_of_an_outsider_is_examined_whole(tmp_path: Path) -> None:
         Card("GPU-a", "NVIDIA GeForce RTX 3090", display=True),
         Card("GPU-b", "NVIDIA GeForce RTX 3090", persistence=False),
     ]
-    found = {check.name: check for check in examine(settings, nvml=FakeNvml([*cards]))}
-    states = {name: check.state for name, check in found.items()}
+    checks = {check.name: check for check in examine(settings, nvml=FakeNvml([*cards]))}
+    states = {name: check.state for name, check in checks.items()}
     assert states["engines"] == "fail"
     assert states["display"] == states["persistence mode"] == states["Hugging Face Hub"] == "warn"
     assert states["clock"] == "unknown"
-    assert all(check.do for check in found.values() if check.state in ("warn", "fail"))
-    assert all("\n" not in check.do for check in found.values())
+    assert all(check.do for check in checks.values() if check.state in ("warn", "fail"))
+    assert all("\n" not in check.do for check in checks.values())
 
 
 def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
     settings = Settings(
         data_dir=tmp_path, host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0
     )
-    found = examine(
+    checks = examine(
         settings, nvml=FakeNvml([Card("GPU-a", "NVIDIA GeForce RTX 3090")], driver="470.10")
     )
-    (compiler,) = (check for check in found if check.name == "compiler")
+    (compiler,) = (check for check in checks if check.name == "compiler")
     assert (compiler.state, "Python.h" in compiler.finding) == ("fail", True)
-    (driver,) = (check for check in found if check.name == "driver")
+    (driver,) = (check for check in checks if check.name == "driver")
     assert (driver.state, VLLM_REF in driver.finding) == ("fail", True)
 
 

@@ -99,27 +99,27 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     """Played through: starts succeed but for one of them; in the end all replicas are by the wish
     in force."""
     now = [replica(index, 0, serves=serving or index > 0) for index in range(count)]
-    tried: TrialStatus | None = None
-    wanted, new, starts, finished = NEW, True, 0, False
+    trial: TrialStatus | None = None
+    generation, new, starts, is_finished = NEW, True, 0, False
     for _ in range(20 * count + 20):
-        step = next_step(wanted, new, now, tried)
-        away = sum(not one.serves or one.is_unrouted for one in now)
+        step = next_step(generation, new, now, trial)
+        away = sum(not replica.serves or replica.is_unrouted for replica in now)
         assert away <= 1 or not serving
         match step:
             case TryBeside(index):
                 fails = starts == fails_at and room and new
                 starts += room
-                tried = TrialStatus(
-                    index, wanted, "failed" if fails else "ready" if room else "no_room", "why"
+                trial = TrialStatus(
+                    index, generation, "failed" if fails else "ready" if room else "no_room", "why"
                 )
             case Adopt():
-                assert tried is not None
-                now[tried.index] = replica(tried.index, wanted)
-                tried = None
+                assert trial is not None
+                now[trial.index] = replica(trial.index, generation)
+                trial = None
             case EndTrial():
-                tried = None
+                trial = None
             case GoInPlace(index):
-                now[index], tried = (
+                now[index], trial = (
                     replica(
                         index,
                         now[index].generation,
@@ -135,16 +135,18 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
             case Replace(index):
                 fails = starts == fails_at and new
                 starts += 1
-                now[index] = replica(index, wanted, serves=not fails, failed="why" if fails else "")
+                now[index] = replica(
+                    index, generation, serves=not fails, failed="why" if fails else ""
+                )
             case GiveUp():
-                wanted, new, tried = 0, False, None
+                generation, new, trial = 0, False, None
             case Finish():
-                finished = True
+                is_finished = True
                 break
             case None:
                 break
-    assert all(one.generation == wanted and one.serves for one in now)
-    assert finished == new
+    assert all(replica.generation == generation and replica.serves for replica in now)
+    assert is_finished == new
 
 
 def test_a_change_that_the_engine_does_not_see_starts_nothing_anew() -> None:
@@ -154,44 +156,53 @@ def test_a_change_that_the_engine_does_not_see_starts_nothing_anew() -> None:
 
 
 def test_the_same_on_other_gpus_is_the_same_start() -> None:
-    one = plan()
-    assert starts_same_engine(one.evolve(gpus=("GPU-x",) * len(one.gpus)), one)
-    assert not starts_same_engine(one.evolve(gpus=(*one.gpus, "GPU-x")), one)
-    assert not starts_same_engine(one.evolve(argv=(*one.argv, "--x")), one)
+    first_plan = plan()
+    assert starts_same_engine(first_plan.evolve(gpus=("GPU-x",) * len(first_plan.gpus)), first_plan)
+    assert not starts_same_engine(first_plan.evolve(gpus=(*first_plan.gpus, "GPU-x")), first_plan)
+    assert not starts_same_engine(first_plan.evolve(argv=(*first_plan.argv, "--x")), first_plan)
 
 
 def test_a_wish_that_leaves_the_plan_says_why() -> None:
-    one = plan()
-    text = f"max model len stays {one.max_model_len.value}: {one.max_model_len.reason}"
-    assert why_no_effect(diff_wishes(wish(), wish(max_context=10**6)), one, one) == text
+    first_plan = plan()
+    text = (
+        f"max model len stays {first_plan.max_model_len.value}: {first_plan.max_model_len.reason}"
+    )
+    assert (
+        why_no_effect(diff_wishes(wish(), wish(max_context=10**6)), first_plan, first_plan) == text
+    )
     assert "follows from engines" in why_no_effect(
-        diff_wishes(wish(), wish(engines=["vllm"])), one, one
+        diff_wishes(wish(), wish(engines=["vllm"])), first_plan, first_plan
     )
     # A policy is no part of a plan, and another plan speaks for itself.
-    assert not why_no_effect(diff_wishes(wish(), wish(policy={"wait_s": 5})), one, one)
-    other_plan = one.evolve(argv=(*one.argv, "--seed=3"))
-    assert not why_no_effect(diff_wishes(wish(), wish(max_context=5)), one, other_plan)
+    assert not why_no_effect(
+        diff_wishes(wish(), wish(policy={"wait_s": 5})), first_plan, first_plan
+    )
+    other_plan = first_plan.evolve(argv=(*first_plan.argv, "--seed=3"))
+    assert not why_no_effect(diff_wishes(wish(), wish(max_context=5)), first_plan, other_plan)
 
 
 def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:
-    one = plan()
-    assert is_as_good(one, one)
-    less = one.memory.evolve(kv_tokens=one.memory.kv_tokens // 2)
-    assert not is_as_good(one.evolve(memory=less), one)
-    shorter = one.max_model_len.evolve(value=one.max_model_len.value // 2)
-    assert not is_as_good(one.evolve(max_model_len=shorter), one)
+    first_plan = plan()
+    assert is_as_good(first_plan, first_plan)
+    less = first_plan.memory.evolve(kv_tokens=first_plan.memory.kv_tokens // 2)
+    assert not is_as_good(first_plan.evolve(memory=less), first_plan)
+    shorter = first_plan.max_model_len.evolve(value=first_plan.max_model_len.value // 2)
+    assert not is_as_good(first_plan.evolve(max_model_len=shorter), first_plan)
 
 
 def test_differences_name_what_is_otherwise_and_no_secret() -> None:
-    told = diff_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
-    assert [(one.what, one.old, one.new) for one in told] == [
+    differences = diff_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
+    assert [(difference.what, difference.old, difference.new) for difference in differences] == [
         ("max_context", None, "5"),
         ("env", None, "NCCL_DEBUG"),
     ]
-    one = plan()
-    other_plan = one.evolve(argv=(*one.argv, "--seed=3"), env={**one.env, "NCCL_DEBUG": "INFO"})
+    first_plan = plan()
+    other_plan = first_plan.evolve(
+        argv=(*first_plan.argv, "--seed=3"), env={**first_plan.env, "NCCL_DEBUG": "INFO"}
+    )
     assert [
-        (diff_plan.what, diff_plan.old, diff_plan.new) for diff_plan in diff_plans(one, other_plan)
+        (diff_plan.what, diff_plan.old, diff_plan.new)
+        for diff_plan in diff_plans(first_plan, other_plan)
     ] == [
         ("--seed", None, "3"),
         ("variable NCCL_DEBUG", None, "set"),

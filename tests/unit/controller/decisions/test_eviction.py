@@ -151,9 +151,9 @@ def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     assert not moves(
         asking, a, serves("b", had_no_request=True, is_pinned=True, **young)
     ).evictions.get(("b", 0))
-    used = serves("used", used_at=NOW - 99, **young)
+    model_in_use = serves("used", used_at=NOW - 99, **young)
     assert eviction_order(
-        [used, serves("a", had_no_request=True, used_at=NOW - 1, **young)], NOW
+        [model_in_use, serves("a", had_no_request=True, used_at=NOW - 1, **young)], NOW
     ) == [
         ("a", 0),
         ("used", 0),
@@ -180,12 +180,12 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
 
 
 def test_nobody_leaves_while_another_one_does() -> None:
-    found_moves = moves(
+    decision = moves(
         out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
         serves("a"),
         resident("b", "leaves"),
     )
-    assert found_moves == Moves(holds={"x": "it waits until another model is unloaded"})
+    assert decision == Moves(holds={"x": "it waits until another model is unloaded"})
 
 
 def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> None:
@@ -216,15 +216,15 @@ def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
 
 
 def test_a_request_brings_back_only_loadable_models() -> None:
-    alone, asked = out("x", has_plan=False), out("x", has_plan=False, waited_s=1)
+    alone, requested_model = out("x", has_plan=False), out("x", has_plan=False, waited_s=1)
     assert is_loadable(out("x"), ())
     # It was planned with all that others could give, and found nothing.
     assert not is_loadable(alone, ())
-    assert not is_loadable(asked, {asked.name})
+    assert not is_loadable(requested_model, {requested_model.name})
     # They could, and not all of them now.
     could = out("x", has_plan=False, waited_s=1, waits_for_request=True)
     assert is_loadable(could, ())
-    assert is_loadable(asked, {"a"})
+    assert is_loadable(requested_model, {"a"})
     assert not is_loadable(out("x", is_stopped=True), ())
 
 
@@ -235,7 +235,7 @@ def test_the_order_of_a_boot() -> None:
         out("dear", priority=1),
         out("kept", is_pinned=True),
     ]
-    assert [one.name for one in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
+    assert [model.name for model in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
 
 
 places = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2))
@@ -249,7 +249,9 @@ residents = st.lists(
     st.builds(
         LoadedModel,
         st.sampled_from("abcdefgh"),
-        copies.map(lambda some: tuple(replace(one, index=index) for index, one in enumerate(some))),
+        copies.map(
+            lambda some: tuple(replace(copy, index=index) for index, copy in enumerate(some))
+        ),
         is_stopped=st.booleans(),
         keep_alive_s=st.sampled_from((-1.0, 0.0, 60.0)),
         is_pinned=st.booleans(),
@@ -272,45 +274,45 @@ residents = st.lists(
 
 @given(residents)
 def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]) -> None:
-    found, by_name = decide_evictions(known, NOW), {one.name: one for one in known}
-    for name in found.holds:
+    decision, by_name = decide_evictions(known, NOW), {model.name: model for model in known}
+    for name in decision.holds:
         assert (
             by_name[name].is_stopped
             or by_name[name].lacks_copies
             or by_name[name].state in ("out", "asleep")
         )
-    for (name, index), eviction in found.evictions.items():
-        one = by_name[name]
-        copy = one.copies[index]
+    for (name, index), eviction in decision.evictions.items():
+        model = by_name[name]
+        copy = model.copies[index]
         assert copy.state in ("serves", "loads", "asleep")
-        assert eviction.cause == "owner" or not one.is_pinned
-        assert eviction.cause != "idle" or not one.is_requested
+        assert eviction.cause == "owner" or not model.is_pinned
+        assert eviction.cause != "idle" or not model.is_requested
         if eviction.cause == "room":
             assert copy.state == "serves"
-            assert one.had_no_request or NOW - copy.entered_at >= copy.residence_s
+            assert model.had_no_request or NOW - copy.entered_at >= copy.residence_s
             (other,) = [
                 other
                 for other in known
                 if (name, index) in other.must_evict and f"room for {other.name}" in eviction.reason
             ]
-            assert other.name in found.holds
-            assert other.state != "serves" or not one.is_requested
+            assert other.name in decision.holds
+            assert other.state != "serves" or not model.is_requested
     # One of those that are asked has its turn, or all of them say themselves why they cannot be
     # loaded.
-    asked = [
-        one
-        for one in known
-        if one.state in ("out", "asleep")
-        and one.waited_s is not None
-        and one.can_start
-        and not one.is_stopped
+    waiting_models = [
+        model
+        for model in known
+        if model.state in ("out", "asleep")
+        and model.waited_s is not None
+        and model.can_start
+        and not model.is_stopped
     ]
     turns = [
-        one
-        for one in asked
-        if not found.holds.get(one.name, "").startswith("it waits for its turn")
+        model
+        for model in waiting_models
+        if not decision.holds.get(model.name, "").startswith("it waits for its turn")
     ]
-    assert bool(turns) == bool(asked) or any(one.is_pinned for one in known)
+    assert bool(turns) == bool(waiting_models) or any(model.is_pinned for model in known)
 
 
 def asleep(name: str, **fields: Any) -> LoadedModel:
@@ -428,7 +430,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
 
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
-    watched = [Copy(0, "serves", NOW - 90, is_watched=True)]
+    copies = [Copy(0, "serves", NOW - 90, is_watched=True)]
     asking = out(
         "x",
         waited_s=1,
@@ -439,12 +441,12 @@ def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     )
     sleeper = LoadedModel("b", (Copy(0, "asleep", NOW - 90),))
     assert set(moves(asking, serves("a"), sleeper).evictions) == {("a", 0), ("b", 0)}
-    busy = moves(asking, LoadedModel("a", tuple(watched)), sleeper)
+    busy = moves(asking, LoadedModel("a", tuple(copies)), sleeper)
     assert not busy.evictions
     assert busy.holds == {"x": "it waits for a, b to be unloaded"}
     assert not moves(
         asking, serves("a"), LoadedModel("b", (Copy(0, "asleep", NOW - 90, is_watched=True),))
     ).evictions
     # Nor for being idle; its owner's word is obeyed at once.
-    assert not moves(LoadedModel("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).evictions
-    assert moves(LoadedModel("a", tuple(watched), is_stopped=True)).evictions
+    assert not moves(LoadedModel("a", tuple(copies), keep_alive_s=10, used_at=NOW - 90)).evictions
+    assert moves(LoadedModel("a", tuple(copies), is_stopped=True)).evictions

@@ -35,8 +35,8 @@ def replica(**fields: Any) -> ReplicaSnapshot:
         fields["reason"] = fields.pop("leaving")
     groups: dict[str, Any] = {"planning": PlanState, "demand": Demand, "leaving": Leaving}
     for name, kind in groups.items():
-        known = kind.__dataclass_fields__.keys() & fields.keys()
-        groups[name] = kind(**{field: fields.pop(field) for field in known})
+        names = kind.__dataclass_fields__.keys() & fields.keys()
+        groups[name] = kind(**{field: fields.pop(field) for field in names})
     return ReplicaSnapshot(
         **{"is_wanted": True, "policy": Policy(), "attempt": None, **groups, **fields}
     )
@@ -69,20 +69,20 @@ def failed_attempt(number: int, kind: str, ended_at: float = NOW - 1, **fields: 
 
 
 def test_a_start_goes_from_plan_to_route() -> None:
-    one = attempt()
+    start = attempt()
     assert act() == MakePlan()
-    assert act(attempt=one) == Launch(one)
-    assert act(attempt=one, is_busy=True) == Rest("starting", "starting")
-    running = instance(one)
-    assert act(attempt=one, instance=running) == Rest("starting", "starting")
+    assert act(attempt=start) == Launch(start)
+    assert act(attempt=start, is_busy=True) == Rest("starting", "starting")
+    running = instance(start)
+    assert act(attempt=start, instance=running) == Rest("starting", "starting")
     answering = Observation(answering=True)
-    assert act(attempt=one, instance=running, observation=answering) == Verify(one)
-    assert act(attempt=one, instance=running, observation=answering, is_busy=True) == Rest(
+    assert act(attempt=start, instance=running, observation=answering) == Verify(start)
+    assert act(attempt=start, instance=running, observation=answering, is_busy=True) == Rest(
         "verifying", "starting"
     )
     assert act(
-        attempt=one, instance=running, observation=Observation(answering=True, verified=True)
-    ) == Publish(one)
+        attempt=start, instance=running, observation=Observation(answering=True, verified=True)
+    ) == Publish(start)
     ready = attempt(state="ready", ready_at=NOW)
     assert act(attempt=ready, instance=instance(ready), observation=answering) == Rest("ready")
 
@@ -97,33 +97,35 @@ def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> N
     assert act(
         attempt=ready, instance=instance(ready), observation=observation, is_busy=True
     ) == Rest("ready")
-    noted = ready.evolve(abilities=abilities)
-    assert act(attempt=noted, instance=instance(noted), observation=observation) == Rest("ready")
+    recorded_attempt = ready.evolve(abilities=abilities)
+    assert act(
+        attempt=recorded_attempt, instance=instance(recorded_attempt), observation=observation
+    ) == Rest("ready")
 
 
 def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
-    one = attempt()
-    assert act(attempt=one, instance=instance(one, "created")) == Launch(one)
+    start = attempt()
+    assert act(attempt=start, instance=instance(start, "created")) == Launch(start)
 
 
 def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
-    one, proof = attempt(), Failure(kind="kv_too_small", phase="starting", message="too small")
-    assert act(attempt=one, instance=instance(one), observation=Observation(proof=proof)) == Fail(
-        one, proof
-    )
+    start, proof = attempt(), Failure(kind="kv_too_small", phase="starting", message="too small")
+    assert act(
+        attempt=start, instance=instance(start), observation=Observation(proof=proof)
+    ) == Fail(start, proof)
     # Even while an effect is under way: nothing that is running now can undo a proof.
     assert act(
-        attempt=one, instance=instance(one), observation=Observation(proof=proof), is_busy=True
-    ) == Fail(one, proof)
+        attempt=start, instance=instance(start), observation=Observation(proof=proof), is_busy=True
+    ) == Fail(start, proof)
 
 
 def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
-    one = attempt()
-    gone = instance(one, "exited", exit_code=1)
-    assert isinstance(act(attempt=one, instance=gone), Rest)
+    start = attempt()
+    exited_instance = instance(start, "exited", exit_code=1)
+    assert isinstance(act(attempt=start, instance=exited_instance), Rest)
     action = act(
-        attempt=one,
-        instance=gone,
+        attempt=start,
+        instance=exited_instance,
         observation=Observation(log_ended=True),
         tail=("a", "last words"),
     )
@@ -141,8 +143,8 @@ def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(
     code: int | None, oom: bool, kind: str
 ) -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
-    gone = instance(ready, "exited", exit_code=code, oom_killed=oom)
-    action = act(attempt=ready, instance=gone, observation=Observation(log_ended=True))
+    exited_instance = instance(ready, "exited", exit_code=code, oom_killed=oom)
+    action = act(attempt=ready, instance=exited_instance, observation=Observation(log_ended=True))
     assert isinstance(action, Fail)
     assert action.failure.kind == kind
 
@@ -161,9 +163,9 @@ def test_the_engine_of_an_ended_attempt_is_stopped_before_the_next_plan() -> Non
 
 
 def test_an_engine_with_another_plan_is_replaced() -> None:
-    one = attempt()
-    foreign = instance(one).evolve(fingerprint="other")
-    assert act(attempt=one, instance=foreign) == Stop("m-r0-a1")
+    start = attempt()
+    foreign = instance(start).evolve(fingerprint="other")
+    assert act(attempt=start, instance=foreign) == Stop("m-r0-a1")
 
 
 def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
@@ -244,8 +246,8 @@ def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
 
 def test_ten_good_minutes_forgive_what_was_before() -> None:
     early = tuple(failed_attempt(number, "killed", ended_at=NOW - 5000) for number in range(4))
-    served = failed_attempt(5, "killed", ended_at=NOW - 100, ready_at=NOW - 900)
-    assert failures_in_a_row((*early, served)) == (served,)
+    last_attempt = failed_attempt(5, "killed", ended_at=NOW - 100, ready_at=NOW - 900)
+    assert failures_in_a_row((*early, last_attempt)) == (last_attempt,)
     short = failed_attempt(5, "killed", ended_at=NOW - 100, ready_at=NOW - 300)
     assert len(failures_in_a_row((*early, short))) == 5
 
@@ -268,8 +270,10 @@ def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
     )
     assert act(**leaves, is_drained=True) == Retire(ready)
     # Nobody waits for what has not served yet.
-    one = attempt()
-    assert act(attempt=one, instance=instance(one), leaving="stopped", is_busy=True) == Retire(one)
+    start = attempt()
+    assert act(attempt=start, instance=instance(start), leaving="stopped", is_busy=True) == Retire(
+        start
+    )
     # An engine that dies meanwhile has failed like any other.
     assert isinstance(act(**{**leaves, "instance": None}), Fail)
 
@@ -279,11 +283,11 @@ def test_no_engine_is_shown_as_starting_while_it_stops(why: dict[str, Any]) -> N
     reason = why.get("leaving", "its owner stopped it")
     why = {"hold": reason, **why}
     asleep = attempt(state="ready", ready_at=NOW - 5, asleep=Asleep(since=NOW - 1))
-    replaced = instance(attempt(), fingerprint="another")
+    other_instance = instance(attempt(), fingerprint="another")
     for fields in (
         {"is_busy": True},
         {"attempt": attempt(), "is_busy": True},
-        {"attempt": attempt(), "instance": replaced, "is_busy": True},
+        {"attempt": attempt(), "instance": other_instance, "is_busy": True},
         {"attempt": asleep, "instance": instance(asleep), "is_busy": True, "is_requested": True},
     ):
         action = act(**fields, **why)
@@ -296,10 +300,8 @@ def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
         "starting", "it waits for its turn"
     )
     assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
-    quarantined = act(
-        hold="x", history=tuple(failed_attempt(number, "oom") for number in range(1, 6))
-    )
-    assert quarantined.state == "quarantined"
+    action = act(hold="x", history=tuple(failed_attempt(number, "oom") for number in range(1, 6)))
+    assert action.state == "quarantined"
 
 
 SEEN = Observation(answering=True, verified=True)

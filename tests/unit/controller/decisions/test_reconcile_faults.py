@@ -58,8 +58,8 @@ def test_a_crash_loop_starts_seven_times_in_a_quarter_of_an_hour() -> None:
     starts = crashes([], START, START + 900)
     assert len(starts) <= 8
     gaps = [later - earlier for earlier, later in pairwise(starts)]
-    for gap, expected in zip(gaps, (10, 20, 40, 80, 160, 300, 300), strict=False):
-        assert expected <= gap <= 1.1 * expected
+    for gap, rest_s in zip(gaps, (10, 20, 40, 80, 160, 300, 300), strict=False):
+        assert rest_s <= gap <= 1.1 * rest_s
 
 
 def test_the_state_says_when_the_next_start_is() -> None:
@@ -126,25 +126,24 @@ def next_plans(one: Attempt, failure: Failure, here: Hardware) -> tuple[str, ...
 
 
 def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again() -> None:
-    one = attempt()
-    killed = Instance(
+    start = attempt()
+    instance = Instance(
         name="m",
         model="m",
         attempt=1,
-        fingerprint=one.fingerprint,
+        fingerprint=start.fingerprint,
         state="exited",
         exit_code=137,
         oom_killed=True,
     )
-    failure = exit_failure(killed, "loading weights", (), was_ready=False)
+    failure = exit_failure(instance, "loading weights", (), was_ready=False)
     assert failure.kind == "host_oom"
-    this_machine = machine("2x3090")
-    assert one.fingerprint in {
-        plan.fingerprint
-        for plan in decide(spec(), this_machine, [engine("cuda")], wish(), ()).plans
+    hardware = machine("2x3090")
+    assert start.fingerprint in {
+        plan.fingerprint for plan in decide(spec(), hardware, [engine("cuda")], wish(), ()).plans
     }
-    plans = next_plans(one, failure, this_machine)
-    assert one.fingerprint not in plans
+    plans = next_plans(start, failure, hardware)
+    assert start.fingerprint not in plans
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again(
     ],
 )
 def test_an_engine_that_crashed_was_not_killed_from_outside(code: int, kind: str) -> None:
-    gone = Instance(
+    instance = Instance(
         name="m",
         model="m",
         attempt=1,
@@ -167,4 +166,4 @@ def test_an_engine_that_crashed_was_not_killed_from_outside(code: int, kind: str
         state="exited",
         exit_code=code,
     )
-    assert exit_failure(gone, "loading weights", (), was_ready=False).kind == kind
+    assert exit_failure(instance, "loading weights", (), was_ready=False).kind == kind

@@ -45,13 +45,13 @@ def failures() -> Iterator[Failure]:
         {},
         *({name: "yes"} for lever in CURES.rows.levers if lever.cure for name in lever.when),
     ]
-    seen = set()
+    kinds = set()
     for kind, proves in sorted(proofs):
         for phase in PHASES:
             for values in circumstances:
                 cure = CURES.cure(Case(kind, phase, "vllm", values))
-                if (kind, proves, phase, cure) not in seen:
-                    seen.add((kind, proves, phase, cure))
+                if (kind, proves, phase, cure) not in kinds:
+                    kinds.add((kind, proves, phase, cure))
                     yield Failure(
                         kind=kind,
                         phase=phase,
@@ -66,23 +66,23 @@ class Planner:
     """Decides once for equal facts."""
 
     def __init__(self) -> None:
-        wanted = ("vllm==0.26.0", "vllm==0.33.0")
-        self._engines = PROFILES.engines(wanted, device="cuda")
+        engine_names = ("vllm==0.26.0", "vllm==0.33.0")
+        self._engines = PROFILES.engines(engine_names, device="cuda")
         self._rules = PROFILES.rules(self._engines)
         self._plans: dict[str, tuple[Plan, ...]] = {}
 
     def plans(self, facts: tuple[Fact, ...]) -> tuple[Plan, ...]:
         key = repr([(fact.kind, sorted(fact.scope.items()), fact.value) for fact in facts])
         if key not in self._plans:
-            model, this_machine = published_model("llama-3.1-8b"), machine("2xh100")
-            decision = decide(model, this_machine, self._engines, wish(), facts, rules=self._rules)
+            model, hardware = published_model("llama-3.1-8b"), machine("2xh100")
+            decision = decide(model, hardware, self._engines, wish(), facts, rules=self._rules)
             self._plans[key] = decision.plans
         return self._plans[key]
 
 
 def next_step(failure: Failure, plan: Plan) -> object:
     """The action of the loop after the first failed start."""
-    failed = attempt(1, "failed", plan=plan, ended_at=NOW - 1, failure=failure)
+    failed_start = attempt(1, "failed", plan=plan, ended_at=NOW - 1, failure=failure)
     replica = ReplicaSnapshot(
         is_wanted=True,
         policy=Policy(),
@@ -90,7 +90,7 @@ def next_step(failure: Failure, plan: Plan) -> object:
         planning=PlanState(),
         demand=Demand(),
         leaving=Leaving(),
-        history=(failed,),
+        history=(failed_start,),
     )
     return next_action(replica, NOW, backoff_s=10, backoff_max_s=300)
 
@@ -117,7 +117,7 @@ def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
             for fact in learn(attempt(plan=first_plan), failure, NOW)
         )
         assert facts, failure
-        later_plans = planner.plans(facts)
-        assert first_plan.fingerprint not in {plan.fingerprint for plan in later_plans}, failure
+        plans_after = planner.plans(facts)
+        assert first_plan.fingerprint not in {plan.fingerprint for plan in plans_after}, failure
         if cure == "engine" and failure.proves == "plan" and failure.phase in PHASES[:3]:
-            assert str(first_plan.engine) not in {str(plan.engine) for plan in later_plans}, failure
+            assert str(first_plan.engine) not in {str(plan.engine) for plan in plans_after}, failure

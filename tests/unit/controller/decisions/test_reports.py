@@ -104,12 +104,15 @@ def test_a_changed_model_is_reported(
 
 def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
-    begun, refused = model(change=change), model(change=change.evolve(refused="no plan"))
-    (event,) = events_of_model(OLD, begun, ReportedStages(), NOW)
+    model_in_change, model_without_plan = (
+        model(change=change),
+        model(change=change.evolve(refused="no plan")),
+    )
+    (event,) = events_of_model(OLD, model_in_change, ReportedStages(), NOW)
     assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
-    assert kinds(begun, refused) == ["model.change_refused"]
-    assert kinds(refused, refused) == []
-    assert kinds(OLD, refused) == ["model.changing", "model.change_refused"]
+    assert kinds(model_in_change, model_without_plan) == ["model.change_refused"]
+    assert kinds(model_without_plan, model_without_plan) == []
+    assert kinds(OLD, model_without_plan) == ["model.changing", "model.change_refused"]
 
 
 @pytest.mark.parametrize(
@@ -222,14 +225,14 @@ def test_an_engine_that_stops_says_why(
     reported_stages = ReportedStages()
     reported_stages.note(1, "ready")
     replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **own)
-    stopped = [
+    events = [
         event
         for event in events_of_model(
             model(**changes), model(replica, **changes), reported_stages, NOW
         )
         if event.kind == "engine.stopped"
     ]
-    assert [event.data["why"] for event in stopped] == [why]
+    assert [event.data["why"] for event in events] == [why]
 
 
 @pytest.mark.parametrize(
@@ -336,12 +339,12 @@ def _events(before: ReportedModel, after: ReportedModel, kind: str) -> list[str]
     ],
 )
 def test_no_word_of_a_detail_is_cut_out(detail: str, words: str) -> None:
-    former_model, later_model = model(state="ready"), model(state="stopped", detail=detail)
-    assert _events(former_model, later_model, "model.state") == [words]
+    ready_model, later_model = model(state="ready"), model(state="stopped", detail=detail)
+    assert _events(ready_model, later_model, "model.state") == [words]
 
 
 def test_a_plan_for_a_cpu_names_the_cpu() -> None:
-    one = attempt()
-    on_cpu = one.evolve(plan=one.plan.evolve(gpus=()))
+    start = attempt()
+    on_cpu = start.evolve(plan=start.plan.evolve(gpus=()))
     (words,) = _events(model(), model(ReportedReplica(0, (on_cpu,))), "plan.chosen")
     assert " on the CPU, context " in words

@@ -10,12 +10,12 @@ from tests.support.makers import plan
 def test_sglang_derives_ports_for_groups_of_ranks() -> None:
     """PortArgs.init_new in sglang/srt/server_args.py: from 233 above the port on."""
     lone_plan = plan().evolve(engine=EngineRef(kind="sglang", version="0.5.23", image="i"))
-    grouped = lone_plan.evolve(data_parallel=int_choice(4, "test", "test"))
+    plan_of_groups = lone_plan.evolve(data_parallel=int_choice(4, "test", "test"))
     assert engine_ports(lone_plan, 8001) == {8001}
-    taken = engine_ports(grouped, 8001)
-    assert {8001, 8234, 8240} <= taken
-    assert 8002 not in taken
+    ports = engine_ports(plan_of_groups, 8001)
+    assert {8001, 8234, 8240} <= ports
+    assert 8002 not in ports
     # The next port would derive some of the same.
-    assert not taken.isdisjoint(engine_ports(grouped, 8002))
-    vllm = grouped.evolve(engine=EngineRef(kind="vllm", version="0.33.0", image="i"))
+    assert not ports.isdisjoint(engine_ports(plan_of_groups, 8002))
+    vllm = plan_of_groups.evolve(engine=EngineRef(kind="vllm", version="0.33.0", image="i"))
     assert engine_ports(vllm, 8001) == {8001}

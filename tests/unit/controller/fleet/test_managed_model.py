@@ -15,20 +15,20 @@ from tests.support.makers import attempt, plan, wish
 def test_a_model_that_is_loaded_for_years_remembers_few_attempts() -> None:
     model, replica = ManagedModel(wish(), 0.0), ReplicaState("m", 0)
     model.replicas = [replica]
-    forgotten = []
+    ids = []
     for number in range(1, 1000):
-        former_fingerprint = fingerprint(model)
-        forgotten += [ended.id for ended in replica.remember(attempt(number, "stopped"))]
-        assert fingerprint(model) != former_fingerprint, "each end of an attempt is seen"
-    last = [ended.id for ended in replica.history]
+        first_fingerprint = fingerprint(model)
+        ids += [old_attempt.id for old_attempt in replica.remember(attempt(number, "stopped"))]
+        assert fingerprint(model) != first_fingerprint, "each end of an attempt is seen"
+    last = [old_attempt.id for old_attempt in replica.history]
     assert last == [*range(1000 - MAX_ENDED_ATTEMPTS, 1000)]
-    assert forgotten == [*range(1, 1000 - MAX_ENDED_ATTEMPTS)]
+    assert ids == [*range(1, 1000 - MAX_ENDED_ATTEMPTS)]
 
 
 def test_attempts_of_a_trial_are_put_in_order() -> None:
     replica = ReplicaState("m", 0, history=[attempt(1, "failed"), attempt(4, "failed")])
     replica.remember(attempt(2, "failed"), attempt(3, "failed"))
-    assert [ended.id for ended in replica.history] == [1, 2, 3, 4]
+    assert [old_attempt.id for old_attempt in replica.history] == [1, 2, 3, 4]
 
 
 def test_all_failures_that_a_wish_allows_are_remembered() -> None:
@@ -40,14 +40,16 @@ def test_all_failures_that_a_wish_allows_are_remembered() -> None:
 def test_remembered_plans_share_their_equal_parts() -> None:
     first_plan = plan()
     replica = ReplicaState("m", 0, history=[attempt(1, "failed", plan=first_plan)])
-    parsed = Plan.model_validate_json(first_plan.model_dump_json())
-    other = parsed.evolve(memory=parsed.memory.evolve(budget_bytes=1))
-    shared = share_parts(other, replica)
-    assert shared == other
-    assert shared.fingerprint == other.fingerprint
-    assert shared.model_fields_set == other.model_fields_set
+    parsed_plan = Plan.model_validate_json(first_plan.model_dump_json())
+    other = parsed_plan.evolve(memory=parsed_plan.memory.evolve(budget_bytes=1))
+    replica_with_parts = share_parts(other, replica)
+    assert replica_with_parts == other
+    assert replica_with_parts.fingerprint == other.fingerprint
+    assert replica_with_parts.model_fields_set == other.model_fields_set
     same_names = [
-        name for name in Plan.model_fields if getattr(shared, name) is getattr(first_plan, name)
+        name
+        for name in Plan.model_fields
+        if getattr(replica_with_parts, name) is getattr(first_plan, name)
     ]
     assert {"engine", "argv", "tensor_parallel"} <= {*same_names}
     assert "memory" not in same_names

@@ -68,9 +68,9 @@ async def launch_mounts(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
 
     new_engine = engine()
     launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: new_engine, download)
-    one: Attempt = attempt()
+    start: Attempt = attempt()
     model = ModelRef(source=str(folder), task="generate", vocab=1)
-    await launch(launcher, one.evolve(plan=one.plan.evolve(model=model)))
+    await launch(launcher, start.evolve(plan=start.plan.evolve(model=model)))
     (spec,) = host.started
     mounts: tuple[Mount, ...] = spec.mounts
     return mounts
@@ -122,10 +122,10 @@ async def test_a_snapshot_whose_blobs_are_a_link_is_shown_alone(tmp_path: Path) 
 
 def attempt_with_template(text: str) -> tuple[Attempt, ChatTemplate]:
     """An attempt whose plan names the template."""
-    chat_template, one = ChatTemplate(text=text), attempt()
+    chat_template, start = ChatTemplate(text=text), attempt()
     argv = (f"--chat-template={chat_template.digest}.jinja",)
-    made = one.evolve(plan=one.plan.evolve(argv=argv))
-    return made, chat_template
+    start_with_template = start.evolve(plan=start.plan.evolve(argv=argv))
+    return start_with_template, chat_template
 
 
 def launcher_of(host: Any, **settings: Any) -> Launcher:
@@ -138,14 +138,14 @@ def launcher_of(host: Any, **settings: Any) -> Launcher:
 async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: Path) -> None:
     folder, host = tmp_path / "model", Docker()
     folder.mkdir()
-    one, given = attempt_with_template("{{ messages }} \u00df")
-    one = one.evolve(
-        plan=one.plan.evolve(model=ModelRef(source=str(folder), task="generate", vocab=1))
+    start, template = attempt_with_template("{{ messages }} \u00df")
+    start = start.evolve(
+        plan=start.plan.evolve(model=ModelRef(source=str(folder), task="generate", vocab=1))
     )
     launcher = launcher_of(host, data_dir=tmp_path / "data")
     for _ in range(2):
-        launcher.keep_template(given.text)
-        await launch(launcher, one)
+        launcher.keep_template(template.text)
+        await launch(launcher, start)
     spec, templates = host.started[1], tmp_path / "data" / "chat-templates"
     assert spec.mounts == tuple(
         Mount(source=str(path), target=str(path)) for path in (folder, templates)
@@ -153,7 +153,7 @@ async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: 
     (file,) = templates.iterdir()
     assert f"--chat-template={file}" in spec.argv
     assert (file.read_text(), file.stat().st_mode & 0o777, templates.stat().st_mode & 0o777) == (
-        given.text,
+        template.text,
         0o644,
         0o755,
     )
@@ -164,32 +164,32 @@ async def test_the_chat_template_is_below_the_one_folder_that_engines_see(
 ) -> None:
     models, host = tmp_path / "models", Docker()
     (models / "m").mkdir(parents=True)
-    one, given = attempt_with_template("{{ messages }}")
-    one = one.evolve(
-        plan=one.plan.evolve(model=ModelRef(source=str(models / "m"), task="generate", vocab=1))
+    start, template = attempt_with_template("{{ messages }}")
+    start = start.evolve(
+        plan=start.plan.evolve(model=ModelRef(source=str(models / "m"), task="generate", vocab=1))
     )
     launcher = launcher_of(
         host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models"
     )
-    launcher.keep_template(given.text)
-    await launch(launcher, one)
+    launcher.keep_template(template.text)
+    await launch(launcher, start)
     (spec,) = host.started
     assert spec.mounts == (Mount(source="fitserve-models", target=str(models)),)
-    assert f"--chat-template={models}/chat-templates/{given.digest}.jinja" in spec.argv
-    assert (models / "chat-templates" / f"{given.digest}.jinja").read_text() == given.text
+    assert f"--chat-template={models}/chat-templates/{template.digest}.jinja" in spec.argv
+    assert (models / "chat-templates" / f"{template.digest}.jinja").read_text() == template.text
 
 
 async def test_a_plan_whose_chat_template_is_gone_is_not_started(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    one, _ = attempt_with_template("{{ messages }}")
-    one = one.evolve(
-        plan=one.plan.evolve(
+    start, _ = attempt_with_template("{{ messages }}")
+    start = start.evolve(
+        plan=start.plan.evolve(
             model=ModelRef(source=str(tmp_path / "model"), task="generate", vocab=1)
         )
     )
     host = Docker()
     with pytest.raises(BadModel, match="No such file"):
-        await launch(launcher_of(host, data_dir=tmp_path / "data"), one)
+        await launch(launcher_of(host, data_dir=tmp_path / "data"), start)
     assert not host.started
 
 

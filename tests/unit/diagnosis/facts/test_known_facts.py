@@ -34,13 +34,13 @@ facts = st.builds(
 def test_the_held_facts_are_those_of_a_search_through_all_in_its_order(
     known: list[Fact], kind: str, about: dict[str, str | None]
 ) -> None:
-    looked = [
+    facts_of_search = [
         fact
         for fact in known
         if fact.kind == kind and all(about.get(name) == value for name, value in fact.scope.items())
     ]
     assert [id(fact) for fact in KnownFacts(known).holding(kind, about)] == [
-        id(fact) for fact in looked
+        id(fact) for fact in facts_of_search
     ]
 
 
@@ -48,7 +48,7 @@ def test_the_held_facts_are_those_of_a_search_through_all_in_its_order(
 def test_a_value_that_no_fact_is_about_finds_none(known: list[Fact], name: str, value: str) -> None:
     known_facts = KnownFacts(known)
     if not known_facts.may_hold("max_context", name, value):
-        everything = {one: fact.scope.get(one, "") for fact in known for one in "abcd"} | {
+        everything = {field: fact.scope.get(field, "") for fact in known for field in "abcd"} | {
             name: value
         }
         assert list(known_facts.holding("max_context", everything)) == []
@@ -62,8 +62,8 @@ def test_the_first_refusal_that_was_seen_of_a_layer_counts(
     refused: list[dict[str, str]], layer: dict[str, str]
 ) -> None:
     rows = [(frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(refused)]
-    looked = next((words for scope, words in rows if scope <= layer.items()), None)
-    assert ObservedRefusals(rows).words(tuple(layer.items())) == looked
+    words_of_search = next((words for scope, words in rows if scope <= layer.items()), None)
+    assert ObservedRefusals(rows).words(tuple(layer.items())) == words_of_search
 
 
 class Looked(str):

@@ -19,16 +19,16 @@ OOM = Failure(
 
 def test_memory_that_nvml_reads_beside_the_share_is_left_free_by_the_next_plan() -> None:
     profiles = Profiles()
-    this_machine, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    hardware, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
     rules, models = (
         profiles.rules(engines),
         [published_model("llama-3.1-8b"), published_model("llama-3.2-1b")],
     )
-    first_plan = decide(models[0], this_machine, engines, wish(), rules=rules).plans[0]
-    one: Attempt = attempt(plan=first_plan)
-    taken = first_plan.memory.promised_bytes + 2 * GIB
+    first_plan = decide(models[0], hardware, engines, wish(), rules=rules).plans[0]
+    start: Attempt = attempt(plan=first_plan)
+    used_bytes = first_plan.memory.promised_bytes + 2 * GIB
     (fact,) = (
-        fact for fact in prove_success(one, 1.0, None, taken) if fact.kind == "beside_memory"
+        fact for fact in prove_success(start, 1.0, None, used_bytes) if fact.kind == "beside_memory"
     )
     assert (fact.value, set(fact.scope)) == (
         2 * GIB,
@@ -36,18 +36,18 @@ def test_memory_that_nvml_reads_beside_the_share_is_left_free_by_the_next_plan()
     )
     for model in models:
         before, after = (
-            decide(model, this_machine, engines, wish(), facts, rules=rules).plans[0].memory
+            decide(model, hardware, engines, wish(), facts, rules=rules).plans[0].memory
             for facts in ((), (fact,))
         )
         assert after.beside_bytes - before.beside_bytes == 2 * GIB
     # What was left of the GPU beside the share is enough for it, so that the plan stays as it is.
     assert (
-        decide(models[0], this_machine, engines, wish(), (fact,), rules=rules).plans[0].argv
+        decide(models[0], hardware, engines, wish(), (fact,), rules=rules).plans[0].argv
         == first_plan.argv
     )
     assert not [
         fact
-        for fact in prove_success(one, 1.0, None, first_plan.memory.promised_bytes)
+        for fact in prove_success(start, 1.0, None, first_plan.memory.promised_bytes)
         if fact.kind == "beside_memory"
     ]
 
@@ -63,20 +63,20 @@ def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_nothing_of_mem
 
 
 def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_again() -> None:
-    profiles, this_machine = Profiles(), machine("h200")
-    wanted = ("vllm==0.26.0", "vllm==0.33.0")
-    engines = profiles.engines(wanted, device="cuda")
+    profiles, hardware = Profiles(), machine("h200")
+    engine_names = ("vllm==0.26.0", "vllm==0.33.0")
+    engines = profiles.engines(engine_names, device="cuda")
     rules, model = profiles.rules(engines), published_model("llama-3.1-8b")
-    first_plan = decide(model, this_machine, engines, wish(), rules=rules).plans[0]
+    first_plan = decide(model, hardware, engines, wish(), rules=rules).plans[0]
     failure = Failure(kind="tokenizer", phase="load", message="It broke.", cure="engine")
     facts = learn(attempt(plan=first_plan), failure, 2.0)
     (fact,) = (fact for fact in facts if fact.kind == "engine_fails")
     assert set(fact.scope) == {"engine", "model"}
-    later_plans = decide(model, this_machine, engines, wish(), facts, rules=rules).plans
-    assert later_plans
-    assert str(first_plan.engine) not in {str(plan.engine) for plan in later_plans}
+    plans_after = decide(model, hardware, engines, wish(), facts, rules=rules).plans
+    assert plans_after
+    assert str(first_plan.engine) not in {str(plan.engine) for plan in plans_after}
     other_plans = decide(
-        published_model("llama-3.2-1b"), this_machine, engines, wish(), facts, rules=rules
+        published_model("llama-3.2-1b"), hardware, engines, wish(), facts, rules=rules
     ).plans
     assert str(first_plan.engine) in {str(plan.engine) for plan in other_plans}
     # Where sizes matter another plan of the engine may help.

@@ -37,15 +37,15 @@ SILENT = Failure(
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "refused"])
 def test_a_failed_fork_is_taken_back(silent: bool) -> None:
     failure = SILENT if silent else diagnose([LINE], Profiles().signatures, "vllm")[0]
-    forked = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
-    assert forked.env[NAME] == VALUE
-    facts = learn(attempt(1, plan=forked), failure, 1.0)
+    fork_plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
+    assert fork_plan.env[NAME] == VALUE
+    facts = learn(attempt(1, plan=fork_plan), failure, 1.0)
     assert "fork_fails" in {fact.kind for fact in facts}
-    spawned = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, facts).plans[0]
-    assert NAME not in spawned.env
-    assert spawned.argv == forked.argv
+    spawn_plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, facts).plans[0]
+    assert NAME not in spawn_plan.env
+    assert spawn_plan.argv == fork_plan.argv
     # A second failure is not due to a fork.
-    again = learn(attempt(2, plan=spawned), failure, 1.0)
+    again = learn(attempt(2, plan=spawn_plan), failure, 1.0)
     assert {fact.kind for fact in again} == {"plan_failed"}
 
 
@@ -63,18 +63,18 @@ def test_only_forks_of_dense_models_on_hopper_skip_the_warm_ups_of_experts() -> 
 
 
 def test_a_guessed_family_keeps_the_warm_ups_of_experts() -> None:
-    guessed = published_model("llama-3.1-8b").evolve(guessed=("its MLPs",))
+    guessed_model = published_model("llama-3.1-8b").evolve(guessed=("its MLPs",))
     for engine in map(PROFILES.engine, FIXED):
         rules = PROFILES.rules([engine])
-        plan = decide(guessed, machine("8xh100"), [engine], wish(), (), rules=rules).plans[0]
+        plan = decide(guessed_model, machine("8xh100"), [engine], wish(), (), rules=rules).plans[0]
         assert plan.env[NAME] == VALUE
         assert VARIABLE not in plan.env
 
 
 def test_other_failures_say_nothing_of_forks() -> None:
-    forked = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
+    fork_plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
     other = SILENT.evolve(kind="exited")
-    assert "fork_fails" not in {fact.kind for fact in learn(attempt(1, plan=forked), other, 1.0)}
+    assert "fork_fails" not in {fact.kind for fact in learn(attempt(1, plan=fork_plan), other, 1.0)}
 
 
 def test_the_user_decides_before_the_planner() -> None:

@@ -58,20 +58,20 @@ def play_starts(
     """What is started one after the other while every start of several ranks fails so: (GPUs, what
     is changed)."""
     facts: tuple[Fact, ...] = ()
-    seen: list[tuple[int, str]] = []
+    steps: list[tuple[int, str]] = []
     fingerprints = set()
     for number in range(12):
         plans = make_decision(model, hardware, ref, facts, **wanted).plans
         if not plans:
-            return seen
+            return steps
         best = plans[0]
         assert best.fingerprint not in fingerprints
         fingerprints.add(best.fingerprint)
-        seen.append((len(best.gpus), changes(best)))
+        steps.append((len(best.gpus), changes(best)))
         if len(best.gpus) < 2:
-            return seen
+            return steps
         facts += learn(attempt(number, plan=best), failure, 1.0)
-    raise AssertionError(seen)
+    raise AssertionError(steps)
 
 
 @pytest.mark.parametrize("log", ["failed-nccl-0.19.1", "failed-p2p-0.18.0", "failed-nccl-watchdog"])
@@ -160,8 +160,8 @@ def test_the_second_hang_of_a_plan_is_the_plans() -> None:
 
 
 def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
-    one = attempt(1, "failed", ended_at=10.0, failure=HANG)
-    (fact,) = learn(attempt(2), judge(attempt(2), HANG, (one,), 100.0), 100.0)
+    start = attempt(1, "failed", ended_at=10.0, failure=HANG)
+    (fact,) = learn(attempt(2), judge(attempt(2), HANG, (start,), 100.0), 100.0)
     assert fact.kind == "plan_failed"
 
 

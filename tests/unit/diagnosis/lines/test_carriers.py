@@ -47,10 +47,10 @@ def test_frames_behind_any_carrier_are_read(carrier: str) -> None:
 
 def test_each_machine_is_a_process_of_its_own() -> None:
     lines = Carriers()
-    one, two = (lines.parse(f"node-{name}: 10:20:3{name} {TRACE[1]}") for name in "12")
-    assert one.text == two.text == TRACE[1]
-    assert one.process != two.process
-    assert lines.parse(f"node-1: 11:00:00 {TRACE[5]}") == one._replace(text=TRACE[5])
+    first_line, two = (lines.parse(f"node-{name}: 10:20:3{name} {TRACE[1]}") for name in "12")
+    assert first_line.text == two.text == TRACE[1]
+    assert first_line.process != two.process
+    assert lines.parse(f"node-1: 11:00:00 {TRACE[5]}") == first_line._replace(text=TRACE[5])
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_an_engines_own_record_is_no_carrier() -> None:
     assert lines.parse(f"WARNING 11-21 02:22:44 [x.py:12] {TRACE[1]}").level == "WARNING"
     assert lines.parse("WARNING 11-21 02:22:44 [x.py:12] boom").level == "WARNING"
     # Whoever writes into a record of the engine's carries none of its lines.
-    said = (
+    quoted_record = (
         "INFO 11-21 02:22:44 [logger.py:1] Received request: prompt: 'frob ERROR 11-21 02:22:44"
         " [core.py:1] boom'"
     )
-    assert lines.parse(said).level == "INFO"
-    assert lines.parse(said).text.startswith("Received request")
+    assert lines.parse(quoted_record).level == "INFO"
+    assert lines.parse(quoted_record).text.startswith("Received request")
 
 
 def test_no_more_carriers_are_remembered_than_a_cluster_has_machines() -> None:

@@ -48,8 +48,8 @@ def test_the_speaker_of_a_line_is_known_behind_its_carrier(carried: str) -> None
 def test_programs_beside_the_engine_have_levels_of_their_own(
     line: str, level: str | None, text: str
 ) -> None:
-    said = parse(clean(line.encode()))
-    assert (said.level, said.text) == (level, text)
+    line_parts = parse(clean(line.encode()))
+    assert (line_parts.level, line_parts.text) == (level, text)
 
 
 def test_the_level_that_python_prints_behind_a_loggers_name_is_read() -> None:

@@ -50,19 +50,19 @@ def test_no_expression_that_matches_is_left_out() -> None:
     index = PatternIndex(PATTERNS)
     # Many logs have the same line.
     texts = [*{*lines()}, *(example for row in ROWS.texts for example in row.examples)]
-    found = 0
+    match_count = 0
     for text in sorted(texts)[::3]:
-        matching = {at for at, one in enumerate(several) if one.search(text)}
+        matching = {at for at, pattern in enumerate(several) if pattern.search(text)}
         assert matching <= set(index.candidates(text)), text
-        found += len(matching)
-    assert found > len(texts) / 2
+        match_count += len(matching)
+    assert match_count > len(texts) / 2
 
 
 def test_an_indexed_pattern_finds_what_its_pattern_finds() -> None:
     pattern = IndexedPattern(r"frob|job (?P<at>\d)", re.IGNORECASE)
-    found = pattern.search("a JOB 7")
-    assert found is not None
-    assert found["at"] == "7"
+    match = pattern.search("a JOB 7")
+    assert match is not None
+    assert match["at"] == "7"
     assert pattern.search("a task") is None
 
 
@@ -94,14 +94,14 @@ class CountedPattern:
 def test_a_line_is_searched_for_few_of_all_texts(line: str) -> None:
     signatures = Signatures(ROWS)
     texts = signatures._texts
-    counted = [(row, CountedPattern(pattern)) for row, pattern in texts._rows]
-    object.__setattr__(texts, "_rows", counted)
+    patterns = [(row, CountedPattern(pattern)) for row, pattern in texts._rows]
+    object.__setattr__(texts, "_rows", patterns)
     searches = []
     for number in (500, 1000):
         CountedPattern.searches = 0
         diagnose(["\n".join(map(line.format, range(number))).encode()], signatures)
         searches.append(CountedPattern.searches)
-    assert searches[1] <= 8 * 1000 < len(counted) * 1000 / 20
+    assert searches[1] <= 8 * 1000 < len(patterns) * 1000 / 20
     assert searches[1] <= 2.1 * searches[0] + 100
 
 

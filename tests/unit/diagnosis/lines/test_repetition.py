@@ -25,12 +25,12 @@ TRACEBACK = [
 
 
 def counts_of(lines: list[bytes]) -> list[int]:
-    found: list[int] = []
-    several = LineFilter(lambda _: found.append(several.number))
+    numbers: list[int] = []
+    several = LineFilter(lambda _: numbers.append(several.number))
     several.feed(b"\n".join(lines))
     several.close()
     assert several.number == len(lines)
-    return found
+    return numbers
 
 
 def test_few_lines_of_a_flood_are_read_and_its_last_ones() -> None:
@@ -55,20 +55,20 @@ def test_a_flood_hides_no_failure() -> None:
     alone, _ = diagnose([b"\n".join(TRACEBACK)], SIGNATURES)
     assert alone.kind == "gpu_oom"
     for before, after in ((FLOOD, []), ([], FLOOD), (FLOOD[:9_000], FLOOD[9_000:])):
-        found, _ = diagnose([b"\n".join([*before, *TRACEBACK, *after])], SIGNATURES)
-        assert found.line_number is not None
-        assert found.evolve(line_number=alone.line_number) == alone
-        assert found.line_number == len(before) + 4
+        failure, _ = diagnose([b"\n".join([*before, *TRACEBACK, *after])], SIGNATURES)
+        assert failure.line_number is not None
+        assert failure.evolve(line_number=alone.line_number) == alone
+        assert failure.line_number == len(before) + 4
 
 
 def test_a_repeated_traceback_counts_at_its_first_line() -> None:
-    found, _ = diagnose([b"\n".join(TRACEBACK * 2_000)], SIGNATURES)
-    assert (found.kind, found.line_number) == ("gpu_oom", 4)
+    failure, _ = diagnose([b"\n".join(TRACEBACK * 2_000)], SIGNATURES)
+    assert (failure.kind, failure.line_number) == ("gpu_oom", 4)
 
 
 def test_distinct_lines_that_can_prove_nothing_are_not_read_in_a_flood() -> None:
-    chosen = Random(7)
-    flood = [HEAD + " ".join(chosen.choices("gjkqvwxyz", k=20)).encode() for _ in range(20_000)]
+    chance = Random(7)
+    flood = [HEAD + " ".join(chance.choices("gjkqvwxyz", k=20)).encode() for _ in range(20_000)]
     lines: list[bytes] = []
     reader = LineFilter(lines.append, lambda raw: b"CUDA" in raw)
     reader.feed(b"\n".join([*flood, *TRACEBACK]) + b"\n")

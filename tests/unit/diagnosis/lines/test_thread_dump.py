@@ -47,8 +47,11 @@ def test_lines_without_a_dump_have_no_frames() -> None:
 
 
 def test_the_place_in_which_an_engine_waits_gives_the_first_step() -> None:
-    served = ["INFO 03-14 10:20:05 [frob.py:7] frob", "INFO:     Application startup complete."]
-    log = "\n".join([*served, "$ py-spy dump --pid 7", *MAIN, *OTHER]) + "\n"
+    log_of_service = [
+        "INFO 03-14 10:20:05 [frob.py:7] frob",
+        "INFO:     Application startup complete.",
+    ]
+    log = "\n".join([*log_of_service, "$ py-spy dump --pid 7", *MAIN, *OTHER]) + "\n"
     failure, _ = diagnose([log.encode()], SIGNATURES, "vllm==0.26.0")
     assert failure.kind == "hang"
     assert "VLLM_USE_FLASHINFER_SAMPLER=0" in failure.steps[0]

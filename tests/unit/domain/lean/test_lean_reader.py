@@ -109,12 +109,12 @@ def agree(lean: Any, model: Any, data: dict[str, Any]) -> bool:
         read = lean.model_validate(data)
     except NeedsPydantic:
         return False
-    expected = model.model_validate(data)
-    for name, value in expected:
+    model_value = model.model_validate(data)
+    for name, value in model_value:
         assert repr(getattr(read, name)) == repr(value), data
     try:
-        assert repr(read.model_dump()) == repr(expected.model_dump())
-        assert read.model_dump_json() == expected.model_dump_json()
+        assert repr(read.model_dump()) == repr(model_value.model_dump())
+        assert read.model_dump_json() == model_value.model_dump_json()
     except NeedsPydantic:
         assert type(data["x"]) in (bytes, set) or 1e16 <= data["x"] < float("inf")
     return True
@@ -124,7 +124,7 @@ def agree(lean: Any, model: Any, data: dict[str, Any]) -> bool:
 def test_data_are_read_as_by_pydantic(annotation: str) -> None:
     model = pydantic.create_model("Model", x=(eval(annotation), ...))
     lean = lean_class(annotation)
-    read = [one for one in DATA if agree(lean, model, {"x": one})]
+    read = [datum for datum in DATA if agree(lean, model, {"x": datum})]
     assert read or annotation == "set[str]"
     assert not agree(lean, model, {})
     assert not agree(lean, model, {"x": read[:1], "y": 1})
@@ -140,7 +140,9 @@ def test_limits_are_those_of_pydantic(limits: dict[str, Any]) -> None:
     lean = lean_class(f"{kind} | None", Field(None, **limits))
     texts = ("", "a", "b\n", "ab", "\u00e4", None)
     numbers = (-1, 0, 0.5, 1, 2, 5.0, float("inf"), None)
-    read = [one for one in (texts if kind == "str" else numbers) if agree(lean, model, {"x": one})]
+    read = [
+        value for value in (texts if kind == "str" else numbers) if agree(lean, model, {"x": value})
+    ]
     assert read or "multiple_of" in limits
 
 

@@ -24,42 +24,42 @@ KEY = "0123abcd"
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The class of the program that stands before the engine's own, which is not run."""
-    begun: list[str] = []
+    lines: list[str] = []
     monkeypatch.setenv("KEY", KEY)
-    monkeypatch.setattr(runpy, "run_module", lambda name, **_: begun.append(name))
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: lines.append(name))
     monkeypatch.setitem(sys.modules, "fitserve_door", None)
     python, option, program, flag = wrap_command(("python3", "-m", "some.server_2"), "KEY")
     assert (python, option, flag) == ("python3", "-c", "--middleware=fitserve_door.Door")
     assert KEY not in program
-    found: dict[str, Any] = {}
-    exec(program, found)
-    assert begun == ["some.server_2"]
-    return found["Door"]
+    variables: dict[str, Any] = {}
+    exec(program, variables)
+    assert lines == ["some.server_2"]
+    return variables["Door"]
 
 
 def send_request(door: Any, kind: str, *given: bytes) -> list[Any]:
     """What came of a request: what the door sent, or that it let it in."""
-    seen: list[Any] = []
+    replies: list[Any] = []
 
     async def inside(*_: object) -> None:
-        seen.append("in")
+        replies.append("in")
 
     async def send(message: dict[str, Any]) -> None:
-        seen.append(message.get("status", message["type"]))
+        replies.append(message.get("status", message["type"]))
 
     scope = {
         "type": kind,
         "path": "/health",
-        "headers": [(b"host", b"x"), *((b"authorization", one) for one in given)],
+        "headers": [(b"host", b"x"), *((b"authorization", value) for value in given)],
     }
     asyncio.run(door(inside)(scope, None, send))
-    return seen
+    return replies
 
 
 def test_the_bearer_of_the_key_comes_in_and_nobody_else(door: Any) -> None:
     assert send_request(door, "http", f"Bearer {KEY}".encode()) == ["in"]
     assert send_request(door, "websocket", f"Bearer {KEY}".encode()) == ["in"]
-    for given in (
+    for values in (
         (),
         (b"",),
         (KEY.encode(),),
@@ -67,8 +67,8 @@ def test_the_bearer_of_the_key_comes_in_and_nobody_else(door: Any) -> None:
         (f"Bearer {KEY}0".encode(),),
         (b"Bearer " + b"x" * 8,),
     ):
-        assert send_request(door, "http", *given) == [401, "http.response.body"]
-        assert send_request(door, "websocket", *given) == ["websocket.close"]
+        assert send_request(door, "http", *values) == [401, "http.response.body"]
+        assert send_request(door, "websocket", *values) == ["websocket.close"]
     twice = (f"Bearer {KEY}".encode(), b"Bearer other")
     assert send_request(door, "http", *twice) == [401, "http.response.body"]
     assert send_request(door, "lifespan") == ["in"]
@@ -97,9 +97,9 @@ def test_the_door_is_needed_if_the_endpoints_are_open() -> None:
 
 def test_a_start_without_a_gateway_opens_no_endpoints() -> None:
     plain = plan("3090")
-    opened = plain.evolve(
+    plan_with_endpoints = plain.evolve(
         argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"),
         env={**plain.env, **dict([DEV_MODE])},
     )
-    assert without_dev_endpoints(opened) == plain
+    assert without_dev_endpoints(plan_with_endpoints) == plain
     assert without_dev_endpoints(plain) is plain

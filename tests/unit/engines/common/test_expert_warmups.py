@@ -92,8 +92,8 @@ def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served_folder: Pa
     assert output(served_folder, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
     skipping = wrap_command(command, ENGINE, "router")
     assert output(served_folder, skipping) == ["__main__", ["--port=1"], [[], [3]]]
-    imported = output(served_folder, skipping, "served.warm")
-    assert imported == ["__main__", ["--port=1"], [[], [3]]]
+    imports = output(served_folder, skipping, "served.warm")
+    assert imports == ["__main__", ["--port=1"], [[], [3]]]
 
 
 def test_the_wrapper_goes_with_the_door(served_folder: Path) -> None:
@@ -108,8 +108,10 @@ def test_the_wrapper_goes_with_the_door(served_folder: Path) -> None:
 
 @pytest.mark.parametrize("place", ["served.warm:GONE", "served.gone:SHAPES", "served.warm:warm"])
 def test_a_version_without_the_list_starts_as_ever(served_folder: Path, place: str) -> None:
-    changed = engine(expert_warmups={"router": Warmup(shapes=place, min_capability="9.0")})
-    command = wrap_command((sys.executable, "-m", "served.server"), changed, "router")
+    engine_without_list = engine(
+        expert_warmups={"router": Warmup(shapes=place, min_capability="9.0")}
+    )
+    command = wrap_command((sys.executable, "-m", "served.server"), engine_without_list, "router")
     assert output(served_folder, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
 
 

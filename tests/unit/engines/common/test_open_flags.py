@@ -21,8 +21,8 @@ from tests.support.paths import ROOT
     ],
 )
 def test_a_refusal_says_its_own_reason(name: str, why: str, instead: str) -> None:
-    said, do = closing_reason(name)
-    assert why in said
+    reason, do = closing_reason(name)
+    assert why in reason
     assert instead in do
 
 
@@ -32,5 +32,5 @@ def test_every_reviewed_flag_is_one_of_a_described_engine() -> None:
         for folder in ("engines", "engine_diffs")
         for path in (ROOT / "profiles" / folder).rglob("*.yaml")
     ]
-    known = set(re.findall(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", "\n".join(texts)))
-    assert {*REVIEWED_FLAGS.split()} - known == set()
+    names = set(re.findall(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", "\n".join(texts)))
+    assert {*REVIEWED_FLAGS.split()} - names == set()

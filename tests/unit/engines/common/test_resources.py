@@ -16,21 +16,21 @@ def test_a_sound_engine_stays_far_below_its_limit(hardware: str) -> None:
     """Everything that it has on its devices, in RAM once more, and its programs."""
     plans = make_decision(hardware, model=published_model("llama-3.2-1b")).plans
     assert plans
-    for found_plan in plans:
-        ranks = resources.ranks(found_plan)
-        predicted = ranks * (found_plan.memory.high + found_plan.memory.kv_bytes)
+    for sound_plan in plans:
+        ranks = resources.ranks(sound_plan)
+        prediction = ranks * (sound_plan.memory.high + sound_plan.memory.kv_bytes)
         assert (
-            resources.memory(found_plan)
-            >= predicted + ranks * found_plan.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
+            resources.memory(sound_plan)
+            >= prediction + ranks * sound_plan.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
         )
-        assert resources.pids(found_plan) >= 4096 * (ranks + 3)
+        assert resources.pids(sound_plan) >= 4096 * (ranks + 3)
 
 
 def test_more_ranks_get_more() -> None:
-    one, two = plan("3090"), plan("2x3090", tensor_parallel=2)
-    assert (resources.ranks(one), resources.ranks(two)) == (1, 2)
-    assert resources.pids(two) > resources.pids(one)
-    assert resources.shared_memory(two) > resources.shared_memory(one)
+    single_plan, two = plan("3090"), plan("2x3090", tensor_parallel=2)
+    assert (resources.ranks(single_plan), resources.ranks(two)) == (1, 2)
+    assert resources.pids(two) > resources.pids(single_plan)
+    assert resources.shared_memory(two) > resources.shared_memory(single_plan)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_ram_that_a_plan_does_not_know_is_left_to_the_machine(flag: str) -> None
 
 
 def test_a_model_on_a_cpu_has_its_memory_in_ram_alone() -> None:
-    found_plan = plan("cpu", model=published_model("llama-3.2-1b"))
-    assert resources.memory(found_plan) < 8 * machine("cpu").ram_total_bytes
+    cpu_plan = plan("cpu", model=published_model("llama-3.2-1b"))
+    assert resources.memory(cpu_plan) < 8 * machine("cpu").ram_total_bytes
 
 
 def test_only_a_container_is_told_where_it_may_write() -> None:
     own_engine = engine(scratch=("/tmp",))
-    for environment, expected in ((None, ("/tmp",)), ("/env", None)):
+    for environment, folders in ((None, ("/tmp",)), ("/env", None)):
         new_launch_spec = launch_spec(
             plan(),
             own_engine,
@@ -64,7 +64,7 @@ def test_only_a_container_is_told_where_it_may_write() -> None:
             attempt=1,
             port=1,
         )
-        assert new_launch_spec.scratch == expected
+        assert new_launch_spec.scratch == folders
         assert new_launch_spec.memory_bytes == resources.memory(plan())
         assert new_launch_spec.pids == resources.pids(plan())
 
@@ -89,19 +89,21 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
 
 
 def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
-    one, two = plan("3090"), plan("2x3090", tensor_parallel=2)
-    this_machine = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
+    single_plan, two = plan("3090"), plan("2x3090", tensor_parallel=2)
+    hardware = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
     free_ram = resources.free_ram_beside(64 * GIB)
-    assert resources.page_cache_bytes(one, this_machine) == 40 * GIB - free_ram - 2 * GIB
-    assert resources.page_cache_bytes(two, this_machine) == 40 * GIB - free_ram - 4 * GIB
-    assert resources.page_cache_bytes(one, this_machine.evolve(ram_available_bytes=3 * GIB)) == 0
+    assert resources.page_cache_bytes(single_plan, hardware) == 40 * GIB - free_ram - 2 * GIB
+    assert resources.page_cache_bytes(two, hardware) == 40 * GIB - free_ram - 4 * GIB
+    assert (
+        resources.page_cache_bytes(single_plan, hardware.evolve(ram_available_bytes=3 * GIB)) == 0
+    )
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gb10"])
 def test_an_engine_in_ram_keeps_all_that_it_is_promised(hardware: str) -> None:
-    this_machine = machine(hardware)
+    hardware_value = machine(hardware)
     plan = make_decision(hardware, model=published_model("llama-3.2-1b")).plans[0]
-    free = this_machine.evolve(ram_available_bytes=plan.memory.promised_bytes + 2 * GIB)
+    free = hardware_value.evolve(ram_available_bytes=plan.memory.promised_bytes + 2 * GIB)
     assert resources.page_cache_bytes(plan, free) == 0
-    plenty = resources.page_cache_bytes(plan, this_machine.evolve(ram_available_bytes=10**13))
+    plenty = resources.page_cache_bytes(plan, hardware_value.evolve(ram_available_bytes=10**13))
     assert plenty <= 10**13 - plan.memory.promised_bytes

@@ -18,7 +18,7 @@ LEAVES = "it does not stay loaded for ever"
 
 
 def choice(**fields: Any) -> tuple[bool, str]:
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "engine": SLEEPS,
         "leaves": LEAVES,
         "args": {},
@@ -29,8 +29,8 @@ def choice(**fields: Any) -> tuple[bool, str]:
         "ranks": 1,
         "ram_bytes": 128 * GIB,
     }
-    made = choose_sleep_mode(**{**found, **fields})
-    return made.value, made.reason
+    sleep_mode = choose_sleep_mode(**{**options, **fields})
+    return sleep_mode.value, sleep_mode.reason
 
 
 def test_a_model_that_may_have_to_leave_can_sleep() -> None:

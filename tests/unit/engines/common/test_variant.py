@@ -21,7 +21,10 @@ PROFILES = Profiles()
 ENGINES = {ref: PROFILES.engine(ref) for ref in PROFILES.engine_files}
 RULES = PROFILES.rules(ENGINES.values())
 SGLANG_REF = "sglang==0.5.23"
-VERSIONS = [*(f"vllm=={version}" for version in VLLM), *(f"sglang=={one}" for one in SGLANG)]
+VERSIONS = [
+    *(f"vllm=={version}" for version in VLLM),
+    *(f"sglang=={version}" for version in SGLANG),
+]
 ENGINE = engine()
 FP8 = {
     "quant_method": "fp8",
@@ -42,8 +45,8 @@ def make_decision(spec: Any, machine: str, *refs: str, **fields: Any) -> Decisio
     parsed_wish = Wish.model_validate({"name": "m", "source": "m", **fields})
     engines = [ENGINES[ref] for ref in refs or (VLLM_REF,)]
     hardware = PROFILES.hardware(machine)
-    given = {"pace": PROFILES.pace, "gpus": PROFILES.gpus}
-    return decide(spec, hardware, engines, parsed_wish, PROFILES.facts, rules=RULES, **given)
+    options = {"pace": PROFILES.pace, "gpus": PROFILES.gpus}
+    return decide(spec, hardware, engines, parsed_wish, PROFILES.facts, rules=RULES, **options)
 
 
 def layout(plan: Plan) -> tuple[int, int, bool]:
@@ -94,8 +97,8 @@ def test_groups_are_tried_where_ranks_would_repeat_the_cache() -> None:
 
 def test_whole_experts_of_the_user_keep_layouts_with_ranks_for_them() -> None:
     latent = Layouts(4, partial(sufficient_ranks, V3.attention))
-    found_sizes = sizes(latent, {"enable-expert-parallel": True})
-    assert found_sizes == [(2, 1, True), (3, 1, True), (4, 1, True), (1, 2, True), (1, 4, True)]
+    layouts = sizes(latent, {"enable-expert-parallel": True})
+    assert layouts == [(2, 1, True), (3, 1, True), (4, 1, True), (1, 2, True), (1, 4, True)]
     # On one GPU there is no such layout.
     assert sizes(Layouts(1), {"enable-expert-parallel": True}) == [(1, 1, True)]
     # SGLang's switch is a number of ranks.
@@ -119,23 +122,23 @@ def test_groups_of_the_user_are_the_layout() -> None:
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_every_version_plans_groups_and_spells_them(ref: str) -> None:
     plans = make_decision(V3, "8xh200", ref).plans
-    grouped = next(plan for plan in plans if layout(plan) == (1, 8, True))
+    plan_of_groups = next(plan for plan in plans if layout(plan) == (1, 8, True))
     alone = next(plan for plan in plans if layout(plan) == (8, 1, False))
-    assert len(grouped.gpus) == 8
-    assert len(set(grouped.gpus)) == 8
+    assert len(plan_of_groups.gpus) == 8
+    assert len(set(plan_of_groups.gpus)) == 8
     # Attention is whole on each rank, and so are the latents of its own requests alone.
-    assert grouped.memory.weights_bytes > alone.memory.weights_bytes
-    assert grouped.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token
-    assert grouped.at_once == 8 * grouped.max_num_seqs.value
-    flags = dict(item.removeprefix("--").partition("=")[::2] for item in grouped.argv)
+    assert plan_of_groups.memory.weights_bytes > alone.memory.weights_bytes
+    assert plan_of_groups.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token
+    assert plan_of_groups.at_once == 8 * plan_of_groups.max_num_seqs.value
+    flags = dict(item.removeprefix("--").partition("=")[::2] for item in plan_of_groups.argv)
     if ref.startswith("vllm"):
         assert (flags["tensor-parallel-size"], flags["data-parallel-size"]) == ("1", "8")
         assert "enable-expert-parallel" in flags
-        assert flags["max-num-seqs"] == str(grouped.max_num_seqs.value)
+        assert flags["max-num-seqs"] == str(plan_of_groups.max_num_seqs.value)
     elif ref == SGLANG_REF:
         assert (flags["tp-size"], flags["attn-dp-size"], flags["ep-size"]) == ("8", "8", "8")
-        assert flags["max-running-requests"] == str(grouped.at_once)
-        assert int(flags["chunked-prefill-size"]) == 8 * grouped.max_num_batched_tokens.value
+        assert flags["max-running-requests"] == str(plan_of_groups.at_once)
+        assert int(flags["chunked-prefill-size"]) == 8 * plan_of_groups.max_num_batched_tokens.value
     else:
         assert (flags["tensor-parallel-size"], flags["data-parallel-size"]) == ("8", "8")
         assert "enable-dp-attention" in flags
@@ -190,8 +193,8 @@ def test_groups_of_the_user_are_planned_or_refused_in_words() -> None:
     few = make_decision(V3, "2xh100", args=args)
     assert few.rejected[0].verdict == "no_device"
     assert few.rejected[0].data_parallel == 4
-    staged = make_decision(V3, "8xh200", args={**args, "pipeline-parallel-size": 2})
-    assert "stages" in staged.rejected[0].reasons[0]
+    staged_decision = make_decision(V3, "8xh200", args={**args, "pipeline-parallel-size": 2})
+    assert "stages" in staged_decision.rejected[0].reasons[0]
     uneven = make_decision(
         published_model("qwen1.5-moe-a2.7b"), "8xh100", SGLANG_REF, args={"attn-dp-size": 8}
     )

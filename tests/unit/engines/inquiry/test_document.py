@@ -32,14 +32,14 @@ def line(**said: Any) -> bytes:
 def test_a_document_holds_files_as_they_are_and_no_others() -> None:
     gpus = StatedGpus.from_machine(machine("2x3090"), "8.6")
     files = ModelFiles(b"{}", b"\0\1", b'{"hf_quant_config.json": {"quantization": {}}}')
-    asked_document = json.loads(document("vllm", gpus, model=files, questions=[ONE]))
-    assert asked_document["gpu"] == {
+    content = json.loads(document("vllm", gpus, model=files, questions=[ONE]))
+    assert content["gpu"] == {
         "capability": "8.6",
         "memory_bytes": gpus.memory_bytes,
         "count": 2,
         "name": "NVIDIA GeForce RTX 3090",
     }
-    model = asked_document["models"][0]
+    model = content["models"][0]
     assert {name: base64.b64decode(text) for name, text in model["files"].items()} == {
         "config.json": b"{}",
         "model.safetensors": b"\0\1",

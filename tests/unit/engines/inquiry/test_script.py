@@ -35,9 +35,9 @@ def test_the_sent_script_is_a_length_and_those_files() -> None:
     length, _, rest = script.pack().partition(b"\n")
     assert int(length) == len(rest)
     with zipfile.ZipFile(io.BytesIO(rest)) as archive:
-        sent = {name: archive.read(name).decode() for name in archive.namelist()}
-    ours = {f"inside/{path.relative_to(ROOT / 'gateway')}": path.read_text() for path in INSIDE}
-    assert {name: text for name, text in sent.items() if text} == ours
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    texts = {f"inside/{path.relative_to(ROOT / 'gateway')}": path.read_text() for path in INSIDE}
+    assert {name: text for name, text in files.items() if text} == texts
 
 
 def test_the_script_is_the_same_every_time_so_that_answers_are_found_again() -> None:

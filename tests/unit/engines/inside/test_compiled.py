@@ -77,12 +77,12 @@ def package(tmp_path: Path) -> Path:
 def test_each_extension_says_what_it_holds_and_those_without_code_for_gpus_nothing(
     package: Path,
 ) -> None:
-    found = compiled_architectures(package)
-    assert found == {
+    architectures = compiled_architectures(package)
+    assert architectures == {
         "_C": ["compute_80", "sm_75", "sm_90a", "sm_100f"],
         "sm90/_moe_C": ["sm_75", "sm_90a"],
     }
-    assert common(found.values()) == ["sm_75", "sm_90a"]
+    assert common(architectures.values()) == ["sm_75", "sm_90a"]
     assert common([]) == []
     assert cuda_major(package) == 13
 

@@ -110,8 +110,8 @@ def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
     start = Start("vllm", words)
     start.run("backends", lambda: getattr(engine, name)(*given))
     assert not start.refused
-    (told,) = start.left_out
-    assert told.startswith("backends: ")
+    (omission,) = start.left_out
+    assert omission.startswith("backends: ")
     assert start.run("graphs", lambda: 1) == 1
 
 

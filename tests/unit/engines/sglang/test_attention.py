@@ -38,7 +38,7 @@ def rows(
     version: str, name: str, capability: str, args: dict[str, Any] | None = None
 ) -> dict[str, LayerAttention]:
     spec = model(name)
-    found_server_attention = server_attention(
+    attention_rows = server_attention(
         spec.attention,
         rules(version),
         Rank(capability=capability),
@@ -47,7 +47,7 @@ def rows(
         24 << 30,
         args or {},
     )
-    return {row.kind: row for row in found_server_attention}
+    return {row.kind: row for row in attention_rows}
 
 
 # --- the engine's own answers ---
@@ -61,8 +61,8 @@ def test_rules_speak_of_what_this_version_has(version: str) -> None:
     assert {*known_rules.backends, *known_rules.repairs} <= set(
         engine.flags["attention-backend"].choices or ()
     )
-    kept = engine.flags["kv-cache-dtype"].choices or ()
-    assert set(known_rules.kv_dtypes) <= set(kept)
+    choices = engine.flags["kv-cache-dtype"].choices or ()
+    assert set(known_rules.kv_dtypes) <= set(choices)
 
 
 # --- what the rules do not cover ---
@@ -90,7 +90,7 @@ def test_attention_outside_the_rules_is_unknown() -> None:
         )[0]
 
     assert one().status == "ok"
-    unknown = [
+    attention_rows = [
         one("MiMoV2ForCausalLM"),
         one(kv_dtype="fp4_e2m1"),
         one(args={"speculative-algorithm": "EAGLE"}),
@@ -100,15 +100,17 @@ def test_attention_outside_the_rules_is_unknown() -> None:
         one(kind="mla", value_dim=512),
         one(value_dim=64),
     ]
-    assert [row.status for row in unknown] == ["unknown"] * len(unknown)
-    assert all(row.backend is None and row.refused[0].reason for row in unknown)
+    assert [row.status for row in attention_rows] == ["unknown"] * len(attention_rows)
+    assert all(row.backend is None and row.refused[0].reason for row in attention_rows)
 
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_cache_without_prefixes_decides_for_states_on_data_center_blackwell(version: str) -> None:
     args = {"disable-radix-cache": True}
     for name, capability in (("qwen3-8b", "9.0"), ("qwen3-8b", "10.0"), ("qwen3.5-9b", "12.1")):
-        usual, without = (rows(version, name, capability, each)["full"] for each in ({}, args))
+        usual, without = (
+            rows(version, name, capability, arguments)["full"] for arguments in ({}, args)
+        )
         assert usual.backend == without.backend is not None
     assert rows(version, "qwen3.5-9b", "10.0", args)["full"].status == "unknown"
 
@@ -160,8 +162,8 @@ def test_a_version_names_backends_of_the_rules_that_decide(version: str) -> None
 
 
 def test_a_backend_that_differs_for_prefill_and_decoding_is_named_as_both() -> None:
-    forced = {"decode-attention-backend": "flashinfer"}
-    row = rows(NEWEST_SGLANG, "qwen3-8b", "9.0", forced)["full"]
+    options = {"decode-attention-backend": "flashinfer"}
+    row = rows(NEWEST_SGLANG, "qwen3-8b", "9.0", options)["full"]
     assert (row.backend, row.version, row.block) == ("fa3/flashinfer", None, 1)
 
 
@@ -171,15 +173,15 @@ def test_another_backend_is_forced_if_the_engines_own_choice_would_fail() -> Non
     assert "--attention-backend=triton" in best.argv
     assert best.verdict == "degraded"
     assert "runs on compute capability" in best.kernel_overrides.reason
-    refused = plan(
+    decision = plan(
         "rtx-pro-6000",
         "0.5.10.post1",
         model("olmo-2-13b"),
         tensor_parallel=1,
         args={"attention-backend": "fa3"},
     )
-    assert not refused.plans
-    assert [rejection.verdict for rejection in refused.rejected] == ["no_backend"]
+    assert not decision.plans
+    assert [rejection.verdict for rejection in decision.rejected] == ["no_backend"]
 
 
 def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> None:
@@ -198,23 +200,26 @@ def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> Non
 
 
 def test_a_forced_backend_is_checked() -> None:
-    refused = plan(
+    decision = plan(
         "3090",
         NEWEST_SGLANG,
         model("qwen3-8b"),
         tensor_parallel=1,
         args={"attention-backend": "trtllm_mha"},
     )
-    assert [rejection.verdict for rejection in refused.rejected] == ["no_backend"]
-    assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
-    taken = plan(
+    assert [rejection.verdict for rejection in decision.rejected] == ["no_backend"]
+    assert "trtllm_mha: runs on compute capability 9.* or 10.*" in decision.rejected[0].reasons[0]
+    decision_for_triton = plan(
         "3090",
         NEWEST_SGLANG,
         model("qwen3-8b"),
         tensor_parallel=1,
         args={"attention-backend": "triton", "page-size": 16},
     )
-    assert (taken.plans[0].attention[0].backend, taken.plans[0].attention[0].block) == (
+    assert (
+        decision_for_triton.plans[0].attention[0].backend,
+        decision_for_triton.plans[0].attention[0].block,
+    ) == (
         "triton",
         16,
     )
@@ -226,13 +231,17 @@ def test_triton_keeps_no_e4m3_on_gpus_that_it_does_not_compile_it_for(version: s
 
     def row(kv: str, capability: str) -> LayerAttention:
         rank = Rank(kv_dtype=kv, capability=capability)
-        (found,) = server_attention(
+        (attention_row,) = server_attention(
             spec.attention, rules(version), rank, spec.architecture, spec.config, 24 << 30, {}
         )
-        return found
+        return attention_row
 
-    refused = row("fp8_e4m3", "8.6")
-    assert (refused.status, refused.refused[0].kernel, refused.refused[0].at_start) == (
+    attention_row = row("fp8_e4m3", "8.6")
+    assert (
+        attention_row.status,
+        attention_row.refused[0].kernel,
+        attention_row.refused[0].at_start,
+    ) == (
         "none",
         "triton",
         True,

@@ -75,8 +75,8 @@ def test_the_users_graphs_win(flag: str, value: int) -> None:
 
 def test_the_memory_of_more_graphs_is_counted() -> None:
     usual, more = make_plan("l40s", concurrency=32), make_plan("l40s", concurrency=256)
-    taken = more.memory.activation_bytes - usual.memory.activation_bytes
-    assert taken == (256 - 32) * 2 * 1024**2
+    extra_bytes = more.memory.activation_bytes - usual.memory.activation_bytes
+    assert extra_bytes == (256 - 32) * 2 * 1024**2
     assert more.memory.kv_tokens < usual.memory.kv_tokens
 
 

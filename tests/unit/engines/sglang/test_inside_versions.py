@@ -12,9 +12,9 @@ from gateway.engines.sglang.inside import attention, layers, model
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
-    made = ModuleType(name)
-    vars(made).update(content)
-    monkeypatch.setitem(sys.modules, name, made)
+    module = ModuleType(name)
+    vars(module).update(content)
+    monkeypatch.setitem(sys.modules, name, module)
 
 
 @pytest.mark.parametrize("has_stamp", [False, True])
@@ -70,8 +70,8 @@ def test_backends_are_settled_by_functions_with_and_without_arguments(
 
 
 def test_a_failed_line_of_the_inquiry_is_no_refusal_of_the_engine() -> None:
-    with pytest.raises(ModuleNotFoundError) as failed:
+    with pytest.raises(ModuleNotFoundError) as error:
         model.initialize_backends(None)  # there is no sglang here
     with pytest.raises(ModuleNotFoundError):
-        layers.refusal_text("method", failed.value)
+        layers.refusal_text("method", error.value)
     assert layers.refusal_text("method", ValueError("groups of 7")) == "method"

@@ -51,8 +51,8 @@ def test_a_token_costs_its_keys_and_values() -> None:
 
 
 def test_a_latent_is_whole_on_every_rank() -> None:
-    one, four = pool("deepseek-v2-lite"), pool("deepseek-v2-lite", tp=4)
-    assert one.bytes_per_token == four.bytes_per_token == 27 * (512 + 64) * 2
+    single_pool, four = pool("deepseek-v2-lite"), pool("deepseek-v2-lite", tp=4)
+    assert single_pool.bytes_per_token == four.bytes_per_token == 27 * (512 + 64) * 2
 
 
 def test_recurrent_layers_take_a_share_of_the_bytes() -> None:
@@ -149,9 +149,9 @@ def test_the_settings_read_towers_and_attention_of_a_model() -> None:
 )
 def test_a_state_takes_what_the_engine_says(name: str, tp: int, told: int) -> None:
     """told: bytes of both pools for each state, as the inquiry has them from 0.5.23."""
-    found_pool = pool(name, tp=tp)
-    share = found_pool.rules.mamba_ratio / (1 + found_pool.rules.mamba_ratio)
-    assert found_pool.state_bytes / share == pytest.approx(told, rel=0.004)
+    pool_of_rank = pool(name, tp=tp)
+    share = pool_of_rank.rules.mamba_ratio / (1 + pool_of_rank.rules.mamba_ratio)
+    assert pool_of_rank.state_bytes / share == pytest.approx(told, rel=0.004)
 
 
 def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:
@@ -159,24 +159,26 @@ def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:
     # bfloat16 and an FP8 cache: --mem-fraction-static 0.8 makes 2.2 million tokens
     # (github.com/SemiAnalysisAI/InferenceX, qwen3.5_fp4_rtx6000pro_sglang.sh, SGLang 0.5.16).
     hybrid = pool("qwen3.6-35b-a3b", element_bytes=1)
-    numbered = hybrid.evolve(slots=1, most_states=128)
-    tokens = numbered.tokens(10 * GIB)
+    numbered_pool = hybrid.evolve(slots=1, most_states=128)
+    tokens = numbered_pool.tokens(10 * GIB)
     assert tokens is not None
-    assert numbered.bytes_per_token == 10 * 2 * 256 * 2  # 10 layers, 2 heads of keys and values
-    assert tokens == (10 * GIB - 128 * hybrid.state_bytes) // numbered.bytes_per_token
-    narrow = numbered.evolve(matrices="bfloat16")
-    assert narrow.state_bytes < numbered.state_bytes
+    assert (
+        numbered_pool.bytes_per_token == 10 * 2 * 256 * 2
+    )  # 10 layers, 2 heads of keys and values
+    assert tokens == (10 * GIB - 128 * hybrid.state_bytes) // numbered_pool.bytes_per_token
+    narrow = numbered_pool.evolve(matrices="bfloat16")
+    assert narrow.state_bytes < numbered_pool.state_bytes
     assert (narrow.tokens(10 * GIB) or 0) > tokens
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3.6-35b-a3b"])
 def test_no_more_tokens_than_a_flag_allows(name: str) -> None:
     usual = pool(name)
-    limited = usual.evolve(most_tokens=4100, page=64)
+    limited_pool = usual.evolve(most_tokens=4100, page=64)
     assert (usual.tokens(10 * GIB) or 0) > 4096
-    assert limited.tokens(10 * GIB) == 4096
-    assert limited.tokens(10**6) == usual.evolve(page=64).tokens(10**6)
-    assert limited.bytes_per_token == usual.bytes_per_token
+    assert limited_pool.tokens(10 * GIB) == 4096
+    assert limited_pool.tokens(10**6) == usual.evolve(page=64).tokens(10**6)
+    assert limited_pool.bytes_per_token == usual.bytes_per_token
 
 
 def test_the_users_requests_number_the_states_without_a_radix_cache() -> None:
@@ -189,10 +191,10 @@ def test_the_users_requests_number_the_states_without_a_radix_cache() -> None:
         assert plan.memory.kv_tokens is not None
         return plan.memory.kv_tokens
 
-    shared = tokens(**{"disable-radix-cache": True})
+    shared_tokens = tokens(**{"disable-radix-cache": True})
     few = tokens(**{"disable-radix-cache": True, "max-running-requests": 8})
     many = tokens(**{"disable-radix-cache": True, "max-running-requests": 64})
-    assert few > many > shared
+    assert few > many > shared_tokens
     flags = {"disable-radix-cache": True, "max-running-requests": 64, "mamba-ssm-dtype": "bfloat16"}
     assert tokens(**flags) > many
 

@@ -85,14 +85,14 @@ def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) 
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_users_flag_is_known_by_every_name_and_means_the_planners(version: str) -> None:
     for name in ("tp-size", "tensor-parallel-size", "--tp_size"):
-        checked = check_args(engine(version), {name: "2", "context-length": 4096})
-        assert canonical(engine(version), checked) == {
+        arguments = check_args(engine(version), {name: "2", "context-length": 4096})
+        assert canonical(engine(version), arguments) == {
             "tensor-parallel-size": 2,
             "max-model-len": 4096,
         }
-        assert set(checked) <= set(engine(version).flags)
-        assert spell_flags(engine(version), canonical(engine(version), checked)) == spell_flags(
-            engine(version), checked
+        assert set(arguments) <= set(engine(version).flags)
+        assert spell_flags(engine(version), canonical(engine(version), arguments)) == spell_flags(
+            engine(version), arguments
         )
     with pytest.raises(BadFlag, match="given twice"):
         check_args(engine(version), {"tp-size": 2, "tensor-parallel-size": 2})
@@ -153,12 +153,12 @@ def test_the_pool_is_as_large_as_one_that_was_measured(
         gpus=(h200,),
     )
     near = engine("0.5.10.post1")
-    wanted_wish = wish(args={"mem-fraction-static": 0.897, "max-running-requests": 256})
+    request = wish(args={"mem-fraction-static": 0.897, "max-running-requests": 256})
     plan = decide(
         published_model(model, **changes),
         machine,
         [near],
-        wanted_wish,
+        request,
         rules=Profiles().rules([near]),
     ).plans[0]
     assert plan.memory.kv_tokens == pytest.approx(counted, rel=0.005)

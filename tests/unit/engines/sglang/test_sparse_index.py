@@ -39,9 +39,9 @@ def token_bytes(
 def test_glm_5_2_on_blackwell_workstations() -> None:
     """464,768 tokens in 23.91 GiB on each of eight RTX PRO 6000 (SemiAnalysisAI/InferenceX pull
     request 2335): FP8 latents without scales."""
-    measured = 23.91 * GIB / 464_768
+    bytes_of_token = 23.91 * GIB / 464_768
     assert token_bytes("12.0", version="0.5.10.post1") == 78 * (576 + 132) == 55_224
-    assert abs(measured / 55_224 - 1) < 0.001
+    assert abs(bytes_of_token / 55_224 - 1) < 0.001
 
 
 def test_fp8_latents_have_scales_where_the_kernel_reads_them() -> None:

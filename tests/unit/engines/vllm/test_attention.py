@@ -106,10 +106,10 @@ def test_gemma_4_gets_one_backend_for_both_of_its_head_sizes() -> None:
         assert [row.backend for row in ampere] == ["TRITON_ATTN", "TRITON_ATTN"]
     hopper = rows("0.26.0", "9.0", *kinds, architecture="Gemma4ForConditionalGeneration")
     assert [(row.backend, row.version) for row in hopper] == [("FLASH_ATTN", 4), ("FLASH_ATTN", 4)]
-    forced = rows(
+    attention_rows = rows(
         "0.26.0", "8.6", *kinds, architecture="Gemma4ForConditionalGeneration", forced="flash_attn"
     )
-    assert [row.status for row in forced] == ["ok", "none"]
+    assert [row.status for row in attention_rows] == ["ok", "none"]
 
 
 def test_gpt_oss_needs_a_backend_with_sinks() -> None:
@@ -140,8 +140,8 @@ def test_mla_on_blackwell_is_unknown_without_the_sizes_that_decide_it() -> None:
     layers = group("mla", 576, value_dim=512, heads=128, kv_heads=1)
     (bare,) = rows(NEWEST_VLLM, "10.0", layers)
     assert (bare.status, bare.refused[-1].reason) == ("unknown", "qk_nope_head_dim is not known")
-    (known,) = rows(NEWEST_VLLM, "10.0", layers, config={"text_config": DEEPSEEK})
-    assert (known.status, known.backend) == ("ok", "FLASHINFER_MLA")
+    (attention_row,) = rows(NEWEST_VLLM, "10.0", layers, config={"text_config": DEEPSEEK})
+    assert (attention_row.status, attention_row.backend) == ("ok", "FLASHINFER_MLA")
     (other,) = rows(NEWEST_VLLM, "8.6", layers)  # nothing there asks for them
     assert other.backend == "TRITON_MLA"
 
@@ -178,8 +178,8 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
         kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4
     )
     layers = (group("vision", 72, causal=False), group("recurrent", 0, recurrent=state))
-    found_rows = rows(NEWEST_VLLM, "8.6", *layers, forced="TRITON_ATTN")
-    assert [(row.backend, row.version) for row in found_rows] == [
+    attention_rows = rows(NEWEST_VLLM, "8.6", *layers, forced="TRITON_ATTN")
+    assert [(row.backend, row.version) for row in attention_rows] == [
         ("FLASH_ATTN", 2),
         ("GDN_ATTN", None),
     ]
@@ -193,12 +193,12 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
 def test_a_forced_backend_stands_alone() -> None:
     assert choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
     assert choose(NEWEST_VLLM, "8.6", forced="auto").backend == "FLASH_ATTN"
-    refused = choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
-    assert refused.status == "none"
+    choice = choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
+    assert choice.status == "none"
     text = (
         "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
     )
-    assert reasons(refused) == {"FLEX_ATTENTION": text}
+    assert reasons(choice) == {"FLEX_ATTENTION": text}
 
 
 def test_attention_outside_the_rules_is_unknown() -> None:
@@ -236,8 +236,8 @@ def test_a_class_that_names_its_backends_is_refused_on_gpus_that_none_takes(
             "FLASHINFER_MLA_SPARSE_DSV4": "runs on compute capability 12.*, this GPU has 8.0",
             "FLASHMLA_SPARSE_DSV4": "runs on compute capability 9.* or 10.*, this GPU has 8.0",
         }
-    forced = {"architecture": "DeepseekV4ForCausalLM", "forced": "FLASHMLA_SPARSE"}
-    assert rows(version, capability, layers, **forced)[0].status == "unknown"
+    options = {"architecture": "DeepseekV4ForCausalLM", "forced": "FLASHMLA_SPARSE"}
+    assert rows(version, capability, layers, **options)[0].status == "unknown"
 
 
 def test_a_package_that_is_missing_changes_the_answer() -> None:
@@ -334,10 +334,10 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
 )
 def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
     layers = [group("mla", 576, value_dim=512, index_dim=128), group("full", 128)]
-    found_layer_attention = layer_attention(
+    choices = layer_attention(
         layers, RULES[NEWEST_VLLM], Rank(tp=tp, capability="10.0"), config=config
     )
-    assert len(found_layer_attention) == 2
+    assert len(choices) == 2
 
 
 @pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "FLASH_ATTN"), ("float16", None)])
@@ -367,8 +367,8 @@ def test_a_tower_has_no_cache_that_its_backend_could_refuse() -> None:
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
 def test_flash_attention_of_layers_with_alibi_is_version_2(version: str, capability: str) -> None:
     """get_flash_attn_version takes neither version 3 nor 4 with ALiBi."""
-    chosen = choose(version, capability, alibi=True, forced="FLASH_ATTN")
-    assert (chosen.status, chosen.version) == ("ok", 2)
+    choice = choose(version, capability, alibi=True, forced="FLASH_ATTN")
+    assert (choice.status, choice.version) == ("ok", 2)
 
 
 @pytest.mark.parametrize("version", VLLM)
@@ -385,8 +385,8 @@ def test_keys_of_an_encoder_are_asked_for_as_such(version: str) -> None:
     """FlexAttention and FlashInfer take no attention of a decoder to its encoder."""
     (row,) = rows(version, "9.0", group("cross", 64))
     assert (row.kind, row.backend) == ("cross", "FLASH_ATTN")
-    (forced,) = rows(version, "9.0", group("cross", 64), forced="FLEX_ATTENTION")
-    assert "encoder-decoder" in forced.refused[0].reason
+    (attention_row,) = rows(version, "9.0", group("cross", 64), forced="FLEX_ATTENTION")
+    assert "encoder-decoder" in attention_row.refused[0].reason
 
 
 def test_recurrent_layers_of_some_architectures_bring_their_own_backend() -> None:
@@ -395,8 +395,10 @@ def test_recurrent_layers_of_some_architectures_bring_their_own_backend() -> Non
     )
     layer = group("recurrent", 128, recurrent=state)
     (usual,) = rows(NEWEST_VLLM, "9.0", layer, architecture="KimiLinearForCausalLM")
-    (own,) = rows(NEWEST_VLLM, "9.0", layer, architecture="KimiK3ForConditionalGeneration")
-    assert (usual.backend, own.backend) == ("GDN_ATTN", "KIMI_K3_KDA")
+    (attention_row,) = rows(
+        NEWEST_VLLM, "9.0", layer, architecture="KimiK3ForConditionalGeneration"
+    )
+    assert (usual.backend, attention_row.backend) == ("GDN_ATTN", "KIMI_K3_KDA")
 
 
 # --- shared memory of a block of threads ---
@@ -419,12 +421,12 @@ def test_heads_beyond_the_shared_memory_of_turing_are_refused(
     """Also as they are forced; Ampere has room for all of them."""
     heads = group("full", head_dim)
     turing = Rank(dtype=dtype, kv_dtype="auto", capability="7.5")
-    for forced in ("TRITON_ATTN", "FLEX_ATTENTION"):
-        (row,) = layer_attention((heads,), RULES[version], turing, forced=forced)
-        assert (row.status, row.backend) == (("none", None) if kib else ("ok", forced))
-        if kib and forced == "TRITON_ATTN":
-            assert f"take {kib} KiB of shared memory" in reasons(row)[forced]
+    for backend in ("TRITON_ATTN", "FLEX_ATTENTION"):
+        (row,) = layer_attention((heads,), RULES[version], turing, forced=backend)
+        assert (row.status, row.backend) == (("none", None) if kib else ("ok", backend))
+        if kib and backend == "TRITON_ATTN":
+            assert f"take {kib} KiB of shared memory" in reasons(row)[backend]
         (row,) = layer_attention(
-            (heads,), RULES[version], turing._replace(capability="8.0"), forced=forced
+            (heads,), RULES[version], turing._replace(capability="8.0"), forced=backend
         )
-        assert row.backend == forced
+        assert row.backend == backend

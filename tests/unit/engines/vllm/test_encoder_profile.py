@@ -53,17 +53,17 @@ def test_flags_change_the_items() -> None:
     assert tokens_of("gemma-4-31b", limit_mm_per_prompt=no_video) == 7 * 280
     small = json.dumps({"max_pixels": 1024 * 32 * 32})
     assert tokens_of("qwen3-vl-8b", mm_processor_kwargs=small) == 2 * 1024
-    sized = json.dumps({"images_kwargs": {"size": {"longest_edge": 4096 * 32 * 32}}})
-    assert tokens_of("qwen3-vl-8b", mm_processor_kwargs=sized) == 4096
+    sizes = json.dumps({"images_kwargs": {"size": {"longest_edge": 4096 * 32 * 32}}})
+    assert tokens_of("qwen3-vl-8b", mm_processor_kwargs=sizes) == 4096
     assert run_of("qwen3-vl-8b", skip_mm_profiling=True) is None
 
 
 def test_ranks_share_the_tower_but_not_the_patches() -> None:
-    one, two = run_of("qwen3-vl-8b"), run_of("qwen3-vl-8b", tp=2)
-    assert one is not None
+    single_run, two = run_of("qwen3-vl-8b"), run_of("qwen3-vl-8b", tp=2)
+    assert single_run is not None
     assert two is not None
-    assert one.peak_bytes / 2 < two.peak_bytes < one.peak_bytes
-    assert run_of("qwen3-vl-8b", tp=2, mm_encoder_tp_mode="data") == one
+    assert single_run.peak_bytes / 2 < two.peak_bytes < single_run.peak_bytes
+    assert run_of("qwen3-vl-8b", tp=2, mm_encoder_tp_mode="data") == single_run
 
 
 def test_the_largest_image_of_a_foreign_family_is_not_known() -> None:

@@ -113,22 +113,22 @@ READ = [
 
 @pytest.mark.parametrize("name", READ)
 def test_the_cache_of_a_read_config_is_that_of_the_known_model(name: str) -> None:
-    read, known = (
+    read, config_cache = (
         cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
         for attention in (published_model(name).attention, MODELS[name])
     )
-    assert read.bytes_per_token == known.bytes_per_token
+    assert read.bytes_per_token == config_cache.bytes_per_token
     assert [read.bytes_for(length, 2048) for length in LENGTHS] == [
-        known.bytes_for(length, 2048) for length in LENGTHS
+        config_cache.bytes_for(length, 2048) for length in LENGTHS
     ]
 
 
 def test_a_state_is_kept_before_the_first_token() -> None:
-    found_cache = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
-    assert (found_cache.block_tokens, found_cache.block_bytes) == (544, 10 * 1114112)
-    assert found_cache.state_bytes == 3 * found_cache.block_bytes
-    assert found_cache.bytes_per_token * 544 == found_cache.block_bytes
-    assert found_cache.bytes_for(1, 2048) == found_cache.state_bytes + found_cache.block_bytes
+    kv_cache = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
+    assert (kv_cache.block_tokens, kv_cache.block_bytes) == (544, 10 * 1114112)
+    assert kv_cache.state_bytes == 3 * kv_cache.block_bytes
+    assert kv_cache.bytes_per_token * 544 == kv_cache.block_bytes
+    assert kv_cache.bytes_for(1, 2048) == kv_cache.state_bytes + kv_cache.block_bytes
     lone_cache = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
     assert (lone_cache.bytes_per_token, lone_cache.bytes_for(100000, 2048)) == (0, 30 * 1097728)
 
@@ -146,7 +146,7 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
 
 
 def test_more_stages_have_more_batches_in_flight() -> None:
-    one, three = (
+    single_stage, three = (
         cache(
             MODELS["mistral-7b-v0.1"],
             Rank(pp=pp, capability="9.0"),
@@ -155,31 +155,29 @@ def test_more_stages_have_more_batches_in_flight() -> None:
         )
         for pp in (1, 3)
     )
-    assert (one.blocks_for(32768, 2048), three.blocks_for(32768, 2048)) == (513, 769)
+    assert (single_stage.blocks_for(32768, 2048), three.blocks_for(32768, 2048)) == (513, 769)
 
 
 def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
-    mixed = (full(4, 1, 192), sliding(4, 1, 128, 512))
-    padded = cache(mixed, Rank(capability="9.0"), 16, ("pages_are_padded",))
-    assert (padded.refused, padded.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
-    assert "do not divide" in (cache(mixed, Rank(capability="9.0"), 16, ()).refused or "")
+    groups = (full(4, 1, 192), sliding(4, 1, 128, 512))
+    padded_cache = cache(groups, Rank(capability="9.0"), 16, ("pages_are_padded",))
+    assert (padded_cache.refused, padded_cache.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
+    assert "do not divide" in (cache(groups, Rank(capability="9.0"), 16, ()).refused or "")
 
 
 def test_towers_and_encoders_keep_nothing() -> None:
     tower = full(27, 16, 72, causal=False).evolve(kind="vision")
-    found_cache = cache(
-        [tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ()
-    )
+    kv_cache = cache([tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ())
     assert (
-        found_cache.bytes_per_token,
-        found_cache.bytes_for(512, 2048),
-        found_cache.largest(0, 2048, 512),
+        kv_cache.bytes_per_token,
+        kv_cache.bytes_for(512, 2048),
+        kv_cache.largest(0, 2048, 512),
     ) == (
         0,
         0,
         512,
     )
-    assert found_cache.requests(0, 512, 2048) == math.inf
+    assert kv_cache.requests(0, 512, 2048) == math.inf
     seen_cache = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
     assert seen_cache == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
 
@@ -215,23 +213,21 @@ def test_no_model_breaks_the_arithmetic(
     kv: int,
     limit: int,
 ) -> None:
-    found_cache = cache(
+    kv_cache = cache(
         groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes
     )
-    longest = found_cache.largest(kv, 2048, limit)
+    longest = kv_cache.largest(kv, 2048, limit)
     assert 0 <= longest <= limit
-    assert longest == 0 or found_cache.bytes_for(longest, 2048) <= kv
-    assert (
-        longest == limit or found_cache.bytes_for(longest + 1, 2048) > kv - found_cache.block_bytes
-    )
-    assert min(found_cache.bytes_per_token, found_cache.state_bytes) >= 0
-    assert found_cache.requests(kv, 100, 2048) >= 0
+    assert longest == 0 or kv_cache.bytes_for(longest, 2048) <= kv
+    assert longest == limit or kv_cache.bytes_for(longest + 1, 2048) > kv - kv_cache.block_bytes
+    assert min(kv_cache.bytes_per_token, kv_cache.state_bytes) >= 0
+    assert kv_cache.requests(kv, 100, 2048) >= 0
 
 
 def test_keys_of_an_encoder_are_kept_for_a_batch_whatever_the_length() -> None:
     """Whisper tiny on one rank, as vLLM plans it: one group of each kind."""
-    own = full(4, 6, 64)
-    kept_cache = cache((own, own.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])
+    decoder = full(4, 6, 64)
+    kept_cache = cache((decoder, decoder.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])
     assert kept_cache.block_bytes == 98304
     assert kept_cache.bytes_per_token == 98304 // 16
     short, long = (kept_cache.blocks_for(length, 1500) for length in (16, 448))

@@ -77,9 +77,9 @@ def best_plan(name: str) -> Plan:
     task: Any = "embed" if row["base"] in _EMBEDS else None
     spec = model_from_config(case(row["base"], row["quant"]), task=task)
     args = {flag: row[key] for key, flag in _FLAGS.items() if key in row}
-    wanted_wish = wish(args=args, tensor_parallel=row.get("tp", 1))
+    request = wish(args=args, tensor_parallel=row.get("tp", 1))
     return decide(
-        spec, machine(row.get("tp", 1)), ENGINES, wanted_wish, PROFILES.facts, rules=RULES
+        spec, machine(row.get("tp", 1)), ENGINES, request, PROFILES.facts, rules=RULES
     ).plans[0]
 
 
@@ -112,7 +112,7 @@ def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: st
     task: Any = "embed" if row["base"] in _EMBEDS else None
     spec = model_from_config(case(row["base"], row["quant"]), task=task)
     assert runner_of(spec, build(spec), TRAITS["0.26.0"]) == row["runner"]
-    assert row["backend"] in {one.backend for one in plan.attention}
+    assert row["backend"] in {row.backend for row in plan.attention}
     assert set(row.get("kernels", ())) <= {kernel.kernel for kernel in plan.kernels}
 
 
@@ -131,11 +131,11 @@ def cache_of(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
 def memory_of(
     spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda", **more: Any
 ) -> Memory:
-    built = build(spec)
+    model = build(spec)
     load = Workload(device, Rank(tp=tp), 2048, 256, graphs=True)
     return memory(
-        spec, built, cache_of(built, tp), load,
-        weights_bytes=weights_bytes(built, Rank(tp=tp)) or 0,
+        spec, model, cache_of(model, tp), load,
+        weights_bytes=weights_bytes(model, Rank(tp=tp)) or 0,
         device_bytes=24 * GIB, budget_bytes=budget, **more,
     )  # fmt: skip
 
@@ -157,10 +157,10 @@ def test_the_table_of_positions_is_the_engines() -> None:
 
 def test_the_rest_of_the_budget_is_kv_cache() -> None:
     size = memory_of(published_model("llama-3.1-8b"))
-    used = size.weights_bytes + size.activation_bytes + size.graph_bytes + size.overhead_bytes
-    assert size.kv_bytes == 24 * GIB - used
+    used_bytes = size.weights_bytes + size.activation_bytes + size.graph_bytes + size.overhead_bytes
+    assert size.kv_bytes == 24 * GIB - used_bytes
     assert size.kv_tokens == size.kv_bytes // size.kv_bytes_per_token
-    assert size.weights_bytes < size.low < used < size.high
+    assert size.weights_bytes < size.low < used_bytes < size.high
     assert memory_of(published_model("llama-3.1-8b"), budget=8 * GIB).kv_bytes == 0
     assert memory_of(published_model("llama-3.1-8b"), tp=2).weights_bytes < size.weights_bytes
 
@@ -191,15 +191,15 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     spec = model_from_config(
         {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, source="o", tensors=shapes
     )
-    built = build(spec)
-    assert not built.is_known
+    model = build(spec)
+    assert not model.is_known
     narrow = memory(
-        spec, BuiltModel((), built.other_tensors, built.attention), cache_of(built, 1),
+        spec, BuiltModel((), model.other_tensors, model.attention), cache_of(model, 1),
         Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     wide = memory(
-        spec, built, cache_of(built, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
+        spec, model, cache_of(model, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     assert wide.high - wide.low > narrow.high - narrow.low
@@ -217,22 +217,22 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
 ) -> None:
     try:
         spec = model_from_config(fields, tensors=headers)
-        built = build(spec)
+        model = build(spec)
     except BadModel:
         return
-    weights = weights_bytes(built, Rank(tp=tp, dtype=dtype))
+    weights = weights_bytes(model, Rank(tp=tp, dtype=dtype))
     assert weights is None or weights >= 0
     assert (
         activation_bytes(
-            spec, built, Workload("cuda", Rank(tp=tp, dtype=dtype), 2048, 256, graphs=False)
+            spec, model, Workload("cuda", Rank(tp=tp, dtype=dtype), 2048, 256, graphs=False)
         )
         > 0
     )
-    held_cache = cache_of(built, tp, dtype)
-    assert held_cache.bytes_per_token >= 0
-    length = held_cache.largest(kv_bytes, 2048, spec.max_position)
+    kv_cache = cache_of(model, tp, dtype)
+    assert kv_cache.bytes_per_token >= 0
+    length = kv_cache.largest(kv_bytes, 2048, spec.max_position)
     assert 0 <= length <= spec.max_position
-    assert length == 0 or held_cache.bytes_for(length, 2048) <= kv_bytes
+    assert length == 0 or kv_cache.bytes_for(length, 2048) <= kv_bytes
     for device in ("cuda", "cpu"):
         size = memory_of(spec, tp, kv_bytes, device)
         assert 0 <= size.low <= size.high
@@ -240,7 +240,7 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
 
 def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
     spec = published_model("llama-3.1-8b")
-    built = build(spec)
+    model = build(spec)
 
     def overhead(tp: int, capability: str, **changes: Any) -> float:
         load = Workload(
@@ -250,8 +250,8 @@ def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
         )
         size = memory(
             spec,
-            built,
-            cache_of(built, tp),
+            model,
+            cache_of(model, tp),
             load,
             weights_bytes=GIB,
             device_bytes=80 * GIB,
@@ -277,14 +277,14 @@ def test_few_requests_have_few_sizes_of_graphs() -> None:
     assert [graph_sizes(seqs) for seqs in (1024, 256, 64, 16, 1)] == [51, 51, 19, 7, 2]
     assert graph_sizes(16, query=4) == 19
     spec = published_model("llama-3.2-1b")
-    built = build(spec, frozenset())
+    model = build(spec, frozenset())
 
     def graphs(seqs: int) -> int:
         load = Workload("cuda", Rank(), 2048, seqs, graphs=True, runner=2)
         return memory(
             spec,
-            built,
-            cache_of(built, 1),
+            model,
+            cache_of(model, 1),
             load,
             weights_bytes=0,
             device_bytes=80 * GIB,
@@ -365,8 +365,8 @@ def test_a_model_with_a_tower_has_no_copy_of_its_embedding() -> None:
     """Gemma 4's tower has no attention of vLLM, but its language model is given embeddings too."""
     spec = published_model("gemma-4-31b")
     load = Workload("cuda", Rank(), 2048, 16, graphs=True)
-    copied = spec.vocab * spec.hidden * 2
-    assert activation_bytes(spec, build(spec), load) < copied
+    copy_bytes = spec.vocab * spec.hidden * 2
+    assert activation_bytes(spec, build(spec), load) < copy_bytes
     text = published_model("gemma-3-1b")
     assert activation_bytes(text, build(text), load) > text.vocab * text.hidden * 2
 
@@ -374,8 +374,8 @@ def test_a_model_with_a_tower_has_no_copy_of_its_embedding() -> None:
 def test_layers_that_share_keys_are_in_graphs_too() -> None:
     """Gemma 4 E4B: 18 of its 42 layers keep none of their own."""
     spec = published_model("gemma-4-e4b")
-    own = sum(group.layers for group in build(spec).attention if group.kind != "vision")
-    assert own == 24
+    layer_count = sum(group.layers for group in build(spec).attention if group.kind != "vision")
+    assert layer_count == 24
     dense = published_model("llama-3.1-8b")
     ratio = memory_of(spec).graph_bytes / memory_of(dense).graph_bytes
     assert ratio == pytest.approx(42 / 32, rel=0.01)

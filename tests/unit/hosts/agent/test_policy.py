@@ -53,10 +53,10 @@ def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
-    seen = 0
-    this_machine = machine(name)
+    count = 0
+    hardware = machine(name)
     for model in (spec(), *map(published_model, NAMES)):
-        for wanted in (
+        for fields in (
             {},
             {
                 "max_context": 4096,
@@ -64,12 +64,12 @@ def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
                 "chat_template": {"text": "{{ messages }}"},
             },
         ):
-            for plan in plans(this_machine, model, **wanted):
+            for plan in plans(hardware, model, **fields):
                 check_launch(
                     launch(plan), PROFILES.engine(str(plan.engine)), SHARED, ALLOWED, RESOLVED
                 )
-                seen += 1
-    assert seen
+                count += 1
+    assert count
 
 
 PLAN = plans(machine("3090"), spec())[0]
@@ -78,8 +78,8 @@ RESOLVED.update({BUILT: ENGINE.image})
 
 
 def with_flags(*items: str) -> tuple[str, ...]:
-    argv, own = launch(PLAN).argv, 4
-    return (*argv[:-own], *items, *argv[-own:])
+    argv, own_count = launch(PLAN).argv, 4
+    return (*argv[:-own_count], *items, *argv[-own_count:])
 
 
 def with_template(value: str) -> tuple[str, ...]:
@@ -92,10 +92,10 @@ ADAPTER = AdapterRef(name="team/sql", source="/models/sql")
 @pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_adapters_below_the_models_are_let_through(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    actual_plan = decide(
+    plan_with_template = decide(
         spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])
     ).plans[0]
-    plan = actual_plan.evolve(adapters=(ADAPTER, ADAPTER.evolve(name="two")))
+    plan = plan_with_template.evolve(adapters=(ADAPTER, ADAPTER.evolve(name="two")))
     spec_of = launch(plan)
     assert "/models/two" in spec_of.argv[-5]
     check_launch(spec_of, engine, SHARED, ALLOWED, RESOLVED)
@@ -183,8 +183,8 @@ def test_hosts_of_media_are_let_through_before_adapters() -> None:
     hosts = ("--allowed-media-domains", "a.example", "[2001:db8::1]")
     adapter = ("--lora-modules", '{"name": "a", "path": "/models/a"}')
     for items in (hosts, (*hosts, *adapter)):
-        changed = launch(PLAN, argv=with_flags(*items))
-        check_launch(changed, ENGINE, SHARED, ALLOWED, RESOLVED)
+        launch_with_flags = launch(PLAN, argv=with_flags(*items))
+        check_launch(launch_with_flags, ENGINE, SHARED, ALLOWED, RESOLVED)
 
 
 def test_no_field_of_a_launch_goes_unchecked() -> None:
@@ -194,11 +194,11 @@ def test_no_field_of_a_launch_goes_unchecked() -> None:
 @pytest.mark.parametrize(("change", "why"), CHANGES)
 def test_a_launch_that_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
     check_launch(launch(PLAN), ENGINE, SHARED, ALLOWED, RESOLVED)
-    with pytest.raises(AgentRefusal) as refused:
+    with pytest.raises(AgentRefusal) as error:
         check_launch(launch(PLAN, **change), ENGINE, SHARED, ALLOWED, RESOLVED)
-    assert why in refused.value.message
-    assert refused.value.message.startswith("The agent refuses: ")
-    assert refused.value.hint
+    assert why in error.value.message
+    assert error.value.message.startswith("The agent refuses: ")
+    assert error.value.hint
 
 
 def test_an_engine_for_cpus_gets_no_gpu() -> None:

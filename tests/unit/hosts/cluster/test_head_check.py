@@ -39,10 +39,10 @@ OWN = {"ray": "2.60.0", "python": "3.11.7"}
 def test_each_cause_has_its_sentence(
     answer: dict[str, str], kind: type[SettingsError], words: str, cure: str
 ) -> None:
-    with pytest.raises(kind) as refused:
+    with pytest.raises(kind) as error:
         judge(MEMBERSHIP, answer, OWN)
-    assert words in refused.value.message
-    assert cure in refused.value.hint
+    assert words in error.value.message
+    assert cure in error.value.hint
 
 
 def test_a_head_of_the_same_versions_is_joined() -> None:
@@ -83,6 +83,6 @@ def test_a_weak_or_open_token_is_refused(
     if text is not None:
         path.write_text(text)
         path.chmod(mode)
-    with pytest.raises(SettingsError, match=words) as refused:
+    with pytest.raises(SettingsError, match=words) as error:
         check_token(path)
-    assert refused.value.hint
+    assert error.value.hint

@@ -36,7 +36,7 @@ def test_another_gateway_is_refused_until_the_engines_of_the_first_are_stopped()
 )
 def test_no_two_gateways_hold_a_node_within_one_length(steps: list[tuple[str, float]]) -> None:
     lease, now = Lease(10, "", 0), 0.0
-    held_by, held_at = "", -10.0
+    holder, hold_time = "", -10.0
     for step, wait_s in steps:
         now += wait_s
         if step == "end":
@@ -47,5 +47,5 @@ def test_no_two_gateways_hold_a_node_within_one_length(steps: list[tuple[str, fl
             lease.claim(step, now)
         except AgentRefusal:
             continue
-        assert held_by in ("", step) or now - held_at >= 10
-        held_by, held_at = step, now
+        assert holder in ("", step) or now - hold_time >= 10
+        holder, hold_time = step, now

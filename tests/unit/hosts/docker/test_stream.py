@@ -28,10 +28,10 @@ def test_lines_come_whole_however_the_bytes_are_cut() -> None:
     for size in range(1, len(log) + 1):
         lines = LogLines()
         lines.resume()
-        given = [
+        lines_of_stream = [
             line for at in range(0, len(log), size) for line in lines.feed(log[at : at + size])
         ]
-        assert given == [b"one", b"", b"two"]
+        assert lines_of_stream == [b"one", b"", b"two"]
         assert list(lines.rest()) == [b"end"]
         assert list(lines.rest()) == []
 
@@ -57,12 +57,12 @@ def test_no_line_is_lost_or_given_twice_after_a_break() -> None:
     for at in range(len(b"".join(log))):
         lines = LogLines()
         assert lines.resume() == "0"
-        given = list(lines.feed(b"".join(log)[:at]))
+        lines_before = list(lines.feed(b"".join(log)[:at]))
         since = float(lines.resume())
         assert since in (0, 1767323041.000000005, 1767323042.000000005, 1767323043.000000005)
         # Docker answers with what is not older than `since`, the last known entry among it.
         again = [entry for second, entry in enumerate(log, 1) if 1767323040 + second >= int(since)]
-        assert given + list(lines.feed(b"".join(again))) == [b"one", b"two", b"three"]
+        assert lines_before + list(lines.feed(b"".join(again))) == [b"one", b"two", b"three"]
 
 
 def test_the_time_to_resume_from_is_exact() -> None:

@@ -64,8 +64,8 @@ def test_memory_of_the_host_is_used_by_everybody() -> None:
 
 def test_the_gateways_own_engine_on_a_gpu_is_named() -> None:
     hardware = machine("2x3090")
-    held = {hardware.gpus[1].uuid: "m runs on it"}
-    assert in_use(hardware, held) == held
+    holders = {hardware.gpus[1].uuid: "m runs on it"}
+    assert in_use(hardware, holders) == holders
 
 
 def test_pairs_of_each_way_and_groups_that_grow() -> None:
@@ -74,9 +74,12 @@ def test_pairs_of_each_way_and_groups_that_grow() -> None:
     bridges = [Link(a=0, b=1, nvlinks=4, p2p=True), Link(a=2, b=3, nvlinks=4, p2p=True)]
     parts = [gpu(8, uuid="MIG-1", mig=True), gpu(9, uuid="MIG-2", mig=True)]
     whole, *alone = gpu_sets([*cards, *parts], bridges)
-    assert [one.uuid for one in whole.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert [gpu.uuid for gpu in whole.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     assert whole.groups == ((0, 1), (0, 2), (0, 1, 2, 3))
-    assert [(one.gpus[0].uuid, one.groups) for one in alone] == [("MIG-1", ()), ("MIG-2", ())]
+    assert [(gpu_set.gpus[0].uuid, gpu_set.groups) for gpu_set in alone] == [
+        ("MIG-1", ()),
+        ("MIG-2", ()),
+    ]
 
 
 def test_eight_alike_gpus_are_measured_by_twos_fours_and_all() -> None:
@@ -87,5 +90,5 @@ def test_eight_alike_gpus_are_measured_by_twos_fours_and_all() -> None:
 
 def test_the_alike_ones_of_unlike_cards_come_first() -> None:
     (whole,) = gpu_sets([gpu(0, name="b"), gpu(1, name="a"), gpu(2, name="b")], [])
-    assert [one.index for one in whole.gpus] == [1, 0, 2]
+    assert [gpu.index for gpu in whole.gpus] == [1, 0, 2]
     assert whole.groups == ((0, 1), (1, 2), (0, 1, 2))

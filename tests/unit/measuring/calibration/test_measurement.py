@@ -31,9 +31,9 @@ def one(
 
 
 def test_the_document_asks_for_these_gpus() -> None:
-    asked_document = json.loads(document(TWO, "torch"))
-    assert (asked_document["gpus"], asked_document["count"]) == ([gpu.uuid for gpu in TWO.gpus], 2)
-    assert (asked_document["groups"], asked_document["pairs"]) == ([[0, 1]], [[0, 1]])
+    content = json.loads(document(TWO, "torch"))
+    assert (content["gpus"], content["count"]) == ([gpu.uuid for gpu in TWO.gpus], 2)
+    assert (content["groups"], content["pairs"]) == ([[0, 1]], [[0, 1]])
     assert json.loads(document(TWO, "driver"))["groups"] == []
 
 

@@ -37,8 +37,8 @@ CASES = [(model, here, ref) for model in MODELS for here in MACHINES for ref in 
 
 def make_decision(model: str, machine: Hardware, wish: Wish, *refs: str) -> Decision:
     engines = [ENGINES[ref] for ref in refs]
-    given: dict[str, Any] = {"gpus": PROFILES.gpus, "pace": PROFILES.pace}
-    return decide(published_model(model), machine, engines, wish, rules=RULES, **given)
+    options: dict[str, Any] = {"gpus": PROFILES.gpus, "pace": PROFILES.pace}
+    return decide(published_model(model), machine, engines, wish, rules=RULES, **options)
 
 
 def first_plan(model: str, here: str, ref: str, **wish: Any) -> BasePlan | None:
@@ -81,8 +81,8 @@ def test_each_change_is_another_start_and_no_loss_of_quality(
     model: str, here: str, ref: str
 ) -> None:
     commands = set()
-    found = [*try_changes(model, here, ref)]
-    for base, change, plan in found:
+    changes = [*try_changes(model, here, ref)]
+    for base, change, plan in changes:
         assert plan.argv != base.plan.argv, change.change
         assert change.change
         assert change.reason
@@ -91,10 +91,10 @@ def test_each_change_is_another_start_and_no_loss_of_quality(
         assert plan.kv_cache_dtype.value in ("auto", base.plan.kv_cache_dtype.value)
         assert plan.max_model_len.value >= min(32768, base.plan.max_model_len.value)
         # The owner's wish is kept, but for what a plan decides.
-        kept = set(Wish.model_fields) - {"engines", "args", "speculative", *_LAYOUT}
-        assert all(getattr(change.wish, name) == getattr(base.owner, name) for name in kept)
+        fields = set(Wish.model_fields) - {"engines", "args", "speculative", *_LAYOUT}
+        assert all(getattr(change.wish, name) == getattr(base.owner, name) for name in fields)
         commands.add((plan.argv, plan.replicas.value))
-    assert len(commands) == len(found)
+    assert len(commands) == len(changes)
 
 
 _LAYOUT = ("tensor_parallel", "data_parallel", "replicas")
@@ -146,12 +146,12 @@ def test_a_cache_of_less_precision_is_tried_only_by_word() -> None:
     assert base.plan.kv_cache_dtype.value == "auto"
     assert not any("kv-cache-dtype" in change.wish.args for change in neighbours(base))
     lossy = BasePlan(base.owner, base.wish, base.plan, base.engine, allows_lossy=True)
-    found_neighbours = [
+    lossy_neighbours = [
         neighbour
         for neighbour in neighbours(lossy)
         if neighbour.wish.args.get("kv-cache-dtype") == "fp8"
     ]
-    plan = change_plan(base, "3090", found_neighbours[0])
+    plan = change_plan(base, "3090", lossy_neighbours[0])
     assert plan is not None
     assert keeps_quality(plan, lossy)
     assert not keeps_quality(plan, base)
@@ -165,16 +165,16 @@ def test_a_cache_that_memory_made_smaller_is_tried_in_full() -> None:
 
 
 def test_drafts_by_the_checkpoint_are_tried_where_the_version_has_them() -> None:
-    drafted = {}
+    draft_plans = {}
     for model in ("qwen3-next-80b-a3b", "llama-3.1-8b"):
         base = first_plan(model, "8xh200", VLLM_REF)
         assert base is not None
         (change,) = speculation(base)
         plan = change_plan(base, "8xh200", change)
         assert plan is not None
-        drafted[model] = plan.speculation.value
+        draft_plans[model] = plan.speculation.value
         assert keeps_quality(plan, base)
-    assert drafted == {"qwen3-next-80b-a3b": "mtp", "llama-3.1-8b": "none"}
+    assert draft_plans == {"qwen3-next-80b-a3b": "mtp", "llama-3.1-8b": "none"}
     first_asked_plan = first_plan("qwen3-next-80b-a3b", "8xh200", VLLM_REF, speculative="off")
     assert first_asked_plan is not None
     assert speculation(first_asked_plan) == ()
@@ -195,8 +195,8 @@ def test_the_best_plan_of_another_engine_is_tried() -> None:
     plans = make_decision("llama-3.1-8b", machine, owner, *ENGINES).plans
     by_kind = {"vllm": NEWEST_VLLM, "sglang": NEWEST_SGLANG}
     for kind in by_kind:
-        mine = next(plan for plan in plans if plan.engine.kind == kind)
-        (other,) = other_engines(owner, plans, mine)
+        plan_of_kind = next(plan for plan in plans if plan.engine.kind == kind)
+        (other,) = other_engines(owner, plans, plan_of_kind)
         assert {kind, other.wish.engines[0].partition("==")[0]} == {*by_kind}
 
 

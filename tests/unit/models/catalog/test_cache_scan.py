@@ -79,12 +79,12 @@ def test_a_damaged_repository_is_listed_with_its_bytes_and_can_be_removed(
     files = len(SHARED) + len(ONLY_OLD)
     assert usage["cache_bytes"] == 2 * files + len(ONLY_NEW) + rest
 
-    removed = remove_weights(job(cache, ("org/model", NEW)))
-    assert removed == {"freed_bytes": rest, "removed": [["org/model", NEW]]}
+    report = remove_weights(job(cache, ("org/model", NEW)))
+    assert report == {"freed_bytes": rest, "removed": [["org/model", NEW]]}
     assert (folder / "snapshots" / OLD / "model.safetensors").read_bytes() == SHARED
     assert not (folder / "snapshots" / NEW).exists()
-    removed = remove_weights(job(cache, ("org/model", OLD)))
-    assert removed == {"freed_bytes": files, "removed": [["org/model", OLD]]}
+    report = remove_weights(job(cache, ("org/model", OLD)))
+    assert report == {"freed_bytes": files, "removed": [["org/model", OLD]]}
     assert (whole / "snapshots" / NEW / "model.safetensors").read_bytes() == SHARED
 
 

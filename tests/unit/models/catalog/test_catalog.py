@@ -45,10 +45,10 @@ def read_or_refusal(source: Path) -> Facts | BadModel:
 
 
 def refusal(source: str | Path) -> BadModel:
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         facts(source)
-    assert caught.value.hint, "every error says what to do"
-    return caught.value
+    assert error.value.hint, "every error says what to do"
+    return error.value
 
 
 @pytest.mark.anyio
@@ -199,9 +199,9 @@ def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_her
     write(tmp_path, {"config.json": json.dumps(CONFIG).encode()})
     without = spec_of(facts(tmp_path))
     if needed:
-        with pytest.raises(BadModel, match=f"There are no weights in {tmp_path}") as caught:
+        with pytest.raises(BadModel, match=f"There are no weights in {tmp_path}") as error:
             check_weights(without, load_format)
-        assert "load-format=dummy" in caught.value.hint
+        assert "load-format=dummy" in error.value.hint
     else:
         check_weights(without, load_format)
     write(tmp_path, model())
@@ -372,11 +372,11 @@ def test_code_of_the_model_is_told(
 
 def test_code_beside_a_drafter_needs_leave(tmp_path: Path) -> None:
     write(tmp_path, model(auto_map={"AutoModel": "modeling_x.X"}))
-    with pytest.raises(NeedsRemoteCode, match=r"auto_map in config\.json") as caught:
+    with pytest.raises(NeedsRemoteCode, match=r"auto_map in config\.json") as error:
         load_drafter(str(tmp_path), hub=NO_HUB)
-    assert caught.value.code == "needs_remote_code"
+    assert error.value.code == "needs_remote_code"
     assert (
-        caught.value.hint
+        error.value.hint
         == "Add it with policy.allow_remote_code=true if you trust it, pinned to a commit."
     )
 
@@ -463,13 +463,13 @@ async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(
 
     async def cost(shards: int) -> float:
         folder = write(tmp_path / str(shards), experts(shards))
-        took = []
+        cpu_times = []
         for _ in range(3):
             began = time.process_time()
             spec = load(str(folder), hub=NO_HUB)
-            took.append(time.process_time() - began)
+            cpu_times.append(time.process_time() - began)
         assert [group.count for group in spec.tensors] == [shards * 1000]
-        return min(took)
+        return min(cpu_times)
 
     assert await cost(20) < 40 * await cost(2)
 

@@ -114,11 +114,11 @@ def test_a_header_longer_than_the_first_read_is_read_in_two() -> None:
     ],
 )
 def test_a_broken_file_is_refused_with_its_name_and_a_remedy(data: bytes, reason: str) -> None:
-    with pytest.raises(BadModel) as caught:
+    with pytest.raises(BadModel) as error:
         header_of(data)
-    assert reason in caught.value.message
-    assert "x.safetensors" in caught.value.message
-    assert caught.value.hint == "Download or copy it again."
+    assert reason in error.value.message
+    assert "x.safetensors" in error.value.message
+    assert error.value.hint == "Download or copy it again."
 
 
 def test_a_header_that_breaks_off_while_it_is_read_is_refused() -> None:

@@ -34,10 +34,10 @@ def test_a_template_that_engines_take_is_taken(text: str) -> None:
     ],
 )
 def test_a_template_that_engines_refuse_is_refused_with_the_line(text: str, why: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         check(text, "t.jinja")
-    assert why in refused.value.message
-    assert refused.value.param == "chat_template"
+    assert why in error.value.message
+    assert error.value.param == "chat_template"
 
 
 def test_nothing_of_it_runs() -> None:

@@ -78,11 +78,11 @@ def guess(fields: dict[str, Any]) -> Blueprint:
 
 
 def elements(plan: Blueprint) -> int:
-    held = sum(
+    element_count = sum(
         len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
         for item in plan.linears
     )
-    return held + sum(group.count * math.prod(group.shape) for group in plan.parameters)
+    return element_count + sum(group.count * math.prod(group.shape) for group in plan.parameters)
 
 
 def attention_rows(plan: Blueprint) -> list[tuple[Any, ...]]:
@@ -95,34 +95,38 @@ def attention_rows(plan: Blueprint) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
 def test_names_of_fields_give_the_shapes_of_the_familys_own_reader(name: str) -> None:
-    known, guessed = blueprint_of(config(name), "m"), guess(config(name))
-    assert elements(guessed) == pytest.approx(elements(known), rel=APART.get(name, 0.007))
+    blueprint, guess_of_model = blueprint_of(config(name), "m"), guess(config(name))
+    assert elements(guess_of_model) == pytest.approx(
+        elements(blueprint), rel=APART.get(name, 0.007)
+    )
     if name in WINDOWS:
         layers = {
             kind: sum(group.layers for group in plan.attention if group.kind != "vision")
-            for kind, plan in (("k", known), ("g", guessed))
+            for kind, plan in (("k", blueprint), ("g", guess_of_model))
         }
         assert layers["k"] == layers["g"]
-        assert all(group.kind == "full" for group in guessed.attention if group.kind != "vision")
-    elif name not in OTHER_CACHES and known.attention[0].kind != "encoder":
-        assert attention_rows(guessed) == attention_rows(known)
+        assert all(
+            group.kind == "full" for group in guess_of_model.attention if group.kind != "vision"
+        )
+    elif name not in OTHER_CACHES and blueprint.attention[0].kind != "encoder":
+        assert attention_rows(guess_of_model) == attention_rows(blueprint)
 
 
 def shape(name: str) -> dict[str, Any]:
     """The config.json of a published model of family_shapes.yaml."""
-    found = {
+    values = {
         key: value["of"] * value["times"] if isinstance(value, dict) and "times" in value else value
         for key, value in SHAPES[name]["config"].items()
     }
     if "blocks" in SHAPES[name]:
-        found["block_configs"] = [
+        values["block_configs"] = [
             {
                 "attention": {"n_heads_in_group": sharing or None, "no_op": not sharing},
                 "ffn": {"ffn_mult": times, "no_op": False},
             }
             for sharing, times in SHAPES[name]["blocks"]
         ]
-    return found
+    return values
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -155,12 +159,12 @@ def test_layers_with_no_or_two_attentions_keep_their_caches(
 )
 def test_a_block_that_says_nonsense_is_a_layer_without_an_mlp(odd: dict[str, Any]) -> None:
     fields = shape("nemotron-super-49b")
-    whole, found = (
+    whole, partial_blueprint = (
         guess(fields),
         guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]}),
     )
-    assert sum(group.layers for group in found.attention) == 49
-    assert 0 < elements(whole) - elements(found) < 1e9
+    assert sum(group.layers for group in partial_blueprint.attention) == 49
+    assert 0 < elements(whole) - elements(partial_blueprint) < 1e9
 
 
 def unheard(
@@ -187,8 +191,8 @@ def make_decision(
     engine = engine.evolve(config_classes=(*engine.config_classes, "unheard"))
     if stands_in:
         engine = engine.evolve(stand_ins=("UnheardForCausalLM",))
-    this_hardware, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
-    return decide(spec, this_hardware, [engine], wish(**wanted), rules=rules, answers=answers)
+    hardware_value, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
+    return decide(spec, hardware_value, [engine], wish(**wanted), rules=rules, answers=answers)
 
 
 def list_questions(decision: Decision) -> list[Question]:
@@ -225,27 +229,23 @@ def test_the_answer_of_an_engine_replaces_the_guess() -> None:
 
 def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> None:
     large = unheard(num_hidden_layers=400)
-    former_decision = make_decision(large, tensor_parallel=1)
-    assert not former_decision.plans
-    assert former_decision.rejected[0].verdict == "no_memory"
-    questions = list_questions(former_decision)
+    decision = make_decision(large, tensor_parallel=1)
+    assert not decision.plans
+    assert decision.rejected[0].verdict == "no_memory"
+    questions = list_questions(decision)
     assert questions
     assert make_decision(large, {questions[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
     words = EngineAnswer(refused="ValueError: no such layers", source="sha256:0123")
-    later_decision = make_decision(large, {questions[0]: words}, tensor_parallel=1)
-    assert not later_decision.plans
-    assert questions[0] not in list_questions(later_decision)
+    decision_after = make_decision(large, {questions[0]: words}, tensor_parallel=1)
+    assert not decision_after.plans
+    assert questions[0] not in list_questions(decision_after)
 
 
 def test_an_unlisted_architecture_is_refused_unless_the_engine_takes_it() -> None:
-    former_decision = make_decision(unheard(), listed=False, tensor_parallel=1)
-    assert [rejection.verdict for rejection in former_decision.rejected] == [
-        "unsupported_architecture"
-    ]
-    assert (
-        "transformers is unknown: `fitserve plan --check`" in former_decision.rejected[0].reasons[0]
-    )
-    questions = list_questions(former_decision)
+    decision = make_decision(unheard(), listed=False, tensor_parallel=1)
+    assert [rejection.verdict for rejection in decision.rejected] == ["unsupported_architecture"]
+    assert "transformers is unknown: `fitserve plan --check`" in decision.rejected[0].reasons[0]
+    questions = list_questions(decision)
     assert questions
     assert (
         make_decision(unheard(), {questions[0]: SAID}, listed=False, tensor_parallel=1)
@@ -254,19 +254,22 @@ def test_an_unlisted_architecture_is_refused_unless_the_engine_takes_it() -> Non
         == "checked"
     )
     words = EngineAnswer(refused="ValueError: not supported", source="sha256:0123")
-    refused = make_decision(unheard(), {questions[0]: words}, listed=False, tensor_parallel=1)
-    assert (refused.plans, refused.rejected[0].reasons) == ((), ("ValueError: not supported",))
+    outcome = make_decision(unheard(), {questions[0]: words}, listed=False, tensor_parallel=1)
+    assert (outcome.plans, outcome.rejected[0].reasons) == (
+        (),
+        ("ValueError: not supported",),
+    )
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))
-    closed = make_decision(hostile, listed=False)
-    assert list_questions(closed) == [], "the class would be the repository's"
+    closed_decision = make_decision(hostile, listed=False)
+    assert list_questions(closed_decision) == [], "the class would be the repository's"
 
 
 def test_an_unlisted_architecture_has_a_plan_by_the_class_of_transformers() -> None:
     best = make_decision(unheard(), listed=False, stands_in=True).plans[0]
     assert best.grade == "guess"
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))
-    closed = make_decision(hostile, listed=False, stands_in=True)
-    assert not closed.plans, "the class would be the repository's"
+    decision = make_decision(hostile, listed=False, stands_in=True)
+    assert not decision.plans, "the class would be the repository's"
 
 
 def test_a_reader_of_a_family_does_not_describe_transformers_class_of_it() -> None:
@@ -465,4 +468,4 @@ def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
         "o_a_proj": (8 * 512, 8 * 1024),
         "o_b_proj": (8 * 1024, 4096),
     }
-    assert [(one.kv_heads, one.head_dim) for one in guessed_model.attention] == [(1, 512)]
+    assert [(group.kv_heads, group.head_dim) for group in guessed_model.attention] == [(1, 512)]

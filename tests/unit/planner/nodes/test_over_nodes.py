@@ -78,12 +78,12 @@ def test_the_network_decides_how_two_nodes_share_a_model(
 
 def test_two_nodes_write_about_twice_as_fast_as_one() -> None:
     """Reported for two GB10 over RoCE: 2.09 times (github.com/unslothai/unsloth pull 10280)."""
-    one, _ = over("llama-3.1-8b", ["gb10"], goal="latency")
+    single_decision, _ = over("llama-3.1-8b", ["gb10"], goal="latency")
     two, _ = over("llama-3.1-8b", ["gb10", "gb10"], goal="latency")
-    assert one.plans[0].speed is not None
+    assert single_decision.plans[0].speed is not None
     assert two.plans[0].speed is not None
     assert layout(two.plans[0]) == (2, 2, 1)
-    assert 1.7 < two.plans[0].speed.stream.value / one.plans[0].speed.stream.value < 2.3
+    assert 1.7 < two.plans[0].speed.stream.value / single_decision.plans[0].speed.stream.value < 2.3
 
 
 def test_nodes_that_have_the_weights_come_first() -> None:
@@ -122,13 +122,13 @@ def test_ranks_take_each_gpu_of_a_node_once(
     model: str, machines: list[str], network: Network, goal: str
 ) -> None:
     decision, cluster = over(model, sorted(machines), network, goal=goal)
-    own = {node.name: {gpu.uuid for gpu in node.hardware.gpus} for node in cluster.nodes}
+    uuids_by_node = {node.name: {gpu.uuid for gpu in node.hardware.gpus} for node in cluster.nodes}
     for plan in decision.plans if len(machines) > 1 else ():
-        used = [uuid for row in plan.nodes for uuid in row.gpus]
-        assert len(used) == len(set(used)) == len(plan.gpus) * plan.replicas.value
+        uuids = [uuid for row in plan.nodes for uuid in row.gpus]
+        assert len(uuids) == len(set(uuids)) == len(plan.gpus) * plan.replicas.value
         assert plan.nodes[0].gpus == plan.gpus[: len(plan.nodes[0].gpus)]
         for row in plan.nodes:
-            assert {*row.gpus} <= own[row.node]
+            assert {*row.gpus} <= uuids_by_node[row.node]
             assert len(row.ranks) == len(row.gpus)
         for copy in range(plan.replicas.value):
             ranks = [rank for row in plan.nodes if row.copy_number == copy for rank in row.ranks]
@@ -173,5 +173,7 @@ def test_a_node_more_takes_no_plan_away(
     few, cluster = over(model, machines, network, goal=goal)
     many, _ = over(model, [*machines, more], network, goal=goal)
     inputs = inputs_of(model, cluster.nodes[0].hardware, goal=goal)
-    best = [max((worth(plan, inputs) for plan in found.plans), default=0) for found in (few, many)]
+    best = [
+        max((worth(plan, inputs) for plan in decision.plans), default=0) for decision in (few, many)
+    ]
     assert best[1] >= best[0]

@@ -15,7 +15,10 @@ from gateway.planner.flags import LaunchInputs, launch_spec
 from tests.support.node_plans import PROFILES, decide_on, over, spans
 from tests.support.versions import SGLANG, VLLM
 
-VERSIONS = [*(f"vllm=={version}" for version in VLLM), *(f"sglang=={one}" for one in SGLANG)]
+VERSIONS = [
+    *(f"vllm=={version}" for version in VLLM),
+    *(f"sglang=={version}" for version in SGLANG),
+]
 
 
 def launch(plan: Plan, engine: Engine, **inputs: Any) -> LaunchSpec:
@@ -62,9 +65,9 @@ def test_only_the_first_node_of_vllm_answers_requests(version: str) -> None:
             assert value(first.argv, "nnodes") == "2"
             assert [value(row.argv, "node-rank") for row in (first, second)] == ["0", "1"]
         else:
-            each = plan.data_parallel.value // 2
-            assert value(second.argv, "data-parallel-start-rank") == str(each)
-            assert value(first.argv, "data-parallel-size-local") == str(each)
+            rank_count = plan.data_parallel.value // 2
+            assert value(second.argv, "data-parallel-start-rank") == str(rank_count)
+            assert value(first.argv, "data-parallel-size-local") == str(rank_count)
             # With it the first node would serve its own groups alone.
             assert not any(item.startswith("--data-parallel-start-rank") for item in first.argv)
 
@@ -77,8 +80,10 @@ def test_the_nodes_of_sglang_differ_in_their_rank_alone(version: str) -> None:
         assert (
             value(first.argv, "dist-init-addr") == f"10.0.0.1:{plan.nodes[0].ports['rendezvous']}"
         )
-        changed = [pair for pair in zip(first.argv, second.argv, strict=True) if len({*pair}) > 1]
-        assert changed == [("--node-rank=0", "--node-rank=1")]
+        differences = [
+            pair for pair in zip(first.argv, second.argv, strict=True) if len({*pair}) > 1
+        ]
+        assert differences == [("--node-rank=0", "--node-rank=1")]
 
 
 def test_ports_in_use_on_the_first_node_are_passed_over() -> None:
@@ -93,8 +98,8 @@ def test_ports_in_use_on_the_first_node_are_passed_over() -> None:
 @pytest.mark.parametrize(("ref", "flag"), [(VERSIONS[0], "headless"), (VERSIONS[-1], "nnodes")])
 def test_a_version_without_the_flags_is_refused_on_several_nodes(ref: str, flag: str) -> None:
     engine = PROFILES.engine(ref)
-    kept = {name: one for name, one in engine.flags.items() if name != flag}
-    decision, _ = over(engine.evolve(flags=kept), ["2x3090", "2x3090"])
+    flags = {name: flag_value for name, flag_value in engine.flags.items() if name != flag}
+    decision, _ = over(engine.evolve(flags=flags), ["2x3090", "2x3090"])
     assert not spans(decision)
     reasons = [reason for row in decision.rejected for reason in row.reasons]
     assert any(f"ranks on several nodes: it has no --{flag}" in reason for reason in reasons)

@@ -29,9 +29,9 @@ def steps(signatures: Signatures, engine: str) -> str:
     ],
 )
 def test_only_versions_that_the_driver_runs_are_named(changes: dict[str, str], kept: str) -> None:
-    told = steps(signatures_for(MODERN.evolve(**changes), PROFILES), "vllm==0.26.0")
-    assert f"as {kept} " in told.replace(":", " ")
-    assert ("0.33.0" in told) is ("0.33.0" in kept)
+    texts = steps(signatures_for(MODERN.evolve(**changes), PROFILES), "vllm==0.26.0")
+    assert f"as {kept} " in texts.replace(":", " ")
+    assert ("0.33.0" in texts) is ("0.33.0" in kept)
 
 
 def test_no_step_asks_for_a_version_where_none_runs() -> None:
@@ -52,7 +52,10 @@ def test_a_gpu_without_code_in_any_version_has_none_named() -> None:
 def test_the_version_with_an_architecture_must_run_here_too() -> None:
     line = b"ValueError: Model architectures ['DeepseekV4ForCausalLM'] are not supported for now."
     old = signatures_for(MODERN.evolve(driver="570.86.10"), PROFILES)
-    steps = [diagnose([line], one, "vllm==0.18.0")[0].steps for one in (PROFILES.signatures, old)]
+    steps = [
+        diagnose([line], signatures, "vllm==0.18.0")[0].steps
+        for signatures in (PROFILES.signatures, old)
+    ]
     assert "vllm==0.33.0" in steps[0][0]
     assert not any("vllm==0.33.0" in step for step in steps[1])
 
@@ -60,8 +63,8 @@ def test_the_version_with_an_architecture_must_run_here_too() -> None:
 def test_an_engine_that_is_not_known_may_have_another_version() -> None:
     log = BUG.replace(b"/vllm/", b"/frob/")
     here, anywhere = (
-        diagnose([log], one)[0].steps
-        for one in (signatures_for(MODERN, PROFILES), PROFILES.signatures)
+        diagnose([log], signatures)[0].steps
+        for signatures in (signatures_for(MODERN, PROFILES), PROFILES.signatures)
     )
     assert any(step.startswith("Use another engine version") for step in anywhere)
     assert here == anywhere

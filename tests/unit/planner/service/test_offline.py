@@ -54,12 +54,12 @@ def test_hardware_may_be_a_name_a_file_or_a_machine_that_was_read(folder: Path) 
     machine = Profiles().hardware("2x3090")
     file = folder / "machine.json"
     file.write_text(machine.model_dump_json(by_alias=True))
-    wanted = [
+    decisions = [
         gateway.plan(Path("models/llama-3.1-8b"), hardware, ["vllm"])
         for hardware in ("2x3090", file, machine)
     ]
-    assert wanted[0].plans
-    assert wanted[0].plans == wanted[1].plans == wanted[2].plans
+    assert decisions[0].plans
+    assert decisions[0].plans == decisions[1].plans == decisions[2].plans
 
 
 def test_an_impossible_wish_is_refused(folder: Path) -> None:
@@ -133,11 +133,11 @@ def test_a_preview_tells_what_fewer_and_more_gpus_would_give(
     def decision(**changes: Any) -> Decision:
         return planner.decide(wish.evolve(**changes), machine, include_alternatives=True)
 
-    decided = decision(gpus=gpus)
+    outcome = decision(gpus=gpus)
     others = {value: decision(gpus=value).plans[0] for value in ("few", "all") if value != gpus}
     total = len(planner.machine(machine)[1].gpus)
-    assert decided.gpu_choice == gpu_choice(decided.plans[0], total, others)
-    assert bool(decided.gpu_choice) == (total > 1)
+    assert outcome.gpu_choice == gpu_choice(outcome.plans[0], total, others)
+    assert bool(outcome.gpu_choice) == (total > 1)
     assert planner.decide(wish, machine).gpu_choice == ""
 
 
@@ -199,6 +199,6 @@ def test_a_context_beyond_the_models_own_names_the_flag_that_gives_it(
     words = decide(100_000).refusal[1]
     flag = re.search(rf"`--arg '{name}=(\{{.*\}})'` \(YaRN", words)
     assert flag is not None, words
-    extended = decide(100_000, args={name: flag[1]})
-    assert extended.plans[0].max_model_len.value == 100_000
+    longer_decision = decide(100_000, args={name: flag[1]})
+    assert longer_decision.plans[0].max_model_len.value == 100_000
     assert "YaRN" not in decide(1_000_000).refusal[1], "more than four times the model's own"

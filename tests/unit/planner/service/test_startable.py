@@ -66,9 +66,16 @@ def test_containers_are_started_of_what_may_be_pulled(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_path: Path) -> None:
     startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
-    ours, theirs = decision(with_speed(OLD, 100, 1000)), decision(with_speed(NEW, 110, 1500))
+    old_decision, new_decision = (
+        decision(with_speed(OLD, 100, 1000)),
+        decision(with_speed(NEW, 110, 1500)),
+    )
     explained_decision = startable.explain_engines(
-        ours, [OLD], [NEW], wish(), lambda engines: theirs if engines == [NEW] else ours
+        old_decision,
+        [OLD],
+        [NEW],
+        wish(),
+        lambda engines: new_decision if engines == [NEW] else old_decision,
     )
     assert [(engine.engine, engine.here) for engine in explained_decision.engines] == [
         (OLD.ref, True),
@@ -80,18 +87,18 @@ def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_pa
         " 50% more"
         " tokens/s"
     ]
-    assert explained_decision.plans == ours.plans, "what add would start is not touched"
+    assert explained_decision.plans == old_decision.plans, "what add would start is not touched"
 
 
 def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_path: Path) -> None:
     startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
-    ours = decision(with_speed(OLD, 100, 1000))
-    for theirs in (
+    old_decision = decision(with_speed(OLD, 100, 1000))
+    for rival in (
         decision(with_speed(NEW, 90, 900)),
         decision(with_speed(NEW, 101, 1010)),
         decision(),
     ):
-        engines = startable.explain_engines(ours, [OLD], [NEW], wish(), lambda _: theirs)  # noqa: B023 - called at once
+        engines = startable.explain_engines(old_decision, [OLD], [NEW], wish(), lambda _: rival)  # noqa: B023 - called at once
         assert not_here(engines) == []
         assert len(engines.engines) == 2
 
@@ -124,9 +131,12 @@ def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:
 
 
 def test_plans_are_compared_by_the_goal() -> None:
-    ours, theirs = with_speed(OLD, 100, 1000), with_speed(NEW, 150, 900, context=16384)
-    assert more_of(ours, theirs, "latency") == (0.5, "50% more tokens/s, 16,384 tokens of context")
-    assert more_of(ours, theirs, "throughput") == (
+    old_plan, new_plan = with_speed(OLD, 100, 1000), with_speed(NEW, 150, 900, context=16384)
+    assert more_of(old_plan, new_plan, "latency") == (
+        0.5,
+        "50% more tokens/s, 16,384 tokens of context",
+    )
+    assert more_of(old_plan, new_plan, "throughput") == (
         -0.1,
         "10% fewer tokens/s, 16,384 tokens of context",
     )

@@ -29,8 +29,8 @@ def offer(model: str, gibs: int, gpu: str = GPU.uuid) -> Offer:
 
 
 def with_free(free: int) -> Hardware:
-    this_machine = machine("3090")
-    return this_machine.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in this_machine.gpus))
+    hardware = machine("3090")
+    return hardware.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in hardware.gpus))
 
 
 def asleep(gave: int) -> Attempt:
@@ -38,11 +38,11 @@ def asleep(gave: int) -> Attempt:
 
 
 def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> None:
-    this_machine = machine("3090").evolve(ram_total_bytes=64 * GIB)
+    hardware = machine("3090").evolve(ram_total_bytes=64 * GIB)
     weights = PLAN.memory.weights_bytes
-    assert why_not_sleep(PLAN, this_machine.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
+    assert why_not_sleep(PLAN, hardware.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
     assert "of 64.00 GiB are free" in why_not_sleep(
-        PLAN, this_machine.evolve(ram_available_bytes=weights + 3 * GIB)
+        PLAN, hardware.evolve(ram_available_bytes=weights + 3 * GIB)
     )
 
 
@@ -53,11 +53,15 @@ def test_an_older_record_of_a_sleeping_engine_is_read() -> None:
 
 def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> None:
     awake = attempt(1, "ready", plan=PLAN)
-    held = {GPU.uuid: PLAN.memory.promised_bytes}
-    some = [Leaver("a", 0, 1, held, awake), Leaver("b", 0, 1, held), Leaver("c", 0, 1, held, awake)]
+    claims = {GPU.uuid: PLAN.memory.promised_bytes}
+    some = [
+        Leaver("a", 0, 1, claims, awake),
+        Leaver("b", 0, 1, claims),
+        Leaver("c", 0, 1, claims, awake),
+    ]
     offers = leave_offers(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
-    said = [(each_offer.model, each_offer.how) for each_offer in offers]
-    assert said == [
+    ways = [(each_offer.model, each_offer.how) for each_offer in offers]
+    assert ways == [
         ("a", "sleep"),
         ("b", "stop"),
         ("c", "sleep"),
@@ -77,7 +81,11 @@ def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
     other = PLAN.evolve(gpus=("GPU-other",))
     engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other)]
     offers = leave_offers(
-        [Leaver("a", index, 2, {one.plan.gpus[0]: 9}, one) for index, one in enumerate(engines)], []
+        [
+            Leaver("a", index, 2, {start.plan.gpus[0]: 9}, start)
+            for index, start in enumerate(engines)
+        ],
+        [],
     )
     assert [(each_offer.replica, each_offer.how, *each_offer.gives) for each_offer in offers] == [
         (0, "sleep", GPU.uuid),
@@ -90,39 +98,43 @@ def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
 
 def test_a_sleeping_engine_lacks_memory_that_others_were_promised_or_have() -> None:
     total = GPU.total_bytes or 0
-    one = asleep(4 * GIB)
+    sleeper = asleep(4 * GIB)
     room = total - PLAN.memory.promised_bytes
-    assert bytes_promised_away(one, {}, with_free(total)) == {}
+    assert bytes_promised_away(sleeper, {}, with_free(total)) == {}
     assert (
-        bytes_promised_away(one, {GPU.uuid: room + 2 * GIB}, with_free(total))[GPU.uuid] >= 2 * GIB
+        bytes_promised_away(sleeper, {GPU.uuid: room + 2 * GIB}, with_free(total))[GPU.uuid]
+        >= 2 * GIB
     )
-    assert bytes_occupied(one, with_free(4 * GIB)) == {}
-    assert 0 < bytes_occupied(one, with_free(3 * GIB))[GPU.uuid] < GIB
+    assert bytes_occupied(sleeper, with_free(4 * GIB)) == {}
+    assert 0 < bytes_occupied(sleeper, with_free(3 * GIB))[GPU.uuid] < GIB
     assert bytes_occupied(attempt(1, "ready", plan=PLAN), with_free(0)) == {}
 
 
 def test_the_fewest_leave_for_it() -> None:
     offers = [offer("a", 2), offer("x", 9, "GPU-other"), offer("b", 5), offer("c", 8)]
     assert offers_to_wake({}, offers) == ()
-    assert [one.model for one in offers_to_wake({GPU.uuid: 2 * GIB}, offers) or ()] == ["a"]
-    assert [one.model for one in offers_to_wake({GPU.uuid: 5 * GIB}, offers) or ()] == ["b"]
-    assert [one.model for one in offers_to_wake({GPU.uuid: 7 * GIB}, offers) or ()] == ["a", "b"]
+    assert [offer.model for offer in offers_to_wake({GPU.uuid: 2 * GIB}, offers) or ()] == ["a"]
+    assert [offer.model for offer in offers_to_wake({GPU.uuid: 5 * GIB}, offers) or ()] == ["b"]
+    assert [offer.model for offer in offers_to_wake({GPU.uuid: 7 * GIB}, offers) or ()] == [
+        "a",
+        "b",
+    ]
     assert offers_to_wake({GPU.uuid: 16 * GIB}, offers) is None
 
 
 @draw(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 60))
 def test_the_offers_that_leave_are_enough_and_none_is_too_much(sizes: list[int], lack: int) -> None:
     offers = [offer(str(number), size) for number, size in enumerate(sizes)]
-    found_offers_to_wake = offers_to_wake({GPU.uuid: lack * GIB}, offers)
+    smallest_offers = offers_to_wake({GPU.uuid: lack * GIB}, offers)
 
     def give(some: Any) -> int:
         return bytes_given(some).get(GPU.uuid, 0)
 
-    if found_offers_to_wake is None:
+    if smallest_offers is None:
         assert sum(sizes) < lack
         return
-    assert give(found_offers_to_wake) >= lack * GIB
+    assert give(smallest_offers) >= lack * GIB
     assert all(
-        give([one for one in found_offers_to_wake if one is not left]) < lack * GIB
-        for left in found_offers_to_wake
+        give([offer for offer in smallest_offers if offer is not omission]) < lack * GIB
+        for omission in smallest_offers
     )

@@ -28,10 +28,10 @@ def needing(gibs: int, some: int = 0) -> Callable[[dict[str, int]], Decision]:
     def decide(free: dict[str, int]) -> Decision:
         there = free.get("GPU-0", 0) // GIB
         context = WANTED if there >= gibs else 8192 if there >= some else 0
-        sized = BASE.evolve(
+        plan_of_context = BASE.evolve(
             gpus=("GPU-0",), max_model_len=IntChoice(value=context, reason="", source="")
         )
-        return Decision(model="m", hardware="h", plans=(sized,) if context else ())
+        return Decision(model="m", hardware="h", plans=(plan_of_context,) if context else ())
 
     return decide
 

@@ -21,7 +21,7 @@ CUT = Failure(kind="exited", phase="serving", message="", proves="nothing")
 
 
 def ended_attempt(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
-    known: dict[str, Any] = {
+    fields_of_attempt: dict[str, Any] = {
         "id": 1,
         "model": "m",
         "replica": 0,
@@ -32,7 +32,7 @@ def ended_attempt(planned: Plan, failure: Failure | None, *, ready: bool) -> Att
     state = "failed" if failure else "stopped"
     return Attempt.model_validate(
         {
-            **known,
+            **fields_of_attempt,
             "plan": planned,
             "state": state,
             "ready_at": 2.0 if ready else None,
@@ -72,10 +72,10 @@ def test_a_model_that_stopped_or_failed_by_itself_is_planned_anew() -> None:
 
 
 def test_a_capped_plan_takes_free_memory_once_the_others_are_gone() -> None:
-    capped = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
+    capped_plan = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
     assert plan_to_restore(SERVED, None) is SERVED
-    assert plan_to_restore(capped, Cap(bytes=8 * GIB, models=("other",))) is capped
-    assert plan_to_restore(capped, None) is None
+    assert plan_to_restore(capped_plan, Cap(bytes=8 * GIB, models=("other",))) is capped_plan
+    assert plan_to_restore(capped_plan, None) is None
 
 
 def test_a_plan_in_another_place_or_with_more_memory_is_not_the_same() -> None:
@@ -86,9 +86,9 @@ def test_a_plan_in_another_place_or_with_more_memory_is_not_the_same() -> None:
         restored_wish.replicas,
     ) == (SERVED.gpus, (str(SERVED.engine),), 1)
     decision = make_decision(SERVED)
-    found = keep_if_unchanged(decision, SERVED)
-    assert found is not None
-    assert found.plans[0] == SERVED
+    restored_decision = keep_if_unchanged(decision, SERVED)
+    assert restored_decision is not None
+    assert restored_decision.plans[0] == SERVED
     assert keep_if_unchanged(make_decision(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
     more = SERVED.memory.evolve(budget_bytes=SERVED.memory.budget_bytes + 1)
     assert keep_if_unchanged(make_decision(SERVED.evolve(memory=more)), SERVED) is None
@@ -100,9 +100,9 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
     shorter = SERVED.evolve(
         max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16)
     )
-    found = keep_if_unchanged(make_decision(shorter), SERVED)
-    assert found is not None
-    assert found.plans[0] == shorter
+    restored_decision = keep_if_unchanged(make_decision(shorter), SERVED)
+    assert restored_decision is not None
+    assert restored_decision.plans[0] == shorter
     for other in (
         SERVED.evolve(speculation=SERVED.speculation.evolve(value="eagle3")),
         SERVED.evolve(

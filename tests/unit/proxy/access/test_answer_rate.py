@@ -23,9 +23,9 @@ def test_a_burst_is_answered_at_once_and_more_waits_until_it_is_refused() -> Non
     waits = [rate.wait_s("", "10.0.0.1") for _ in range(int(MAX_DELAY_S * PER_S))]
     assert waits == pytest.approx([(number + 1) / PER_S for number in range(len(waits))])
     for _ in range(1000):
-        with pytest.raises(RateLimited) as caught:
+        with pytest.raises(RateLimited) as error:
             rate.wait_s("", "10.0.0.1")
-    assert caught.value.retry_after_s == MAX_DELAY_S + 1
+    assert error.value.retry_after_s == MAX_DELAY_S + 1
     # A refusal costs nothing, so the caller that slows down is answered.
     clock.now += 1.0
     assert rate.wait_s("", "10.0.0.1") == pytest.approx(MAX_DELAY_S - 1.0 + 1 / PER_S)

@@ -102,15 +102,15 @@ def test_keys_beyond_ascii_work_and_undecodable_ones_too() -> None:
 )
 @pytest.mark.parametrize("need", get_args(Scope))
 def test_a_hostile_value_is_a_wrong_key(value: bytes, need: Scope) -> None:
-    with pytest.raises(Unauthorized) as caught:
+    with pytest.raises(Unauthorized) as error:
         Keys(Secret(ADMIN), Secret(API)).check(value, need)
-    assert len(str(caught.value)) < 300
-    assert ADMIN not in str(caught.value)
+    assert len(str(error.value)) < 300
+    assert ADMIN not in str(error.value)
 
 
 def test_an_empty_key_opens_nothing() -> None:
-    for sent in (b"Bearer", b"Bearer ", b"Bearer \t"):
-        assert verdict(Keys(Secret(""), Secret("")), sent, "inference") == 401
+    for header in (b"Bearer", b"Bearer ", b"Bearer \t"):
+        assert verdict(Keys(Secret(""), Secret("")), header, "inference") == 401
 
 
 def test_the_keys_themselves_are_not_kept() -> None:
@@ -242,7 +242,7 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
     right but for one character has nothing in
     common with the digest of the key. benchmarks/notebook/reliability.md has what the clock says.
     """
-    compared: list[tuple[bytes, bytes]] = []
+    comparisons: list[tuple[bytes, bytes]] = []
     looked_up: list[bytes] = []
 
     class Recorded(dict[bytes, Key]):
@@ -251,7 +251,7 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
             return super().get(digest, default)
 
     def compare(one: bytes, other: bytes) -> bool:
-        compared.append((one, other))
+        comparisons.append((one, other))
         return one == other
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
@@ -264,7 +264,7 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
     digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
     assert looked_up == digests
     # Once for each token, also for a wrong one, and always over the same number of bytes.
-    assert compared == [
+    assert comparisons == [
         *((digest, bytes(32)) for digest in digests[:-1]),
         (digests[-1], digests[-1]),
     ]
@@ -282,11 +282,11 @@ def test_a_request_that_a_foreign_page_causes_is_refused_without_origin(
         keyless.admit([local, (b"sec-fetch-site", site)], need)
     with pytest.raises(BadRequest, match="two sec-fetch-site headers"):
         keyless.admit([local, *[(b"sec-fetch-site", b"none")] * 2], need)
-    for own in ([], [(b"sec-fetch-site", b"none")], [(b"sec-fetch-site", b"same-origin")]):
-        assert keyless.admit([local, *own], need) is ANONYMOUS_KEY
+    for own_headers in ([], [(b"sec-fetch-site", b"none")], [(b"sec-fetch-site", b"same-origin")]):
+        assert keyless.admit([local, *own_headers], need) is ANONYMOUS_KEY
     welcome = [(b"origin", b"https://app.example"), (b"sec-fetch-site", site)]
     assert keyless.admit([local, *welcome], need) is ANONYMOUS_KEY
     # A key is no right that a browser adds by itself.
-    closed = Keys(Secret("k" * 40), None)
+    keys = Keys(Secret("k" * 40), None)
     bearer = (b"authorization", b"Bearer " + b"k" * 40)
-    assert closed.admit([local, bearer, (b"sec-fetch-site", site)], need).name == "admin"
+    assert keys.admit([local, bearer, (b"sec-fetch-site", site)], need).name == "admin"

@@ -19,15 +19,15 @@ def keys(data: Path, **environment: str) -> EndpointKeys:
 
 
 def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
-    actual_keys = keys(
+    endpoint_keys = keys(
         tmp_path, FITSERVE_ENDPOINT_KEY_LAB="sk-lab", FITSERVE_ENDPOINT_KEY=" sk-one\n"
     )
-    assert actual_keys.read("env:FITSERVE_ENDPOINT_KEY_LAB").reveal() == "sk-lab"
-    assert actual_keys.read("env:FITSERVE_ENDPOINT_KEY").reveal() == "sk-one"
+    assert endpoint_keys.read("env:FITSERVE_ENDPOINT_KEY_LAB").reveal() == "sk-lab"
+    assert endpoint_keys.read("env:FITSERVE_ENDPOINT_KEY").reveal() == "sk-one"
     file = tmp_path / FOLDER / "lab.key"
     for key in ("first", "second"):
         file.write_text(f"{key}\n")
-        assert actual_keys.read("file:lab.key").reveal() == key
+        assert endpoint_keys.read("file:lab.key").reveal() == key
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
 def test_a_missing_key_is_reported_without_its_text_and_place(
     tmp_path: Path, content: bytes | None, why: str
 ) -> None:
-    actual_keys = keys(tmp_path)
+    endpoint_keys = keys(tmp_path)
     if content is not None:
         (tmp_path / FOLDER / "lab").write_bytes(content)
-    with pytest.raises(NoKeyError, match=why) as failed:
-        actual_keys.read("file:lab")
+    with pytest.raises(NoKeyError, match=why) as error:
+        endpoint_keys.read("file:lab")
     assert not {"secret", "lab", str(tmp_path)} & {
-        word for word in ("secret", "lab", str(tmp_path)) if word in str(failed.value)
+        word for word in ("secret", "lab", str(tmp_path)) if word in str(error.value)
     }
-    with pytest.raises(NoKeyError, match="not set") as failed:
-        actual_keys.read("env:FITSERVE_ENDPOINT_KEY_LAB")
-    assert "LAB" not in str(failed.value)
+    with pytest.raises(NoKeyError, match="not set") as error:
+        endpoint_keys.read("env:FITSERVE_ENDPOINT_KEY_LAB")
+    assert "LAB" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_missing_key_is_reported_without_its_text_and_place(
     ],
 )
 def test_nothing_but_what_is_laid_for_it_can_be_named(reference: str) -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as error:
         Wish(name="m", endpoints=ENDPOINTS, endpoint_key=reference)
-    said = refused.value.errors(include_url=False, include_input=False, include_context=False)[0][
+    message = error.value.errors(include_url=False, include_input=False, include_context=False)[0][
         "msg"
     ]
-    assert said.startswith("this is not allowed here: it says where the key is")
-    assert reference in ("", "env:", "file:") or reference not in said
+    assert message.startswith("this is not allowed here: it says where the key is")
+    assert reference in ("", "env:", "file:") or reference not in message
 
 
 def test_a_key_in_its_place_can_be_named() -> None:

@@ -15,7 +15,7 @@ def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> No
     store, keys = Store(tmp_path / "fitserve.db"), Keys(Secret("k" * 40), None)
     changes: list[int] = []
     ring = Keyring(store, tmp_path, keys, lambda: changes.append(len(keys.table.keys)))
-    made = {name: ring.add(Grant(name=name)) for name in ("a", "b", "c")}
+    keys_by_name = {name: ring.add(Grant(name=name)) for name in ("a", "b", "c")}
     before = {key.name: key for key in keys.table.keys.values()}
     ring.remove("b")
     ring.add(Grant(name="d", models=("m",)))
@@ -24,7 +24,7 @@ def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> No
     assert all(after[name] is before[name] for name in ("a", "c"))
     assert after["d"].models == frozenset({"m"})
     assert changes == [2, 3, 4, 3, 4]
-    assert keys.check(b"Bearer " + made["a"].reveal_bytes(), "inference") is after["a"]
+    assert keys.check(b"Bearer " + keys_by_name["a"].reveal_bytes(), "inference") is after["a"]
     again = Keyring(store, tmp_path, Keys(Secret("k" * 40), None), lambda: None)
     again.load()
     assert again.stored == ring.stored

@@ -54,7 +54,7 @@ def test_a_host_that_the_operator_names_is_allowed_wherever_it_is() -> None:
 async def test_a_name_is_resolved_once_and_every_address_has_to_be_public(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    names: list[str] = []
     table = {
         "good.example": ["8.8.8.8", "2606:2800:220:1::1"],
         "bad.example": ["8.8.8.8", "127.0.0.1"],
@@ -62,15 +62,15 @@ async def test_a_name_is_resolved_once_and_every_address_has_to_be_public(
     }
 
     def addresses_of(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-        asked.append(host)
+        names.append(host)
         if host not in table:
             raise OSError("no such name")
-        return [ipaddress.ip_address(one) for one in table[host]]
+        return [ipaddress.ip_address(address) for address in table[host]]
 
     monkeypatch.setattr(media_hosts, "addresses_of", addresses_of)
     hosts = MediaHosts(["public"])
     await asyncio.gather(*(hosts.check(["good.example"]) for _ in range(5)))
-    assert asked == ["good.example"]
+    assert names == ["good.example"]
     assert hosts.verdict("good.example", asyncio.get_running_loop().time()) is True
     for name in ("bad.example", "none.example", "unknown.example"):
         with pytest.raises(BadRequest, match="are not fetched"):

@@ -13,12 +13,12 @@ HOST = {b"host": b"127.0.0.1:8080"}
 
 
 def test_a_named_origin_is_told_that_it_may_and_no_other() -> None:
-    named = Origins(frozenset({APP.decode()}))
-    headers = dict(named.headers(APP))
+    origins = Origins(frozenset({APP.decode()}))
+    headers = dict(origins.headers(APP))
     assert (headers[b"access-control-allow-origin"], headers[b"vary"]) == (APP, b"origin")
     assert b"access-control-allow-credentials" not in headers
-    assert named.headers(OTHER) == named.headers(None) == []
-    assert b"access-control-allow-origin: https://app.example\r\n" in named.lines(APP)
+    assert origins.headers(OTHER) == origins.headers(None) == []
+    assert b"access-control-allow-origin: https://app.example\r\n" in origins.lines(APP)
 
 
 def test_all_is_said_only_where_all_are_named() -> None:
@@ -30,15 +30,15 @@ def test_all_is_said_only_where_all_are_named() -> None:
 
 
 def test_a_named_page_may_call_without_keys_and_all_pages_may_only_ask_models() -> None:
-    named, every = (
-        Keys(None, None, origins=Origins(frozenset({one}))) for one in (APP.decode(), "*")
+    keys_for_app, every = (
+        Keys(None, None, origins=Origins(frozenset({origin}))) for origin in (APP.decode(), "*")
     )
     for need in ("inference", "admin"):
-        named.authenticate({**HOST, b"origin": APP}, need, "")
+        keys_for_app.authenticate({**HOST, b"origin": APP}, need, "")
         with pytest.raises(Forbidden, match="FITSERVE_ORIGINS"):
-            named.authenticate({**HOST, b"origin": OTHER}, need, "")
+            keys_for_app.authenticate({**HOST, b"origin": OTHER}, need, "")
     every.authenticate({**HOST, b"origin": OTHER}, "inference", "")
     with pytest.raises(Forbidden):
         every.authenticate({**HOST, b"origin": OTHER}, "admin", "")
     with pytest.raises(Forbidden, match="Host"):
-        named.authenticate({b"host": b"evil.example", b"origin": APP}, "inference", "")
+        keys_for_app.authenticate({b"host": b"evil.example", b"origin": APP}, "inference", "")

@@ -26,13 +26,13 @@ def limited_key(**limit: int) -> Key:
 def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(
     size: int, steps: list[float]
 ) -> None:
-    bucket, now, taken = Bucket(size, 0.0), 0.0, 0
+    bucket, now, token_count = Bucket(size, 0.0), 0.0, 0
     for step in steps:
         now += step
         while bucket.level(now) >= 1:
             bucket.take(1, now)
-            taken += 1
-        assert taken <= size + now * size / 60 + 1e-6
+            token_count += 1
+        assert token_count <= size + now * size / 60 + 1e-6
 
 
 @given(size=st.integers(1, 10**6), owed=st.integers(0, 10**7), at=st.floats(0, 10**6))
@@ -42,9 +42,9 @@ def test_a_client_that_waits_as_long_as_it_was_told_is_let_in(
     account = Account(KeyLimits(tokens_per_minute=size), at)
     assert account.tokens is not None
     account.tokens.take(size + owed, at)
-    with pytest.raises(RateLimited) as caught:
+    with pytest.raises(RateLimited) as error:
         account.admit("openai", at)
-    wait_s = caught.value.retry_after_s
+    wait_s = error.value.retry_after_s
     assert wait_s is not None
     assert wait_s >= 1
     account.admit("openai", at + wait_s + 1e-6)
@@ -178,17 +178,17 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
         *(
             ((answer,), (50, 9, None))
             for usage_ in (b'"usage":{"input_tokens":50,"output_tokens":9}',)
-            for forged in (b'"usage":{"prompt_tokens":0,"completion_tokens":0}',)
+            for forgery in (b'"usage":{"prompt_tokens":0,"completion_tokens":0}',)
             for answer in (
                 b'{"id":"r",%b,"user":"usage"}' % usage_,
                 b'{%b,"prompt_logprobs":[{"7":{"decoded_token":"usage"}}],"a":null}' % usage_,
-                b'{%b,"input_messages":[{%b}]}' % (usage_, forged),
-                b'{%b,"metadata":{%b}}' % (usage_, forged),
-                b'{%b,"metadata":{"a":{%b}},"user":"}"}' % (usage_, forged),
-                b'{"metadata":{%b},%b,"user":"\\"usage\\":{}"}' % (forged, usage_),
+                b'{%b,"input_messages":[{%b}]}' % (usage_, forgery),
+                b'{%b,"metadata":{%b}}' % (usage_, forgery),
+                b'{%b,"metadata":{"a":{%b}},"user":"}"}' % (usage_, forgery),
+                b'{"metadata":{%b},%b,"user":"\\"usage\\":{}"}' % (forgery, usage_),
                 b'r":"x"}}\n\ndata: {"response":{%b,"user":"usage"},"type":"t"}\n\n' % usage_,
                 b'data: {"type":"t","response":{"tools":[{%b}],%b,"metadata":{"usage":"0"}}}\n\n'
-                % (forged, usage_),
+                % (forgery, usage_),
             )
         ),
         ((b'ls":[{"usage":{"prompt_tokens":0,"completion_tokens":0}}]}',), (None, None, None)),

@@ -59,8 +59,8 @@ def model_of(body: bytes) -> str:
 )
 def test_the_last_of_repeated_models_counts_as_in_the_engines_json(body: bytes) -> None:
     assert model_of(body) == json.loads(body)["model"] == "b"
-    named = read_usual_fields(body)
-    assert named is None or named.model == "b"
+    fields = read_usual_fields(body)
+    assert fields is None or fields.model == "b"
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_the_last_of_repeated_models_counts_as_in_the_engines_json(body: bytes) 
 )
 def test_a_body_that_is_no_json_object_is_a_bad_request(body: bytes, says: str) -> None:
     for read in read_request_fields, read_fields:
-        with pytest.raises(BadRequest, match=says) as caught:
+        with pytest.raises(BadRequest, match=says) as error:
             read(body)
-        assert len(str(caught.value)) < 400
+        assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_a_body_that_is_no_json_object_is_a_bad_request(body: bytes, says: str) 
     ],
 )
 def test_a_missing_or_non_string_model_is_named_as_the_param(body: bytes) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(BadRequest) as error:
         model_of(body)
-    assert caught.value.envelope()["error"]["param"] == "model"
+    assert error.value.envelope()["error"]["param"] == "model"
 
 
 named_bodies = st.lists(
@@ -139,12 +139,16 @@ def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
         model: str | None = model_of(body)
     except BadRequest:
         model = None
-    named = read_usual_fields(body)
+    fields = read_usual_fields(body)
     if model is None:
-        assert named is None
+        assert fields is None
     else:
         request_fields = read_request_fields(body)
-        assert named is None or (named.model, named.stream is True, named.previous_response_id) == (
+        assert fields is None or (
+            fields.model,
+            fields.stream is True,
+            fields.previous_response_id,
+        ) == (
             model,
             request_fields.streams(),
             request_fields.previous(),
@@ -181,9 +185,9 @@ def test_the_response_that_is_gone_on_from(body: bytes, previous: str | None) ->
 @given(st.dictionaries(st.text(), json_values, max_size=6), st.text())
 def test_replacing_the_model_changes_nothing_else(fields: dict[str, Any], name: str) -> None:
     body = json.dumps({**fields, "model": "asked"}, ensure_ascii=False).encode()
-    changed = json.loads(with_model(read_fields(body), name))
-    assert changed == {**fields, "model": name}
-    assert list(changed) == list(json.loads(body))
+    document = json.loads(with_model(read_fields(body), name))
+    assert document == {**fields, "model": name}
+    assert list(document) == list(json.loads(body))
 
 
 def test_replacing_the_model_keeps_the_bytes_of_other_values() -> None:
@@ -205,11 +209,11 @@ def test_a_sane_request_id_is_kept(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [b"", b" ", b"a b", b"a\n", b"\x7f", b"\xc3\xa9", b"x" * 129])
 def test_any_other_request_id_is_replaced_by_a_new_one(value: bytes) -> None:
-    made = {request_id({"headers": [(b"x-request-id", value)]}) for _ in range(20)} | {
+    ids = {request_id({"headers": [(b"x-request-id", value)]}) for _ in range(20)} | {
         request_id({"headers": []})
     }
-    assert len(made) == 21
-    assert all(id_.startswith("req_") for id_ in made)
+    assert len(ids) == 21
+    assert all(id_.startswith("req_") for id_ in ids)
 
 
 def test_an_error_has_the_shape_of_the_api_that_was_called() -> None:

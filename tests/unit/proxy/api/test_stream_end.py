@@ -111,6 +111,6 @@ def test_an_error_event_tells_its_status(endpoint: str, events: list[bytes], sta
 
 
 def test_a_text_about_errors_is_no_error() -> None:
-    quoted = chat({"content": '{"error": {"code": 500}}'}, "stop")
-    logged = chat({"content": 'the key "error"'}, "stop")
-    assert end("chat", quoted, logged, DONE) == (True, 0)
+    quote_event = chat({"content": '{"error": {"code": 500}}'}, "stop")
+    log_event = chat({"content": 'the key "error"'}, "stop")
+    assert end("chat", quote_event, log_event, DONE) == (True, 0)

@@ -74,13 +74,17 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
             body.read()
         bodies = {key: body for key, body in bodies.items() if body.refused is None}
         here: defaultdict[str, int] = defaultdict(int)
-        for (name, _), one in bodies.items():
-            here[name] += one.here
+        for (name, _), body_of_account in bodies.items():
+            here[name] += body_of_account.here
         assert budget.used == sum(here.values()) <= 2 * budget.size + READ
         for name in "abc":
-            mine = [one for (other, _), one in bodies.items() if other == name]
-            if mine and not any(one.whole for one in mine):
-                assert any(one.reads for one in mine)
+            bodies_of_account = [
+                body_of_account for (other, _), body_of_account in bodies.items() if other == name
+            ]
+            if bodies_of_account and not any(
+                body_of_account.whole for body_of_account in bodies_of_account
+            ):
+                assert any(body_of_account.reads for body_of_account in bodies_of_account)
     for body in bodies.values():
         budget.release(body)
     assert budget.used == 0
@@ -156,12 +160,12 @@ def test_nobody_is_hurried_while_nobody_waits() -> None:
 
 def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
     budget, hogs, victim = contended_budget()
-    queued, stuck = hogs[:2]
-    budget.keep(queued, MIB)
-    budget.keep(stuck, MIB, is_pressed=True)
+    queued_body, stuck_body = hogs[:2]
+    budget.keep(queued_body, MIB)
+    budget.keep(stuck_body, MIB, is_pressed=True)
     look(budget, 0, 2 * PATIENCE_S + 1)
-    assert queued.refused is None
-    assert stuck.refused is not None
+    assert queued_body.refused is None
+    assert stuck_body.refused is not None
     assert victim.reads
 
 

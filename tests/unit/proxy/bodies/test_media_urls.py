@@ -39,8 +39,8 @@ def content(*parts: Any) -> dict[str, Any]:
 )
 def test_the_host_of_each_medium_is_found(body: dict[str, Any]) -> None:
     assert hosts(json.dumps(body).encode()) == {"media.example"}
-    escaped = json.dumps(body).replace("u", "\\u0075").replace("\\\\u0075", "\\u0075")
-    assert hosts(escaped.encode()) == {"media.example"}
+    escaped_body = json.dumps(body).replace("u", "\\u0075").replace("\\\\u0075", "\\u0075")
+    assert hosts(escaped_body.encode()) == {"media.example"}
     assert hosts(json.dumps(body).replace("/", "\\/").encode()) == {"media.example"}
 
 

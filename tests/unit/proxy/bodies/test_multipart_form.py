@@ -187,13 +187,13 @@ def test_an_accepted_form_means_the_same_to_an_engine(
     fragments: list[bytes], starts: bool, at: int, put: bytes, piece: int
 ) -> None:
     body = (GOOD if starts else b"") + b"".join(fragments) + END
-    for tried in (body, body[:at] + put + body[at:], GOOD[:at] + put + GOOD[at:] + END):
+    for candidate in (body, body[:at] + put + body[at:], GOOD[:at] + put + GOOD[at:] + END):
         try:
-            field = read(tried, piece)
+            field = read(candidate, piece)
         except BadRequest:
             continue
         try:
-            starlette_form = starlette(tried)
+            starlette_form = starlette(candidate)
         except MultiPartException:
             continue
         assert starlette_form == ([] if field is None else [field.value])

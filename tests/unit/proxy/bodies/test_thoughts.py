@@ -19,8 +19,8 @@ def compact(value: Any) -> bytes:
 
 def test_the_name_changes_and_no_length_does() -> None:
     event = b"data: " + compact({"choices": [{"delta": DELTA}]}) + b"\n\n"
-    data, held = rename_thoughts(event)
-    assert (len(data), held) == (len(event), b"")
+    data, rest = rename_thoughts(event)
+    assert (len(data), rest) == (len(event), b"")
     delta = json.loads(data.removeprefix(b"data: "))["choices"][0]["delta"]
     assert delta["reasoning"] == "hm "
     assert "reasoning_content" not in delta
@@ -39,13 +39,13 @@ def test_reads_may_end_anywhere(cuts: list[int]) -> None:
     messages = [DELTA, {"content": '"reasoning_content":', "reasoning_content": None}, DELTA]
     whole = compact({"choices": messages})
     places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
-    written, held = b"", b""
+    output, rest = b"", b""
     for start, end in pairwise(places):
-        data, held = rename_thoughts(held + whole[start:end])
-        written += data
-    assert held == b""
-    assert written == rename_thoughts(whole)[0]
-    assert [choice.get("reasoning") for choice in json.loads(written)["choices"]] == [
+        data, rest = rename_thoughts(rest + whole[start:end])
+        output += data
+    assert rest == b""
+    assert output == rename_thoughts(whole)[0]
+    assert [choice.get("reasoning") for choice in json.loads(output)["choices"]] == [
         "hm ",
         None,
         "hm ",
@@ -53,7 +53,7 @@ def test_reads_may_end_anywhere(cuts: list[int]) -> None:
 
 
 def test_earlier_thoughts_reach_the_engine_under_its_name() -> None:
-    asked = {
+    request = {
         "model": "m",
         "temperature": 0.1,
         "messages": [
@@ -63,14 +63,14 @@ def test_earlier_thoughts_reach_the_engine_under_its_name() -> None:
         ],
         "reasoning": {"effort": "low"},
     }
-    sent = json.loads(for_engine(json.dumps(asked).encode()))
-    assert sent["messages"][1] == {
+    document = json.loads(for_engine(json.dumps(request).encode()))
+    assert document["messages"][1] == {
         "role": "assistant",
         "content": "a",
         "reasoning_content": "hm",
     }
-    assert sent["messages"][2]["reasoning_content"] == "y"
-    assert {**sent, "messages": None} == {**asked, "messages": None}
+    assert document["messages"][2]["reasoning_content"] == "y"
+    assert {**document, "messages": None} == {**request, "messages": None}
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,15 @@ def rules() -> list[dict[str, Any]]:
 
 def series() -> dict[str, set[str]]:
     """The labels of every name that a page of metrics may have."""
-    found = dict(OTHERS)
+    labels_by_name = dict(OTHERS)
     for metric in METRICS:
         endings = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(
             metric.kind, ("",)
         )
         for ending in endings:
             more = {"le"} if ending == "_bucket" else set()
-            found[metric.name + ending] = {*metric.labels, *more, "job", "instance"}
-    return found
+            labels_by_name[metric.name + ending] = {*metric.labels, *more, "job", "instance"}
+    return labels_by_name
 
 
 def expressions() -> list[str]:
@@ -56,9 +56,9 @@ def expressions() -> list[str]:
 @pytest.mark.parametrize("expression", expressions())
 def test_the_series_of_each_panel_exist(expression: str) -> None:
     known_series = series()
-    asked = NAME.findall(expression)
-    assert asked or "up{" in expression
-    for name, matchers in asked:
+    matches = NAME.findall(expression)
+    assert matches or "up{" in expression
+    for name, matchers in matches:
         assert name in known_series, f"no metric is called {name}"
         for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
             assert label in known_series[name], f"{name} has no label {label}"
@@ -95,21 +95,23 @@ promtool = pytest.mark.skipif(
 
 @promtool
 def test_the_expressions_are_promql(tmp_path: Path) -> None:
-    made = [
+    queries = [
         expression.replace("$__rate_interval", "1m").replace("$model", ".*")
         for expression in expressions()
     ]
     groups = [
         {
             "name": "all",
-            "rules": [{"record": f"r{number}", "expr": one} for number, one in enumerate(made)],
+            "rules": [
+                {"record": f"r{number}", "expr": query} for number, query in enumerate(queries)
+            ],
         }
     ]
     file = tmp_path / "rules.yml"
     file.write_text(json.dumps({"groups": groups}))
-    for checked in (file, ALERTS):
+    for path in (file, ALERTS):
         result = subprocess.run(
-            ["promtool", "check", "rules", str(checked)],
+            ["promtool", "check", "rules", str(path)],
             capture_output=True,
             text=True,
             check=False,
@@ -154,10 +156,10 @@ WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
 @promtool
 @pytest.mark.parametrize("alert", WHEN)
 def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> None:
-    known = {rule["alert"]: rule for rule in rules()}
+    rules_by_alert = {rule["alert"]: rule for rule in rules()}
     cases = []
     for series_of, minute, fires in WHEN[alert]:
-        wanted = [{"exp_labels": {**labels, **known[alert]["labels"]}} for labels in fires]
+        alerts = [{"exp_labels": {**labels, **rules_by_alert[alert]["labels"]}} for labels in fires]
         cases.append(
             {
                 "interval": "1m",
@@ -165,12 +167,14 @@ def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> Non
                     {"series": name, "values": values} for name, values in series_of.items()
                 ],
                 "alert_rule_test": [
-                    {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": wanted}
+                    {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": alerts}
                 ],
             }
         )
     # Whether it fires, not what it says.
-    without_words = [{name: value for name, value in known[alert].items() if name != "annotations"}]
+    without_words = [
+        {name: value for name, value in rules_by_alert[alert].items() if name != "annotations"}
+    ]
     (tmp_path / "rules.yml").write_text(
         json.dumps({"groups": [{"name": "all", "rules": without_words}]})
     )

@@ -81,8 +81,8 @@ FACTS = replace(FACTS, weights_bytes=5_000, memory_bytes=20_000)
 
 def test_lists_and_cards_tell_what_is_known() -> None:
     asleep = {**CARD, "id": "n", "state": "stopped"}
-    listed = {"data": [CARD, asleep]}
-    rows = models(listed, {"m": FACTS}, 10.0, loaded_only=False)["models"]
+    cards = {"data": [CARD, asleep]}
+    rows = models(cards, {"m": FACTS}, 10.0, loaded_only=False)["models"]
     assert [(row["name"], row["size"]) for row in rows] == [("m", 5_000), ("n", 0)]
     # Ollama's own program cuts it to twelve digits, and ends with a fault if there are fewer.
     assert len(rows[0]["digest"]) == 64
@@ -90,8 +90,8 @@ def test_lists_and_cards_tell_what_is_known() -> None:
     assert (details["family"], details["families"]) == ("qwen3", ["qwen3"])
     assert (details["parameter_size"], details["quantization_level"]) == ("8.2B", "awq")
     assert (rows[1]["details"]["family"], rows[1]["details"]["parameter_size"]) == ("", "")
-    shown = model_card(CARD, FACTS)
-    assert shown["model_info"] == {
+    card = model_card(CARD, FACTS)
+    assert card["model_info"] == {
         "general.architecture": "qwen3",
         "general.parameter_count": 8_190_735_360,
         "qwen3.context_length": 4096,
@@ -103,9 +103,9 @@ def test_lists_and_cards_tell_what_is_known() -> None:
 def test_only_a_proven_ability_is_a_capability(state: str) -> None:
     """Clients send tools to each model that claims them."""
     inputs = {"modalities": {"input": ["text", "image"]}}
-    shown = model_card({**CARD, **inputs, "tools": state, "reasoning": state}, FACTS)
+    card = model_card({**CARD, **inputs, "tools": state, "reasoning": state}, FACTS)
     proven = state == "proven"
-    assert shown["capabilities"] == (
+    assert card["capabilities"] == (
         ["completion", "tools", "vision", "thinking"] if proven else ["completion", "vision"]
     )
     embeds = model_card({"id": "e", "task": "embed", "tools": "unknown"}, FACTS)
@@ -117,8 +117,8 @@ def test_loaded_models_have_sizes_and_an_end() -> None:
 
     def row(**changes: Any) -> Any:
         facts = {"m": replace(FACTS, **changes)}
-        listed = {"data": [CARD, {**CARD, "id": "n", "state": "stopped"}]}
-        (only,) = models(listed, facts, 10.0, loaded_only=True)["models"]
+        cards = {"data": [CARD, {**CARD, "id": "n", "state": "stopped"}]}
+        (only,) = models(cards, facts, 10.0, loaded_only=True)["models"]
         return only
 
     assert (row()["size"], row()["size_vram"]) == (20_000, 20_000)

@@ -38,9 +38,9 @@ def test_options_have_the_names_of_v1() -> None:
 
 
 def test_an_answer_is_a_stream_unless_none_is_wanted() -> None:
-    streamed = chat_request({"model": "m", "messages": USER})
-    assert streamed.stream
-    assert streamed.body["stream_options"] == {"include_usage": True}
+    stream_request = chat_request({"model": "m", "messages": USER})
+    assert stream_request.stream
+    assert stream_request.body["stream_options"] == {"include_usage": True}
     assert not chat_request({"model": "m", "messages": USER, "stream": False}).stream
 
 

@@ -82,8 +82,10 @@ def test_spaces_between_messages_make_no_difference_to_the_turns() -> None:
     turns = [SYSTEM, {"role": "user", "content": "First"}]
     longer = [*turns, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
     begins = {
-        prefix(read_request_fields(json.dumps({"model": "m", "messages": each}, indent=2).encode()))
-        for each in (turns, longer)
+        prefix(
+            read_request_fields(json.dumps({"model": "m", "messages": messages}, indent=2).encode())
+        )
+        for messages in (turns, longer)
     }
     assert len(begins) == 1
 
@@ -152,10 +154,10 @@ def test_a_beginning_is_the_same_number_in_every_process() -> None:
 
 @given(loads_of, tokens_of, keys)
 def test_no_replica_is_taken_beyond_the_bound(loads: list[int], tokens: int, key: int) -> None:
-    chosen = affine(loads, SEEDS[: len(loads)], tokens, key)
-    assert 0 <= chosen < len(loads)
-    assert loads[chosen] <= BOUND * (sum(loads) + tokens) / len(loads)
-    assert chosen == affine(loads, SEEDS[: len(loads)], tokens, key)
+    position = affine(loads, SEEDS[: len(loads)], tokens, key)
+    assert 0 <= position < len(loads)
+    assert loads[position] <= BOUND * (sum(loads) + tokens) / len(loads)
+    assert position == affine(loads, SEEDS[: len(loads)], tokens, key)
 
 
 @given(loads_of, st.randoms())
@@ -163,16 +165,16 @@ def test_the_least_loaded_replica_is_taken_without_a_beginning(
     loads: list[int], chance: random.Random
 ) -> None:
     turns = [chance.randrange(10) for _ in loads]
-    chosen = least_loaded_position(loads, turns)
-    assert (loads[chosen], turns[chosen]) == min(zip(loads, turns, strict=True))
+    position = least_loaded_position(loads, turns)
+    assert (loads[position], turns[position]) == min(zip(loads, turns, strict=True))
 
 
 @given(keys, st.integers(2, 8))
 def test_a_replica_that_goes_moves_only_its_own_prompts(key: int, count: int) -> None:
     before = affine([0] * count, SEEDS[:count], 100, key)
-    for gone in set(range(count)) - {before}:
-        left = [seed for index, seed in enumerate(SEEDS[:count]) if index != gone]
-        assert left[affine([0] * (count - 1), left, 100, key)] == SEEDS[before]
+    for index_of_leaver in set(range(count)) - {before}:
+        seeds_left = [seed for index, seed in enumerate(SEEDS[:count]) if index != index_of_leaver]
+        assert seeds_left[affine([0] * (count - 1), seeds_left, 100, key)] == SEEDS[before]
 
 
 def test_prompts_spread_evenly_over_replicas() -> None:
@@ -203,13 +205,13 @@ def test_turns_stay_with_their_replica_while_it_is_not_above_the_others() -> Non
     for _ in range(4000):
         number = chance.randrange(200)
         cost = chance.randrange(200, 2000)
-        chosen = affine(loads, SEEDS[:4], cost, conversations[number])
-        same, total = same + (chosen == home[number]), total + 1
-        loads[chosen] += cost
-        flying.append((chosen, cost))
+        position = affine(loads, SEEDS[:4], cost, conversations[number])
+        same, total = same + (position == home[number]), total + 1
+        loads[position] += cost
+        flying.append((position, cost))
         if len(flying) > 64:
-            ended, weight = flying.pop(chance.randrange(len(flying)))
-            loads[ended] -= weight
+            ended_position, weight = flying.pop(chance.randrange(len(flying)))
+            loads[ended_position] -= weight
     assert same / total > 0.7
 
 

@@ -20,7 +20,7 @@ AHEAD = 1_700_000_000.0
 
 
 def ask(**fields: Any) -> Any:
-    made = {
+    request_fields = {
         "id": "r",
         "model": "m",
         "endpoint": ENDPOINTS[0],
@@ -28,14 +28,14 @@ def ask(**fields: Any) -> Any:
         "address": "10.0.0.9",
         "state": "asked",
     }
-    made |= {
+    request_fields |= {
         "replica": REPLICA,
         "started": 990.0,
         "first_byte_at": 0.0,
         "received": 12,
         "sent_bytes": 0,
     }
-    return SimpleNamespace(**made | fields)
+    return SimpleNamespace(**request_fields | fields)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_sever
     alone = oldest(asks, TABLE, AHEAD)
     assert [row.id for row in alone.data] == [str(number) for number in range(MAX_SHOWN_REQUESTS)]
     assert alone.more == 130 - MAX_SHOWN_REQUESTS
-    shared = merge(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
-    assert ([row.id for row in shared.data], shared.more) == (
+    merged_view = merge(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
+    assert ([row.id for row in merged_view.data], merged_view.more) == (
         [row.id for row in alone.data],
         alone.more,
     )

@@ -98,9 +98,9 @@ def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
         with pytest.raises(NotReady):
             routes.pick(among, call, avoid)
         return
-    picked = routes.pick(among, call, avoid)
-    assert (picked is None) == (not possible)
-    assert picked is None or picked.id in possible
+    replica = routes.pick(among, call, avoid)
+    assert (replica is None) == (not possible)
+    assert replica is None or replica.id in possible
     for name, tokens in load:
         routes.end(replicas[name], tokens)
     assert routes._loads == {}
@@ -122,14 +122,17 @@ def test_a_follow_up_goes_to_the_maker_of_its_response_while_that_lives() -> Non
 
 
 def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
-    responses, one, another = Responses(), *(Key(name, name.encode() * 32, SCOPES) for name in "ab")
-    responses.record(b"resp_1", one, B.seed)
-    assert responses.maker_of("resp_1", one) == B.seed
+    responses, first_key, another = (
+        Responses(),
+        *(Key(name, name.encode() * 32, SCOPES) for name in "ab"),
+    )
+    responses.record(b"resp_1", first_key, B.seed)
+    assert responses.maker_of("resp_1", first_key) == B.seed
     for key, response in (
         (another, "resp_1"),
         (ANONYMOUS_KEY, "resp_1"),
-        (one, "resp_2"),
-        (one, "\ud800"),
+        (first_key, "resp_2"),
+        (first_key, "\ud800"),
     ):
         with pytest.raises(NotFound, match=f"The response {response} does not exist."):
             responses.maker_of(response, key)
@@ -146,8 +149,8 @@ def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
         route(A, B),
         route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n"),
     )
-    picked = Counter(pick(routes, first_route if turn % 2 else second).id for turn in range(40))
-    assert picked == {"a": 10, "b": 10, "c": 10, "d": 10}
+    counts = Counter(pick(routes, first_route if turn % 2 else second).id for turn in range(40))
+    assert counts == {"a": 10, "b": 10, "c": 10, "d": 10}
 
 
 def test_requests_held_open_spread_evenly() -> None:
@@ -191,37 +194,37 @@ def test_a_model_without_replicas_is_not_ready_and_says_its_state() -> None:
     waiting = dataclasses.replace(
         route(state="starting", detail="loading weights."), retry_after_s=7
     )
-    with pytest.raises(NotReady) as caught:
+    with pytest.raises(NotReady) as error:
         pick(Routes(), waiting)
     assert (
-        caught.value.message == "The model 'm' cannot answer now, it is starting: loading weights."
+        error.value.message == "The model 'm' cannot answer now, it is starting: loading weights."
     )
-    assert caught.value.retry_after_s == 7
-    assert caught.value.param == "model"
+    assert error.value.retry_after_s == 7
+    assert error.value.param == "model"
 
 
 def test_a_client_is_not_told_to_wait_for_what_no_waiting_brings() -> None:
     lines = "no kernel takes this layer" + " and so on" * 100
-    with pytest.raises(NotReady) as caught:
+    with pytest.raises(NotReady) as error:
         pick(Routes(), route(state="no_plan", detail=lines + "\nanother reason"))
-    assert caught.value.retry_after_s is None
-    assert "Try again" not in str(caught.value)
-    assert len(str(caught.value)) < 600
+    assert error.value.retry_after_s is None
+    assert "Try again" not in str(error.value)
+    assert len(str(error.value)) < 600
     # Another model may leave for it.
-    with pytest.raises(NotReady) as caught:
+    with pytest.raises(NotReady) as error:
         raise dataclasses.replace(
             route(state="no_plan", detail="no memory"), wait_s=5.0
         ).not_ready()
-    assert caught.value.retry_after_s == 10
+    assert error.value.retry_after_s == 10
 
 
 def test_an_unknown_model_is_named_and_a_huge_name_is_cut() -> None:
     table = RouteTable({"m": route(A)})
     with pytest.raises(ModelNotFound, match=r"'nope' does not exist.*GET /v1/models"):
         table.find("nope")
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(ModelNotFound) as error:
         table.find("x" * 1_000_000)
-    assert len(str(caught.value)) < 400
+    assert len(str(error.value)) < 400
 
 
 def test_the_table_cannot_be_changed_through_what_it_was_made_from() -> None:
@@ -311,12 +314,12 @@ def test_nobody_overtakes_those_who_wait() -> None:
 
 def test_a_request_bound_to_the_maker_of_a_response_keeps_nobody_from_another_replica() -> None:
     routes = full(SMALL, OTHER)
-    bound, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
-    settle(lambda: arrive(routes, bound, free))
+    bound_request, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
+    settle(lambda: arrive(routes, bound_request, free))
     settle(lambda: routes.end(OTHER))
-    assert (bound.replica, free.replica) == (None, OTHER)
+    assert (bound_request.replica, free.replica) == (None, OTHER)
     settle(lambda: routes.end(SMALL))
-    assert bound.replica is SMALL
+    assert bound_request.replica is SMALL
 
 
 @pytest.mark.parametrize(
@@ -331,9 +334,9 @@ def test_a_call_that_takes_no_place_does_not_wait(call: Call) -> None:
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     routes = full(SMALL, queue=2)
     settle(lambda: arrive(routes, Waiting(routes), Waiting(routes)))
-    with pytest.raises(Overloaded, match=r"'m' are busy.*Try again in 1 s") as caught:
+    with pytest.raises(Overloaded, match=r"'m' are busy.*Try again in 1 s") as error:
         routes.pick(routes.table.find("m"), Waiting(routes).call)
-    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+    assert (error.value.status, error.value.retry_after_s) == (429, 1)
 
 
 def test_nobody_waits_without_a_queue() -> None:
@@ -348,12 +351,12 @@ def test_a_replica_of_unknown_capacity_is_never_full() -> None:
 
 def test_a_request_that_leaves_the_queue_is_forgotten() -> None:
     routes = full(SMALL)
-    gone, stays = Waiting(routes), Waiting(routes)
-    settle(lambda: arrive(routes, gone, stays))
-    routes.forget(gone)
-    routes.forget(gone)
+    leaver, stays = Waiting(routes), Waiting(routes)
+    settle(lambda: arrive(routes, leaver, stays))
+    routes.forget(leaver)
+    routes.forget(leaver)
     settle(lambda: routes.end(SMALL))
-    assert (gone.replica, stays.replica) == (None, SMALL)
+    assert (leaver.replica, stays.replica) == (None, SMALL)
     routes.forget(stays)
     assert routes._queues == {}
 
@@ -421,14 +424,18 @@ def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
     pair = (dataclasses.replace(A, capacity=2), dataclasses.replace(B, capacity=1))
     routes = Routes(RouteTable({"m": dataclasses.replace(route(*pair), wait_s=60)}), 5)
     came: list[Waiting] = []
-    ended: list[Waiting] = []
+    ended_waiters: list[Waiting] = []
 
     async def run() -> None:
         for what, number in events:
             flying = [
-                waiter for waiter in came if waiter.replica is not None and waiter not in ended
+                waiter
+                for waiter in came
+                if waiter.replica is not None and waiter not in ended_waiters
             ]
-            waiting = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
+            waiting = [
+                waiter for waiter in came if waiter.replica is None and waiter not in ended_waiters
+            ]
             if what == "come":
                 waiter = Waiting(routes)
                 try:
@@ -439,22 +446,24 @@ def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
                 came.append(waiter)
                 routes.wait(waiter) if replica is None else waiter.go(replica)
             elif what == "end" and flying:
-                chosen = flying[number % len(flying)]
-                assert chosen.replica is not None
-                routes.end(chosen.replica)
-                ended.append(chosen)
+                waiter_of_event = flying[number % len(flying)]
+                assert waiter_of_event.replica is not None
+                routes.end(waiter_of_event.replica)
+                ended_waiters.append(waiter_of_event)
             elif what == "leave" and waiting:
-                chosen = waiting[number % len(waiting)]
-                routes.forget(chosen)
-                ended.append(chosen)
+                waiter_of_event = waiting[number % len(waiting)]
+                routes.forget(waiter_of_event)
+                ended_waiters.append(waiter_of_event)
             elif what == "swap":
                 replicas = [replica for bit, replica in enumerate(pair) if number >> bit & 1]
                 routes.table = RouteTable({"m": dataclasses.replace(route(*replicas), wait_s=60)})
             await asyncio.sleep(0)
             assert all(routes.in_flight(replica.id) <= (replica.capacity or 0) for replica in pair)
-            waits = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
+            waits = [
+                waiter for waiter in came if waiter.replica is None and waiter not in ended_waiters
+            ]
             assert routes.waiting("m") == len(waits)
-            went = [waiter.replica is not None for waiter in came if waiter not in ended]
+            went = [waiter.replica is not None for waiter in came if waiter not in ended_waiters]
             assert went == sorted(went, reverse=True)
             if waits:
                 ready = routes.table.find("m").replicas
@@ -478,16 +487,16 @@ class Waits(QueueWait):
 
 
 def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> None:
-    told: list[str] = []
+    words: list[str] = []
 
     async def wait() -> None:
         routes = Routes(RouteTable({"m": dataclasses.replace(route(state="stopped"), wait_s=9)}))
-        routes.demanded = lambda: told.extend(routes.demand())
+        routes.demanded = lambda: words.extend(routes.demand())
         first, second = Waits(), Waits()
-        for one in (first, second):
-            assert routes.pick(routes.table.models["m"], one.call) is None
-            routes.wait(one)
-        assert told == ["m"]
+        for waiter in (first, second):
+            assert routes.pick(routes.table.models["m"], waiter.call) is None
+            routes.wait(waiter)
+        assert words == ["m"]
         assert list(routes.demand()) == ["m"]
         routes.forget(first)
         assert list(routes.demand()) == ["m"]
@@ -497,7 +506,7 @@ def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> No
         # Who waits for a place at an engine that serves asks for nothing to be loaded.
         routes.table = RouteTable({"m": route(dataclasses.replace(A, capacity=0))})
         routes.wait(first)
-        assert told == ["m"]
+        assert words == ["m"]
 
     asyncio.run(wait())
 

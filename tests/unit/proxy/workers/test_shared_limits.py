@@ -50,7 +50,7 @@ def key(limit: KeyLimits) -> Key:
 
 
 def begin(workers: int = 2, **changes: object) -> Begin:
-    made = Begin(
+    begin_message = Begin(
         workers,
         "/control.sock",
         Limits(),
@@ -62,7 +62,7 @@ def begin(workers: int = 2, **changes: object) -> Begin:
         Models((ROUTE,)),
         KeyTableMessage((key(KeyLimits(1, 2, 3)),), False, {DIGEST: 0}),
     )
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(begin_message, **changes)
 
 
 class Pair:
@@ -94,10 +94,10 @@ def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int
     for worker, step in turns:
         now += step
         try:
-            expected = alone.admit(pair.key, "openai", now) is not None
+            is_admitted = alone.admit(pair.key, "openai", now) is not None
         except RateLimited:
-            expected = False
-        assert pair.is_admitted(worker, now) == expected
+            is_admitted = False
+        assert pair.is_admitted(worker, now) == is_admitted
     os.close(pair.memory.descriptor)
 
 
@@ -231,24 +231,24 @@ async def test_messages_arrive_as_they_were_sent() -> None:
 
 
 async def test_a_malformed_message_is_an_error() -> None:
-    ours, theirs = socket.socketpair()
-    far = await Channel.open(theirs)
+    parent_end, child_end = socket.socketpair()
+    far = await Channel.open(child_end)
     data = msgspec.msgpack.encode({"type": "OtherLoads", "in_flight": {"m-0-1": "three"}})
-    ours.sendall(len(data).to_bytes(4, "big") + data)
+    parent_end.sendall(len(data).to_bytes(4, "big") + data)
     with pytest.raises(msgspec.ValidationError):
         await far.to_worker()
     far.close()
-    ours.close()
+    parent_end.close()
 
 
 def test_the_first_message_is_read_without_an_event_loop() -> None:
-    ours, theirs = socket.socketpair()
-    ours.sendall(channel.frame(begin()))
-    ours.close()
-    assert channel.receive_begin(theirs) == begin()
+    parent_end, child_end = socket.socketpair()
+    parent_end.sendall(channel.frame(begin()))
+    parent_end.close()
+    assert channel.receive_begin(child_end) == begin()
     with pytest.raises(EOFError):
-        channel.receive_begin(theirs)
-    theirs.close()
+        channel.receive_begin(child_end)
+    child_end.close()
 
 
 def test_a_table_with_what_is_no_text_can_be_sent() -> None:

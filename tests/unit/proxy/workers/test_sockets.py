@@ -26,5 +26,6 @@ def test_each_socket_has_a_worker_and_each_worker_a_socket(
     with ExitStack() as stack:
         resources = [stack.enter_context(socket.socket()) for _ in range(sockets)]
         assert [
-            [resources.index(one) for one in own] for own in distribute(resources, workers)
+            [resources.index(socket_of_worker) for socket_of_worker in sockets_of_worker]
+            for sockets_of_worker in distribute(resources, workers)
         ] == expected

@@ -33,47 +33,48 @@ def test_a_fact_holds_where_its_whole_scope_is_true() -> None:
 
 
 def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:
-    former_plan = plan(max_context=4096)
-    used = former_plan.memory.budget_bytes - former_plan.memory.kv_bytes
-    scope = {key: value for key, value in former_plan.scope.items() if key != "budget"}
-    scope["max_num_batched_tokens"] = str(former_plan.max_num_batched_tokens.value)
-    failed = fact("needs_memory", scope, value=used + GIB)
+    first_plan = plan(max_context=4096)
+    used_bytes = first_plan.memory.budget_bytes - first_plan.memory.kv_bytes
+    scope = {key: value for key, value in first_plan.scope.items() if key != "budget"}
+    scope["max_num_batched_tokens"] = str(first_plan.max_num_batched_tokens.value)
+    failed_fact = fact("needs_memory", scope, value=used_bytes + GIB)
     later_plan = make_decision(
-        facts=(failed,), max_context=4096, tensor_parallel=former_plan.tensor_parallel.value
+        facts=(failed_fact,), max_context=4096, tensor_parallel=first_plan.tensor_parallel.value
     ).plans[0]
-    assert later_plan.memory.kv_bytes == former_plan.memory.kv_bytes - GIB
+    assert later_plan.memory.kv_bytes == first_plan.memory.kv_bytes - GIB
     # With another batch it proves nothing, and more than there is leaves no plan of this size.
-    other = failed.evolve(scope=scope | {"max_num_batched_tokens": "1"})
-    assert make_decision(facts=(other,), max_context=4096).plans[0].memory == former_plan.memory
+    other = failed_fact.evolve(scope=scope | {"max_num_batched_tokens": "1"})
+    assert make_decision(facts=(other,), max_context=4096).plans[0].memory == first_plan.memory
     hopeless = make_decision(
-        facts=(failed.evolve(value=30 * GIB),), tensor_parallel=former_plan.tensor_parallel.value
+        facts=(failed_fact.evolve(value=30 * GIB),),
+        tensor_parallel=first_plan.tensor_parallel.value,
     )
     assert {rejection.verdict for rejection in hopeless.rejected} >= {"no_memory"}
 
 
 def test_a_good_start_makes_the_band_narrow_and_changes_nothing_else() -> None:
-    former_plan = plan(max_context=4096)
-    scope = {key: value for key, value in former_plan.scope.items() if key != "budget"}
-    scope["max_num_batched_tokens"] = str(former_plan.max_num_batched_tokens.value)
-    measured = former_plan.memory.budget_bytes - former_plan.memory.kv_bytes - GIB // 4
+    first_plan = plan(max_context=4096)
+    scope = {key: value for key, value in first_plan.scope.items() if key != "budget"}
+    scope["max_num_batched_tokens"] = str(first_plan.max_num_batched_tokens.value)
+    used_bytes = first_plan.memory.budget_bytes - first_plan.memory.kv_bytes - GIB // 4
     later_plan = make_decision(
-        facts=(fact("needs_memory", scope, value=measured, grade="verified"),), max_context=4096
+        facts=(fact("needs_memory", scope, value=used_bytes, grade="verified"),), max_context=4096
     ).plans[0]
-    assert later_plan.fingerprint == former_plan.fingerprint
+    assert later_plan.fingerprint == first_plan.fingerprint
     assert later_plan.memory.high - later_plan.memory.low <= GIB // 8
-    assert later_plan.memory.low < measured < later_plan.memory.high
+    assert later_plan.memory.low < used_bytes < later_plan.memory.high
 
 
 def test_memory_that_ran_out_while_serving_is_left_free() -> None:
-    former_plan = plan(max_context=4096)
-    scope = {key: value for key, value in former_plan.scope.items() if key != "budget"}
-    later_plan = make_decision(
+    first_plan = plan(max_context=4096)
+    scope = {key: value for key, value in first_plan.scope.items() if key != "budget"}
+    plan_after = make_decision(
         facts=(fact("spare_memory", scope, value=GIB),), max_context=4096
     ).plans[0]
     assert (
         GIB
-        <= former_plan.memory.budget_bytes - later_plan.memory.budget_bytes
-        <= GIB + former_plan.memory.gpu_bytes // 100
+        <= first_plan.memory.budget_bytes - plan_after.memory.budget_bytes
+        <= GIB + first_plan.memory.gpu_bytes // 100
     )
 
 
@@ -91,6 +92,6 @@ def test_memory_that_ran_out_while_serving_is_left_free() -> None:
 def test_the_conditions_of_a_fact_may_be_gone(
     under: dict[str, str], driver: str | None, stale: bool
 ) -> None:
-    one = fact("plan_failed", {"fingerprint": "x"}, under=under)
-    assert (stale_reason(one, driver, {"engine:1"}) is not None) is stale
-    assert valid_facts([one], driver, {"engine:1"}) == ([] if stale else [one])
+    old_fact = fact("plan_failed", {"fingerprint": "x"}, under=under)
+    assert (stale_reason(old_fact, driver, {"engine:1"}) is not None) is stale
+    assert valid_facts([old_fact], driver, {"engine:1"}) == ([] if stale else [old_fact])

@@ -26,8 +26,8 @@ def test_a_gpu_is_held_by_the_engines_whose_plans_have_it() -> None:
     model = serving()
     plan = model.replicas[0].attempt.plan  # type: ignore[union-attr]
     gpus = {gpu["uuid"]: gpu for gpu in live_machine(machine("2x3090"), {"m": model})["gpus"]}
-    held = {uuid for uuid, gpu in gpus.items() if gpu["holders"]}
-    assert held == set(plan.gpus)
+    uuids = {uuid for uuid, gpu in gpus.items() if gpu["holders"]}
+    assert uuids == set(plan.gpus)
     assert gpus[plan.gpus[0]]["holders"] == [
         {"model": "m", "replica": 0, "planned": plan.memory.promised_bytes}
     ]
@@ -53,9 +53,9 @@ def test_requests_are_those_of_all_processes() -> None:
         ("fitserve_requests_queued", ("m",), 1.0),
         ("fitserve_requests_in_flight", ("other",), 9.0),
     ]
-    [shown] = live_models([serving()], Routes(), samples, expect_no_time)
-    assert (shown["running"], shown["waiting"]) == (5, 1)
-    assert (shown["replicas"][0]["attempt"], shown["replicas"][0]["grade"]) == (7, "verified")
+    [view] = live_models([serving()], Routes(), samples, expect_no_time)
+    assert (view["running"], view["waiting"]) == (5, 1)
+    assert (view["replicas"][0]["attempt"], view["replicas"][0]["grade"]) == (7, "verified")
 
 
 def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
@@ -94,8 +94,8 @@ def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
 
 
 def test_steps_of_a_start_have_ended_run_or_are_expected() -> None:
-    expected = {"import": 20.0, "download": 5.0, "load": 30.0, "kv": 2.0, "prove": 3.0}
-    steps = start_steps({"import": 18.4, "load": 12.0}, "load", expected, 1000.0)
+    seconds_by_phase = {"import": 20.0, "download": 5.0, "load": 30.0, "kv": 2.0, "prove": 3.0}
+    steps = start_steps({"import": 18.4, "load": 12.0}, "load", seconds_by_phase, 1000.0)
     # The weights were here, so the phase before the present one is not expected any more.
     assert [tuple(step.values()) for step in steps] == [
         ("importing the engine", None, 18, 20.0),
@@ -121,11 +121,11 @@ def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
     prepared_view = PreparedView(
         engine="vllm==0.26.0", pid=7, since=5.0, modules=9, refused={}, pss_bytes=None
     )
-    shown = live_machine(machine("cpu"), {}, [prepared_view])["prepared"]
-    assert shown == [{"engine": "vllm==0.26.0", "pid": 7, "since": 5.0, "bytes": None}]
+    views = live_machine(machine("cpu"), {}, [prepared_view])["prepared"]
+    assert views == [{"engine": "vllm==0.26.0", "pid": 7, "since": 5.0, "bytes": None}]
 
 
 def test_the_machines_of_a_cluster_are_told_with_their_engines() -> None:
     machine_view = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=("a", "b"))
-    shown = live_machine(machine("cpu"), {}, nodes=[machine_view])["nodes"]
-    assert shown == [{"name": "one", "state": "ready", "gpus": ["NVIDIA H200"], "engines": 2}]
+    views = live_machine(machine("cpu"), {}, nodes=[machine_view])["nodes"]
+    assert views == [{"name": "one", "state": "ready", "gpus": ["NVIDIA H200"], "engines": 2}]

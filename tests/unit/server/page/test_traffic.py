@@ -11,10 +11,10 @@ from gateway.server.page.traffic import MAX_GAP_S, MAX_POINTS, TrafficHistory, p
 def make_samples(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:
     """fast: answers that began within 5 ms; slow: within 10 s."""
     bounds = [*map(repr, FIRST_BYTES), "+Inf"]
-    sums = [fast if bound != "+Inf" and float(bound) < 10 else fast + slow for bound in bounds]
+    sums = [fast if limit != "+Inf" and float(limit) < 10 else fast + slow for limit in bounds]
     buckets = [
-        ("fitserve_first_byte_seconds_bucket", ("m", "chat", bound), value)
-        for bound, value in zip(bounds, sums, strict=True)
+        ("fitserve_first_byte_seconds_bucket", ("m", "chat", limit), value)
+        for limit, value in zip(bounds, sums, strict=True)
     ]
     return [
         ("fitserve_requests_total", ("m", "chat", "answered", "2xx"), requests),

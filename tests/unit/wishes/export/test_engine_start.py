@@ -48,7 +48,7 @@ def test_a_command_line_has_all_of_it_and_no_key() -> None:
     assert words == command_line(START)
     assert words[:2] == ["docker", "run"]
     assert words[-5:] == ["vllm/vllm-openai:v1", *SPEC.argv[1:]]
-    for wanted in (
+    for option_words in (
         ["--gpus", '"device=GPU-1,GPU-2"'],
         ["--entrypoint", "python3"],
         ["--mount", "type=bind,source=/models,target=/models,readonly"],
@@ -59,14 +59,14 @@ def test_a_command_line_has_all_of_it_and_no_key() -> None:
         ["--name", "org-model-8b"],
     ):
         at = (
-            words.index(wanted[0])
-            if wanted[0] not in ("--mount", "--env")
-            else words.index(wanted[1]) - 1
+            words.index(option_words[0])
+            if option_words[0] not in ("--mount", "--env")
+            else words.index(option_words[1]) - 1
         )
-        assert words[at : at + 2] == wanted
+        assert words[at : at + 2] == option_words
     assert "KEY" not in text(START)
-    this_command_line = command_line(engine_start(SPEC, container=False))
-    assert this_command_line == [
+    line = command_line(engine_start(SPEC, container=False))
+    assert line == [
         "env",
         "NCCL_DEBUG=INFO $X",
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
@@ -81,8 +81,8 @@ def test_an_engine_without_an_image_has_no_container() -> None:
 
 
 def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:
-    made = compose(START)
-    service = made["services"]["org-model-8b"]
+    document = compose(START)
+    service = document["services"]["org-model-8b"]
     assert service["entrypoint"] + service["command"] == [
         word.replace("$", "$$") for word in SPEC.argv
     ]
@@ -91,8 +91,8 @@ def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:
         "GPU-1",
         "GPU-2",
     ]
-    assert made["volumes"] == {"cache": {"external": True}}
-    assert yaml.safe_load(yaml.safe_dump(made, sort_keys=False)) == made
+    assert document["volumes"] == {"cache": {"external": True}}
+    assert yaml.safe_load(yaml.safe_dump(document, sort_keys=False)) == document
     if (
         shutil.which("docker")
         and subprocess.run(
@@ -100,7 +100,7 @@ def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:
         ).returncode
         == 0
     ):
-        (file := tmp_path / "compose.yaml").write_text(yaml.safe_dump(made))
+        (file := tmp_path / "compose.yaml").write_text(yaml.safe_dump(document))
         read = subprocess.run(
             ["docker", "compose", "-f", str(file), "config", "--format", "json"],
             capture_output=True,
@@ -129,7 +129,9 @@ def test_a_deployment_and_its_service_fit_together() -> None:
     assert {"/models", "/cache", "/dev/shm", "/tmp"} == {
         mount["mountPath"] for mount in container["volumeMounts"]
     }
-    assert {one["apiVersion"] + " " + one["kind"] for one in (deployment, service)} == {
+    assert {
+        resource["apiVersion"] + " " + resource["kind"] for resource in (deployment, service)
+    } == {
         "apps/v1 Deployment",
         "v1 Service",
     }
@@ -165,10 +167,10 @@ def test_the_yaml_has_no_anchors(write: Any) -> None:
 def names(value: Any) -> set[str]:
     """Every `name` that Kubernetes wants in small letters; variables have their own rules."""
     if isinstance(value, dict):
-        own = (
+        own_names = (
             {value["name"]}
             if isinstance(value.get("name"), str) and "value" not in value
             else set()
         )
-        return own.union(*(names(one) for one in value.values()))
-    return set().union(*(names(one) for one in value)) if isinstance(value, list) else set()
+        return own_names.union(*(names(part) for part in value.values()))
+    return set().union(*(names(part) for part in value)) if isinstance(value, list) else set()

@@ -36,14 +36,14 @@ def schema() -> Any:
 
     def close_object(part: Any) -> Any:
         if isinstance(part, list):
-            return [close_object(one) for one in part]
+            return [close_object(part_of_list) for part_of_list in part]
         if not isinstance(part, dict):
             return part
-        made = {name: close_object(one) for name, one in part.items()}
-        known = isinstance(part.get("properties"), dict) and part.get("type") == "object"
-        if known and not part.get("x-kubernetes-preserve-unknown-fields"):
-            made.setdefault("additionalProperties", False)
-        return made
+        definitions = {name: close_object(definition) for name, definition in part.items()}
+        has_properties = isinstance(part.get("properties"), dict) and part.get("type") == "object"
+        if has_properties and not part.get("x-kubernetes-preserve-unknown-fields"):
+            definitions.setdefault("additionalProperties", False)
+        return definitions
 
     return close_object(json.loads(gzip.decompress(SCHEMA.read_bytes())))
 
@@ -68,13 +68,13 @@ def export(plan: Plan) -> list[dict[str, Any]]:
 
 
 def plans(ref: str) -> list[Plan]:
-    actual_plans = [
+    node_plans = [
         plan
         for machines in (["2x3090"] * 2, ["2x3090"] * 4)
         for plan in spans(over(PROFILES.engine(ref), machines)[0])
     ]
-    assert {plan.span for plan in actual_plans} >= {2, 4}
-    return actual_plans
+    assert {plan.span for plan in node_plans} >= {2, 4}
+    return node_plans
 
 
 def pods(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -94,15 +94,15 @@ def container_command(container: dict[str, Any], place: int) -> list[str]:
     def expand_variables(word: str) -> str:
         pattern = r"\$\$|\$\((\w+)\)"
         return re.sub(
-            pattern, lambda found: values.get(found[1], found[0]) if found[1] else "$", word
+            pattern, lambda match: values.get(match[1], match[0]) if match[1] else "$", word
         )
 
     words = [expand_variables(word) for word in container["command"]]
     if words[0] != "/bin/sh":
         return words
-    printed = words[2].replace("exec", "printf '%s\\n'")
+    text = words[2].replace("exec", "printf '%s\\n'")
     answer = subprocess.run(
-        ["/bin/sh", "-c", printed, *words[3:]],
+        ["/bin/sh", "-c", text, *words[3:]],
         env=values,
         capture_output=True,
         text=True,
@@ -119,8 +119,8 @@ def test_an_export_fits_the_published_schema(ref: str) -> None:
         assert [str(error) for error in validator.iter_errors(group)] == []
         assert group["spec"]["leaderWorkerTemplate"]["size"] == plan.span
         for container in pods(group):
-            each = len(plan.gpus) // plan.span
-            assert container["resources"]["limits"]["nvidia.com/gpu"] == each
+            gpus_per_node = len(plan.gpus) // plan.span
+            assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus_per_node
     group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["container"] = []
     assert not validator.is_valid(group)
 
@@ -133,8 +133,8 @@ def test_pods_get_the_flags_of_the_plan(ref: str) -> None:
         for place, container in enumerate(pods(export(plan)[0])):
             words = container_command(container, place)
             leader = "10.1.0.0" if place == 0 else "m-0.m.default"
-            named = {item.replace("10.0.0.1", leader) for item in rows[place].argv}
-            assert named <= {*words}
+            flags = {item.replace("10.0.0.1", leader) for item in rows[place].argv}
+            assert flags <= {*words}
             assert not [word for word in words if "LWS_" in word or kind.address_env in word]
 
 
@@ -148,8 +148,8 @@ def test_only_the_first_pod_answers_requests() -> None:
         "leaderworkerset.sigs.k8s.io/name": name,
         "leaderworkerset.sigs.k8s.io/worker-index": "0",
     }
-    shared = {
+    volumes = {
         volume["name"]: volume
         for volume in group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["volumes"]
     }
-    assert shared["shm"]["emptyDir"]["medium"] == "Memory"
+    assert volumes["shm"]["emptyDir"]["medium"] == "Memory"

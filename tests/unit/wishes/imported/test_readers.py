@@ -70,7 +70,7 @@ def test_llama_swap_becomes_models_and_each_remaining_line_is_told() -> None:
         }
     }
     lines = notices(result)
-    expected = {
+    notice_counts = {
         "healthCheckTimeout: each start": 1,
         "groups: groups are not needed": 4,
         "qwen: --port: the gateway sets it": 7,
@@ -81,9 +81,9 @@ def test_llama_swap_becomes_models_and_each_remaining_line_is_told() -> None:
         "llama: /models/qwen3-8b-q4_k_m.gguf is GGUF": 16,
         "llama: llama-server starts no vLLM or SGLang": 16,
     }
-    for text, line in expected.items():
+    for text, line in notice_counts.items():
         assert [place for words, place in lines.items() if words.startswith(text)] == [line], text
-    assert len(lines) == len(expected)
+    assert len(lines) == len(notice_counts)
     assert "`fitserve search qwen3-8b`" in " ".join(lines)
     assert "hidden-token" not in " ".join(lines)
 
@@ -217,10 +217,10 @@ def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None
 def test_the_start_of_an_engine_is_found_in_a_command(
     command: str, kind: str | None, flags: tuple[str, ...]
 ) -> None:
-    actual_engine_command = engine_command(split_words(command))
+    start = engine_command(split_words(command))
     assert (
-        actual_engine_command.kind if actual_engine_command else None,
-        actual_engine_command.flags if actual_engine_command else (),
+        start.kind if start else None,
+        start.flags if start else (),
     ) == (kind, flags)
 
 
@@ -358,7 +358,7 @@ def test_the_tag_of_an_image_is_the_version_of_the_engine(
     )
     for result in (swap, compose):
         assert result.models == {"m": {"engines": [engine], "source": "org/name"}}
-        texts = [actual_notice.text for actual_notice in result.notices]
+        texts = [notice.text for notice in result.notices]
         assert (len(texts), "".join(texts).startswith(notice)) == (bool(notice), True)
 
 
@@ -366,11 +366,11 @@ def test_flags_are_those_of_the_version_in_the_tag() -> None:
     flags = "--model org/name --swap-space 4"
     old_models = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.18.0 {flags}}}\n")
     new_models = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.33.0 {flags}}}\n")
-    told = [
+    is_listed = [
         "swap-space" in PROFILES.engine(f"vllm=={version}").flags
         for version in ("0.18.0", "0.33.0")
     ]
-    assert ["args" in result.models["m"] for result in (old_models, new_models)] == told
+    assert ["args" in result.models["m"] for result in (old_models, new_models)] == is_listed
 
 
 @pytest.mark.parametrize(
@@ -424,8 +424,8 @@ def test_volumes_of_a_service_are_folders_of_the_host(volume: Any, source: str) 
 )
 def test_a_path_that_the_host_does_not_have_is_told(mount: str, place: str) -> None:
     result = read_models(f"models:\n  m: {{cmd: {DOCKER} {mount} {OPENAI} --model /models/m}}\n")
-    expected = f"m: source: /models/m is a path in {place}. Write the host's path."
-    assert expected in notices(result)
+    notice = f"m: source: /models/m is a path in {place}. Write the host's path."
+    assert notice in notices(result)
 
 
 def test_a_folder_in_a_folder_is_the_nearest_one() -> None:

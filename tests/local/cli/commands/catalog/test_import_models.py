@@ -12,16 +12,16 @@ from tests.unit.wishes.imported.test_readers import SWAP
 def test_a_file_of_llama_swap_becomes_a_models_file_that_the_check_accepts(tmp_path: Path) -> None:
     file, output = tmp_path / "swap.yaml", tmp_path / "models.yaml"
     file.write_text(SWAP)
-    done = fitserve("import", str(file), "-o", str(output))
-    assert done.returncode == 0, done.stderr
-    assert f"{file}:16: llama: " in done.stderr
-    assert f"1 model written to {output}" in done.stderr
-    checked = fitserve("config", "check", str(output))
-    assert (checked.returncode, "1 model" in checked.stdout) == (0, True), checked.stderr
+    result = fitserve("import", str(file), "-o", str(output))
+    assert result.returncode == 0, result.stderr
+    assert f"{file}:16: llama: " in result.stderr
+    assert f"1 model written to {output}" in result.stderr
+    outcome = fitserve("config", "check", str(output))
+    assert (outcome.returncode, "1 model" in outcome.stdout) == (0, True), outcome.stderr
     again = fitserve("import", str(file), "-o", str(output))
     assert (again.returncode, "exists already" in again.stderr) == (2, True)
-    shown = fitserve("import", str(file))
-    assert shown.stdout == output.read_text()
+    import_result = fitserve("import", str(file))
+    assert import_result.stdout == output.read_text()
     answer = json.loads(fitserve("import", str(file), "--json").stdout)
     assert answer["models"]["qwen"]["source"] == "Qwen/Qwen3-8B"
     assert answer["notices"][0]["line"] == 1
@@ -42,9 +42,9 @@ def test_files_without_models_end_with_words(tmp_path: Path) -> None:
     nothing = fitserve("import", str(gguf))
     assert (nothing.returncode, nothing.stdout) == (3, "")
     assert "no model that can be taken over" in nothing.stderr
-    unknown = fitserve("import", str(other))
-    assert unknown.returncode == 2
-    assert "no config of llama-swap, no Modelfile and no compose file" in unknown.stderr
+    result = fitserve("import", str(other))
+    assert result.returncode == 2
+    assert "no config of llama-swap, no Modelfile and no compose file" in result.stderr
     missing = fitserve("import", str(tmp_path / "gone"))
     assert (missing.returncode, "cannot be read" in missing.stderr) == (2, True)
 
@@ -52,12 +52,12 @@ def test_files_without_models_end_with_words(tmp_path: Path) -> None:
 def test_a_file_that_is_too_long_is_not_read_in_part(tmp_path: Path) -> None:
     file = tmp_path / "swap.yaml"
     file.write_text(f"models:\n  m: {{cmd: vllm serve org/name}}\n# {'ä' * 600_000}\n")
-    done = fitserve("import", str(file))
-    assert (done.returncode, "more than 1.0 MiB" in done.stderr) == (2, True), done.stderr
+    result = fitserve("import", str(file))
+    assert (result.returncode, "more than 1.0 MiB" in result.stderr) == (2, True), result.stderr
 
 
 def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     file = tmp_path / "swap.yaml"
     file.write_text(SWAP)
-    done = fitserve("import", str(file), "-o", str(tmp_path / "gone" / "models.yaml"))
-    assert (done.returncode, "cannot be written" in done.stderr) == (1, True), done.stderr
+    result = fitserve("import", str(file), "-o", str(tmp_path / "gone" / "models.yaml"))
+    assert (result.returncode, "cannot be written" in result.stderr) == (1, True), result.stderr

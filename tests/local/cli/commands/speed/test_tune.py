@@ -61,9 +61,9 @@ async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: P
 async def test_a_search_without_room_and_terminal_names_the_option(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script(FAST), "3090") as gateway:
         old_model = await add_model(gateway, tmp_path)
-        refused = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)
-        assert refused.returncode == 1
-        assert "--offline" in refused.stderr
+        result = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)
+        assert result.returncode == 1
+        assert "--offline" in result.stderr
         assert (await alone(gateway))["id"] == old_model["id"]
 
 

@@ -28,11 +28,11 @@ SHOWN = Abilities.uniform(Ability(state="proven", evidence="seen"))
 
 def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:
     new_plan = plan()
-    chosen = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name,
+    choices = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name,
         value in
               (("tool_parser", tools), ("reasoning_parser", reasoning))}  # fmt: skip
     length = new_plan.max_model_len.evolve(value=context)
-    return new_plan.evolve(model=new_plan.model.evolve(chat=True), max_model_len=length, **chosen)
+    return new_plan.evolve(model=new_plan.model.evolve(chat=True), max_model_len=length, **choices)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
 def test_an_answer_proves_what_it_holds(
     name: str, said: ParsedAnswer, state: str, evidence: str
 ) -> None:
-    found = judge(name, said)
-    assert (found.state, evidence in found.evidence) == (state, True), found
+    proof = judge(name, said)
+    assert (proof.state, evidence in proof.evidence) == (state, True), proof
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_a_model_is_asked_about_what_its_plan_has_a_parser_for() -> None:
 
 
 def test_a_model_that_does_not_chat_is_not_asked() -> None:
-    made = chatting()
+    chat_plan = chatting()
     base, embeds = (
-        made.evolve(model=made.model.evolve(**change))
+        chat_plan.evolve(model=chat_plan.model.evolve(**change))
         for change in ({"chat": False}, {"task": "embed"})
     )
-    for one, why in ((base, "no chat template"), (embeds, "does not generate")):
-        assert not questions(one)
+    for plan_without_chat, why in ((base, "no chat template"), (embeds, "does not generate")):
+        assert not questions(plan_without_chat)
         assert all(
             ability.state == "not proven" and why in ability.evidence
-            for _, ability in abilities_by_plan(one)
+            for _, ability in abilities_by_plan(plan_without_chat)
         )
 
 
@@ -116,36 +116,38 @@ def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> No
 
 def test_the_same_plan_is_asked_once() -> None:
     now = attempt(3, started_at=30.0)
-    served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=SHOWN)
+    attempt_in_service = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=SHOWN)
     other_attempt = attempt(
         2, "stopped", started_at=20.0, ready_at=21.0, abilities=Abilities(), fingerprint="another"
     )
-    assert earlier(now, [served, other_attempt], 0.0) == SHOWN
-    assert earlier(now, [served, other_attempt], 10.0) is None, "somebody asked to try again since"
+    assert earlier(now, [attempt_in_service, other_attempt], 0.0) == SHOWN
+    assert earlier(now, [attempt_in_service, other_attempt], 10.0) is None, (
+        "somebody asked to try again since"
+    )
     assert earlier(now, [other_attempt], 0.0) is None
 
 
 def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
     abilities = abilities_by_plan(chatting())
-    died = attempt(1, "failed", started_at=10.0, abilities=abilities, fingerprint="another")
-    assert ended_by_asking(died)
-    earlier_value = earlier(attempt(2, started_at=20.0), [died], 0.0)
+    dead_attempt = attempt(1, "failed", started_at=10.0, abilities=abilities, fingerprint="another")
+    assert ended_by_asking(dead_attempt)
+    earlier_value = earlier(attempt(2, started_at=20.0), [dead_attempt], 0.0)
     assert earlier_value is not None
     assert (earlier_value.tools.state, earlier_value.tools.evidence) == (
         "not proven",
         "attempt 1 ended when it was asked",
     )
-    for lived in (
-        died.evolve(state="stopped"),
-        died.evolve(ready_at=12.0),
-        died.evolve(ready_at=12.0, ended_at=12.0 + ABILITIES_TIMEOUT_S + 1),
-        died.evolve(abilities=SHOWN),
+    for living_attempt in (
+        dead_attempt.evolve(state="stopped"),
+        dead_attempt.evolve(ready_at=12.0),
+        dead_attempt.evolve(ready_at=12.0, ended_at=12.0 + ABILITIES_TIMEOUT_S + 1),
+        dead_attempt.evolve(abilities=SHOWN),
     ):
-        assert not ended_by_asking(lived)
-    assert ended_by_asking(died.evolve(ready_at=12.0, ended_at=13.0)), "it served meanwhile"
+        assert not ended_by_asking(living_attempt)
+    assert ended_by_asking(dead_attempt.evolve(ready_at=12.0, ended_at=13.0)), "it served meanwhile"
 
 
 def test_a_question_without_an_answer_is_asked_again_at_the_next_start() -> None:
     abilities = abilities_by_plan(chatting())
-    served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=abilities)
-    assert earlier(attempt(2, started_at=20.0), [served], 0.0) is None
+    attempt_in_service = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=abilities)
+    assert earlier(attempt(2, started_at=20.0), [attempt_in_service], 0.0) is None

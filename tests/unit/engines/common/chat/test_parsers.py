@@ -146,13 +146,13 @@ def test_the_plan_starts_the_engine_with_both_parsers() -> None:
 
 def test_a_user_has_the_last_word() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
-    asked_wish = wish(args={"tool-call-parser": "mistral"})
+    request = wish(args={"tool-call-parser": "mistral"})
     hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
         taught(HERMES),
         hardware,
         engines,
-        asked_wish,
+        request,
         rules=rules,
         pace=PROFILES.pace,
         parsers=TABLE,

@@ -48,10 +48,10 @@ def render(text: str, messages: list[dict[str, Any]]) -> str:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    made.filters["tojson"] = json.dumps
-    made.globals["raise_exception"] = refuse
-    return made.from_string(text).render(messages=messages, tools=TOOLS)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = json.dumps
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(text).render(messages=messages, tools=TOOLS)
 
 
 LLAMA = """{%- for message in messages %}{%- if 'tool_calls' in message %}
@@ -144,12 +144,12 @@ def test_a_broken_template_is_mended(
     else:
         before = render(text, conversation)
         assert not all(part in before for part in shown)
-    mended, faults = repair_template(text, REPAIRS)
+    repaired_text, faults = repair_template(text, REPAIRS)
     assert {fault.name for fault in faults} == names
-    after = render(mended, conversation)
+    after = render(repaired_text, conversation)
     assert [part for part in shown if part not in after] == []
     # Once is enough.
-    assert repair_template(mended, REPAIRS) == (mended, ())
+    assert repair_template(repaired_text, REPAIRS) == (repaired_text, ())
 
 
 def test_every_repair_is_tried() -> None:
@@ -161,14 +161,14 @@ def test_every_repair_is_tried() -> None:
 def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
     engine = PROFILES.engine(VLLM_REF)
     model = spec().evolve(chat_template=LLAMA)
-    known = {"rules": PROFILES.rules([engine]), "parsers": PROFILES.parsers}
-    plan = decide(model, machine("3090"), [engine], wish(), **known).plans[0]  # type: ignore[arg-type]
-    mended, _ = repair_template(LLAMA, REPAIRS)
-    assert plan.chat_template.value == str(ChatTemplate(text=mended, name="repaired"))
+    options = {"rules": PROFILES.rules([engine]), "parsers": PROFILES.parsers}
+    plan = decide(model, machine("3090"), [engine], wish(), **options).plans[0]  # type: ignore[arg-type]
+    repaired_text, _ = repair_template(LLAMA, REPAIRS)
+    assert plan.chat_template.value == str(ChatTemplate(text=repaired_text, name="repaired"))
     assert "rejects a conversation with two tool calls" in plan.chat_template.reason
     assert "issues/25108" in plan.chat_template.source
-    assert f"--chat-template={ChatTemplate(text=mended).digest}.jinja" in plan.argv
+    assert f"--chat-template={ChatTemplate(text=repaired_text).digest}.jinja" in plan.argv
     chat_template = ChatTemplate(text=LLAMA)
-    asked_wish = wish(chat_template=chat_template)
-    plan = decide(model, machine("3090"), [engine], asked_wish, **known).plans[0]  # type: ignore[arg-type]
+    request = wish(chat_template=chat_template)
+    plan = decide(model, machine("3090"), [engine], request, **options).plans[0]  # type: ignore[arg-type]
     assert f"--chat-template={chat_template.digest}.jinja" in plan.argv

@@ -25,12 +25,12 @@ def make_plan(
 ) -> Plan:
     model = spec().evolve(chat_template=published, added_tokens=TOKENS)
     engine = PROFILES.engine(ref)
-    wished = wish(chat_template=given)
+    wish_with_template = wish(chat_template=given)
     decision = decide(
         model,
         machine("3090"),
         [engine],
-        wished,
+        wish_with_template,
         rules=PROFILES.rules([engine]),
         parsers=PROFILES.parsers,
     )
@@ -80,8 +80,12 @@ def test_one_other_letter_is_another_start_and_is_said() -> None:
     old_plan, new_plan = make_plan(given=GIVEN), make_plan(given=other)
     assert not starts_same_engine(new_plan, old_plan)
     assert "chat template" in [plan.what for plan in diff_plans(old_plan, new_plan)]
-    (told,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
-    assert (told.what, told.old, told.new) == ("chat_template", str(GIVEN), str(other))
+    (difference,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
+    assert (difference.what, difference.old, difference.new) == (
+        "chat_template",
+        str(GIVEN),
+        str(other),
+    )
     (back,) = diff_wishes(wish(chat_template=GIVEN), wish())
     assert back.new is None
 

@@ -276,8 +276,8 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
         == "FLASHINFER_CUTLASS"
     )
     assert choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="auto").kernel == "TRITON"
-    refused = choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="deep_gemm")
-    assert (refused.status, refused.refused[0].kernel) == ("none", "--moe-backend deep_gemm")
+    choice = choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="deep_gemm")
+    assert (choice.status, choice.refused[0].kernel) == ("none", "--moe-backend deep_gemm")
 
 
 # --- the data and the evaluator hold together ---
@@ -288,13 +288,13 @@ def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_va
     version: str,
 ) -> None:
     rules = RULES[version]
-    used = {
+    names = {
         name
         for method in rules.methods
         for names in (method.backends, *method.forced.values())
         for name in names
     }
-    assert used == set(rules.backends)
+    assert names == set(rules.backends)
     assert all(method.backends or method.refuses for method in rules.methods)
     for source in [method.source for method in rules.methods] + [
         backend.source for backend in rules.backends.values()
@@ -309,13 +309,13 @@ def test_a_list_with_a_backend_that_is_not_described_is_refused() -> None:
         "source": "a.py:1",
         "backends": ["int8 TRITON"],
     }
-    described = {"int8 TRITON": {"source": "a.py:2"}, "int8 HUMMING": {"source": "a.py:3"}}
-    MoeRules.model_validate({"packages": [], "methods": [method], "backends": described})
+    backends = {"int8 TRITON": {"source": "a.py:2"}, "int8 HUMMING": {"source": "a.py:3"}}
+    MoeRules.model_validate({"packages": [], "methods": [method], "backends": backends})
     with pytest.raises(ValueError, match="lists int8 TRITON, which `backends` does not describe"):
         MoeRules.model_validate({"packages": [], "methods": [method], "backends": {}})
     method["moves"] = [{"when": {}, "name": "int8 HUMMING", "to": "front"}]
     with pytest.raises(ValueError, match="moves int8 HUMMING but does not list it"):
-        MoeRules.model_validate({"packages": [], "methods": [method], "backends": described})
+        MoeRules.model_validate({"packages": [], "methods": [method], "backends": backends})
 
 
 shapes = st.builds(

@@ -102,11 +102,11 @@ def test_fp8_in_blocks_loads_with_2112_inputs_and_would_crash(capability: str, k
 
 
 def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
-    sharded = LinearShape(
+    shape = LinearShape(
         k=576, n=4096, full_k=1152, scheme=Scheme(kind="wna16", group=128), dtype="bfloat16"
     )
-    assert choose(RULES[NEWEST_VLLM], sharded, "8.6").kernel == "HummingLinearKernel"
-    without = choose(RULES[NEWEST_VLLM], sharded, "8.6", packages=frozenset())
+    assert choose(RULES[NEWEST_VLLM], shape, "8.6").kernel == "HummingLinearKernel"
+    without = choose(RULES[NEWEST_VLLM], shape, "8.6", packages=frozenset())
     assert without.status == "none"
     reasons = {refusal.kernel: refusal.reason for refusal in without.refused}
     assert reasons["MarlinLinearKernel"] == "K=576 is not a multiple of the group size 128"
@@ -130,9 +130,9 @@ def test_0_18_computes_fp8_with_marlin_where_the_gpu_has_no_fp8() -> None:
 
 
 def test_a_forced_backend_stands_alone() -> None:
-    refused = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="machete")
-    assert refused.status == "none"
-    assert [refusal.kernel for refusal in refused.refused] == ["MacheteLinearKernel"]
+    choice = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="machete")
+    assert choice.status == "none"
+    assert [refusal.kernel for refusal in choice.refused] == ["MacheteLinearKernel"]
     assert (
         wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="auto").kernel
         == "MarlinLinearKernel"
@@ -199,13 +199,13 @@ def test_a_list_with_a_kernel_that_is_not_described_is_refused() -> None:
         "source": "a.py:1",
         "kernels": ["Marlin"],
     }
-    described = {"Marlin": {"source": "a.py:2"}, "Humming": {"source": "a.py:3"}}
-    LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
+    kernels = {"Marlin": {"source": "a.py:2"}, "Humming": {"source": "a.py:3"}}
+    LinearRules.model_validate({"packages": [], "paths": [path], "kernels": kernels})
     with pytest.raises(ValueError, match="lists Marlin, which `kernels` does not describe"):
         LinearRules.model_validate({"packages": [], "paths": [path], "kernels": {}})
     path["moves"] = [{"when": {"capabilities": ["9.0"]}, "name": "Humming", "before": "Marlin"}]
     with pytest.raises(ValueError, match="moves Humming before Marlin but does not list both"):
-        LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
+        LinearRules.model_validate({"packages": [], "paths": [path], "kernels": kernels})
 
 
 shapes = st.builds(

@@ -31,15 +31,15 @@ RULES = {version: PROFILES.rules([ENGINES[version]])[f"sglang=={version}"] for v
 
 
 def linear(version: str) -> LinearRules:
-    found_linear = RULES[version].linear
-    assert found_linear is not None
-    return found_linear
+    rules = RULES[version].linear
+    assert rules is not None
+    return rules
 
 
 def moe(version: str) -> MoeRules:
-    found_moe = RULES[version].moe
-    assert found_moe is not None
-    return found_moe
+    rules = RULES[version].moe
+    assert rules is not None
+    return rules
 
 
 def scheme_of(q: Any) -> Scheme:
@@ -64,9 +64,9 @@ def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any)
 @pytest.mark.parametrize("version", SGLANG)
 def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: str) -> None:
     assert kernel(version, 2048, 64).kernel == "apply_gptq_marlin_linear"
-    halved = kernel(version, 2048, 32)
-    assert halved.status == "none"
-    (refusal,) = halved.refused
+    kernel_of_half = kernel(version, 2048, 32)
+    assert kernel_of_half.status == "none"
+    (refusal,) = kernel_of_half.refused
     assert refusal.reason.startswith("N=32 is not a multiple of 64 (32 over)")
 
 
@@ -126,9 +126,9 @@ def test_only_merged_modules_need_whole_blocks_each(
         k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8"
     )
     assert choose(linear(version), whole, "9.0").kernel == "w8a8_block_fp8_matmul_deepgemm"
-    merged = choose(linear(version), whole._replace(parts=(1536, 576)), "9.0")
-    assert merged.status == "none"
-    assert merged.refused[0].reason == "N=576 is not a multiple of 128 (64 over)"
+    merged_choice = choose(linear(version), whole._replace(parts=(1536, 576)), "9.0")
+    assert merged_choice.status == "none"
+    assert merged_choice.refused[0].reason == "N=576 is not a multiple of 128 (64 over)"
 
 
 # --- experts ---
@@ -156,10 +156,10 @@ def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
 
 def moe_choice_by(rules: MoeRules, q: Any, capability: str) -> MoeChoice:
     traits, layer = experts(q.model)
-    gated = not traits.function.endswith("_no_mul")
+    has_gate = not traits.function.endswith("_no_mul")
     shape = MoeShape(
         hidden=layer.k,
-        intermediate=layer.n // (2 if gated else 1) // (1 if q.ep > 1 else q.tp),
+        intermediate=layer.n // (2 if has_gate else 1) // (1 if q.ep > 1 else q.tp),
         experts=layer.experts,
         scheme=scheme_of(q),
         origin="" if q.origin == "none" else q.origin,
@@ -194,7 +194,7 @@ def test_weights_that_do_not_fit_whole_are_not_quantized_at_load(
     version: str,
 ) -> None:
     refusal = Refused("no_memory", "60 GiB are needed", "memory model")
-    offered = {
+    offers = {
         engine.kind: [
             variant.quantization
             for variant in repairs(
@@ -204,7 +204,7 @@ def test_weights_that_do_not_fit_whole_are_not_quantized_at_load(
         ]
         for engine in (ENGINES[version], PROFILES.engine(VLLM_REF))
     }
-    assert offered == {"sglang": [], "vllm": ["fp8"]}
+    assert offers == {"sglang": [], "vllm": ["fp8"]}
 
 
 @pytest.mark.parametrize("version", SGLANG)
@@ -233,7 +233,7 @@ def test_a_file_lists_once_the_families_that_the_engine_was_asked_about(version:
         for question in sglang_moe_questions.questions(version)
     }
     assert families <= set(moe(version).families)
-    named = {
+    names = {
         name for method in moe(version).methods for name in method.match.root.get("families", ())
     }
-    assert named <= set(moe(version).families)
+    assert names <= set(moe(version).families)

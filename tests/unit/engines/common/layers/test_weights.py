@@ -34,9 +34,9 @@ def test_an_uncuttable_or_unknown_layer_has_no_bytes() -> None:
     assert linear_bytes(layer, Rank()) == 2 * (96 * 64 // 2 + 3 * 64 * 2)
     assert linear_bytes(layer, Rank(tp=2)) is None  # half a group
     assert linear_bytes(layer, Rank(tp=7)) is None
-    unknown = Linear("o", 2, 96, 64, "row", (64,), UnknownScheme(reason="?"))
-    assert linear_bytes(unknown, Rank()) is None
-    assert weights_bytes(BuiltModel((layer, unknown), (), ()), Rank()) is None
+    unknown_layer = Linear("o", 2, 96, 64, "row", (64,), UnknownScheme(reason="?"))
+    assert linear_bytes(unknown_layer, Rank()) is None
+    assert weights_bytes(BuiltModel((layer, unknown_layer), (), ()), Rank()) is None
 
 
 def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
@@ -49,12 +49,12 @@ def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
         (16, 16),
         Scheme(kind="wna16", bits=4, group=128, layout="gptq"),
     )
-    plain, padded = (
+    plain, padded_bytes = (
         linear_bytes(layer, Rank(), (NO_GROUP_INDEX,), padded_to=size)
         for size in (None, (2048, 64))
     )
     assert plain is not None
-    assert padded == 2 * plain
+    assert padded_bytes == 2 * plain
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_any_config_has_bytes_or_none_or_is_a_bad_model(
     config: dict[str, Any], traits: tuple[str, ...]
 ) -> None:
     try:
-        made = build(model_from_config(config), traits)
+        model = build(model_from_config(config), traits)
     except BadModel:
         return
-    whole = weights_bytes(made, Rank(dtype="float16"), traits)
+    whole = weights_bytes(model, Rank(dtype="float16"), traits)
     for tp in (2, 3, 8):
-        share = weights_bytes(made, Rank(tp=tp, dtype="float16", capability="9.0"), traits)
+        share = weights_bytes(model, Rank(tp=tp, dtype="float16", capability="9.0"), traits)
         assert share is None or share >= 0
     assert whole is None or whole >= 0

@@ -17,10 +17,10 @@ def test_room_is_made_in_every_layer_whatever_the_adapter_changes() -> None:
     numbers = 32 * layer + 2 * (128256 + 4096)
     model, engine = spec(), PROFILES.engine(VLLM_REF)
     kind = engine_kind(engine.kind)
-    built = build(model, frozenset(engine.traits))
-    assert bytes_on_rank(engine, kind, (SQL,), built, model, 1) == numbers * 16 * 2
-    assert bytes_on_rank(engine, kind, (SQL, SQL), built, model, 1) == 2 * numbers * 16 * 2
-    assert bytes_on_rank(engine, kind, (SQL,), built, model, 2) < numbers * 16 * 2
+    model_layers = build(model, frozenset(engine.traits))
+    assert bytes_on_rank(engine, kind, (SQL,), model_layers, model, 1) == numbers * 16 * 2
+    assert bytes_on_rank(engine, kind, (SQL, SQL), model_layers, model, 1) == 2 * numbers * 16 * 2
+    assert bytes_on_rank(engine, kind, (SQL,), model_layers, model, 2) < numbers * 16 * 2
     plan, without = make_plan(VLLM_REF, SQL), make_plan(VLLM_REF)
     assert plan.memory.weights_bytes - without.memory.weights_bytes == numbers * 16 * 2
     assert plan.memory.kv_bytes < without.memory.kv_bytes

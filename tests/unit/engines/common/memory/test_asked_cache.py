@@ -30,12 +30,12 @@ def answered_cache(cache: Cache, longest: int, block: int) -> CountedCache:
 def test_nothing_is_lost_if_every_layer_keeps_every_token(
     longest: int, length: int, block: int
 ) -> None:
-    ours = Cache(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
-    theirs, length = answered_cache(ours, longest, block), min(length, longest)
-    assert theirs.bytes_for(length, 0) == ours.bytes_for(length, 0)
+    cache = Cache(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
+    engine_cache, length = answered_cache(cache, longest, block), min(length, longest)
+    assert engine_cache.bytes_for(length, 0) == cache.bytes_for(length, 0)
     room = 1000 * PAGE
-    assert theirs.largest(room, 0, longest) == ours.largest(room, 0, longest)
-    assert math.isclose(theirs.requests(room, length, 0), ours.requests(room, length, 0))
+    assert engine_cache.largest(room, 0, longest) == cache.largest(room, 0, longest)
+    assert math.isclose(engine_cache.requests(room, length, 0), cache.requests(room, length, 0))
 
 
 def test_a_token_of_a_long_request_costs_what_grows_beside_windows_and_states() -> None:

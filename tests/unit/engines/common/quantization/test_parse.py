@@ -70,32 +70,41 @@ def test_gptq(changes: dict[str, Any], expected: Scheme) -> None:
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
-    told = parse(quant, packed=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv"))
-    assert (isinstance(told.scheme_of(*QKV), Scheme), told.scheme_of(*DOWN), told.assumed) == (
+    quantization = parse(
+        quant, packed=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv")
+    )
+    assert (
+        isinstance(quantization.scheme_of(*QKV), Scheme),
+        quantization.scheme_of(*DOWN),
+        quantization.assumed,
+    ) == (
         True,
         UNQUANTIZED_SCHEME,
         "",
     )
-    assert told.scheme_of(*QKV) != UNQUANTIZED_SCHEME
-    assumed = parse(quant)
-    assert assumed.scheme_of(*DOWN) != UNQUANTIZED_SCHEME
+    assert quantization.scheme_of(*QKV) != UNQUANTIZED_SCHEME
+    guessed_quantization = parse(quant)
+    assert guessed_quantization.scheme_of(*DOWN) != UNQUANTIZED_SCHEME
     assert (
-        assumed.scheme_of("model.layers.3.mlp.gate")
-        == assumed.scheme_of("visual.blocks.0.attn.proj")
+        guessed_quantization.scheme_of("model.layers.3.mlp.gate")
+        == guessed_quantization.scheme_of("visual.blocks.0.attn.proj")
         == UNQUANTIZED_SCHEME
     )
-    assert "assumed" in assumed.assumed
+    assert "assumed" in guessed_quantization.assumed
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
-    found_scheme = parse(quant, headers_read=True).scheme_of(*DOWN)
-    assert isinstance(found_scheme, UnknownScheme)
-    assert "hold no packed layer" in found_scheme.reason
-    said = {"modules_in_block_to_quantize": ["mlp.down_proj"], "modules_to_not_convert": ["visual"]}
-    listed = Quant(method=method, config=quant.config | said)
-    assert isinstance(parse(listed, headers_read=True).scheme_of(*DOWN), Scheme)
+    layer_scheme = parse(quant, headers_read=True).scheme_of(*DOWN)
+    assert isinstance(layer_scheme, UnknownScheme)
+    assert "hold no packed layer" in layer_scheme.reason
+    block = {
+        "modules_in_block_to_quantize": ["mlp.down_proj"],
+        "modules_to_not_convert": ["visual"],
+    }
+    quant_with_names = Quant(method=method, config=quant.config | block)
+    assert isinstance(parse(quant_with_names, headers_read=True).scheme_of(*DOWN), Scheme)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +168,12 @@ def test_modelopt_has_one_fp8_method_for_experts() -> None:
 def test_a_packed_head_is_announced(method: str) -> None:
     block = GPTQ | AWQ
     assert scheme(method, block, ("lm_head", ())) == UNQUANTIZED_SCHEME
-    listed = {
+    head_block = {
         "modules_in_block_to_quantize": ["lm_head"],
         "modules_to_not_convert": ["visual"],
         "lm_head": True,
     }
-    assert scheme(method, block | listed, ("lm_head", ())).kind == "wna16"
+    assert scheme(method, block | head_block, ("lm_head", ())).kind == "wna16"
 
 
 @pytest.mark.parametrize(
@@ -301,9 +310,9 @@ def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None
     ],
 )
 def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[str, Any]) -> None:
-    found_scheme = scheme(method, block, QKV)
-    assert isinstance(found_scheme, UnknownScheme)
-    assert "quantized differently" in found_scheme.reason
+    layer_scheme = scheme(method, block, QKV)
+    assert isinstance(layer_scheme, UnknownScheme)
+    assert "quantized differently" in layer_scheme.reason
 
 
 @pytest.mark.parametrize(
@@ -334,14 +343,14 @@ def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[st
     ],
 )
 def test_modelopt(block: dict[str, Any], expected: Scheme | str) -> None:
-    found_scheme = scheme("modelopt", block)
-    assert found_scheme == expected or found_scheme.kind == expected
+    layer_scheme = scheme("modelopt", block)
+    assert layer_scheme == expected or layer_scheme.kind == expected
 
 
 def test_a_star_that_engine_versions_read_differently_is_unknown() -> None:
-    found_scheme = scheme("modelopt", {"quant_algo": "FP8", "ignore": ["*mlp.down*"]})
-    assert isinstance(found_scheme, UnknownScheme)
-    assert "exclusions" in found_scheme.reason
+    layer_scheme = scheme("modelopt", {"quant_algo": "FP8", "ignore": ["*mlp.down*"]})
+    assert isinstance(layer_scheme, UnknownScheme)
+    assert "exclusions" in layer_scheme.reason
 
 
 def test_experts_are_asked_for_by_their_own_projections() -> None:
@@ -350,8 +359,8 @@ def test_experts_are_asked_for_by_their_own_projections() -> None:
         kind="mxfp4", bits=4, group=32, weight_only=True, layout="mxfp4"
     )
     assert scheme("mxfp4", {}) == UNQUANTIZED_SCHEME
-    ignored = {"ignored_layers": ["model.layers.0.mlp.experts.0.gate_proj"]}
-    assert scheme("fp8", ignored, experts, experts=True) == UNQUANTIZED_SCHEME
+    block = {"ignored_layers": ["model.layers.0.mlp.experts.0.gate_proj"]}
+    assert scheme("fp8", block, experts, experts=True) == UNQUANTIZED_SCHEME
     extra = ROUND | {"extra_config": {"model.layers.0.mlp.experts.0.up_proj": {"bits": 8}}}
     assert scheme("auto-round", extra, experts, experts=True).bits == 8
 
@@ -378,8 +387,8 @@ def test_experts_missing_in_a_mixed_block_follow_the_module_beside_them() -> Non
     name = "model.layers.0.moe.experts"
     later = frozenset({EXPERTS_BY_SIBLINGS})
     assert parse(quant).scheme_of(name, experts=True) == UNQUANTIZED_SCHEME
-    followed = parse(quant, traits=later).scheme_of(name, experts=True)
-    assert followed == Scheme(kind="fp8_tensor", bits=8, static_activation=True)
+    layer_scheme = parse(quant, traits=later).scheme_of(name, experts=True)
+    assert layer_scheme == Scheme(kind="fp8_tensor", bits=8, static_activation=True)
 
 
 @pytest.mark.parametrize(("more", "kind"), [({}, "mxfp4"), ({"moe_quant_algo": "NVFP4"}, "nvfp4")])
@@ -417,9 +426,9 @@ def test_methods_without_rules_are_unknown(method: str) -> None:
     ],
 )
 def test_blocks_that_are_not_understood_say_so(method: str, block: dict[str, Any]) -> None:
-    found_scheme = scheme(method, block)
-    assert isinstance(found_scheme, UnknownScheme)
-    assert found_scheme.reason
+    layer_scheme = scheme(method, block)
+    assert isinstance(layer_scheme, UnknownScheme)
+    assert layer_scheme.reason
 
 
 METHODS = st.sampled_from(
@@ -452,13 +461,15 @@ BLOCKS = NEARLY | st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6)
 
 @given(METHODS, BLOCKS)
 def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
-    found = parse(
+    quantization = parse(
         Quant(method=method, config=block),
         (("model.", "language_model.model."), (".self_attn.", ".attn.")),
     )
     for name, parts in (QKV, DOWN, ("lm_head", ()), ("", ())):
         for experts in (False, True):
-            assert isinstance(found.scheme_of(name, parts, experts=experts), Scheme | UnknownScheme)
+            assert isinstance(
+                quantization.scheme_of(name, parts, experts=experts), Scheme | UnknownScheme
+            )
 
 
 @pytest.mark.parametrize(
@@ -494,9 +505,9 @@ def test_layers_of_a_block_without_numbers_have_one_scheme(entries: list[str], m
         "exclude_modules": entries,
         "modules_to_not_convert": entries,
     }
-    found = parse(Quant(method=method, config=config))
+    quantization = parse(Quant(method=method, config=config))
     names = [f"l.{number}.m" for number in (1, 3, 11, 13, 31)]
-    assert found.numbered or len({found.scheme_of(name) for name in names}) == 1
+    assert quantization.numbered or len({quantization.scheme_of(name) for name in names}) == 1
 
 
 @pytest.mark.parametrize(
@@ -541,7 +552,9 @@ def test_a_pattern_that_tells_no_numbers_matches_all_layers_of_a_kind_or_none(
             "model.mlp.{}",
             "model.layers.{}.mlp.gate.0.gate",
         ):
-            first, second = (re.match(pattern, name.format(one)) is None for one in (number, other))
+            first, second = (
+                re.match(pattern, name.format(layer)) is None for layer in (number, other)
+            )
             assert first == second
 
 

@@ -41,9 +41,13 @@ def test_the_condition_of_a_check_limits_the_rest() -> None:
 
 def test_one_of_several_is_enough_and_every_reason_is_told_once() -> None:
     assert refusal(any_of=[{"max_head": 256}, {"layers": ["mla"]}]) is None
-    wanted = [{"max_head": 256}, {"capabilities": ["9.*"]}, {"max_head": 256, "layers": ["mla"]}]
+    conditions = [
+        {"max_head": 256},
+        {"capabilities": ["9.*"]},
+        {"max_head": 256, "layers": ["mla"]},
+    ]
     assert (
-        refusal(any_of=wanted)
+        refusal(any_of=conditions)
         == "head size 576 is above 256 and runs on compute capability 9.*, this GPU has 8.6"
     )
 

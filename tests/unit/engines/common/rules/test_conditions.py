@@ -54,15 +54,15 @@ def shipped_checks() -> list[Check]:
 
 
 def test_every_condition_is_asked_for_by_a_rule_that_ships() -> None:
-    used = {name for check in shipped_checks() for name in check.root}
-    assert used == {*CONDITIONS, "when", "any_of"}
+    names = {name for check in shipped_checks() for name in check.root}
+    assert names == {*CONDITIONS, "when", "any_of"}
 
 
 @pytest.mark.parametrize("name", sorted(CONDITIONS))
 def test_a_condition_never_fails_on_a_subject_that_lacks_what_it_asks_for(name: str) -> None:
     """It is undecided, or it is about the GPU and what is installed."""
-    wanted = next(check.root[name] for check in shipped_checks() if name in check.root)
-    reason = CONDITIONS[name].test(wanted, Subject(""))
+    condition = next(check.root[name] for check in shipped_checks() if name in check.root)
+    reason = CONDITIONS[name].test(condition, Subject(""))
     about_the_machine = (
         "capabilities",
         "min_capability",

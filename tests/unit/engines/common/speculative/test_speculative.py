@@ -61,8 +61,8 @@ def no_backend(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]
         "FLASH_ATTN": "head_size not supported",
         "FLASHINFER": "non-causal attention not supported",
     }
-    refused = tuple(Refusal(kernel=kernel, reason=reason) for kernel, reason in reasons.items())
-    return tuple(row(group, None, "none").evolve(refused=refused) for group in groups)
+    refusals = tuple(Refusal(kernel=kernel, reason=reason) for kernel, reason in reasons.items())
+    return tuple(row(group, None, "none").evolve(refused=refusals) for group in groups)
 
 
 def row(group: AttentionGroup, backend: str | None, status: Any) -> LayerAttention:
@@ -122,14 +122,14 @@ def speculation_of(
 
 
 def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
-    found_drafter = read_drafter(
+    drafter = read_drafter(
         "org/EAGLE-drafter" if name == "eagle llama" else "org/drafter", None, DRAFTERS[name]
     )
     # Engines compare these sizes only when weights are loaded, or never: they are ours to compare.
     return (
-        found_drafter
+        drafter
         if spec is None
-        else found_drafter.evolve(target_hidden=spec.hidden, vocab=spec.vocab, target_layers=())
+        else drafter.evolve(target_hidden=spec.hidden, vocab=spec.vocab, target_layers=())
     )
 
 
@@ -138,11 +138,11 @@ def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
 
 def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
     spec = target("gemma-4-31b", drafting=False)
-    asked_wish = wish(drafter="org/drafter", **fields)
+    request = wish(drafter="org/drafter", **fields)
     return speculation_of(
         spec,
         drafter("dflash gemma-4-31b"),
-        asked_wish,
+        request,
         engine(version),
         RULES[version],
         backends,
@@ -152,49 +152,49 @@ def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
 
 @pytest.mark.parametrize("version", vllm_since("0.26"))
 def test_a_dflash_drafter_gets_its_number_of_tokens_from_its_config(version: str) -> None:
-    found_gemma = gemma(version)
-    assert found_gemma.config == {
+    speculation = gemma(version)
+    assert speculation.config == {
         "method": "dflash",
         "model": "org/drafter",
         "num_speculative_tokens": 8,
     }
-    assert found_gemma.tokens is not None
+    assert speculation.tokens is not None
     assert (
-        found_gemma.tokens.reason
+        speculation.tokens.reason
         == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
     )
     assert [
-        (group.kind, group.head_dim, group.causal, group.layers) for group in found_gemma.groups
+        (group.kind, group.head_dim, group.causal, group.layers) for group in speculation.groups
     ] == [("full", 256, False, 5)]
-    assert found_gemma.slots == (0 if since(version, "0.33") else 7)
-    assert found_gemma.warnings == ()
+    assert speculation.slots == (0 if since(version, "0.33") else 7)
+    assert speculation.warnings == ()
 
 
 @pytest.mark.parametrize("version", vllm_before("0.26"))
 def test_a_version_without_the_method_serves_the_target_alone(version: str) -> None:
-    found_gemma = gemma(version)
-    assert found_gemma.method.value == "none"
-    assert found_gemma.config == {}
-    assert found_gemma.weights_bytes == 0
-    assert [refusal.kernel for refusal in found_gemma.refused] == ["dflash"]
-    assert "has no such method" in found_gemma.warnings[0]
+    speculation = gemma(version)
+    assert speculation.method.value == "none"
+    assert speculation.config == {}
+    assert speculation.weights_bytes == 0
+    assert [refusal.kernel for refusal in speculation.refused] == ["dflash"]
+    assert "has no such method" in speculation.warnings[0]
 
 
 def test_a_drafter_without_a_backend_is_dropped_with_every_reason() -> None:
-    found_gemma = gemma(NEWEST_VLLM, no_backend)
-    assert found_gemma.method.value == "none"
-    assert found_gemma.config == {}
-    assert [refusal.kernel for refusal in found_gemma.refused] == ["FLASH_ATTN", "FLASHINFER"]
-    assert "FLASHINFER: non-causal attention not supported" in found_gemma.warnings[0]
-    assert found_gemma.warnings[0].startswith("The model is served without speculative decoding")
+    speculation = gemma(NEWEST_VLLM, no_backend)
+    assert speculation.method.value == "none"
+    assert speculation.config == {}
+    assert [refusal.kernel for refusal in speculation.refused] == ["FLASH_ATTN", "FLASHINFER"]
+    assert "FLASHINFER: non-causal attention not supported" in speculation.warnings[0]
+    assert speculation.warnings[0].startswith("The model is served without speculative decoding")
 
 
 @pytest.mark.parametrize("version", vllm_since("0.26"))
 @pytest.mark.parametrize("capability", ["8.6", "9.0", "12.0"])
 def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str) -> None:
-    found_gemma = gemma(version, by_rules(version, capability, "auto"))
-    assert found_gemma.config["num_speculative_tokens"] == 8
-    assert [row.status for row in found_gemma.attention] == ["ok"]
+    speculation = gemma(version, by_rules(version, capability, "auto"))
+    assert speculation.config["num_speculative_tokens"] == 8
+    assert [row.status for row in speculation.attention] == ["ok"]
 
 
 def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
@@ -251,7 +251,7 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
     assert speculation.method.value == method
     assert why in speculation.method.reason
     assert not speculation.warnings
-    asked_speculation = speculation_of(
+    wished_speculation = speculation_of(
         spec,
         None,
         wish(speculative="mtp"),
@@ -260,8 +260,8 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
         attends,
         Rank(tp=1),
     )
-    assert asked_speculation.method.value == method
-    assert bool(asked_speculation.warnings) == (method == "none")
+    assert wished_speculation.method.value == method
+    assert bool(wished_speculation.warnings) == (method == "none")
 
 
 def test_an_engine_without_rules_serves_the_target_alone() -> None:
@@ -279,11 +279,11 @@ def test_an_engine_without_rules_serves_the_target_alone() -> None:
 
 
 def test_a_drafter_for_another_model_is_dropped() -> None:
-    asked_wish = wish(drafter="org/drafter")
+    request = wish(drafter="org/drafter")
     speculation = speculation_of(
         target("llama-3.1-8b"),
         drafter("eagle3 llama"),
-        asked_wish,
+        request,
         engine(NEWEST_VLLM),
         RULES[NEWEST_VLLM],
         attends,
@@ -295,7 +295,7 @@ def test_a_drafter_for_another_model_is_dropped() -> None:
     speculation = speculation_of(
         target("gpt-oss-20b"),
         drafter("eagle3 llama"),
-        asked_wish,
+        request,
         engine(NEWEST_VLLM),
         RULES[NEWEST_VLLM],
         attends,
@@ -336,8 +336,8 @@ def test_a_wish_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> No
 def test_a_drafter_is_what_its_config_says(
     name: str, method: str, tokens: int | None, causal: bool
 ) -> None:
-    found_drafter = drafter(name)
-    assert (found_drafter.method, found_drafter.tokens, found_drafter.attention[0].causal) == (
+    draft_model = drafter(name)
+    assert (draft_model.method, draft_model.tokens, draft_model.attention[0].causal) == (
         method,
         tokens,
         causal,
@@ -350,16 +350,16 @@ def test_headers_win_over_shapes_from_the_config() -> None:
         "t2d": Tensor("BOOL", (99,)),
         "layers.0.self_attn.k_proj.weight": Tensor("BF16", (64, 8)),
     }
-    found_drafter = read_drafter("org/drafter", None, DRAFTERS["eagle3 llama"], tensors)
-    assert drafter_bytes(found_drafter, Rank(tp=2), build) == 80 + 512
+    drafter = read_drafter("org/drafter", None, DRAFTERS["eagle3 llama"], tensors)
+    assert drafter_bytes(drafter, Rank(tp=2), build) == 80 + 512
 
 
 def test_a_sliding_drafter_needs_a_window() -> None:
     config = DRAFTERS["dflash qwen3"] | {"layer_types": ["sliding_attention"] * 5}
     with pytest.raises(BadModel, match="sliding_window"):
         read_drafter("org/drafter", None, config)
-    found_drafter = read_drafter("org/drafter", None, config | {"sliding_window": 2048})
-    assert [(group.kind, group.window, group.causal) for group in found_drafter.attention] == [
+    drafter = read_drafter("org/drafter", None, config | {"sliding_window": 2048})
+    assert [(group.kind, group.window, group.causal) for group in drafter.attention] == [
         ("sliding", 2048, True)
     ]
 
@@ -408,12 +408,12 @@ def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: A
     )
     where[field] = value
     try:
-        found_drafter = read_drafter("org/drafter", None, config)
+        drafter = read_drafter("org/drafter", None, config)
     except BadModel:
         return
     speculation_of(
         target("qwen3-8b"),
-        found_drafter,
+        drafter,
         wish(drafter="a/b"),
         engine(NEWEST_VLLM),
         RULES[NEWEST_VLLM],
@@ -429,7 +429,7 @@ def test_layers_that_draft_run_in_stages_only_where_their_class_can(
 ) -> None:
     """vllm-project/vllm#36643."""
     spec = target("qwen3.5-9b")
-    found = speculation_of(
+    speculation = speculation_of(
         spec,
         None,
         wish(speculative="mtp"),
@@ -439,4 +439,4 @@ def test_layers_that_draft_run_in_stages_only_where_their_class_can(
         Rank(tp=1, pp=pp),
     )
     # Version 0.32.0 gives a drafter one stage.
-    assert found.method.value == ("mtp" if since(version, "0.32.0") else method)
+    assert speculation.method.value == ("mtp" if since(version, "0.32.0") else method)

@@ -23,10 +23,8 @@ def make_decision(
     pace: SpeedKnowledge | None = PROFILES.pace,
     **fields: Any,
 ) -> Decision:
-    wanted_wish = wish(**{"gpus": 1, "replicas": 1, **fields})
-    return decide(
-        spec(), machine("2x3090"), [engine("cuda", version)], wanted_wish, facts, pace=pace
-    )
+    request = wish(**{"gpus": 1, "replicas": 1, **fields})
+    return decide(spec(), machine("2x3090"), [engine("cuda", version)], request, facts, pace=pace)
 
 
 def bench(plan: Plan, part: float, concurrency: int | None = None) -> Bench:
@@ -66,27 +64,24 @@ def stream(decision: Decision) -> float:
 
 
 def test_a_plan_that_was_measured_says_its_own_figures() -> None:
-    former_plan = make_decision().plans[0]
-    assert former_plan.speed is not None
-    assert former_plan.speed.grade == "predicted"
-    after = make_decision(learn_facts(former_plan, 0.5)).plans[0].speed
+    plan = make_decision().plans[0]
+    assert plan.speed is not None
+    assert plan.speed.grade == "predicted"
+    after = make_decision(learn_facts(plan, 0.5)).plans[0].speed
     assert after is not None
     assert after.grade == "measured"
-    assert after.stream.value == pytest.approx(former_plan.speed.stream.value / 2, rel=0.01)
-    assert after.total.value == pytest.approx(former_plan.speed.total.value / 2, rel=0.01)
+    assert after.stream.value == pytest.approx(plan.speed.stream.value / 2, rel=0.01)
+    assert after.total.value == pytest.approx(plan.speed.total.value / 2, rel=0.01)
     assert after.first_token_2k_s.value == pytest.approx(
-        former_plan.speed.first_token_2k_s.value * 2, rel=0.01
+        plan.speed.first_token_2k_s.value * 2, rel=0.01
     )
-    assert (
-        after.stream.high / after.stream.low
-        < former_plan.speed.stream.high / former_plan.speed.stream.low
-    )
+    assert after.stream.high / after.stream.low < plan.speed.stream.high / plan.speed.stream.low
     assert "fitserve bench" in after.source
 
 
 def test_a_second_measurement_is_not_multiplied_twice() -> None:
-    former_plan = make_decision().plans[0]
-    facts = learn_facts(former_plan, 0.5)
+    plan = make_decision().plans[0]
+    facts = learn_facts(plan, 0.5)
     second_plan = make_decision(facts).plans[0]
     assert second_plan.speed is not None
     ratios = {
@@ -111,13 +106,15 @@ def test_plans_like_it_are_corrected_and_others_are_not() -> None:
     )
     assert longer == pytest.approx(base / 2, rel=0.02)
     # Of other ranks only half is believed, and of another engine version nothing.
-    two, corrected = (make_decision(known, gpus=2, tensor_parallel=2) for known in ((), facts))
-    assert stream(corrected) == pytest.approx(stream(two) * 0.5**0.5, rel=0.02)
+    two, corrected_plan = (
+        make_decision(facts_of_plan, gpus=2, tensor_parallel=2) for facts_of_plan in ((), facts)
+    )
+    assert stream(corrected_plan) == pytest.approx(stream(two) * 0.5**0.5, rel=0.02)
     assert stream(make_decision(facts, "9.9.1")) == stream(make_decision(version="9.9.1"))
-    assert corrected.plans[0].speed is not None
+    assert corrected_plan.plans[0].speed is not None
     assert (
         "corrected by what was measured of plans with its kernels"
-        in corrected.plans[0].speed.source
+        in corrected_plan.plans[0].speed.source
     )
 
 

@@ -46,8 +46,8 @@ def reduce_facts(hardware: Hardware, group: list[Gpu], **nanoseconds: int) -> li
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     about = {"cards": cards(group), "links": reach(group, links)}
     return [
-        fact("all_reduce", group, took, bytes=size.removeprefix("b"), **about)
-        for size, took in nanoseconds.items()
+        fact("all_reduce", group, time_ns, bytes=size.removeprefix("b"), **about)
+        for size, time_ns in nanoseconds.items()
     ]
 
 
@@ -73,18 +73,18 @@ def test_a_card_that_reaches_as_much_as_the_reference_is_its_data_sheet() -> Non
         fact("bfloat16", [gpu], 989e12 * REFERENCE.flops["bfloat16"]),
         fact("launch", [gpu], REFERENCE.launch_s * 1e9),
     ]
-    former_machine, later_machine = make_machine(H100, 1), make_machine(H100, 1, facts)
-    assert former_machine is not None
-    assert later_machine is not None
-    assert former_machine.source == "data sheet of NVIDIA H100 80GB HBM3"
+    machine_before, machine_after = make_machine(H100, 1), make_machine(H100, 1, facts)
+    assert machine_before is not None
+    assert machine_after is not None
+    assert machine_before.source == "data sheet of NVIDIA H100 80GB HBM3"
     assert (
-        later_machine.source
+        machine_after.source
         == "memory, bfloat16, fp8 measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB"
         " HBM3"
     )
-    assert later_machine.memory == pytest.approx(former_machine.memory, rel=1e-3)
-    assert later_machine.launch == pytest.approx(1)
-    assert dict(later_machine.flops) == pytest.approx(dict(former_machine.flops), rel=1e-2)
+    assert machine_after.memory == pytest.approx(machine_before.memory, rel=1e-3)
+    assert machine_after.launch == pytest.approx(1)
+    assert dict(machine_after.flops) == pytest.approx(dict(machine_before.flops), rel=1e-2)
 
 
 def test_a_slower_card_is_slower() -> None:
@@ -102,13 +102,13 @@ def test_a_card_that_nobody_wrote_down_has_a_speed_once_it_is_measured() -> None
     memory, half = fact("memory", [gpu], 900e9), fact("float16", [gpu], 100e12)
     assert make_machine(GEFORCE, 1, gpus=[gpu]) is None
     assert make_machine(GEFORCE, 1, [memory], gpus=[gpu]) is None
-    found_machine = make_machine(GEFORCE, 1, [memory, half], gpus=[gpu])
-    assert found_machine is not None
-    assert found_machine.memory == pytest.approx(900e9 / REFERENCE.memory)
-    assert found_machine.flops == pytest.approx(
+    machine = make_machine(GEFORCE, 1, [memory, half], gpus=[gpu])
+    assert machine is not None
+    assert machine.memory == pytest.approx(900e9 / REFERENCE.memory)
+    assert machine.flops == pytest.approx(
         dict.fromkeys(("bfloat16", "float16"), 100e12 / REFERENCE.flops["bfloat16"])
     )
-    assert found_machine.source == "memory, float16 measured here on 2026-11-18"
+    assert machine.source == "memory, float16 measured here on 2026-11-18"
 
 
 def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
@@ -116,21 +116,21 @@ def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
     reference has."""
     two, of = list(H100.gpus[:2]), WIRE
     latency = of.latency_s * 1e9
-    took = latency + (1 << 26) / (450e9 * of.part) * 1e9
-    former_machine, later_machine = (
+    time_ns = latency + (1 << 26) / (450e9 * of.part) * 1e9
+    machine_before, machine_after = (
         make_machine(H100, 2),
         make_machine(
-            H100, 2, reduce_facts(H100, two, b16384=round(latency), b67108864=round(took))
+            H100, 2, reduce_facts(H100, two, b16384=round(latency), b67108864=round(time_ns))
         ),
     )
-    assert former_machine is not None
-    assert former_machine.wire is not None
-    assert later_machine is not None
-    assert later_machine.wire is not None
-    assert later_machine.wire.bytes_s == pytest.approx(former_machine.wire.bytes_s, rel=1e-2)
-    assert later_machine.wire.latency_s == pytest.approx(former_machine.wire.latency_s, rel=1e-2)
+    assert machine_before is not None
+    assert machine_before.wire is not None
+    assert machine_after is not None
+    assert machine_after.wire is not None
+    assert machine_after.wire.bytes_s == pytest.approx(machine_before.wire.bytes_s, rel=1e-2)
+    assert machine_after.wire.latency_s == pytest.approx(machine_before.wire.latency_s, rel=1e-2)
     assert (
-        later_machine.source
+        machine_after.source
         == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB HBM3"
     )
 
@@ -147,17 +147,17 @@ def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
 @pytest.mark.parametrize("direct", [True, False])
 def test_the_measured_all_reduce_over_pcie_is_the_engines(direct: bool) -> None:
     facts = reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000)
-    found_machine = make_machine(GEFORCE, 2, facts, direct=direct)
-    assert found_machine is not None
-    assert found_machine.wire is not None
-    assert found_machine.wire.latency_s == pytest.approx(30e-6)
-    assert found_machine.wire.bytes_s == pytest.approx((1 << 26) / 0.01, rel=1e-2)
+    machine = make_machine(GEFORCE, 2, facts, direct=direct)
+    assert machine is not None
+    assert machine.wire is not None
+    assert machine.wire.latency_s == pytest.approx(30e-6)
+    assert machine.wire.bytes_s == pytest.approx((1 << 26) / 0.01, rel=1e-2)
 
 
 def test_a_measurement_with_p2p_says_nothing_of_ranks_without() -> None:
-    joined = GEFORCE.evolve(links=tuple(link.evolve(p2p=True) for link in GEFORCE.links))
-    facts = reduce_facts(joined, list(joined.gpus), b16384=30_000, b67108864=10_030_000)
-    ways = [make_machine(joined, 2, facts, direct=direct) for direct in (True, False)]
+    joined_gpus = GEFORCE.evolve(links=tuple(link.evolve(p2p=True) for link in GEFORCE.links))
+    facts = reduce_facts(joined_gpus, list(joined_gpus.gpus), b16384=30_000, b67108864=10_030_000)
+    ways = [make_machine(joined_gpus, 2, facts, direct=direct) for direct in (True, False)]
     assert [way.source.startswith("all-reduce measured") for way in ways if way] == [True, False]
 
 
@@ -168,11 +168,11 @@ def test_only_measurements_that_need_no_reference_are_taken_without_one() -> Non
         fact("memory", GEFORCE.gpus[:1], 1e9),
     ]
     links = {frozenset((link.a, link.b)): link for link in GEFORCE.links}
-    found_machine = machine_of(GEFORCE.gpus, links, pace, Measured(facts), direct=False)
-    assert found_machine is not None
-    assert found_machine.memory == 936.2e9
+    speed_machine = machine_of(GEFORCE.gpus, links, pace, Measured(facts), direct=False)
+    assert speed_machine is not None
+    assert speed_machine.memory == 936.2e9
     assert (
-        found_machine.source
+        speed_machine.source
         == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
     )
     gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")

@@ -35,11 +35,11 @@ def test_each_goal_has_its_own_best() -> None:
     wide = PlanOutcome(speed(50, 9000), 8_000, 8_000, 1)
     roomy = PlanOutcome(speed(40, 800), 128_000, 8_000, 1)
     every = [quick, wide, roomy]
-    assert max(every, key=lambda one: score(one, "latency", 0)) is quick
-    assert max(every, key=lambda one: score(one, "throughput", 0)) is wide
-    assert max(every, key=lambda one: score(one, "context", 0)) is roomy
+    assert max(every, key=lambda outcome: score(outcome, "latency", 0)) is quick
+    assert max(every, key=lambda outcome: score(outcome, "throughput", 0)) is wide
+    assert max(every, key=lambda outcome: score(outcome, "context", 0)) is roomy
     both = PlanOutcome(speed(150, 6000), 8_000, 8_000, 1)
-    assert max([*every, both], key=lambda one: score(one, "balanced", 0)) is both
+    assert max([*every, both], key=lambda outcome: score(outcome, "balanced", 0)) is both
 
 
 def worth(outcome: PlanOutcome, **fields: Any) -> float:
@@ -96,6 +96,6 @@ def test_a_published_weakness_outweighs_a_few_tokens_of_context() -> None:
 
 
 def test_one_engine_is_better_than_copies_that_give_no_more() -> None:
-    one, copies = Penalties(False, 0, 0), Penalties(False, 0, 0, copies=True)
-    assert rating(100, one) > rating(101, copies)
-    assert rating(100, one) < rating(104, copies)
+    single_engine, copies = Penalties(False, 0, 0), Penalties(False, 0, 0, copies=True)
+    assert rating(100, single_engine) > rating(101, copies)
+    assert rating(100, single_engine) < rating(104, copies)

@@ -21,8 +21,8 @@ def other(stream: float, running: Plan, **changes: object) -> Plan:
     to."""
     speed = running.speed
     assert speed is not None
-    told = speed.evolve(stream=speed.stream.evolve(value=speed.stream.value * stream))
-    return running.evolve(argv=(*running.argv, "--other"), speed=told, **changes)
+    speed_of_plan = speed.evolve(stream=speed.stream.evolve(value=speed.stream.value * stream))
+    return running.evolve(argv=(*running.argv, "--other"), speed=speed_of_plan, **changes)
 
 
 def plan_after_run(part: float) -> Plan:
@@ -38,10 +38,10 @@ def test_nothing_is_said_of_what_was_never_measured() -> None:
 def test_the_running_plan_stays_unless_another_should_be_clearly_better(
     part: float, said: bool
 ) -> None:
-    found_rival = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
-    assert (found_rival is not None) is said
-    if found_rival is not None:
-        assert found_rival.gain == pytest.approx(1 / part, rel=0.01)
+    better_plan = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
+    assert (better_plan is not None) is said
+    if better_plan is not None:
+        assert better_plan.gain == pytest.approx(1 / part, rel=0.01)
 
 
 def test_a_smaller_gain_is_enough_between_measured_plans() -> None:
@@ -64,8 +64,8 @@ def test_a_plan_with_another_weakness_is_no_rival() -> None:
 
 def test_room_for_more_contexts_than_ask_at_once_is_worth_nothing() -> None:
     """As in the planner: one request at once needs one context, however many there is room for."""
-    balanced, slow = wish(gpus="all", concurrency=1), plan_after_run(0.9)
+    balanced_wish, slow = wish(gpus="all", concurrency=1), plan_after_run(0.9)
     memory = slow.memory.evolve(kv_tokens=slow.memory.kv_tokens * 3)
     roomy = other(1.0, PLANS[0], memory=memory)
-    assert rival(slow, [roomy], balanced, slow.memory.kv_tokens) is None
-    assert rival(slow, [roomy], balanced, 3 * slow.memory.kv_tokens) is not None
+    assert rival(slow, [roomy], balanced_wish, slow.memory.kv_tokens) is None
+    assert rival(slow, [roomy], balanced_wish, 3 * slow.memory.kv_tokens) is not None

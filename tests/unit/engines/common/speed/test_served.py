@@ -37,9 +37,9 @@ PLAN = make_decision(concurrency=32).plans[0]
 
 
 def clock(plan: Plan = PLAN) -> StepClock:
-    found_clock = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
-    assert found_clock is not None
-    return found_clock
+    step_clock = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
+    assert step_clock is not None
+    return step_clock
 
 
 def serve(
@@ -53,36 +53,38 @@ def serve(
     """What an engine counts that takes for each step, and each prompt, as long as is expected of
     it, over `part`. As many ask at once, each again
     when it has its answer; spread: the part of the time for which they rest in between."""
-    timed, dice, now = clock(), random.Random(at_once), 0.0
+    step_clock, dice, now = clock(), random.Random(at_once), 0.0
     sums = dict.fromkeys(
         ("requests", "first_s", "between", "between_s", "written", "steps", "prompt"), 0.0
     )
     waiting = [(dice.random() * spread * 10, prompt) for _ in range(at_once)]
     writing: list[list[float]] = []  # tokens that are left, when the last one came
     while now < seconds:
-        ready = [one for one in waiting if one[0] <= now]
+        ready = [request for request in waiting if request[0] <= now]
         if not ready and not writing:
             now = min(came for came, _ in waiting)
             continue
-        taken, context = ready[:1], prompt + written / 2
-        spent = timed.decode_s(max(1, len(writing)), context) if writing else 0.0
-        now += (spent + sum(timed.prompts_s(1, length, 10**6) for _, length in taken)) / part
+        admitted_requests, context = ready[:1], prompt + written / 2
+        step_s = step_clock.decode_s(max(1, len(writing)), context) if writing else 0.0
+        now += (
+            step_s + sum(step_clock.prompts_s(1, length, 10**6) for _, length in admitted_requests)
+        ) / part
         sums["steps"] += 1
-        for one in writing:
-            one[0] -= 1
+        for request in writing:
+            request[0] -= 1
             sums["between"] += 1
-            sums["between_s"] += now - one[1]
-            one[1] = now
-        sums["written"] += len(writing) + len(taken)
-        for came, length in taken:
+            sums["between_s"] += now - request[1]
+            request[1] = now
+        sums["written"] += len(writing) + len(admitted_requests)
+        for came, length in admitted_requests:
             waiting.remove((came, length))
             sums["requests"] += 1
             sums["first_s"] += now - came
             sums["prompt"] += length
             writing.append([float(written - 1), now])
-        done = [one for one in writing if one[0] <= 0]
-        writing = [one for one in writing if one[0] > 0]
-        waiting += [(now + spread * 10 * dice.random(), prompt) for _ in done]
+        finished_requests = [request for request in writing if request[0] <= 0]
+        writing = [request for request in writing if request[0] > 0]
+        waiting += [(now + spread * 10 * dice.random(), prompt) for _ in finished_requests]
     traffic = traffic_between({}, sums)
     assert traffic is not None
     return traffic
@@ -169,18 +171,18 @@ def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
 def test_a_load_is_compared_with_what_is_expected_of_it(
     at_once: int, figure: str, part: float, spread: float
 ) -> None:
-    found_ratios = ratios(
-        PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock()
-    )
-    assert found_ratios[figure] == pytest.approx(part, rel=0.1)
+    load_ratios = ratios(PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock())
+    assert load_ratios[figure] == pytest.approx(part, rel=0.1)
 
 
 def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
     alone = ratios(PLAN, serve(1, 0.5, prompt=1500), clock())
     assert alone["first_token_2k_s"] == pytest.approx(2, rel=0.1)
     assert "first_token_2k_s" not in ratios(PLAN, serve(8, 0.5, prompt=1500), clock())
-    cached = serve(1, 0.5, prompt=1500)
-    assert "first_token_2k_s" not in ratios(PLAN, cached.evolve(cached=cached.prompt / 2), clock())
+    cached_traffic = serve(1, 0.5, prompt=1500)
+    assert "first_token_2k_s" not in ratios(
+        PLAN, cached_traffic.evolve(cached=cached_traffic.prompt / 2), clock()
+    )
     assert "first_token_2k_s" not in ratios(PLAN, serve(1, 0.5, prompt=100), clock())
 
 
@@ -196,28 +198,32 @@ def total(found: Plan) -> float:
 
 
 def test_a_ratio_that_agrees_in_three_stretches_is_learned_and_no_less() -> None:
-    one, slow = serve(32, 1.0), serve(32, 0.3)
-    assert learn_from_traffic(PLAN, [one, one], clock(), (), 5.0) == ()
-    assert learn_from_traffic(PLAN, [one, slow, one, slow], clock(), (), 5.0) == ()
-    (fact,) = learn_from_traffic(PLAN, [one, one, one, one, slow], clock(), (), 5.0)
+    fast_traffic, slow = serve(32, 1.0), serve(32, 0.3)
+    assert learn_from_traffic(PLAN, [fast_traffic, fast_traffic], clock(), (), 5.0) == ()
+    assert (
+        learn_from_traffic(PLAN, [fast_traffic, slow, fast_traffic, slow], clock(), (), 5.0) == ()
+    )
+    (fact,) = learn_from_traffic(
+        PLAN, [fast_traffic, fast_traffic, fast_traffic, fast_traffic, slow], clock(), (), 5.0
+    )
     assert fact.value == pytest.approx(1000, rel=0.1)
     assert fact.samples == 5
     # What is known already is not written again.
-    assert learn_from_traffic(PLAN, [one] * 3, clock(), (fact,), 6.0) == ()
+    assert learn_from_traffic(PLAN, [fast_traffic] * 3, clock(), (fact,), 6.0) == ()
     drafts = PLAN.evolve(speculation=PLAN.speculation.evolve(value="mtp"))
-    assert learn_from_traffic(drafts, [one] * 3, clock(), (), 5.0) == ()
+    assert learn_from_traffic(drafts, [fast_traffic] * 3, clock(), (), 5.0) == ()
 
 
 def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it() -> None:
     known_facts = facts(0.5)
-    served = correct_by_measurement(PLAN, known_facts)
-    assert served.speed is not None
-    assert served.speed.grade == "served"
-    assert total(served) == pytest.approx(total(PLAN) / 2, rel=0.1)
-    assert served.speed.stream == (PLAN.speed and PLAN.speed.stream)
+    corrected_plan = correct_by_measurement(PLAN, known_facts)
+    assert corrected_plan.speed is not None
+    assert corrected_plan.speed.grade == "served"
+    assert total(corrected_plan) == pytest.approx(total(PLAN) / 2, rel=0.1)
+    assert corrected_plan.speed.stream == (PLAN.speed and PLAN.speed.stream)
     # Again, with the same.
-    assert total(correct_by_measurement(served, known_facts)) == pytest.approx(
-        total(served), rel=0.01
+    assert total(correct_by_measurement(corrected_plan, known_facts)) == pytest.approx(
+        total(corrected_plan), rel=0.01
     )
     # Of another basis it says nothing.
     other_known_fact = known_facts[0].evolve(scope={**known_facts[0].scope, "basis": "memory"})
@@ -227,13 +233,13 @@ def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it
 
 
 def test_a_bench_says_more_than_what_was_served() -> None:
-    known = (*facts(0.5), *of_bench(PLAN, 0.9))
-    later_plan = make_decision(known, concurrency=32).plans[0]
-    assert later_plan.speed is not None
-    assert later_plan.speed.grade == "measured"
-    assert total(later_plan) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
+    facts_and_bench = (*facts(0.5), *of_bench(PLAN, 0.9))
+    plan_after = make_decision(facts_and_bench, concurrency=32).plans[0]
+    assert plan_after.speed is not None
+    assert plan_after.speed.grade == "measured"
+    assert total(plan_after) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
     # Plans like it too.
-    other_facts = [fact for fact in known if fact.kind == "speed_ratio"]
+    other_facts = [fact for fact in facts_and_bench if fact.kind == "speed_ratio"]
     like = decide(
         spec().evolve(source="other/model"),
         machine("2x3090"),
@@ -250,13 +256,13 @@ def rivals() -> Iterator[float]:
     expected."""
     for part in (1.0, 0.9, 0.7):
         other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
-        found_rival = rival(
+        better_plan = rival(
             correct_by_measurement(PLAN, facts(part)),
             [other],
             wish(goal="throughput", gpus="all", concurrency=32),
             131072,
         )
-        yield found_rival.gain if found_rival else 0.0
+        yield better_plan.gain if better_plan else 0.0
 
 
 def test_a_plan_that_serves_slowly_has_a_rival() -> None:

@@ -97,12 +97,12 @@ def test_ranks_that_reach_each_other_badly_gain_little() -> None:
 
 
 def test_stages_help_many_requests_and_never_one() -> None:
-    lone_step_clock, staged = (
+    lone_step_clock, staged_clock = (
         StepClock(work("llama-3.1-8b"), H100, TABLE),
         StepClock(work("llama-3.1-8b", pp=2), H100, TABLE),
     )
-    assert staged.decode_s(1, 1000) > lone_step_clock.decode_s(1, 1000)
-    totals = [one.total_per_s(256, 1024, 256, 8192) for one in (lone_step_clock, staged)]
+    assert staged_clock.decode_s(1, 1000) > lone_step_clock.decode_s(1, 1000)
+    totals = [clock.total_per_s(256, 1024, 256, 8192) for clock in (lone_step_clock, staged_clock)]
     assert totals[0] < totals[1] < 2 * totals[0]
 
 
@@ -177,7 +177,8 @@ def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
     """The GPU has the time."""
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.01))
     waiting, graphs = (
-        StepClock(work("qwen3-30b-a3b"), H100, slow, one) for one in (Graphs(64, 64), Graphs())
+        StepClock(work("qwen3-30b-a3b"), H100, slow, graphs)
+        for graphs in (Graphs(64, 64), Graphs())
     )
     assert graphs.decode_s(64, 576) < 48 * 0.01
     seconds = 64 * 128 / waiting.apart_per_s(64, 512, 128, 8192)
@@ -204,7 +205,7 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
 
 def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_cache() -> None:
     wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
-    assert [any(reading.narrow for reading in each.readings) for each in (wide, narrow)] == [
+    assert [any(reading.narrow for reading in clock.readings) for clock in (wide, narrow)] == [
         False,
         True,
     ]
@@ -234,11 +235,11 @@ def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_o
     name: str,
 ) -> None:
     """A step of vLLM that computes a prompt decodes too."""
-    mixed, separate = (
+    mixed_clock, separate = (
         StepClock(work(name), H100, TABLE.for_kind(kind)) for kind in ("vllm", "sglang")
     )
     alike = StepClock(work(name), H100, TABLE.for_kind("vllm").evolve(separate=True))
-    assert alike.apart_per_s(64, 512, 128, 8192) < mixed.apart_per_s(64, 512, 128, 8192)
+    assert alike.apart_per_s(64, 512, 128, 8192) < mixed_clock.apart_per_s(64, 512, 128, 8192)
     assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)
 
 

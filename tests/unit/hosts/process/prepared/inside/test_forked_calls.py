@@ -17,30 +17,30 @@ Call = Callable[[], object]
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A module whose function counts its own calls: the interpreters that it would begin."""
-    made = types.ModuleType("engine_registry")
-    made.begun = []  # type: ignore[attr-defined]
+    module = types.ModuleType("engine_registry")
+    module.begun = []  # type: ignore[attr-defined]
 
     def run(function: Call) -> object:
-        made.begun.append(function)
+        module.begun.append(function)
         return function()
 
-    made.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "engine_registry", made)
-    return made
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "engine_registry", module)
+    return module
 
 
 def test_a_fork_answers_and_leaves_this_process_as_it_was(module: types.ModuleType) -> None:
-    seen: list[int] = []
+    pids: list[int] = []
 
     def look() -> tuple[int, int]:
-        seen.append(1)
+        pids.append(1)
         return os.getpid(), os.getppid()
 
     forked_calls.replace_calls(["engine_registry.run"])
     pid, parent = module.run(look)
     assert pid != os.getpid()
     assert parent == os.getpid()
-    assert not seen
+    assert not pids
     assert not module.begun
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)

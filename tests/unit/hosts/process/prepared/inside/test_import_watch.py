@@ -27,8 +27,8 @@ print(begins_cuda(), unforkable())
 def test_a_driver_that_is_only_loaded_survives_forks(tmp_path: Path) -> None:
     source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
     source.write_text(DRIVER)
-    named = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["cc", *named, "-o", str(library), str(source)], check=True)
+    options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", *options, "-o", str(library), str(source)], check=True)
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(library)],
         env=os.environ,
@@ -74,7 +74,7 @@ def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "large.py").write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('1')")
-    learned = []
+    culprit_names = []
     for number in range(CULPRITS):
         begins = (
             "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
@@ -84,11 +84,11 @@ def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:
         (modules / f"inner{number}.py").write_text("")
         (modules / f"culprit{number}.py").write_text(f"import inner{number}\n{begins}")
         (modules / f"plain{number}.py").write_text("")
-        learned += [f"culprit{number}", f"plain{number}"]
-    state, imported = imports_of(tmp_path, learned)
+        culprit_names += [f"culprit{number}", f"plain{number}"]
+    state, imports = imports_of(tmp_path, culprit_names)
     assert state == f"None {sorted(f'culprit{number}' for number in range(CULPRITS))}"
     names = [f"{word}{number}" for word in ("plain", "inner") for number in range(CULPRITS)]
-    assert imported == str(sorted(names))
+    assert imports == str(sorted(names))
     assert (tmp_path / "runs").read_text() == "1"
 
 

@@ -75,8 +75,8 @@ def module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     import gemm_functions  # type: ignore[import-not-found]
     import torch
 
-    made = types.ModuleType("engine.warmup")
-    values: dict[str, Any] = vars(made)
+    module = types.ModuleType("engine.warmup")
+    values: dict[str, Any] = vars(module)
     values |= {"DONE": set(), "fp8_gemm_nt": gemm_functions.fp8_gemm_nt}
 
     def warm_up(rows: int) -> int:
@@ -90,8 +90,8 @@ def module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         return rows
 
     values["warm_up"] = warm_up
-    monkeypatch.setitem(sys.modules, "engine.warmup", made)
-    return made
+    monkeypatch.setitem(sys.modules, "engine.warmup", module)
+    return module
 
 
 def pids(folder: Path, rows: int) -> list[list[int]]:
@@ -107,9 +107,9 @@ def test_other_processes_make_each_call_once_before_the_warmup(
 ) -> None:
     kernel_warmups.compile_side_by_side(["engine.warmup:warm_up"])
     assert module.warm_up(20) == 20
-    made = pids(folder, 20)
-    assert all(len(one) == 2 and one[1] == os.getpid() for one in made)
-    helpers = {one[0] for one in made}
+    rows = pids(folder, 20)
+    assert all(len(row) == 2 and row[1] == os.getpid() for row in rows)
+    helpers = {row[0] for row in rows}
     # 4 GiB are free, a process takes a little over one, and one of them stays free.
     assert len(helpers) == min(2, len(os.sched_getaffinity(0)))
     assert os.getpid() not in helpers
@@ -124,7 +124,7 @@ def test_a_second_start_with_the_same_cache_asks_no_other_process(
     module.warm_up(3)
     module.DONE.clear()
     assert module.warm_up(3) == 3
-    assert [len(one) for one in pids(folder, 3)] == [3, 3, 3]
+    assert [len(pid) for pid in pids(folder, 3)] == [3, 3, 3]
 
 
 def test_the_warmup_without_free_memory_runs_as_ever(
@@ -231,12 +231,12 @@ def test_a_warmup_is_replaced_at_its_import_and_where_it_was_imported(
     (package / "__init__.py").write_text("")
     (package / "warmup.py").write_text("def warm_up():\n    return 1\n")
     (package / "worker.py").write_text("from late_engine.warmup import warm_up\n")
-    former_meta_path = list(sys.meta_path)
+    meta_path = list(sys.meta_path)
     kernel_warmups.compile_side_by_side(["late_engine.warmup:warm_up"])
     from late_engine import worker  # type: ignore[import-not-found]
 
     assert worker.warm_up.__qualname__.startswith("with_compiled_kernels")
-    assert sys.meta_path == former_meta_path
+    assert sys.meta_path == meta_path
     original = vars(sys.modules["late_engine.warmup"])
     original["warm_up"] = worker.warm_up = lambda: 2
     kernel_warmups.compile_side_by_side(["late_engine.warmup:warm_up"])
@@ -300,14 +300,14 @@ def test_calls_without_a_sound_process_are_not_done(tmp_path: Path) -> None:
 
 def test_a_process_without_a_reply_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_warmups, "LIMIT_S", 0.2)
-    begun: list[Any] = []
+    processes: list[Any] = []
     begin: Callable[..., Any] = kernel_warmups.begin_compiler
 
     def note(command: Any) -> Any:
-        begun.append(begin(command))
-        return begun[-1]
+        processes.append(begin(command))
+        return processes[-1]
 
     monkeypatch.setattr(kernel_warmups, "begin_compiler", note)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert not kernel_warmups.make_calls(command, ["{}"], 2)
-    assert [process.returncode for process, _ in begun] == [-9, -9]
+    assert [process.returncode for process, _ in processes] == [-9, -9]
