@@ -44,17 +44,23 @@ class AgentGateway(Gateway):
             "FITSERVE_MODELS_DIR": str(folder / "models"),
         }
         socket = {"FITSERVE_AGENT_SOCKET": str(path / "agent.sock")}
-        own = {"FITSERVE_HOST_KIND": "agent", "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
+        gateway_settings = {
+            "FITSERVE_HOST_KIND": "agent",
+            "FITSERVE_TICK_S": "0.1",
+            "FITSERVE_BACKOFF_S": "0.2",
+        }
         super().__init__(
-            folder / "data", folder / "gateway.log", **{**both, **socket, **own, **settings}
+            folder / "data",
+            folder / "gateway.log",
+            **{**both, **socket, **gateway_settings, **settings},
         )
-        theirs = {"FITSERVE_DATA_DIR": str(path), "FITSERVE_DOCKER_NETWORK": self.network}
+        environment = {"FITSERVE_DATA_DIR": str(path), "FITSERVE_DOCKER_NETWORK": self.network}
         keep = {
             name: value
             for name, value in self.environment.items()
             if not name.startswith("FITSERVE_")
         }
-        self._agents = {**keep, **both, **socket, **theirs}
+        self._agents = {**keep, **both, **socket, **environment}
 
     def launch(self) -> None:
         if self.agent is None or self.agent.poll() is not None:
@@ -72,14 +78,14 @@ class AgentGateway(Gateway):
 
     def containers(self) -> dict[str, list[int]]:
         """The engines that run, as Docker has them: pids by name of the instance."""
-        found: dict[str, list[int]] = {}
+        pids: dict[str, list[int]] = {}
         for container in self.docker.containers(
             filters={"label": f"fitserve.instance={self.installation}"}
         ):
             with contextlib.suppress(NotFound):
                 pid = self.docker.inspect_container(container["Id"])["State"]["Pid"]
-                found.setdefault(container["Labels"]["fitserve.name"], []).append(pid)
-        return found
+                pids.setdefault(container["Labels"]["fitserve.name"], []).append(pid)
+        return pids
 
     def close(self) -> None:
         try:

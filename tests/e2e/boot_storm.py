@@ -135,8 +135,8 @@ class BootStorm:
             f"{sys.executable} -S {ROOT / 'tests/support/memory_engine.py'} {self.gpus} {total}"
         )
         # It has no code to ask. Behind a door, or without a warm-up, its program is code too.
-        asked = 'case "$1$2" in -c*fitserve_door*|-c*PLACES*) ;; -c*) exit 1 ;; esac'
-        python.write_text(f'#!/bin/sh\n{asked}\nshift 2\nexec {played} "$@"\n')
+        script = 'case "$1$2" in -c*fitserve_door*|-c*PLACES*) ;; -c*) exit 1 ;; esac'
+        python.write_text(f'#!/bin/sh\n{script}\nshift 2\nexec {played} "$@"\n')
         python.chmod(0o755)
 
     def begin(self) -> None:
@@ -204,28 +204,26 @@ class BootStorm:
                     self._attempts.add(key)
                     self.seen.failures[failure["kind"]] += 1
         facts: list[dict[str, Any]] = [
-            one["fact"]
-            for one in self.gateway.client.get("/admin/facts").json()["data"]
-            if one["id"] is not None
+            row["fact"]
+            for row in self.gateway.client.get("/admin/facts").json()["data"]
+            if row["id"] is not None
         ]
         self.seen.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
         file = self.gpus / "measured"
-        measured = (
-            [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        )
+        rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         # Who is given bytes gets a little less than who measures alone, and never more; and while
         # nobody has seen its plan start, less for what is unsure of the rest.
         off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
         self.seen.short += sum(
             not (
-                one["alone"] - (off + one["beside"] // UNCERTAINTY_PARTS if one["sized"] else _NEAR)
-                <= one["bytes"]
-                <= one["alone"] + _NEAR
+                row["alone"] - (off + row["beside"] // UNCERTAINTY_PARTS if row["sized"] else _NEAR)
+                <= row["bytes"]
+                <= row["alone"] + _NEAR
             )
-            for one in measured[self._measured :]
+            for row in rows[self._measured :]
         )
-        self.seen.sized += sum(one["sized"] for one in measured[self._measured :])
-        self._measured = self.seen.measured = len(measured)
+        self.seen.sized += sum(row["sized"] for row in rows[self._measured :])
+        self._measured = self.seen.measured = len(rows)
 
     def close(self) -> None:
         self.gateway.close()
@@ -254,12 +252,12 @@ def main() -> int:
     finally:
         with contextlib.suppress(httpx.HTTPError):
             storm.close()
-    seen, wanted = storm.seen, args.models * (args.rounds + 1)
-    good = seen.good and seen.ready == wanted
+    boots, goal = storm.seen, args.models * (args.rounds + 1)
+    good = boots.good and boots.ready == goal
     say(
-        f"{seen.ready} of {wanted} starts ready, failed {dict(seen.failures)}, learned"
-        f" {dict(seen.facts)}, {seen.short} of {seen.measured} caches of a wrong size, {seen.sized}"
-        f" were given theirs in bytes, slowest boot {seen.slowest_s:.1f} s"
+        f"{boots.ready} of {goal} starts ready, failed {dict(boots.failures)}, learned"
+        f" {dict(boots.facts)}, {boots.short} of {boots.measured} caches of a wrong size,"
+        f" {boots.sized} were given theirs in bytes, slowest boot {boots.slowest_s:.1f} s"
     )
     if good:
         shutil.rmtree(folder)

@@ -123,8 +123,8 @@ class ClusterDemo:
 
     def _ready_instance(self, model: str) -> str:
         """The engine that serves the model; empty: none does."""
-        shown = self._gateway.read(f"/admin/models/{model}")
-        return shown["attempts"][-1]["instance"] if shown and shown["state"] == "ready" else ""
+        view = self._gateway.read(f"/admin/models/{model}")
+        return view["attempts"][-1]["instance"] if view and view["state"] == "ready" else ""
 
     def _ask(self, model: str) -> str:
         """The text of a completion."""
@@ -197,21 +197,21 @@ def say(text: str) -> None:
 
 def run(engines: Path, folder: Path) -> int:
     """Prints each step, and returns how many failed. A failure ends the run."""
-    failed = 0
-    with demo(engines, folder) as made:
-        steps = made.steps()
+    left_steps = 0
+    with demo(engines, folder) as cluster:
+        steps = cluster.steps()
         for number, step in enumerate(steps):
             began = time.monotonic()
             try:
                 step.check()
             except (AssertionError, httpx.HTTPError) as error:
-                failed = len(steps) - number
+                left_steps = len(steps) - number
                 say(f"FAILED  {step.words}: {error}")
-                made.show_logs()
+                cluster.show_logs()
                 break
             say(f"passed  {step.words} ({time.monotonic() - began:.1f} s)")
-    say(f"{len(steps) - failed} passed, {failed} failed")
-    return failed
+    say(f"{len(steps) - left_steps} passed, {left_steps} failed")
+    return left_steps
 
 
 def main() -> int:

@@ -137,45 +137,45 @@ class ClusterStorm:
         models = self.gateway.read("/admin/models")
         if models is None:
             return "the gateway does not answer"
-        if waiting := [one["name"] for one in models["data"] if one["state"] != "ready"]:
+        if waiting := [model["name"] for model in models["data"] if model["state"] != "ready"]:
             return f"not ready: {waiting}"
         running = self.engines()
-        expected = {self._instance(model["name"]) for model in models["data"]}
-        if set(running) != expected:
-            return f"orphans or missing engines: {sorted(set(running) ^ expected)}"
+        instances = {self._instance(model["name"]) for model in models["data"]}
+        if set(running) != instances:
+            return f"orphans or missing engines: {sorted(set(running) ^ instances)}"
         if twins := {name: places for name, places in running.items() if len(places) > 1}:
             return f"twins: {twins}"
         return ""
 
     def _instance(self, model: str) -> str:
-        shown = self.gateway.read(f"/admin/models/{model}")
-        return str(shown["attempts"][-1]["instance"]) if shown else ""
+        view = self.gateway.read(f"/admin/models/{model}")
+        return str(view["attempts"][-1]["instance"]) if view else ""
 
     def engines(self) -> dict[str, list[tuple[str, int]]]:
         """Machines and pids of the engines that run, by instance."""
-        found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        engines_by_node: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for node in self.nodes.nodes:
             for run in (node.data / "run").glob("*"):
                 for pid in living_in(run):
-                    found[run.name].append((node.name, pid))
-        return dict(found)
+                    engines_by_node[run.name].append((node.name, pid))
+        return dict(engines_by_node)
 
     def _compare(self, victim: str) -> None:
         models, keys = self.gateway.read("/admin/models"), self.gateway.read("/admin/keys")
         assert models is not None, "the gateway does not answer"
         assert keys is not None, "the gateway does not answer"
-        shown: dict[Entry, Sequence[Order]] = {
+        orders_now: dict[Entry, Sequence[Order]] = {
             ("models", model["name"]): agreeing
             for model in models["data"]
             if (agreeing := orders(model, at_once=False))
         }
         names = {key["name"] for key in keys["data"]} - {"admin"}
-        shown |= {("keys", name): [KeyOrder()] for name in names}
+        orders_now |= {("keys", name): [KeyOrder()] for name in names}
         ledger = self.target.ledger
-        assert not (lost := ledger.losses(shown)), f"acknowledged and lost: {lost}"
+        assert not (losses := ledger.losses(orders_now)), f"acknowledged and lost: {losses}"
         assert not ledger.denials, f"refused by a lost change: {ledger.denials}"
         if victim == GATEWAY:
-            ledger.settle(shown)
+            ledger.settle(orders_now)
 
     def end(self) -> None:
         self.gateway.stop()

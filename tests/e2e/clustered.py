@@ -69,4 +69,4 @@ class ClusterGateway:
     def machines(self) -> dict[str, str]:
         """The states of the machines by name."""
         answer = self.read("/admin/machines")
-        return {one["name"]: one["state"] for one in answer["data"]} if answer else {}
+        return {machine["name"]: machine["state"] for machine in answer["data"]} if answer else {}

@@ -36,15 +36,15 @@ START_S = 5 * HANG_S
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs the real engine has its mark, and what asks sources of engines a second one:
     `scripts/test` runs both apart from the others."""
-    own = [
+    tests = [
         item
         for item in items
         if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT / "tests/e2e")
     ]
-    for item in own:
+    for item in tests:
         if hasattr(item.module, "SOURCES"):
             item.add_marker("sources")
-    asks = (item for item in own if {"engines", "minilm"} & set(item.fixturenames))
+    asks = (item for item in tests if {"engines", "minilm"} & set(item.fixturenames))
     if without := sorted(
         {item.path.name for item in asks if item.get_closest_marker("engine") is None}
     ):
@@ -63,11 +63,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _fetch(names: list[str]) -> None:
-    kept = Kept(ROOT / ".cache/engines")
+    engine_cache = Kept(ROOT / ".cache/engines")
     for name in names:
         # The test that wants them tries again, and says what is wrong.
         with contextlib.suppress(OSError, SystemExit):
-            kept.sources(*name.split("=="))
+            engine_cache.sources(*name.split("=="))
 
 
 def wait_for(
@@ -78,8 +78,8 @@ def wait_for(
     patience = Patience(timeout_s)
     while not patience.is_over():
         with contextlib.suppress(httpx.HTTPError):
-            if found := check():
-                return found
+            if value := check():
+                return value
         time.sleep(patience.pause_s(0.05) if every_s is None else every_s)
     raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
 
@@ -107,7 +107,7 @@ class Gateway:
         self.port = free_port()
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
-        own = {
+        environment = {
             "FITSERVE_DATA_DIR": str(data),
             "FITSERVE_PORT": str(self.port),
             "FITSERVE_HOST_KIND": "process",
@@ -117,7 +117,7 @@ class Gateway:
         keep = {
             name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
         }
-        self.environment = {**keep, **own, **settings}
+        self.environment = {**keep, **environment, **settings}
         self.client = httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=HANG_S)
         self.process: Forked | subprocess.Popen[bytes] | None = None
         self.command = ["-m", "gateway.__main__", "serve"]
@@ -190,13 +190,13 @@ class Gateway:
         be ready."""
 
         def view() -> Any:
-            shown = self.show(name)
+            view_now = self.show(name)
             return (
                 any(
                     attempt["instance"] == instance and attempt["state"] == "failed"
-                    for attempt in shown["attempts"]
+                    for attempt in view_now["attempts"]
                 )
-                and shown
+                and view_now
             )
 
         return wait_for(f"{instance} has failed", view)
@@ -289,18 +289,22 @@ def with_real_engines(data: Path, engines: Path, **settings: str) -> Gateway:
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Gateway]:
     """A gateway with the process host; no model yet."""
-    with contextlib.closing(with_real_engines(tmp_path_factory.mktemp("gateway"), engines)) as made:
-        made.start()
-        yield made
+    with contextlib.closing(
+        with_real_engines(tmp_path_factory.mktemp("gateway"), engines)
+    ) as new_gateway:
+        new_gateway.start()
+        yield new_gateway
 
 
 @pytest.fixture(scope="session")
 def demo_gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Gateway]:
     """One for all modules that ask the demo model, which `serving_demo` adds: a start of the real
     engine is 40 s of processor time."""
-    with contextlib.closing(with_real_engines(tmp_path_factory.mktemp("demo"), engines)) as made:
-        made.start()
-        yield made
+    with contextlib.closing(
+        with_real_engines(tmp_path_factory.mktemp("demo"), engines)
+    ) as new_gateway:
+        new_gateway.start()
+        yield new_gateway
 
 
 @pytest.fixture
@@ -308,8 +312,8 @@ def serving_demo(demo_gateway: Gateway, demo_model: Path) -> Gateway:
     """The demo model, added by the command line and served by the real engine; whatever the test
     before has done to it."""
     if demo_gateway.client.get("/admin/models/demo").status_code == 404:
-        added = demo_gateway.cli("add", "demo", str(demo_model), "--wait")
-        assert added.returncode == 0, added.stderr
+        result = demo_gateway.cli("add", "demo", str(demo_model), "--wait")
+        assert result.returncode == 0, result.stderr
     demo_gateway.until("demo", "ready", START_S)
     return demo_gateway
 

@@ -171,11 +171,11 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
     observations = Seen()
 
     async def run() -> None:
-        made = [
+        members = [
             Client(target, observations, random.Random(number), leaves=number % 2 == 1)
             for number in range(count)
         ]
-        tasks = [asyncio.create_task(client.run()) for client in made]
+        tasks = [asyncio.create_task(client.run()) for client in members]
         pipe.send(None)
         await asyncio.to_thread(pipe.recv)
         for task in tasks:
@@ -193,18 +193,18 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
 async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
     """`run` in a process of its own, with a pipe on which it tells that it begins. What it tells at
     the end is in the list then."""
-    ours, theirs = multiprocessing.Pipe()
+    parent_end, child_end = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(
-        target=run, args=(*arguments, theirs), daemon=True
+        target=run, args=(*arguments, child_end), daemon=True
     )
     child.start()
-    theirs.close()
-    told: list[Any] = []
+    child_end.close()
+    reports: list[Any] = []
     try:
-        await asyncio.to_thread(ours.recv)  # it has begun
-        yield told
-        ours.send(None)
-        told.append(await asyncio.to_thread(ours.recv))
+        await asyncio.to_thread(parent_end.recv)  # it has begun
+        yield reports
+        parent_end.send(None)
+        reports.append(await asyncio.to_thread(parent_end.recv))
     finally:
         child.kill()
         await asyncio.to_thread(child.join)
@@ -253,17 +253,17 @@ async def crowd(
             resource = await stack.enter_async_context(
                 process(clients, Target(gateway.port, keys[0], "m"), count)
             )
-            tried: list[Any] = [Counter()]
+            attacks: list[Any] = [Counter()]
             if each:
-                tried = await stack.enter_async_context(
+                attacks = await stack.enter_async_context(
                     process(attackers, Target(gateway.port, keys[1], "m"), each)
                 )
             began = time.monotonic()
             while (now := time.monotonic() - began) < seconds:
                 await asyncio.sleep(min(SAMPLE_S, seconds / 10))
                 sizes.append(resident_mib(pid))
-                for worker_pid, kept in zip(worker_pids, worker_sizes, strict=True):
-                    kept.append(resident_mib(worker_pid))
+                for worker_pid, worker_size in zip(worker_pids, worker_sizes, strict=True):
+                    worker_size.append(resident_mib(worker_pid))
                 if now >= (kills + 1) * kill_s:
                     kills += await asyncio.to_thread(_kill_one, gateway, chance)
         # The process that multiprocessing keeps beside its children would stay: later tests look at
@@ -275,7 +275,7 @@ async def crowd(
                 wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1
             )
         counts = (before, descriptors(pid))
-        return Figures(resource[0], tried[0], kills, sizes, counts, worker_sizes)
+        return Figures(resource[0], attacks[0], kills, sizes, counts, worker_sizes)
 
 
 def _add(gateway: Gateway) -> None:

@@ -110,11 +110,11 @@ class DemandStorm(BootStorm):
             self._count()
             self.plans_before, self._back_at = copy.deepcopy(self.plans), math.inf
             self._killed.set()
-            killed = time.monotonic()
+            kill_time = time.monotonic()
             self.gateway.kill()
             self.gateway.start()
             self._back_at = time.monotonic()
-            self.away_s = self._back_at - killed
+            self.away_s = self._back_at - kill_time
             self._killed.clear()
             time.sleep(seconds / 2)
             # However slow the machine is: each model has its turn.
@@ -191,7 +191,7 @@ class DemandStorm(BootStorm):
     def hurried_requests(self) -> list[Hurried]:
         """As the gateway's log tells. A line may be written a moment after what it tells of."""
         loaded: dict[str, float] = {}
-        found = []
+        requests = []
         for line in self.gateway.log.read_text().splitlines():
             if '"fitserve.loop"' not in line:
                 continue
@@ -200,9 +200,9 @@ class DemandStorm(BootStorm):
             if document["event"] in ("ready", "woke up"):
                 loaded[document["model"]] = at
             elif document["event"] == "leaves" and document["why"].startswith("it makes room for"):
-                one = Hurried(document["model"], loaded[document["model"]], at)
-                found += [one] if one.left - one.loaded < MIN_S - _MOMENT_S else []
-        return found
+                hurried = Hurried(document["model"], loaded[document["model"]], at)
+                requests += [hurried] if hurried.left - hurried.loaded < MIN_S - _MOMENT_S else []
+        return requests
 
     def longest_s(self) -> float:
         """A request waits no longer: by what was measured of the loads and the restart, so that a
@@ -216,18 +216,18 @@ class DemandStorm(BootStorm):
 
     def problems(self, seconds: float) -> list[str]:
         """What must not be."""
-        found = [f"failed: {why}" for why in self.heard.failed[:5]]
+        lines = [f"failed: {why}" for why in self.heard.failed[:5]]
         if self.heard.slowest_s > self.longest_s():
-            found.append(
+            lines.append(
                 f"a request waited {self.heard.slowest_s:.1f} s, and the bound is"
                 f" {self.longest_s():.1f} s"
             )
         if self.left > self.most(seconds):
-            found.append(
+            lines.append(
                 f"{self.left} models left for another one, and {self.most(seconds):.0f} could have"
                 " had their residence"
             )
-        found += [
+        lines += [
             f"{hurried.model} left after {hurried.left - hurried.loaded:.1f} s, and had answered"
             " somebody"
             for hurried in self.hurried_requests()
@@ -237,17 +237,17 @@ class DemandStorm(BootStorm):
             )
         ]
         if len(self.heard.by_model) < MODELS:
-            found.append(f"only {sorted(self.heard.by_model)} were answered")
-        return found
+            lines.append(f"only {sorted(self.heard.by_model)} were answered")
+        return lines
 
     def figures(self, seconds: float) -> dict[str, object]:
-        heard = self.heard
+        counts = self.heard
         return {
             "seconds": round(seconds),
-            "answered": heard.answered,
-            "failed": len(heard.failed),
-            "cut by the kill": heard.cut,
-            "slowest request s": round(heard.slowest_s, 1),
+            "answered": counts.answered,
+            "failed": len(counts.failed),
+            "cut by the kill": counts.cut,
+            "slowest request s": round(counts.slowest_s, 1),
             "its bound s": round(self.longest_s(), 1),
             "slowest load s": round(self.slowest_load_s, 1),
             "gateway away s": round(self.away_s, 1),
@@ -256,9 +256,10 @@ class DemandStorm(BootStorm):
             "of them before their residence": len(self.hurried_requests()),
             "plans of each model": [len(plan) for plan in self.plans.values()],
             "of them new after the kill": [
-                len(each - self.plans_before[name]) for name, each in self.plans.items()
+                len(plans_of_model - self.plans_before[name])
+                for name, plans_of_model in self.plans.items()
             ],
-            "by model": dict(sorted(heard.by_model.items())),
+            "by model": dict(sorted(counts.by_model.items())),
         }
 
     def end(self) -> None:

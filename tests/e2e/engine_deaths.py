@@ -46,20 +46,22 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
 
     No engine is started meanwhile, and one that lived would go on for longer than clients wait.
     """
-    begun = asyncio.Semaphore(0)
+    semaphore = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=hang_s()) as client:
-        tasks = [asyncio.create_task(_stream(client, gateway.url, begun)) for _ in range(STREAMS)]
+        tasks = [
+            asyncio.create_task(_stream(client, gateway.url, semaphore)) for _ in range(STREAMS)
+        ]
         for _ in range(STREAMS):
-            await asyncio.wait_for(begun.acquire(), hang_s())
+            await asyncio.wait_for(semaphore.acquire(), hang_s())
         _kill(gateway)
-        killed = time.monotonic()
-        ended = await asyncio.wait_for(asyncio.gather(*tasks), hang_s())
+        kill_time = time.monotonic()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks), hang_s())
         answer = await client.post(
             f"{gateway.url}/v1/completions", json={"model": "m", "prompt": "hi"}
         )
-        refused = time.monotonic() - killed
-        for text, _ in ended:
+        refusal_s = time.monotonic() - kill_time
+        for text, _ in answers:
             assert "[DONE]" not in text
             assert '"error"' in text.rstrip().rpartition("\n\n")[2], text[-300:]
         # The engine's end may not be known yet to the route table; the client is told to come back
@@ -67,7 +69,7 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
         assert answer.status_code in (502, 503), answer.text
         if answer.status_code == 503:
             assert int(answer.headers["retry-after"]) > 0
-    return {"told": max(at for _, at in ended) - killed, "refused": refused}
+    return {"told": max(at for _, at in answers) - kill_time, "refused": refusal_s}
 
 
 def _kill(gateway: Gateway) -> None:

@@ -67,24 +67,24 @@ class Ledger:
         shown: for each entry that exists, the orders that its state agrees with. An entry whose
         change got no answer may be in either state.
         """
-        lost = []
+        losses_of_entry = []
         for entry in sorted({*self._acknowledged, *self._unanswered, *shown}):
             acknowledged = self._acknowledged.get(entry)
             allowed = {acknowledged, self._unanswered.get(entry, acknowledged)}
-            found: Collection[Order | None] = shown.get(entry, (None,))
-            if not allowed.intersection(found):
-                lost.append(
-                    f"{entry[1]}: acknowledged {acknowledged}, shown {sorted(found, key=str)}"
+            orders: Collection[Order | None] = shown.get(entry, (None,))
+            if not allowed.intersection(orders):
+                losses_of_entry.append(
+                    f"{entry[1]}: acknowledged {acknowledged}, shown {sorted(orders, key=str)}"
                 )
-        return lost
+        return losses_of_entry
 
     def settle(self, shown: Mapping[Entry, Collection[Order]]) -> None:
         """Take the shown state for true where no answer told it: no change is under way."""
         for entry in {*self._acknowledged, *self._unanswered, *shown}:
-            found: Collection[Order | None] = shown.get(entry, (None,))
+            orders: Collection[Order | None] = shown.get(entry, (None,))
             order = self._unanswered.pop(entry, self._acknowledged.get(entry))
-            if order not in found:
-                order = next(iter(found))
+            if order not in orders:
+                order = next(iter(orders))
             self._acknowledged[entry] = order
 
 
@@ -108,10 +108,10 @@ def strays(running: Mapping[str, Collection[int]], models: Iterable[LiveModel]) 
     running: first processes by instance. A second first process of an instance is a twin.
     """
     live = [*models]
-    known = frozenset[str]().union(*(model.instances for model in live))
+    instances = frozenset[str]().union(*(model.instances for model in live))
     twins = {name for name, pids in running.items() if len(pids) > 1}
     for model in live:
         up = model.instances & running.keys()
         if len(up) > model.copies:
             twins |= up
-    return Strays(frozenset(running) - known, frozenset(twins))
+    return Strays(frozenset(running) - instances, frozenset(twins))

@@ -90,7 +90,7 @@ def acknowledge(store: Store) -> None:
 
 def content(store: Store) -> list[object]:
     """All that a user was told would be kept, in few words."""
-    models = [[wanted.name, deleting] for wanted, _, deleting, _ in store.models()]
+    models = [[wish.name, deleting] for wish, _, deleting, _ in store.models()]
     attempts = [[attempt.id, attempt.state] for attempt in store.attempts()]
     return [models, attempts, len(store.facts()), [grant.name for grant, *_ in store.grants()]]
 
@@ -199,7 +199,7 @@ def record(folder: Path, changes: int) -> list[Call]:
     """The calls of a process that makes so many changes, with what it said in between (`said`)."""
     trace = folder / "trace"
     tool = ["strace", "-f", "-y", "-xx", "-s", "10000000", "-e", f"trace={CALLS}", "-o", str(trace)]
-    own = [
+    command = [
         sys.executable,
         "-m",
         "tests.e2e.power_cut",
@@ -208,7 +208,7 @@ def record(folder: Path, changes: int) -> list[Call]:
         "--changes",
         str(changes),
     ]
-    subprocess.run([*tool, *own], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*tool, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     with trace.open() as lines:
         return list(calls(lines, folder / "data"))
 
@@ -258,7 +258,7 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
     anything that was lost."""
     chance = random.Random(seed)
     at = sorted(chance.choices(range(len(recorded) + 1), k=points))
-    told = [
+    acknowledgements = [
         (number, json.loads(call.data))
         for number, call in enumerate(recorded)
         if call.name == "said"
@@ -273,14 +273,22 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
         )
         remaining_path = folder / f"cut-{number}"
         disk.leave(remaining_path, chance)
-        former_states = [state for said, state in told if said < point]
+        states_before = [state for number, state in acknowledgements if number < point]
         # What was being changed may be there or not.
-        allowed = former_states[-1:] + [state for said, state in told if said >= point][:1]
+        allowed = (
+            states_before[-1:]
+            + [state for number, state in acknowledgements if number >= point][:1]
+        )
         remaining_path.mkdir(parents=True, exist_ok=True)
-        check(remaining_path, allowed, begun=bool(former_states))
+        check(remaining_path, allowed, begun=bool(states_before))
         shutil.rmtree(remaining_path)
     syncs = sum(call.name == "sync" for call in recorded)
-    figures = {"changes": len(told) - 1, "calls": len(recorded), "syncs": syncs, "cuts": points}
+    figures = {
+        "changes": len(acknowledgements) - 1,
+        "calls": len(recorded),
+        "syncs": syncs,
+        "cuts": points,
+    }
     return figures | {"with unsynced writes": unsynced, "lost": 0}
 
 
@@ -289,9 +297,9 @@ def check(left: Path, allowed: list[list[object]], *, begun: bool) -> None:
     store = open_store(left / "fitserve.db")
     try:
         assert store.problem is None, f"{left}: {store.problem}"
-        found_content = content(store)
-        assert found_content in allowed or not (begun or any(found_content)), (
-            f"{left}: {found_content} and not {allowed}"
+        stored_content = content(store)
+        assert stored_content in allowed or not (begun or any(stored_content)), (
+            f"{left}: {stored_content} and not {allowed}"
         )
         assert len(RunningEngines(left).entries()) == len(list((left / "live").glob("*.json"))), (
             f"{left}: half a record"
@@ -310,9 +318,9 @@ def main() -> None:
     if args.write is not None:
         write(args.write, args.changes)
     with tempfile.TemporaryDirectory() as folder:
-        recorded = record(Path(folder), args.changes)
+        calls = record(Path(folder), args.changes)
         sys.stdout.write(
-            json.dumps(cuts(Path(folder) / "cuts", recorded, args.points, args.seed)) + "\n"
+            json.dumps(cuts(Path(folder) / "cuts", calls, args.points, args.seed)) + "\n"
         )
 
 

@@ -51,9 +51,9 @@ def _refused_starts(kind: str) -> list[RefusedStart]:
     section = Path(__file__).with_suffix(".txt").read_text().split(f"[{kind}]\n")[1]
     rows = []
     for line in section.split("\n[")[0].strip().splitlines():
-        model, flags, words, *kept = (part.strip() for part in line.split("|"))
+        model, flags, words, *options = (part.strip() for part in line.split("|"))
         name, _, changes = model.partition(" ")
-        size = round(float(kept[0]) * GIB) if kept else 4 * GIB
+        size = round(float(options[0]) * GIB) if options else 4 * GIB
         argv = tuple(word for word in flags.split() if word.startswith("--"))
         variables = (word.partition("=") for word in flags.split() if not word.startswith("--"))
         env = tuple((key, value) for key, _, value in variables)

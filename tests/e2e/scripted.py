@@ -66,12 +66,12 @@ def _start_gateway(
     profile = folder / "profiles" / "engines" / new_engine.kind / f"{new_engine.version}.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(new_engine.model_dump_json())
-    own = {
+    gateway_settings = {
         "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
         "FITSERVE_TICK_S": "0.1",
         "FITSERVE_BACKOFF_S": "0.2",
     }
-    gateway = Gateway(data, folder / "gateway.log", **{**own, **settings})
+    gateway = Gateway(data, folder / "gateway.log", **{**gateway_settings, **settings})
     if machine is not None:
         snapshot = folder / "machine.json"
         snapshot.write_text(machine.model_dump_json())
@@ -93,7 +93,7 @@ def starts(gateway: Gateway) -> int:
 def engines(gateway: Gateway) -> dict[str, list[int]]:
     """The engines that run, as the machine has them: pids by working directory, which is the name
     of the instance."""
-    found: dict[str, list[int]] = {}
+    pids: dict[str, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -103,8 +103,8 @@ def engines(gateway: Gateway) -> dict[str, list[int]]:
         except OSError:
             continue
         if folder.parent == gateway.data / "run" and not dead:
-            found.setdefault(folder.name.removesuffix(" (deleted)"), []).append(int(entry.name))
-    return found
+            pids.setdefault(folder.name.removesuffix(" (deleted)"), []).append(int(entry.name))
+    return pids
 
 
 def workers(gateway: Gateway) -> list[int]:

@@ -209,8 +209,8 @@ def phase(view: dict[str, Any]) -> str:
     if is_changing and state != "stopped":
         return "changing"
     if state == "starting":
-        begun = any(replica["attempt"] is not None for replica in view["replicas"])
-        return "launching" if begun else "planning"
+        has_begun = any(replica["attempt"] is not None for replica in view["replicas"])
+        return "launching" if has_begun else "planning"
     return {"verifying": "proving", "ready": "serving"}.get(state, state)
 
 
@@ -229,40 +229,40 @@ def orders(view: dict[str, Any], *, at_once: bool) -> tuple[ModelOrder, ...]:
         return ()
     contexts = {view["wish"]["max_context"]}
     if (change := view["change"]) is not None:
-        wanted = {
+        wished_contexts = {
             int(difference["new"])
             for difference in change["wish"]
             if difference["what"] == "max_context"
         }
         # A refused change is told, not lost.
-        contexts = wanted if change["state"] == "underway" else contexts | wanted
+        contexts = wished_contexts if change["state"] == "underway" else contexts | wished_contexts
     either = at_once or view["state"] == "stopping"
     # A model without room is stopped too, but by no order.
-    stopped = {False, True} if either else {view["detail"].startswith(STOP_REASON)}
-    return tuple(ModelOrder(tokens, stop) for tokens in contexts for stop in stopped)
+    stop_states = {False, True} if either else {view["detail"].startswith(STOP_REASON)}
+    return tuple(ModelOrder(tokens, stop) for tokens in contexts for stop in stop_states)
 
 
 def first_processes(pids: Sequence[int]) -> list[int]:
     """Those whose parent is none of them, and which are still there."""
-    found = []
+    first_pids = []
     for pid in pids:
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             if int(fields[1]) not in pids:
-                found.append(pid)
-    return found
+                first_pids.append(pid)
+    return first_pids
 
 
 def processes() -> dict[tuple[int, int], int]:
     """The parent of each process that runs, by its pid and the time of its start."""
-    found = {}
+    parents = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
-                    found[int(entry.name), int(fields[19])] = int(fields[1])
-    return found
+                    parents[int(entry.name), int(fields[19])] = int(fields[1])
+    return parents
 
 
 def descendants(ancestor: int) -> set[tuple[int, int]]:
@@ -271,7 +271,7 @@ def descendants(ancestor: int) -> set[tuple[int, int]]:
     while len(family) > size:
         size = len(family)
         family |= {pid for (pid, _), parent in parents.items() if parent in family}
-    return {one for one in parents if one[0] in family - {ancestor}}
+    return {parent for parent in parents if parent[0] in family - {ancestor}}
 
 
 def _folder_of(pid: int) -> Path:
@@ -437,8 +437,8 @@ class Storm:
 
     def _present(self, views: Sequence[dict[str, Any]]) -> set[str]:
         """The phases of all models now."""
-        asked = {writer.phase for writer in self.writers} - {""}
-        return asked.union(*(_phases_of(view) for view in views))
+        phases = {writer.phase for writer in self.writers} - {""}
+        return phases.union(*(_phases_of(view) for view in views))
 
     def _remember(self, views: Sequence[dict[str, Any]]) -> None:
         """Keep the engines that serve, for the comparison after the kill."""
@@ -451,9 +451,11 @@ class Storm:
             # A change without an answer is counted already, and no view shows it yet.
             if self.target.ledger.is_unsure(("models", name)):
                 continue
-            shown = self._show(name)
-            live = [one["instance"] for one in shown["attempts"] if one["state"] == "ready"]
-            if phase(shown) == "serving" and len(live) == 1 and running.get(live[0]):
+            view = self._show(name)
+            live = [
+                attempt["instance"] for attempt in view["attempts"] if attempt["state"] == "ready"
+            ]
+            if phase(view) == "serving" and len(live) == 1 and running.get(live[0]):
                 self._served[name] = Served(live[0], running[live[0]], changes[name])
 
     def kill(self) -> None:
@@ -477,8 +479,8 @@ class Storm:
         """First processes of those that run, as the machine has them, by name of the instance."""
         if isinstance(self.gateway, AgentGateway):
             return self.gateway.containers()
-        found = {name: first_processes(pids) for name, pids in engines(self.gateway).items()}
-        return {name: pids for name, pids in found.items() if pids}
+        pids = {name: first_processes(pids) for name, pids in engines(self.gateway).items()}
+        return {name: pids for name, pids in pids.items() if pids}
 
     def compare(self) -> None:
         """Count lost changes, orphans, twins and served models without their engine.
@@ -487,30 +489,30 @@ class Storm:
         """
         ledger = self.target.ledger
         views = self._models()
-        lost = ledger.losses(self._visible_orders(views, at_once=True))
+        losses = ledger.losses(self._visible_orders(views, at_once=True))
         patience, began, is_told = Patience(HANG_S), time.monotonic(), False
         while True:
             views = self._models()
-            found = self._strays()
+            strays = self._strays()
             late = ledger.losses(self._visible_orders(views, at_once=False))
             missing = self._missing()
-            if not (late or missing or any(found)) or patience.is_over():
+            if not (late or missing or any(strays)) or patience.is_over():
                 break
             if time.monotonic() - began > _SLOW_S and not is_told:
                 is_told = True
                 states = [(view["name"], view["state"], view["detail"]) for view in views]
-                told = f"{late} {missing} {found} {states}"
-                sys.stderr.write(f"after {_SLOW_S:.0f} s: {told}\n")
+                summary = f"{late} {missing} {strays} {states}"
+                sys.stderr.write(f"after {_SLOW_S:.0f} s: {summary}\n")
             time.sleep(patience.pause_s(_LOOK_S))
         if self._killed:
             self._time("serves" if self._served else "settles")
-        self.lost += [*dict.fromkeys([*lost, *late]), *ledger.denials]
+        self.lost += [*dict.fromkeys([*losses, *late]), *ledger.denials]
         ledger.denials.clear()
-        self.orphans += sorted(found.orphans)
-        self.twins += sorted(found.twins)
+        self.orphans += sorted(strays.orphans)
+        self.twins += sorted(strays.twins)
         self.restarts += missing
         self._served = {}
-        if self._killed in ("gateway", "both") or lost or late:
+        if self._killed in ("gateway", "both") or losses or late:
             # No request is under way any more.
             ledger.settle(self._visible_orders(views, at_once=False))
         self._killed = ""
@@ -518,14 +520,14 @@ class Storm:
     def _visible_orders(
         self, views: Sequence[dict[str, Any]], *, at_once: bool
     ) -> dict[Entry, Sequence[Order]]:
-        shown: dict[Entry, Sequence[Order]] = {
+        orders_now: dict[Entry, Sequence[Order]] = {
             ("models", view["name"]): agreeing
             for view in views
             if (agreeing := orders(view, at_once=at_once))
         }
         keys = self.gateway.client.get("/admin/keys").json()["data"]
         names = {key["name"] for key in keys} - {"admin"}
-        return shown | {("keys", name): [KeyOrder()] for name in names}
+        return orders_now | {("keys", name): [KeyOrder()] for name in names}
 
     def _strays(self) -> Strays:
         """Engines, and programs of gateways that are gone, which run and should not."""
@@ -541,53 +543,57 @@ class Storm:
     def _family(self) -> set[tuple[int, int]]:
         """The gateway, the agent, and what both started. A forked planner is a sibling."""
         pid = self.gateway.process.pid if self.gateway.process is not None else 0
-        parents = [parent for (one, _), parent in processes().items() if one == pid]
+        parents = [parent for (child, _), parent in processes().items() if child == pid]
         return descendants(parents[0]) if parents else set()
 
     def left_programs(self) -> set[str]:
         """Programs of a killed gateway that still run, such as its workers and its planner."""
         if self._killed not in ("gateway", "both"):
             return set()
-        gateway, left = self.gateway, self._programs & set(processes())
+        gateway, programs = self.gateway, self._programs & set(processes())
         agent = gateway.agent.pid if isinstance(gateway, AgentGateway) and gateway.agent else 0
         return {
             f"program {pid}"
-            for pid, _ in left
+            for pid, _ in programs
             if pid != agent and not _folder_of(pid).is_relative_to(gateway.data)
         }
 
     def _idle_forkers(self) -> list[int]:
         """First processes that wait to fork an engine."""
         marker = os.fsencode(self.gateway.data / "prepared")
-        found = []
+        forkers = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 waits = entry.name.isdigit() and marker in (entry / "cmdline").read_bytes()
                 if waits and (entry / "cwd").readlink().parent != self.gateway.data / "run":
-                    found.append(int(entry.name))
-        return first_processes(found)
+                    forkers.append(int(entry.name))
+        return first_processes(forkers)
 
     def _live(self) -> list[LiveModel]:
         live = []
         for view in self._models():
             with contextlib.suppress(LookupError):
-                shown = self._show(view["name"])
+                view_of_model = self._show(view["name"])
                 instances = {
-                    one["instance"] for one in shown["attempts"] if one["ended_at"] is None
+                    attempt["instance"]
+                    for attempt in view_of_model["attempts"]
+                    if attempt["ended_at"] is None
                 }
-                live.append(LiveModel(frozenset(instances), 1 + (shown["change"] is not None)))
+                live.append(
+                    LiveModel(frozenset(instances), 1 + (view_of_model["change"] is not None))
+                )
         return live
 
     def _missing(self) -> list[str]:
         """Models that served before the kill, were not changed since, and lack that engine."""
         missing = []
         running = self.engines()
-        for name, served in self._served.items():
-            if self.target.ledger.changes(("models", name)) != served.changes:
+        for name, served_count in self._served.items():
+            if self.target.ledger.changes(("models", name)) != served_count.changes:
                 continue
             with contextlib.suppress(LookupError):
                 serves = phase(self._show(name)) == "serving"
-                if serves and running.get(served.instance) == served.pids:
+                if serves and running.get(served_count.instance) == served_count.pids:
                     continue
             missing.append(name)
         return missing
@@ -663,11 +669,11 @@ class Storm:
         """Beside what is in the folder anyway: how the gateway sees it, which processes there are
         and who listens."""
         with contextlib.suppress(httpx.HTTPError, LookupError, AssertionError):
-            shown = [self._show(view["name"]) for view in self._models()]
-            (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
-        known = {**self.figures(), "running": self.engines()}
-        known |= {"faults": [self.lost, self.orphans, self.twins, self.restarts]}
-        (self.folder / "known.json").write_text(json.dumps(known, indent=1))
+            views = [self._show(view["name"]) for view in self._models()]
+            (self.folder / "shown.json").write_text(json.dumps(views, indent=1))
+        figures = {**self.figures(), "running": self.engines()}
+        figures |= {"faults": [self.lost, self.orphans, self.twins, self.restarts]}
+        (self.folder / "known.json").write_text(json.dumps(figures, indent=1))
         for name, command in {
             "processes": ["ps", "-eo", "pid,ppid,sid,stat,lstart,time,args"],
             "sockets": ["ss", "-ltnp"],
@@ -682,8 +688,8 @@ class Storm:
         if isinstance(self.gateway, AgentGateway):
             self.gateway.sweep()
             return
-        left = [*self._idle_forkers(), *workers(self.gateway)]
-        for pid in [*left, *itertools.chain(*engines(self.gateway).values())]:
+        leftovers = [*self._idle_forkers(), *workers(self.gateway)]
+        for pid in [*leftovers, *itertools.chain(*engines(self.gateway).values())]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

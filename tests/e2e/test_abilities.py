@@ -54,18 +54,18 @@ def ready(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway
 
 
 def test_the_model_says_what_it_does(ready: Gateway) -> None:
-    shown = {
-        name: f"{one['state']}: {one['evidence']}"
-        for name, one in with_abilities(ready, "thinking")["abilities"].items()
+    abilities = {
+        name: f"{ability['state']}: {ability['evidence']}"
+        for name, ability in with_abilities(ready, "thinking")["abilities"].items()
     }
-    assert shown == {
+    assert abilities == {
         "tools": "proven: it called get_weather with arguments that fit",
         "required_tools": "proven: it called get_weather with arguments that fit",
         "reasoning": f"proven: {len(THOUGHT)} characters of thoughts came apart from the answer",
         "json_schema": "proven: its answer fits the schema",
     }
     document = ready.client.get("/v1/models/thinking").json()
-    assert {document[name] for name in shown} == {"proven"}
+    assert {document[name] for name in abilities} == {"proven"}
 
 
 @pytest.mark.parametrize("choice", ["required", "auto"])

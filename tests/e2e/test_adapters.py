@@ -20,23 +20,23 @@ def test_adapters_answer_as_models_of_their_own(gateway: Gateway, tmp_path: Path
     adapter = make_adapter(tmp_path / "one", tmp_path / "base", seed=1)
     two = make_adapter(tmp_path / "two", tmp_path / "base", rank=4, seed=2)
     loras = ("--lora", f"one={adapter}", "--lora", f"team/two:v1={two}")
-    added = gateway.cli("add", "base", str(tmp_path / "base"), "--engine", "vllm-cpu", *loras)
-    assert added.returncode == 0, added.stderr
+    result = gateway.cli("add", "base", str(tmp_path / "base"), "--engine", "vllm-cpu", *loras)
+    assert result.returncode == 0, result.stderr
     view = gateway.until("base", "ready", START_S)
     plan = view["plan"]
     assert plan["loras"]["value"] == "one (rank 8), team/two:v1 (rank 4)"
     assert {"--enable-lora", "--max-lora-rank=8", "--max-loras=2"} <= set(plan["argv"])
-    listed = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
-    assert (listed["one"]["parent"], listed["one"]["root"], listed["one"]["state"]) == (
+    models = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
+    assert (models["one"]["parent"], models["one"]["root"], models["one"]["state"]) == (
         "base",
         str(adapter),
         "ready",
     )
-    assert "parent" not in listed["base"]
+    assert "parent" not in models["base"]
     with openai_client(gateway.url) as client:
-        said = {
+        answers = {
             name: client.completions.create(model=name, prompt="Hi", max_tokens=12, temperature=0)
             for name in ("base", "one", "team/two:v1")
         }
-    assert said["base"].choices[0].text.strip() in SENTENCE
-    assert len({answer.choices[0].text for answer in said.values()}) == 3, said
+    assert answers["base"].choices[0].text.strip() in SENTENCE
+    assert len({answer.choices[0].text for answer in answers.values()}) == 3, answers

@@ -47,14 +47,16 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
             ]
         return read_measurement(lines, len(one.gpus))
 
-    found = asyncio.run(stored_measurement(three))
-    assert found.problems == ()
-    assert (found.software or "").startswith("torch 2.")
-    assert all(number.value > 0 for number in found.numbers)
-    each = ["memory", "launch", "bfloat16", "int8"]
+    measurement = asyncio.run(stored_measurement(three))
+    assert measurement.problems == ()
+    assert (measurement.software or "").startswith("torch 2.")
+    assert all(number.value > 0 for number in measurement.numbers)
+    kinds = ["memory", "launch", "bfloat16", "int8"]
     two = ["peer_access", "peer_latency", "peer"]
-    assert Counter((number.what, number.gpus, number.bytes) for number in found.numbers) == Counter(
-        [(what, (rank,), 0) for what in each for rank in range(3)]
+    assert Counter(
+        (number.what, number.gpus, number.bytes) for number in measurement.numbers
+    ) == Counter(
+        [(what, (rank,), 0) for what in kinds for rank in range(3)]
         + [(what, (0, 1), 0) for what in two]
         + [("all_reduce", group, size) for group in ((0, 1), (0, 1, 2)) for size in (1024, 65536)]
     )

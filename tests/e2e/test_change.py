@@ -29,7 +29,7 @@ TOKENS, PER_SECOND = 100, 50
 async def keep_asking(gateway: Gateway) -> AsyncIterator[Counter[str]]:
     """Clients that ask all the time, half of them for streams: whole answers by kind. Whatever the
     SDK raises fails the test."""
-    counted, over = Counter[str](), asyncio.Event()
+    counts, over = Counter[str](), asyncio.Event()
     async with openai.AsyncOpenAI(
         base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=4 * hang_s()
     ) as client:
@@ -43,15 +43,15 @@ async def keep_asking(gateway: Gateway) -> AsyncIterator[Counter[str]]:
                         async for chunk in await client.completions.create(**fields, stream=True)
                     ]
                     assert chunks[-1].choices[0].finish_reason, "the stream broke off"
-                    counted["streams"] += 1
+                    counts["streams"] += 1
                 else:
                     assert (await client.completions.create(**fields)).choices[0].finish_reason
-                    counted["answers"] += 1
+                    counts["answers"] += 1
 
         async with asyncio.TaskGroup() as group:
             for number in range(CLIENTS):
                 group.create_task(ask(number % 2 == 0))
-            yield counted
+            yield counts
             over.set()
 
 
@@ -79,14 +79,14 @@ async def test_no_answer_fails_and_no_stream_breaks_while_a_model_is_changed(
     tmp_path: Path,
 ) -> None:
     with start_gateway(tmp_path, "--tokens-per-second", str(PER_SECOND)) as gateway:
-        async with keep_asking(gateway) as counted:
+        async with keep_asking(gateway) as counts:
             for context in (2048, 1024):
                 view = await wait_for_change(gateway, context)
                 assert view["attempts"][-1]["max_model_len"] == context
-            served = Counter(counted)
+            counter = Counter(counts)
             # The one that came last answers too.
             await asyncio.to_thread(
-                wait_for, "answers of the last one", lambda: len(counted - served) == 2
+                wait_for, "answers of the last one", lambda: len(counts - counter) == 2
             )
-        assert set(counted) == {"streams", "answers"}
+        assert set(counts) == {"streams", "answers"}
         assert [attempt["failure"] for attempt in view["attempts"]] == [None, None, None]

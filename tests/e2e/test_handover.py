@@ -66,9 +66,9 @@ class Load:
 
     async def more(self, count: int) -> None:
         """Returns when so many more were answered."""
-        wanted = self.answered + count
+        goal = self.answered + count
         async with asyncio.timeout(hang_s()):
-            while self.answered < wanted:
+            while self.answered < goal:
                 await asyncio.sleep(0.01)
 
 
@@ -158,21 +158,21 @@ def test_a_gateway_that_dies_before_serving_leaves_its_engines(
     with start_gateway(tmp_path, 1) as gateway:
         ran, old_process = engines(gateway), gateway.process
         assert old_process is not None
-        taken = request_takeover(gateway.data)
+        takeover = request_takeover(gateway.data)
         # It has not said that it goes on: nothing has changed.
         assert gateway.show("m")["state"] == "ready"
         with pytest.raises(SettingsError, match="Another gateway"):
             lock(gateway.data)
-        taken.take()
-        assert taken.ready == ("m",)
+        takeover.take()
+        assert takeover.ready == ("m",)
         assert gateway.client.post("/v1/completions", json=ASK).status_code == 200
         assert gateway.client.get("/admin/models").status_code == 503
-        taken._end.close()
+        takeover._end.close()
         assert old_process.wait(hang_s()) == 1
         assert "no process has the control loop" in gateway.log.read_text()
-        for listener in taken.listeners:
+        for listener in takeover.listeners:
             listener.close()
-        os.close(taken.lock)
+        os.close(takeover.lock)
         assert engines(gateway) == ran
 
 

@@ -38,10 +38,10 @@ def run_command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         result = fitserve(data, *arguments)
         return " within 60 s" not in result.stderr and result
 
-    found: subprocess.CompletedProcess[str] = wait_for(
+    outcome: subprocess.CompletedProcess[str] = wait_for(
         "the engine answers in time", in_time, START_S, every_s=0
     )
-    return found
+    return outcome
 
 
 def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model: Path) -> None:
@@ -70,10 +70,10 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
         json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}})
     )
     result = run_command(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
-    rejected = json.loads(result.stdout)["rejected"]
+    rejections = json.loads(result.stdout)["rejected"]
     assert result.returncode == 3
-    assert [rejection["verdict"] for rejection in rejected] == ["engine_refuses"]
-    assert "no-such-rope" in rejected[0]["reasons"][0]
+    assert [rejection["verdict"] for rejection in rejections] == ["engine_refuses"]
+    assert "no-such-rope" in rejections[0]["reasons"][0]
     # The rules took it for loadable: that is text for a report, without a name or a place of the
     # model.
     stdout = fitserve(engine_data, "engine", "gaps").stdout
@@ -90,23 +90,23 @@ def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
     result = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))
     assert result.returncode == 0, result.stderr
-    learned = Profiles(learned=engine_data / "learned")
+    profiles = Profiles(learned=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
-    said, known_engine = (
+    new_engine, known_engine = (
         Engine.model_validate(yaml.safe_load(path.read_text())),
-        learned.engine(ENGINE),
+        profiles.engine(ENGINE),
     )
-    assert (said.flags, set(said.architectures), said.user_env) == (
+    assert (new_engine.flags, set(new_engine.architectures), new_engine.user_env) == (
         known_engine.flags,
         set(known_engine.architectures),
         known_engine.user_env,
     )
-    assert (said.quantizations, said.default_seqs) == (
+    assert (new_engine.quantizations, new_engine.default_seqs) == (
         known_engine.quantizations,
         known_engine.default_seqs,
     )
-    assert said.guessed_from == ENGINE
-    assert said.sources["flags"] == f"asked of {python}"
+    assert new_engine.guessed_from == ENGINE
+    assert new_engine.sources["flags"] == f"asked of {python}"
 
 
 def test_a_model_is_checked_before_its_start(
@@ -124,8 +124,8 @@ def test_a_model_is_checked_before_its_start(
         share_engine_files(data, engines, "caches")
         with contextlib.closing(Gateway(data, data / "gateway.log")) as gateway:
             gateway.start()
-            added = gateway.cli("add", "demo", str(demo_model), "--engine", ENGINE, "--json")
-            assert json.loads(added.stdout)["plan"] is None
+            result = gateway.cli("add", "demo", str(demo_model), "--engine", ENGINE, "--json")
+            assert json.loads(result.stdout)["plan"] is None
             checking = wait_for(
                 "it is checked",
                 lambda: (view := gateway.show("demo"))["detail"].startswith("checking") and view,
@@ -137,7 +137,7 @@ def test_a_model_is_checked_before_its_start(
                 ((plan,),) = database.execute("SELECT plan FROM attempts")
         return answers and (ready, answers, json.loads(plan))
 
-    ready, (answer,), started = wait_for(
+    ready, (answer,), instance = wait_for(
         "the engine answers before the start", checked_start, START_S, every_s=0
     )
     assert ready["plan"]["memory"]["weights_bytes"] == answer["weights"]
@@ -145,4 +145,4 @@ def test_a_model_is_checked_before_its_start(
         row["backend"] for row in answer["attention"]
     }
     assert [attempt["state"] for attempt in ready["attempts"]] == ["ready"]
-    assert started["grade"] == "checked", "the grade of a plan before its start"
+    assert instance["grade"] == "checked", "the grade of a plan before its start"

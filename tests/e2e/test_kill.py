@@ -32,8 +32,8 @@ TOO_LONG = (
 def add(gateway: Gateway, folder: Path) -> None:
     """The model m."""
     body = {"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]}
-    added = gateway.client.post("/admin/models", json=body)
-    assert added.status_code == 202, added.text
+    response = gateway.client.post("/admin/models", json=body)
+    assert response.status_code == 202, response.text
 
 
 # They have tests of their own: Sleep and Wake in test_sleep.py, the others below.
@@ -102,8 +102,8 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         template = json.dumps({"chat_template": "{{ messages }}"})
         (folder / "tokenizer_config.json").write_text(template)
         body = {"name": "m", "source": str(folder), "engines": [ENGINE]}
-        added = gateway.client.post("/admin/models", json=body)
-        assert added.status_code == 202, added.text
+        response = gateway.client.post("/admin/models", json=body)
+        assert response.status_code == 202, response.text
         # It serves before it has answered what takes long.
         view = gateway.until("m", "ready")
         json_schema = view["abilities"]["json_schema"]
@@ -140,12 +140,12 @@ _CHANGES = {
 def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> None:
     assert point in CHANGE_FAILPOINTS
     hardware, script = _CHANGES[point]
-    made = (
+    new_gateway = (
         gpu_gateway(tmp_path, machine(hardware), [], script)
         if hardware
         else scripted_gateway(tmp_path, [], script)
     )
-    with contextlib.closing(made) as gateway:
+    with contextlib.closing(new_gateway) as gateway:
         gateway.environment["FITSERVE_FAILPOINT"] = point
         gateway.start()
         body = {
@@ -161,8 +161,8 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
         )
         gateway.until("m", "ready")
         with contextlib.suppress(httpx.HTTPError):
-            changed = gateway.client.patch("/admin/models/m", json={"max_context": 256})
-            assert changed.status_code == 202, changed.text
+            response = gateway.client.patch("/admin/models/m", json={"max_context": 256})
+            assert response.status_code == 202, response.text
         assert gateway.process is not None
         assert gateway.process.wait(hang_s()) == -signal.SIGKILL
         del gateway.environment["FITSERVE_FAILPOINT"]
@@ -229,7 +229,7 @@ def test_an_engine_killed_under_a_gateway_that_is_away_is_started_again(ready: G
 
 def test_a_gateway_that_was_killed_adopts_its_engine(ready: Gateway) -> None:
     """How soon, `python -m tests.e2e.storm` prints."""
-    former_engines, attempts = engines(ready), ready.show("m")["attempts"]
+    engines_before, attempts = engines(ready), ready.show("m")["attempts"]
     ready.kill()
     ready.start()
     ready.until("m", "ready")
@@ -237,6 +237,6 @@ def test_a_gateway_that_was_killed_adopts_its_engine(ready: Gateway) -> None:
         "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
     )
     assert answer.status_code == 200, answer.text
-    assert engines(ready) == former_engines
+    assert engines(ready) == engines_before
     assert starts(ready) == 1
     assert ready.show("m")["attempts"] == attempts

@@ -58,13 +58,13 @@ def gateway(tmp_path: Path) -> Gateway:
 def entries(data: Path) -> dict[str, str]:
     """Every file and folder by its path in the data folder, with its mode; without what is behind
     links."""
-    found = {}
+    modes = {}
     for folder, folders, files in os.walk(data):
         for name in (*folders, *files):
             path = Path(folder, name)
             if not path.is_symlink():
-                found[str(path.relative_to(data))] = oct(stat.S_IMODE(path.stat().st_mode))
-    return found
+                modes[str(path.relative_to(data))] = oct(stat.S_IMODE(path.stat().st_mode))
+    return modes
 
 
 def test_a_whole_run_leaves_nothing_that_another_user_can_open(
@@ -74,7 +74,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
     files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()} | {
         "nested/config.json": b"{}"
     }
-    former_umask = os.umask(0o022)
+    umask = os.umask(0o022)
     try:
         with FakeHub({"org/name": FakeRepo(files)}) as hub, contextlib.closing(gateway):
             gateway.environment |= {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1"}
@@ -94,8 +94,8 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
                 "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
             )
             assert answer.status_code == 200, answer.text
-            found_entries = entries(gateway.data)
-            taken = subprocess.run(
+            modes = entries(gateway.data)
+            lock_result = subprocess.run(
                 [sys.executable, "-S", "-c", _LOCKS, str(gateway.data / "fitserve.db-shm")],
                 capture_output=True, text=True, check=True
             ) if os.geteuid() == 0 else None  # fmt: skip
@@ -104,14 +104,14 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
             assert entries(gateway.data).keys() >= {"fitserve.db", "keys.json"}
             gateway.until("m", "ready")
     finally:
-        os.umask(former_umask)
+        os.umask(umask)
     assert stat.S_IMODE(gateway.data.stat().st_mode) == 0o700
     weights = f"models/models--org--name/snapshots/{COMMIT}"
-    found_entries[f"{weights}/config.json"] = oct(
+    modes[f"{weights}/config.json"] = oct(
         stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode)
     )
     # That all of these are there shows that the run has made what it was to make.
-    for made in (
+    for name in (
         *(
             "fitserve.db",
             "fitserve.db-wal",
@@ -132,28 +132,28 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
             weights,
         ),
     ):
-        assert made in found_entries, sorted(found_entries)
-    opened = {path for path, mode in found_entries.items() if int(mode, 8) & 0o077}
+        assert name in modes, sorted(modes)
+    open_paths = {path for path, mode in modes.items() if int(mode, 8) & 0o077}
     # The library of the Hub gives its lock files this mode by itself; they are empty.
     locks = {
         path
-        for path in opened
+        for path in open_paths
         if path.startswith("hub/.locks/") and not (gateway.data / path).stat().st_size
     }
     assert not {
-        path for path in opened - locks if path.split("/")[0] not in ("engines", "models")
-    }, found_entries
+        path for path in open_paths - locks if path.split("/")[0] not in ("engines", "models")
+    }, modes
     # Engines in containers are another user, so the weights, and the folders on the way to them,
     # are readable behind the closed folder.
-    for path, wanted in (
+    for path, mode in (
         ("models/models--org--name", "0o755"),
         (weights, "0o755"),
         (f"{weights}/config.json", "0o644"),
     ):
-        assert found_entries[path] == wanted, path
+        assert modes[path] == mode, path
     assert "other users could open the data folder" in gateway.log.read_text()
-    if taken is not None:
-        assert taken.stdout.strip() == "PermissionError"
+    if lock_result is not None:
+        assert lock_result.stdout.strip() == "PermissionError"
 
 
 def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
         document = json.loads(record.read_text())
         key, body = document["key"], {"model": "m", "prompt": "hi", "max_tokens": 3}
         engine = f"http://127.0.0.1:{document['port']}/v1/completions"
-        tried: tuple[dict[str, str], ...] = (
+        header_sets: tuple[dict[str, str], ...] = (
             {},
             {"authorization": "Bearer x"},
             {"authorization": f"Bearer {key}"},
         )
-        for headers in tried:
+        for headers in header_sets:
             answer = httpx.post(
                 engine, json=body, headers=headers, trust_env=False, timeout=hang_s()
             )

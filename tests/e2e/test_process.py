@@ -38,7 +38,7 @@ def sdk(gateway: Gateway) -> openai.OpenAI:
 
 def engine_pids(gateway: Gateway) -> set[int]:
     """Processes whose environment carries the marker of this gateway's engines."""
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -46,10 +46,10 @@ def engine_pids(gateway: Gateway) -> set[int]:
                     str(gateway.data).encode() in (entry / "cmdline").read_bytes()
                     and b"vllm" in (entry / "cmdline").read_bytes()
                 ):
-                    found.add(int(entry.name))
+                    pids.add(int(entry.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
@@ -60,7 +60,7 @@ def listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
         for link in Path(f"/proc/{pid}/fd").iterdir()
         if link.is_symlink()
     }
-    found = []
+    open_sockets = []
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = row.split()[:10]
@@ -69,8 +69,8 @@ def listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
                 words = [
                     bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)
                 ]
-                found.append(ip_address(b"".join(words)))
-    return found
+                open_sockets.append(ip_address(b"".join(words)))
+    return open_sockets
 
 
 def test_the_sdk_gets_an_answer_streamed_and_whole(ready: Gateway) -> None:
@@ -197,20 +197,20 @@ def test_no_other_user_of_the_machine_gets_an_answer_of_an_engine(ready: Gateway
 
 
 def test_a_killed_gateway_adopts_its_engine(ready: Gateway) -> None:
-    former_pids, attempts = engine_pids(ready), ready.show("demo")["attempts"]
-    assert former_pids
+    pids_before, attempts = engine_pids(ready), ready.show("demo")["attempts"]
+    assert pids_before
     ready.kill()
     ready.start()
     ready.until("demo", "ready")
     with sdk(ready) as client:
         assert client.completions.create(model="demo", prompt="Hello", max_tokens=3).choices[0].text
-    assert engine_pids(ready) == former_pids
+    assert engine_pids(ready) == pids_before
     assert ready.show("demo")["attempts"] == attempts
 
 
 def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
-    former_pids, instance = engine_pids(ready), serving(ready)
-    for pid in former_pids:
+    pids_before, instance = engine_pids(ready), serving(ready)
+    for pid in pids_before:
         os.kill(pid, signal.SIGKILL)
 
     def refusal() -> openai.APIStatusError | None:
@@ -228,7 +228,7 @@ def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
     ready.wait_for_failure("demo", instance)
     ready.until("demo", "ready", START_S)
     assert serving(ready) != instance
-    assert not former_pids & engine_pids(ready)
+    assert not pids_before & engine_pids(ready)
 
 
 def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with_0(
@@ -246,9 +246,9 @@ def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with
     os.kill(worker, signal.SIGKILL)
     ready.wait_for_failure("demo", instance)
     view = ready.until("demo", "ready", START_S)
-    failed = next(attempt for attempt in view["attempts"] if attempt["instance"] == instance)
-    assert failed["failure"]["kind"] in ("killed", "exited")
-    assert failed["failure"]["line"]
+    failure = next(attempt for attempt in view["attempts"] if attempt["instance"] == instance)
+    assert failure["failure"]["kind"] in ("killed", "exited")
+    assert failure["failure"]["line"]
     assert list(engines(ready)) == [serving(ready)]
 
 

@@ -101,8 +101,8 @@ def paths_of(
     files = {file for file, _ in entered if (package / file).is_file()}
     kind = ref.partition("==")[0]
     known_defaults = defaults(package, kind, planned_names() | published, choices, files)
-    named = settings(ref, package, published)
-    sources = Sources(package, files, named, known_defaults, devices)
+    names = settings(ref, package, published)
+    sources = Sources(package, files, names, known_defaults, devices)
     return refusals(sources, entered, reviewed_refusals(kind))
 
 
@@ -113,7 +113,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     kind, _, version = ref.partition("==")
     sources = Kept(ROOT / ".cache/engines").sources(kind, version)
     python = engines / ENGINE.replace("==", "-") / "bin/python"
-    rows, context, planned = ROWS[ref], CONTEXT[ref], planned_names()
+    rows, context, names_of_plans = ROWS[ref], CONTEXT[ref], planned_names()
     models = sorted(path.stem for path in MODELS.glob("*.json"))
     starts = [
         ask_engine(
@@ -121,7 +121,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
             [*([] if context in " ".join(row.argv) else [f"{context}=512"]), *row.argv],
             row.kv_bytes,
             dict(row.env),
-            is_planned(row.argv, dict(row.env), planned),
+            is_planned(row.argv, dict(row.env), names_of_plans),
         )
         for row in rows
     ]
@@ -170,54 +170,62 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
 
 
 def test_refusals_before_weights_are_found(rehearsals: tuple[str, Rehearsals]) -> None:
-    _, found = rehearsals
+    _, rehearsal = rehearsals
     unseen = [
-        f"{row.model} {row.changes} {' '.join(row.argv)}: {said['refused'] or said['left_out']}"
-        for row, said in found.refused
-        if row.words.lower() not in said["refused"].lower() or not said["place"]
+        f"{row.model} {row.changes} {' '.join(row.argv)}: {answer['refused'] or answer['left_out']}"
+        for row, answer in rehearsal.refused
+        if row.words.lower() not in answer["refused"].lower() or not answer["place"]
     ]
     assert not unseen, "\n".join(unseen)
 
 
 def test_no_published_model_is_refused(rehearsals: tuple[str, Rehearsals]) -> None:
-    _, found = rehearsals
-    refused = [(name, said["refused"]) for name, said in found.published if said["refused"]]
-    assert refused == []
+    _, rehearsal = rehearsals
+    refusals = [
+        (name, answer["refused"]) for name, answer in rehearsal.published if answer["refused"]
+    ]
+    assert refusals == []
 
 
 def test_a_start_that_runs_also_runs_with_smaller_limits(
     rehearsals: tuple[str, Rehearsals],
 ) -> None:
     """So that a plan with smaller limits is proven by it: planner/rehearsed_start.py."""
-    _, found = rehearsals
-    assert [(name, said["refused"]) for name, said in found.smaller if said["refused"]] == []
+    _, rehearsal = rehearsals
+    assert [
+        (name, answer["refused"]) for name, answer in rehearsal.smaller if answer["refused"]
+    ] == []
 
 
 def test_the_share_of_refusals_that_are_triggered(rehearsals: tuple[str, Rehearsals]) -> None:
     """Prints the counts. A refusal that a row with planned options leads to counts as one that a
     configuration may lead to, whatever its conditions say."""
-    ref, found = rehearsals
-    planned = planned_names()
-    places = {said["place"] for _, said in found.refused}
+    ref, rehearsal = rehearsals
+    names_of_plans = planned_names()
+    places = {answer["place"] for _, answer in rehearsal.refused}
     met = {
-        said["place"] for row, said in found.refused if is_planned(row.argv, dict(row.env), planned)
+        answer["place"]
+        for row, answer in rehearsal.refused
+        if is_planned(row.argv, dict(row.env), names_of_plans)
     }
-    counts = Counter(path.kind for path in found.paths)
-    possible = {path.place for path in found.paths if path.kind == "config" or path.place in met}
+    counts = Counter(path.kind for path in rehearsal.paths)
+    possible = {
+        path.place for path in rehearsal.paths if path.kind == "config" or path.place in met
+    }
     triggered = possible & places
-    beyond = {path.place for path in found.paths if path.place in places} - possible
-    lines = [f"{ref}: {len(found.paths)} raise statements in the start path"]
+    beyond = {path.place for path in rehearsal.paths if path.place in places} - possible
+    lines = [f"{ref}: {len(rehearsal.paths)} raise statements in the start path"]
     lines += [f"    {counts[kind]:4} {kind}: {why}" for kind, why in KINDS.items()]
     lines += [
         f"    triggered and found {len(triggered)} of {len(possible)}"
         f" ({len(triggered) / len(possible):.0%}), and {len(beyond)} that no plan leads to,"
-        f" in {len(found.refused)} starts"
+        f" in {len(rehearsal.refused)} starts"
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     assert len(triggered) >= LEAST[ref]
-    assert not [path for path in found.paths if path.kind == "option" and path.place in met]
+    assert not [path for path in rehearsal.paths if path.kind == "option" and path.place in met]
     reviewed = {row.kind for row in reviewed_refusals(ref.partition("==")[0])}
-    assert not [path for path in found.paths if path.kind in reviewed and path.place in places]
+    assert not [path for path in rehearsal.paths if path.kind in reviewed and path.place in places]
 
 
 @pytest.mark.parametrize("ref", SOURCES)

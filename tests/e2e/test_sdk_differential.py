@@ -62,9 +62,9 @@ class Pair:
         lines = httpx.get(
             f"{self.engine}/metrics", trust_env=False, timeout=hang_s()
         ).text.splitlines()
-        found_lines = [line for line in lines if line.startswith(f"{metric}{{") and labels in line]
-        assert found_lines
-        return sum(float(line.rpartition(" ")[2]) for line in found_lines)
+        metric_lines = [line for line in lines if line.startswith(f"{metric}{{") and labels in line]
+        assert metric_lines
+        return sum(float(line.rpartition(" ")[2]) for line in metric_lines)
 
     @property
     def tokens(self) -> float:
@@ -122,8 +122,8 @@ def test_the_same_call_is_told_the_same(call: Callable[..., Told], pair: Pair) -
 
     wait_for("the same bytes", same, every_s=0)
     assert straight[0].status
-    assert {told.source for told in through} == {"engine"}
-    assert {told.sent for told in through} == {told.sent for told in straight}
+    assert {reply.source for reply in through} == {"engine"}
+    assert {reply.sent for reply in through} == {reply.sent for reply in straight}
 
 
 @pytest.mark.parametrize("call", OPENAI_REFUSED.values(), ids=OPENAI_REFUSED)
@@ -169,7 +169,7 @@ def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
 
 async def leaves(pair: Pair, url: str, stream: bool) -> None:
     """A client goes away while the engine generates; returns when the engine rests."""
-    former_tokens = pair.tokens
+    tokens_before = pair.tokens
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=hang_s()
     ) as client:
@@ -179,7 +179,7 @@ async def leaves(pair: Pair, url: str, stream: bool) -> None:
         if stream:
             await anext(aiter(await asking))
         await asyncio.to_thread(
-            wait_for, "it generates", lambda: pair.tokens > former_tokens, every_s=0.01
+            wait_for, "it generates", lambda: pair.tokens > tokens_before, every_s=0.01
         )
         asking.cancel()
         await asyncio.wait({asking})

@@ -81,11 +81,11 @@ class Two:
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
     (tmp_path / "rear").mkdir()
-    made = Two(tmp_path)
+    two = Two(tmp_path)
     try:
-        yield made
+        yield two
     finally:
-        made.close()
+        two.close()
 
 
 def chat(two: Two) -> str:
@@ -107,11 +107,11 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     two.write_files(WRONG)
     detail = two.says("refused the key: ")
     assert "key" in detail.partition("refused the key: ")[2], detail
-    with pytest.raises(openai.InternalServerError) as refused:
+    with pytest.raises(openai.InternalServerError) as error:
         chat(two)
-    assert refused.value.status_code == 503
-    assert "refused the key" in refused.value.message
-    assert "file:rear" not in refused.value.message
+    assert error.value.status_code == 503
+    assert "refused the key" in error.value.message
+    assert "file:rear" not in error.value.message
     assert "its key is file:rear" in front.cli("show", "m").stdout
     # The right one.
     two.write_files(two.key)
@@ -126,9 +126,9 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
         "engine",
     )
     assert [
-        one.choices[0].delta.content
-        for one in ask.create(model="m", messages=HELLO, max_tokens=4, stream=True)
-        if one.choices
+        chunk.choices[0].delta.content
+        for chunk in ask.create(model="m", messages=HELLO, max_tokens=4, stream=True)
+        if chunk.choices
     ]
     wait_for("the id in the log behind", lambda: '"id":"asked-in-front"' in rear.log.read_text())
     # What the key may not use there is not there.
@@ -160,16 +160,16 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
 def test_a_request_in_front_loads_a_model_that_sleeps_behind(two: Two) -> None:
     front, rear = two.front, two.rear
     two.write_files(two.key)
-    added = front.cli(
+    result = front.cli(
         "add", "m", "--endpoint", f"{rear.url}/v1", "--endpoint-key", "file:rear", "--wait"
     )
-    assert (added.returncode, "m: ready" in added.stdout) == (0, True), added.stderr
-    begun = starts(rear)
+    assert (result.returncode, "m: ready" in result.stdout) == (0, True), result.stderr
+    start_count = starts(rear)
     rear.client.patch("/admin/models/m", json={"policy": {"keep_alive": "0.2"}})
     rear.until("m", "stopped")
     front.until("m", "asleep")
     assert chat(two)
-    assert starts(rear) > begun
+    assert starts(rear) > start_count
     rear.until("m", "stopped")
     front.until("m", "asleep")
     # A stream hears that it waits, by comments of the one behind, and then its answer.
@@ -177,8 +177,8 @@ def test_a_request_in_front_loads_a_model_that_sleeps_behind(two: Two) -> None:
     with front.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         text = answer.read().decode()
     assert answer.status_code == 200
-    comments, begins, said = text.partition("data: ")
-    assert (comments.count(": waiting") > 0, bool(begins), said.endswith("[DONE]\n\n")) == (
+    comments, begins, data = text.partition("data: ")
+    assert (comments.count(": waiting") > 0, bool(begins), data.endswith("[DONE]\n\n")) == (
         True,
         True,
         True,
@@ -203,7 +203,7 @@ def test_a_gateway_behind_that_is_restarted_is_waited_for(two: Two) -> None:
     assert front.client.post("/admin/models", json=wish).status_code == 202
     front.until("m", "ready")
     assert chat(two)
-    begun = starts(rear)
+    start_count = starts(rear)
     rear.kill(signal.SIGTERM)
     front.until("m", "unreachable")
     answers: list[str] = []
@@ -219,4 +219,4 @@ def test_a_gateway_behind_that_is_restarted_is_waited_for(two: Two) -> None:
     assert answers[0]
     front.until("m", "ready")
     # Its engine went on.
-    assert starts(rear) == begun
+    assert starts(rear) == start_count

@@ -83,7 +83,7 @@ def plan_starts(engine: str) -> tuple[int, str, list[Start]]:
 def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, Any]]]:
     kind, _, version = engine.partition("==")
     memory_mib, capability, starts = plan_starts(engine)
-    own = {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SGLANG", "SGL_", "HF_", "PYTHON", "CUDA"))
@@ -111,7 +111,7 @@ def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[
             {"memory_mib": memory_mib, "starts": [(start.config, start.argv) for start in starts]}
         ),
         cwd=ROOT,
-        env=own | over | {"PYTHONHASHSEED": "0"},
+        env=environment | over | {"PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
         check=False,
@@ -123,15 +123,15 @@ def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[
 @pytest.fixture(scope="module")
 def answers(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
     """Two versions at a time: an import takes a core for seconds."""
-    kept = Kept(ROOT / ".cache/engines")
-    kept.folder.mkdir(parents=True, exist_ok=True)
-    kept.older()
+    engine_cache = Kept(ROOT / ".cache/engines")
+    engine_cache.folder.mkdir(parents=True, exist_ok=True)
+    engine_cache.older()
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     with ThreadPoolExecutor(2) as pool:
         return dict(
             zip(
                 MACHINES,
-                pool.map(lambda engine: ask_starts(python, kept, engine), MACHINES),
+                pool.map(lambda engine: ask_starts(python, engine_cache, engine), MACHINES),
                 strict=True,
             )
         )
@@ -145,12 +145,12 @@ def test_the_engine_takes_the_flags_of_every_plan(
     # Of about 150 checkpoints, the others do not fit or have no kernel.
     assert len({start.name for start, _ in answer}) > 75
     wrong = [
-        f"{' '.join(start.name)} {' '.join(start.argv)}: {said['refused']}"
-        for start, said in answer
-        if "refused" in said
+        f"{' '.join(start.name)} {' '.join(start.argv)}: {answer_row['refused']}"
+        for start, answer_row in answer
+        if "refused" in answer_row
     ]
     assert wrong == []
-    assert [start for start, said in answer if said["tp"] != start.tp] == []
+    assert [start for start, answer_row in answer if answer_row["tp"] != start.tp] == []
 
 
 @pytest.mark.parametrize("engine", MACHINES)
@@ -158,9 +158,11 @@ def test_a_plan_without_graphs_captures_none(
     answers: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
 ) -> None:
     """Later versions call the switch deprecated, and still heed it."""
-    assert {said["graphs"] for start, said in answers[engine] if start.name == EAGER} == {False}
     assert {
-        said["graphs"]
-        for start, said in answers[engine]
+        answer_row["graphs"] for start, answer_row in answers[engine] if start.name == EAGER
+    } == {False}
+    assert {
+        answer_row["graphs"]
+        for start, answer_row in answers[engine]
         if start.name == (EAGER[0], "as published")
     } == {True}

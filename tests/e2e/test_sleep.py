@@ -58,15 +58,15 @@ def at_rest(storm: DemandStorm, names: list[str]) -> None:
 
 
 def attempts(storm: DemandStorm, name: str) -> list[dict[str, Any]]:
-    found_attempts: list[dict[str, Any]] = storm.gateway.show(name)["attempts"]
-    return found_attempts
+    attempt_list: list[dict[str, Any]] = storm.gateway.show(name)["attempts"]
+    return attempt_list
 
 
 def facts(storm: DemandStorm) -> list[str]:
     return [
-        one["fact"]["kind"]
-        for one in storm.gateway.client.get("/admin/facts").json()["data"]
-        if one["id"] is not None
+        row["fact"]["kind"]
+        for row in storm.gateway.client.get("/admin/facts").json()["data"]
+        if row["id"] is not None
     ]
 
 
@@ -134,23 +134,27 @@ def test_an_evicted_model_sleeps_and_wakes_as_the_same_engine(
     for name in names:
         ask(storm, name)
     assert sorted(state(storm, name) for name in names) == ["asleep", "ready", "ready"]
-    (left,) = (name for name in names if state(storm, name) == "asleep")
-    former_attempt, memory = attempts(storm, left)[-1], storm.gateway.show(left)["plan"]["memory"]
-    assert min(former_attempt["asleep"]["gave"].values()) > 0.9 * (
+    (sleeper,) = (name for name in names if state(storm, name) == "asleep")
+    attempt_before, memory = (
+        attempts(storm, sleeper)[-1],
+        storm.gateway.show(sleeper)["plan"]["memory"],
+    )
+    assert min(attempt_before["asleep"]["gave"].values()) > 0.9 * (
         memory["weights_bytes"] + memory["kv_bytes"]
-    ), former_attempt["asleep"]
-    listed = {
-        one["id"]: one["state"] for one in storm.gateway.client.get("/v1/models").json()["data"]
+    ), attempt_before["asleep"]
+    states = {
+        model["id"]: model["state"]
+        for model in storm.gateway.client.get("/v1/models").json()["data"]
     }
-    assert listed[left] == "asleep"
+    assert states[sleeper] == "asleep"
     assert 'fitserve_models{state="asleep"} 1' in storm.gateway.client.get("/metrics").text
     assert facts(storm).count("sleep_works") == 1
-    ask(storm, left)
-    attempt = attempts(storm, left)[-1]
-    assert (attempt["id"], attempt["asleep"]) == (former_attempt["id"], None), (
+    ask(storm, sleeper)
+    attempt = attempts(storm, sleeper)[-1]
+    assert (attempt["id"], attempt["asleep"]) == (attempt_before["id"], None), (
         "it woke up, and was not started"
     )
-    assert state(storm, left) == "ready"
+    assert state(storm, sleeper) == "ready"
 
 
 def test_an_idle_model_sleeps_and_its_engine_needs_the_key(
@@ -189,8 +193,8 @@ def test_an_engine_that_dies_asleep_has_not_failed(storm: DemandStorm) -> None:
         os.kill(pid, signal.SIGKILL)
     until(storm, "stopped")
     ask(storm, "m0")
-    ended, new = attempts(storm, "m0")
-    assert (ended["state"], ended["failure"]) == ("stopped", None)
+    old, new = attempts(storm, "m0")
+    assert (old["state"], old["failure"]) == ("stopped", None)
     assert new["id"] != first_sleeper["id"]
 
 

@@ -32,19 +32,19 @@ ROUNDS = 1
 @contextmanager
 def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
     """Which models had a process, each time that it changed."""
-    seen: list[tuple[float, frozenset[str]]] = []
+    looks: list[tuple[float, frozenset[str]]] = []
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.1):
             there = frozenset(name.partition("-")[0] for name in running_engines(gateway))
-            if not seen or seen[-1][1] != there:
-                seen.append((time.time(), there))
+            if not looks or looks[-1][1] != there:
+                looks.append((time.time(), there))
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield seen
+        yield looks
     finally:
         over.set()
         thread.join()
@@ -82,13 +82,13 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
     with closing(with_real_engines(data, engines, FITSERVE_RAM_BYTES=str(RAM))) as gateway:
         gateway.start()
         with (
-            looked_at(gateway) as seen,
+            looked_at(gateway) as looks,
             openai.OpenAI(
                 base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S
             ) as client,
         ):
-            added = gateway.cli("add", "writer", str(demo_model), "--engine", ENGINE, "--wait")
-            assert added.returncode == 0, added.stderr
+            result = gateway.cli("add", "writer", str(demo_model), "--engine", ENGINE, "--wait")
+            assert result.returncode == 0, result.stderr
             assert gateway.cli("add", "reader", str(minilm), "--engine", ENGINE).returncode == 0
             # Nobody leaves for a model that nobody asks for.
             assert "writer holds" in gateway.until("reader", "stopped")["detail"]
@@ -103,13 +103,13 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
                 )
                 assert text
                 assert SENTENCE.startswith(text)
-        there = [models for _, models in seen if models]
-        assert all(len(models) == 1 for models in there), seen
+        there = [models for _, models in looks if models]
+        assert all(len(models) == 1 for models in there), looks
         assert [min(models) for models in there] == ["writer", *["reader", "writer"] * ROUNDS]
         views = {name: gateway.show(name) for name in ("writer", "reader")}
         attempts = sorted(
             (attempt for view in views.values() for attempt in view["attempts"]),
-            key=lambda one: one["started_at"],
+            key=lambda attempt: attempt["started_at"],
         )
         assert not [attempt["failure"] for attempt in attempts if attempt["failure"]]
         for before, after in pairwise(attempts):
@@ -123,6 +123,6 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
                 " other one ended\n"
             )
         for name in ("writer", "reader"):
-            removed = gateway.cli("rm", name, "--wait")
-            assert removed.returncode == 0, removed.stderr
+            outcome = gateway.cli("rm", name, "--wait")
+            assert outcome.returncode == 0, outcome.stderr
         wait_for("no engine processes", lambda: not running_engines(gateway))

@@ -17,24 +17,24 @@ def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
     gateway = serving_demo
     before = gateway.show("demo")
     # One request at once keeps the measurement short.
-    changed = gateway.client.patch("/admin/models/demo", json={"concurrency": 1})
-    assert changed.status_code in (200, 202), changed.text
+    response = gateway.client.patch("/admin/models/demo", json={"concurrency": 1})
+    assert response.status_code in (200, 202), response.text
     gateway.until("demo", "ready", START_S)
-    begun = gateway.client.post("/admin/models/demo/tune", json={"minutes": 60})
-    assert begun.status_code == 202, begun.text
+    reply = gateway.client.post("/admin/models/demo/tune", json={"minutes": 60})
+    assert reply.status_code == 202, reply.text
 
     def wait_for_figures() -> Any:
         report = gateway.client.get("/admin/models/demo/tune").json()
         assert report["state"] == "running", report
-        return sum(one["speed"] is not None for one in report["tried"]) >= 2 and report
+        return sum(trial["speed"] is not None for trial in report["tried"]) >= 2 and report
 
     report = wait_for("two measured plans", wait_for_figures, 2 * START_S)
-    served, other = report["tried"][:2]
-    assert served["worth"] == 1
-    assert other["argv"] != served["argv"]
+    served_trial, other = report["tried"][:2]
+    assert served_trial["worth"] == 1
+    assert other["argv"] != served_trial["argv"]
     assert other["speed"]["stream"]["value"] > 0
-    ended = gateway.client.delete("/admin/models/demo/tune").json()
-    assert ended["state"] == "stopped"
+    report_at_end = gateway.client.delete("/admin/models/demo/tune").json()
+    assert report_at_end["state"] == "stopped"
 
     def alone() -> bool:
         view = gateway.show("demo")

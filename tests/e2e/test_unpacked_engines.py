@@ -86,9 +86,11 @@ def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
         if engine.startswith("sglang")
         else ("tensor-parallel-size", "max-model-len")
     )
-    given = ("--dtype=bfloat16", f"--{context}=8192")
+    arguments = ("--dtype=bfloat16", f"--{context}=8192")
     return [
-        Question(engine=engine, capability=GPUS.capability, argv=(f"--{parallel}={size}", *given))
+        Question(
+            engine=engine, capability=GPUS.capability, argv=(f"--{parallel}={size}", *arguments)
+        )
         for size in sizes
     ]
 
@@ -96,12 +98,12 @@ def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
 @pytest.fixture(scope="module")
 def parsed_answers(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswer:
     """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
-    folder, kept = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
+    folder, engine_cache = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
     with ThreadPoolExecutor(3) as pool:
         sources = dict(
             zip(
                 SOURCES,
-                pool.map(lambda name: kept.sources(*name.split("==")), SOURCES),
+                pool.map(lambda name: engine_cache.sources(*name.split("==")), SOURCES),
                 strict=True,
             )
         )
@@ -110,14 +112,14 @@ def parsed_answers(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     model, turns = model_files(SEED, None), asyncio.Semaphore(2)
 
     async def ask_engines(engine: str) -> dict[int, EngineAnswer]:
-        asked_questions = questions(engine, ASKED[engine])
+        question_list = questions(engine, ASKED[engine])
         async with turns:
-            found_answers = await Inquirer(host, cache).answers(
-                ref(engine), GPUS, model, asked_questions, ENOUGH_S
+            answers = await Inquirer(host, cache).answers(
+                ref(engine), GPUS, model, question_list, ENOUGH_S
             )
         return {
-            size: found_answers[question]
-            for size, question in zip(ASKED[engine], asked_questions, strict=True)
+            size: answers[question]
+            for size, question in zip(ASKED[engine], question_list, strict=True)
         }
 
     async def of_version() -> Any:
@@ -174,13 +176,13 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     (model / "config.json").write_text(json.dumps(SEED))
     planner = OfflinePlanner.from_environment()
     planner.profiles = Profiles(learned=tmp_path / "learned")
-    wanted_wish = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
-    forecast = planner.decide(wanted_wish, "2x3090")
+    request = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
+    forecast = planner.decide(request, "2x3090")
     name, machine = planner.machine("2x3090")
-    decision, asked = asyncio.run(
-        planner.check_on(wanted_wish, name, machine, parsed_answers.inquirer)
+    decision, answers_of_engine = asyncio.run(
+        planner.check_on(request, name, machine, parsed_answers.inquirer)
     )
-    assert asked.problems == {}
+    assert answers_of_engine.problems == {}
     assert (forecast.plans[0].grade, decision.plans[0].grade) == ("guess", "checked")
     assert decision.plans[0].tensor_parallel.value == 2
 

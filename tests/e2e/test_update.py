@@ -31,25 +31,25 @@ FAILS = ["--exit-code", "3", "--no-serve"]
 def hub(tmp_path: Path) -> Iterator[FakeHub]:
     make_model(tmp_path / "demo")
     files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()}
-    with FakeHub({"org/name": FakeRepo(files, older=(COMMIT, MOVED))}) as made:
-        yield made
+    with FakeHub({"org/name": FakeRepo(files, older=(COMMIT, MOVED))}) as new_hub:
+        yield new_hub
 
 
 @contextlib.contextmanager
 def serving(folder: Path, hub: FakeHub, *scripts: list[str], **settings: str) -> Iterator[Gateway]:
     """A gateway with the model `m` of the Hub. scripts: of its engine's starts."""
-    own = {
+    gateway_settings = {
         "FITSERVE_HF_ENDPOINT": hub.url(),
         "NO_PROXY": "127.0.0.1",
         "HF_HOME": str(folder / "hf"),
         **settings,
     }
-    with contextlib.closing(scripted_gateway(folder, *scripts, **own)) as gateway:
+    with contextlib.closing(scripted_gateway(folder, *scripts, **gateway_settings)) as gateway:
         for version, flags in ((NEW, []), (BAD, FAILS)):
             _another(gateway, version, flags)
         gateway.start()
-        added = gateway.cli("add", "m", "org/name", "--engine", ENGINE, "--wait")
-        assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
+        result = gateway.cli("add", "m", "org/name", "--engine", ENGINE, "--wait")
+        assert result.returncode == 0, result.stderr + gateway.log.read_text()[-3000:]
         yield gateway
 
 
@@ -91,23 +91,23 @@ async def test_an_update_of_the_commit_breaks_no_answer_of_any_worker(
 ) -> None:
     with serving(tmp_path, hub, ["--tokens-per-second", "50"], FITSERVE_WORKERS="2") as gateway:
         await asyncio.to_thread(wait_for, "two workers", lambda: len(workers(gateway)) == 2)
-        async with keep_asking(gateway) as counted:
+        async with keep_asking(gateway) as counts:
             await asyncio.to_thread(
-                wait_for, "answers of the first commit", lambda: len(counted) == 2
+                wait_for, "answers of the first commit", lambda: len(counts) == 2
             )
-            former_engine = next(iter(engines(gateway)))
+            engine_before = next(iter(engines(gateway)))
             hub.repos["org/name"].commit = MOVED
             result = await asyncio.to_thread(gateway.cli, "update", "m", "--yes", "--wait")
             assert result.returncode == 0, result.stderr + gateway.log.read_text()[-3000:]
             await asyncio.to_thread(
                 wait_for,
                 "the old engine's end",
-                lambda: former_engine not in engines(gateway),
+                lambda: engine_before not in engines(gateway),
                 4 * HANG_S,
             )
-            served = Counter(counted)
+            counter = Counter(counts)
             await asyncio.to_thread(
-                wait_for, "answers of the new commit", lambda: len(counted - served) == 2
+                wait_for, "answers of the new commit", lambda: len(counts - counter) == 2
             )
         assert now(gateway)[0] == MOVED
         assert [attempt["failure"] for attempt in gateway.show("m")["attempts"]] == [None, None]
@@ -171,9 +171,9 @@ def test_another_engine_version_takes_over_and_one_that_fails_does_not(
         assert json.loads(completed.stdout)["wish"]["engines"] == [f"{kind}=={NEW}"]
         # The weights stay, wherever the branch has moved.
         assert now(gateway) == (COMMIT, NEW)
-        failed = gateway.cli("update", "m", "--engine", f"{kind}=={BAD}", "--yes", "--wait")
-        assert failed.returncode == 1, failed.stdout
-        assert "the change of m failed" in failed.stderr
+        outcome = gateway.cli("update", "m", "--engine", f"{kind}=={BAD}", "--yes", "--wait")
+        assert outcome.returncode == 1, outcome.stdout
+        assert "the change of m failed" in outcome.stderr
         assert now(gateway) == (COMMIT, NEW)
         assert gateway.show("m")["wish"]["engines"] == [f"{kind}=={NEW}"]
         assert answers(gateway)

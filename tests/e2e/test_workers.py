@@ -36,19 +36,19 @@ def holders(gateway: Gateway) -> dict[int, int]:
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ports = [tuple(int(end.rpartition(":")[2], 16) for end in row[1:3]) for row in rows]
     clients = {
-        row[9]: theirs
-        for row, (ours, theirs) in zip(rows, ports, strict=True)
-        if ours == gateway.port and row[3] == "01"
+        row[9]: remote_port
+        for row, (local_port, remote_port) in zip(rows, ports, strict=True)
+        if local_port == gateway.port and row[3] == "01"
     }
-    found: dict[int, int] = {}
+    pids_by_port: dict[int, int] = {}
     for pid in workers(gateway):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if port := clients.get(
                     str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
                 ):
-                    found[port] = pid
-    return found
+                    pids_by_port[port] = pid
+    return pids_by_port
 
 
 @contextlib.contextmanager
@@ -60,16 +60,20 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
         client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=hang_s())
         client.connect()
         clients[client.sock.getsockname()[1]] = client
-        held_holders = holders(gateway)
+        pids_by_port = holders(gateway)
         return list(
             {
-                held_holders[port]: one for port, one in clients.items() if port in held_holders
+                pids_by_port[port]: client
+                for port, client in clients.items()
+                if port in pids_by_port
             }.values()
         )
 
     try:
         yield wait_for(
-            "a connection to each worker", lambda: len(found := both()) == 2 and found, every_s=0.02
+            "a connection to each worker",
+            lambda: len(connections := both()) == 2 and connections,
+            every_s=0.02,
         )
     finally:
         for client in clients.values():
@@ -99,11 +103,11 @@ def start_gateway(folder: Path, *flags: str, **settings: str) -> Iterator[Gatewa
         gateway.client.headers["authorization"] = f"Bearer {key}"
     gateway.start()
     try:
-        added = gateway.client.post(
+        response = gateway.client.post(
             "/admin/models",
             json={"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]},
         )
-        assert added.status_code == 202, added.text
+        assert response.status_code == 202, response.text
         gateway.until("m", "ready")
         wait_for(
             "two workers",
@@ -135,13 +139,13 @@ def client() -> httpx.AsyncClient:
 
 
 async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
-    begun, hold = asyncio.Semaphore(0), tmp_path / "hold"
+    starts, hold = asyncio.Semaphore(0), tmp_path / "hold"
     with start_gateway(tmp_path, "--hold", str(hold)) as gateway:
         hold.touch()
         async with client() as many:
-            running = asyncio.gather(*(stream(many, gateway, begun) for _ in range(STREAMS)))
+            running = asyncio.gather(*(stream(many, gateway, starts) for _ in range(STREAMS)))
             for _ in range(STREAMS):
-                await asyncio.wait_for(begun.acquire(), hang_s())
+                await asyncio.wait_for(starts.acquire(), hang_s())
             # The kernel spreads them by a hash of their ports.
             counts = Counter(holders(gateway).values())
             victim, other = workers(gateway)
@@ -154,19 +158,19 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
             )
             # All this while the others' answers go on.
             with one_client_each(gateway) as clients:
-                assert {complete(one, "m") for one in clients} == {200}
+                assert {complete(client, "m") for client in clients} == {200}
             assert not running.done()
             hold.unlink()
-            ended = await running
-        done = sum(text.endswith("data: [DONE]\n\n") for text in ended)
-        broken = sum("[DONE]" not in text for text in ended)
-        assert done + broken == STREAMS
+            texts = await running
+        whole_count = sum(text.endswith("data: [DONE]\n\n") for text in texts)
+        broken_count = sum("[DONE]" not in text for text in texts)
+        assert whole_count + broken_count == STREAMS
         # `holders` knows those of the client that asks for health too.
-        assert counts[victim] - 2 <= broken <= counts[victim]
-        assert min(done, broken) > STREAMS / 4
+        assert counts[victim] - 2 <= broken_count <= counts[victim]
+        assert min(whole_count, broken_count) > STREAMS / 4
         wait_for(
             "the rest counted",
-            lambda: metric(gateway, "fitserve_requests_total") == done + len(clients),
+            lambda: metric(gateway, "fitserve_requests_total") == whole_count + len(clients),
         )
         wait_for("nothing in flight", lambda: metric(gateway, "fitserve_requests_in_flight") == 0)
 
@@ -178,11 +182,13 @@ def test_tables_reach_every_worker(tmp_path: Path) -> None:
     ):
 
         def every_worker_says(status: int, model: str, key: str) -> None:
-            left = list(clients)
+            clients_left = list(clients)
 
             def is_empty() -> bool:
-                left[:] = [one for one in left if complete(one, model, key) != status]
-                return not left
+                clients_left[:] = [
+                    client for client in clients_left if complete(client, model, key) != status
+                ]
+                return not clients_left
 
             wait_for(f"{status} for {model}", is_empty, every_s=0.02)
 
@@ -192,10 +198,10 @@ def test_tables_reach_every_worker(tmp_path: Path) -> None:
         every_worker_says(503, "n", ADMIN)
         gateway.client.delete("/admin/models/n")
         every_worker_says(404, "n", ADMIN)
-        made = gateway.client.post("/admin/keys", json={"name": "k"}).json()["key"]
-        every_worker_says(200, "m", made)
+        new_key = gateway.client.post("/admin/keys", json={"name": "k"}).json()["key"]
+        every_worker_says(200, "m", new_key)
         gateway.client.delete("/admin/keys/k")
-        every_worker_says(401, "m", made)
+        every_worker_says(401, "m", new_key)
 
 
 def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
@@ -220,8 +226,8 @@ def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
             assert answers[-1] == 429
             return len(answers) - 1
 
-        one, other = clients
-        assert count_admitted_requests(one, 0) >= 18
+        first_client, other = clients
+        assert count_admitted_requests(first_client, 0) >= 18
         # Alone, the other one would admit nineteen as well, and one every three seconds; but it has
         # heard of those.
         assert count_admitted_requests(other, 0.5) < 15
@@ -253,11 +259,11 @@ def test_a_follower_that_leaves_ends_the_request_in_the_control_process(tmp_path
 
         def readers() -> int:
             """How often the control process has the engine's log open."""
-            found = 0
+            cancellations = 0
             for descriptor in descriptors.iterdir():
                 with contextlib.suppress(OSError):
-                    found += descriptor.readlink().suffix == ".log"
-            return found
+                    cancellations += descriptor.readlink().suffix == ".log"
+            return cancellations
 
         # The gateway reads it too, now and then: so many followers that it makes no difference.
         followed = []
@@ -276,20 +282,20 @@ def test_a_follower_that_leaves_ends_the_request_in_the_control_process(tmp_path
 async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
     tmp_path: Path,
 ) -> None:
-    begun, hold = asyncio.Semaphore(0), tmp_path / "hold"
+    starts, hold = asyncio.Semaphore(0), tmp_path / "hold"
     with start_gateway(tmp_path, "--hold", str(hold)) as gateway:
         serving, old = engines(gateway), set(workers(gateway))
         hold.touch()
         async with client() as many:
-            before = asyncio.gather(*(stream(many, gateway, begun) for _ in range(20)))
+            before = asyncio.gather(*(stream(many, gateway, starts) for _ in range(20)))
             for _ in range(20):
-                await asyncio.wait_for(begun.acquire(), hang_s())
+                await asyncio.wait_for(starts.acquire(), hang_s())
             gateway.kill()
-            later = asyncio.gather(*(stream(many, gateway, begun) for _ in range(10)))
+            later = asyncio.gather(*(stream(many, gateway, starts) for _ in range(10)))
             health = await many.get(f"{gateway.url}/healthz")
             assert (health.status_code, health.json()["error"]["code"]) == (503, "model_not_ready")
             for _ in range(10):
-                await asyncio.wait_for(begun.acquire(), hang_s())
+                await asyncio.wait_for(starts.acquire(), hang_s())
             assert set(workers(gateway)) == old
             await asyncio.to_thread(gateway.start)
             # The next gateway serves, and the old workers finish what they began.
@@ -297,8 +303,8 @@ async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
             assert not before.done()
             assert not later.done()
             hold.unlink()
-            ended = [*await before, *await later]
-        assert all(text.endswith("data: [DONE]\n\n") for text in ended)
+            texts = [*await before, *await later]
+        assert all(text.endswith("data: [DONE]\n\n") for text in texts)
         wait_for("the old workers end", lambda: not old & set(workers(gateway)))
         wait_for("two workers", lambda: len(workers(gateway)) == 2)
         gateway.until("m", "ready")
@@ -341,18 +347,21 @@ def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path)
         assert (again.returncode, "Another gateway" in again.stderr) == (3, True)
         other_scripted_gateway = scripted_gateway(tmp_path / "two", FITSERVE_WORKERS="2")
         other_scripted_gateway.environment["FITSERVE_PORT"] = str(gateway.port)
-        taken = other_scripted_gateway.cli("serve")
-        assert (taken.returncode, "Address already in use" in taken.stderr) == (2, True)
+        result = other_scripted_gateway.cli("serve")
+        assert (result.returncode, "Address already in use" in result.stderr) == (2, True)
 
 
 async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> None:
     """Each acknowledged response is continued by its owner on its replica, and by nobody else, also
     while workers die and come back."""
-    kept: list[str] = []
+    ids: list[str] = []
     refusals = Counter[tuple[int, ...]]()
     async with Upstream(Engine()) as first_upstream, Upstream(Engine()) as second:
         running = serve_models(
-            tmp_path, {"m": [f"{one.url}/v1" for one in (first_upstream, second)]}, ADMIN, **TWO
+            tmp_path,
+            {"m": [f"{upstream.url}/v1" for upstream in (first_upstream, second)]},
+            ADMIN,
+            **TWO,
         )
         gateway = await asyncio.to_thread(running.__enter__)
         try:
@@ -372,10 +381,10 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
                             "/v1/responses", json=ASKED, headers=bearer(ADMIN)
                         )
                         assert answer.status_code == 200, answer.text
-                        kept.append(answer.json()["id"])
-                        answers = await uses(async_client, other, kept[-1])
+                        ids.append(answer.json()["id"])
+                        answers = await uses(async_client, other, ids[-1])
                         refusals[tuple(status for status, _ in answers)] += 1
-                for id_ in kept:
+                for id_ in ids:
                     assert [
                         (
                             await async_client.get(f"/v1/responses/{id_}", headers=bearer(key))
@@ -389,7 +398,7 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
                     assert answer.status_code == 200, answer.text
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)
-    assert len(kept) > 40
+    assert len(ids) > 40
     assert refusals.keys() == {(404,) * 5}
     assert refusals.total() > 30
 
