@@ -129,20 +129,25 @@ def questions(version: str) -> Iterator[Question]:
             yield Question("gemma4", head, kv_dtype=kv)
         yield Question("gemma4", 512, forced="FLASHINFER")
         yield Question("gemma4", 512, forced="FLASH_ATTN")
-    added = [name for bound, names in ADDED.items() if since(version, bound) for name in names]
+    added = [
+        name
+        for first_version, names in ADDED.items()
+        if since(version, first_version)
+        for name in names
+    ]
     # From 0.33 on its own new backends are asked for.
     if since(version, "0.26") and not since(version, "0.33"):
         added.append("TOKENSPEED_MLA")
-    for forced in (*ORDINARY, *added):
+    for forced_backend in (*ORDINARY, *added):
         for head, kv in ((128, "auto"), (512, "auto"), (128, "fp8"), (100, "auto")):
-            yield full._replace(forced=forced, head_dim=head, kv_dtype=kv)
+            yield full._replace(forced=forced_backend, head_dim=head, kv_dtype=kv)
         for change in (
             {"sinks": True},
             {"causal": False},
             {"multimodal_prefix": True, "head_dim": 256},
         ):
-            yield full._replace(forced=forced, **change)
-        yield DEEPSEEK._replace(forced=forced)
+            yield full._replace(forced=forced_backend, **change)
+        yield DEEPSEEK._replace(forced=forced_backend)
 
 
 # DeepSeek V3 (128 heads, of which a rank has some) and its sparse successor V3.2.
@@ -211,9 +216,9 @@ def _gemma4(q: Question) -> list[Any]:
     importlib.import_module(
         "vllm.model_executor.models.config"
     ).Gemma4Config.verify_and_update_config(current)
-    forced, flash = current.attention_config.backend, current.attention_config.flash_attn_version
+    backend, flash = current.attention_config.backend, current.attention_config.flash_attn_version
     current.attention_config.backend = None
-    base = q._replace(forced=forced.name if forced else "", flash_attention=flash)
+    base = q._replace(forced=backend.name if backend else "", flash_attention=flash)
     sliding = _answer(base._replace(kind="sliding", head_dim=256))
     return [*sliding[:2], *_answer(base._replace(kind="full"))[:2]]
 
@@ -239,50 +244,52 @@ def _answer(q: Question) -> list[Any]:
         ]
         return [registry.MambaAttentionBackendEnum[name].get_class().get_name(), None, None, None]
     if q.kind == "vision":
-        chosen = platform.get_vit_attn_backend(q.head_dim, dtype).name
+        backend_name = platform.get_vit_attn_backend(q.head_dim, dtype).name
         return [
-            chosen,
-            _flash_version(head_size=q.head_dim) if chosen == "FLASH_ATTN" else None,
+            backend_name,
+            _flash_version(head_size=q.head_dim) if backend_name == "FLASH_ATTN" else None,
             None,
             None,
         ]
     selector: Any = importlib.import_module("vllm.v1.attention.selector")
-    asked_fit = fit(
+    configuration = fit(
         selector.AttentionSelectorConfig, head_size=q.head_dim, dtype=dtype,
         kv_cache_dtype=q.kv_dtype,
         block_size=q.block_size, use_mla=q.kind == "mla", has_sink=q.sinks, use_sparse=q.sparse,
         use_mm_prefix=q.multimodal_prefix, attn_type=q.role, has_sliding_window=q.kind == "sliding",
         use_non_causal=not q.causal,
     )  # fmt: skip
-    forced = registry.AttentionBackendEnum[q.forced] if q.forced else None
+    forced_backend = registry.AttentionBackendEnum[q.forced] if q.forced else None
     valid: str | None = None
-    refused: str | None = None
-    if forced is None:
-        found, bad = fit(
+    rejection_text: str | None = None
+    if forced_backend is None:
+        backend_rows, bad = fit(
             platform.get_valid_backends,
             device_capability=platform.get_device_capability(),
-            attn_selector_config=asked_fit,
+            attn_selector_config=configuration,
             num_heads=q.heads if q.kind == "mla" else None,
         )
         backends = [
-            one[0] if isinstance(one[0], registry.AttentionBackendEnum) else one.backend
-            for one in found
+            row[0] if isinstance(row[0], registry.AttentionBackendEnum) else row.backend
+            for row in backend_rows
         ]
         valid = " ".join(backend.name for backend in backends)
-        refused = ", ".join(
+        rejection_text = ", ".join(
             f"{backend.name}: {_code(reasons)}" for backend, (_, reasons) in bad.items()
         )
     try:
         path = platform.get_attn_backend_cls(
-            forced, attn_selector_config=asked_fit, num_heads=q.heads if q.kind == "mla" else None
+            forced_backend,
+            attn_selector_config=configuration,
+            num_heads=q.heads if q.kind == "mla" else None,
         )
     except ValueError as error:
         if "No valid attention backend found" in str(error) or "is not valid for" in str(error):
-            return [None, None, valid, refused]
+            return [None, None, valid, rejection_text]
         raise
     module, _, name = path.rpartition(".")
-    chosen = getattr(importlib.import_module(module), name).get_name()
-    return [chosen, _version_of(chosen, q), valid, refused]
+    backend_name = getattr(importlib.import_module(module), name).get_name()
+    return [backend_name, _version_of(backend_name, q), valid, rejection_text]
 
 
 def _version_of(backend: str, q: Question) -> int | None:

@@ -75,12 +75,12 @@ SIZES = (
 
 def _weights() -> list[Question]:
     base = Question("none", "unquantized")
-    found = [base]
+    shapes = [base]
     for origin, bits, group in itertools.product(
         ("gptq", "auto-round", "compressed-tensors"), (4, 8), (32, 128, -1)
     ):
-        found.append(base._replace(origin=origin, kind="wna16", bits=bits, group=group))
-    found += [
+        shapes.append(base._replace(origin=origin, kind="wna16", bits=bits, group=group))
+    shapes += [
         base._replace(origin="gptq", kind="wna16", bits=4, group=128, act_order=True),
         base._replace(origin="compressed-tensors", kind="wna16", bits=4, group=128, act_order=True),
         base._replace(origin="gptq", kind="wna16", bits=4, group=128, symmetric=False),
@@ -122,25 +122,25 @@ def _weights() -> list[Question]:
         base._replace(origin="compressed-tensors", kind="int8", bits=8),
         base._replace(origin="compressed-tensors", kind="w4a8", bits=4, group=128),
     ]
-    return found
+    return shapes
 
 
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
     for weights in _weights():
-        for hidden, intermediate, experts, per_token, tp, ep in SIZES:
-            asked = weights._replace(
-                hidden=hidden,
+        for hidden_size, intermediate, experts, per_token, tp, ep in SIZES:
+            question = weights._replace(
+                hidden=hidden_size,
                 intermediate=intermediate,
                 experts=experts,
                 per_token=per_token,
                 tp=tp,
                 ep=ep,
             )
-            if weights.kind == "mxfp4" or hidden == 2880:
-                yield asked._replace(activation="swigluoai", bias=True, family="gpt_oss")
+            if weights.kind == "mxfp4" or hidden_size == 2880:
+                yield question._replace(activation="swigluoai", bias=True, family="gpt_oss")
             if weights.origin != "mxfp4":
-                yield asked
+                yield question
         yield weights._replace(dtype="float16")
         for routing in ("default", "sigmoid", "minimax", "deepseek"):
             yield weights._replace(routing=routing)
@@ -149,7 +149,7 @@ def questions(version: str) -> Iterator[Question]:
         yield weights._replace(
             activation="relu2_no_mul", family="nemotron_h", intermediate=1856, hidden=2688
         )
-        for forced in (
+        for forced_backend in (
             "marlin",
             "triton",
             "flashinfer_cutlass",
@@ -159,7 +159,7 @@ def questions(version: str) -> Iterator[Question]:
             "humming",
         ):
             if since(version, "0.19") and weights.group != 32:
-                yield weights._replace(forced=forced)
+                yield weights._replace(forced=forced_backend)
 
 
 def answers(version: str) -> list[list[Any]]:
@@ -229,8 +229,8 @@ def _build(q: Question, current: Any) -> list[Any]:
     current.compilation_config.static_forward_context.clear()
     module: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.layer")
     make = getattr(module, "FusedMoEFactory", None) or module.FusedMoE
-    biased = q.routing in ("minimax", "deepseek")
-    grouped = (
+    has_bias = q.routing in ("minimax", "deepseek")
+    group_options = (
         {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
         if q.routing == "deepseek"
         else {}
@@ -238,10 +238,10 @@ def _build(q: Question, current: Any) -> list[Any]:
     layer = fit(
         make, num_experts=q.experts, top_k=q.per_token, hidden_size=q.hidden,
         intermediate_size=q.intermediate,
-        params_dtype=getattr(torch, q.dtype), renormalize=q.routing != "default", **grouped,
+        params_dtype=getattr(torch, q.dtype), renormalize=q.routing != "default", **group_options,
         scoring_func="softmax" if q.routing in ("renormalize", "default") else "sigmoid",
         e_score_correction_bias=torch.nn.Parameter(torch.empty(q.experts,
-            dtype=torch.float32)) if biased else None, quant_config=_quant_config(q, current),
+            dtype=torch.float32)) if has_bias else None, quant_config=_quant_config(q, current),
         prefix="model.layers.0.mlp.experts", activation=q.activation, has_bias=q.bias,
         is_act_and_mul="no_mul" not in q.activation,
         ckpt_names=("up_proj", "down_proj", None) if "no_mul" in q.activation else ("gate_proj",
@@ -265,9 +265,9 @@ def _backend(method: Any) -> str | None:
 
 def _pad(q: Question, method: Any, backend: str | None) -> list[int] | None:
     ranks = 1 if q.ep else q.tp
-    made = [method.moe.hidden_dim, method.moe.intermediate_size_per_partition]
+    sizes = [method.moe.hidden_dim, method.moe.intermediate_size_per_partition]
     if q.kind == "mxfp4" and isinstance(getattr(method, "intermediate_size", None), int):  # 0.18.0
-        made = [method.hidden_size, method.intermediate_size]
+        sizes = [method.hidden_size, method.intermediate_size]
     marlin: Any = importlib.import_module(
         "vllm.model_executor.layers.quantization.utils.marlin_utils"
     )
@@ -277,8 +277,8 @@ def _pad(q: Question, method: Any, backend: str | None) -> list[int] | None:
         and hasattr(marlin, "marlin_moe_padded_intermediate")
     ):
         # The engine does this once the weights are loaded.
-        made[1] = marlin.marlin_moe_padded_intermediate(made[1], q.group)
-    return made if made != [q.hidden, q.intermediate // ranks] else None
+        sizes[1] = marlin.marlin_moe_padded_intermediate(sizes[1], q.group)
+    return sizes if sizes != [q.hidden, q.intermediate // ranks] else None
 
 
 def _quant_config(q: Question, current: Any) -> Any:

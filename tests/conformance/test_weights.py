@@ -42,8 +42,8 @@ def padded_experts(
     kernels says."""
     if not since(version, "0.33") or (capability, model) != ("10.0", "qwen3-30b-a3b"):
         return {}
-    own = -(-768 // tp // 128) * 128
-    sizes = {"expert_column": (2048, 2 * own), "expert_row": (own, 2048)}
+    width = -(-768 // tp // 128) * 128
+    sizes = {"expert_column": (2048, 2 * width), "expert_row": (width, 2048)}
     plain = Scheme(kind="unquantized", bits=16)
     return {
         layer: sizes[layer.shard] for layer in layers if layer.experts and layer.scheme == plain
@@ -53,7 +53,7 @@ def padded_experts(
 @pytest.mark.parametrize(
     ("version", "capability", "model", "quant", "answer"),
     ASKED,
-    ids=["-".join(one[:4]) for one in ASKED],
+    ids=["-".join(case[:4]) for case in ASKED],
 )
 def test_bytes_are_those_of_the_engine(
     version: str, capability: str, model: str, quant: str, answer: dict[str, list[int | None]]
@@ -67,37 +67,35 @@ def test_bytes_are_those_of_the_engine(
         total = answer[""][position]
         if total is None:
             continue
-        padded = padded_experts(body.linears, capability, version, model, tp)
-        ours: dict[str, int] = {}
+        pads = padded_experts(body.linears, capability, version, model, tp)
+        planner_bytes: dict[str, int] = {}
         slack: dict[str, float] = {}
         for layer in body.linears:
-            size = linear_bytes(
-                layer, Rank(tp=tp, capability=capability), traits, padded.get(layer)
-            )
+            size = linear_bytes(layer, Rank(tp=tp, capability=capability), traits, pads.get(layer))
             assert size is not None, (layer.name, tp)
             if quant == "bitsandbytes-4bit":
                 size -= size // 9  # scales, which the engine adds while it loads
-            ours[layer.name] = ours.get(layer.name, 0) + size
+            planner_bytes[layer.name] = planner_bytes.get(layer.name, 0) + size
             slack[layer.name] = (
                 slack.get(layer.name, 0)
                 + SLACK * layer.count * max(1, layer.experts)
                 + loose * size
             )
-        theirs = {
+        engine_bytes = {
             name: sizes[position] or 0
             for name, sizes in answer.items()
             if name and name not in others
         }
-        assert ours.keys() == theirs.keys()
+        assert planner_bytes.keys() == engine_bytes.keys()
         off = {
-            name: (size, ours[name])
-            for name, size in theirs.items()
-            if abs(size - ours[name]) > slack[name]
+            name: (size, planner_bytes[name])
+            for name, size in engine_bytes.items()
+            if abs(size - planner_bytes[name]) > slack[name]
         }
         assert not off, (tp, off)
         if not quant.startswith("bitsandbytes"):
             assert weights_bytes(
-                body, Rank(tp=tp, capability=capability), traits, padded
+                body, Rank(tp=tp, capability=capability), traits, pads
             ) == pytest.approx(total, rel=0.0002 + loose / 2)
 
 
@@ -114,13 +112,15 @@ def test_experts_are_dealt_whole_with_expert_parallelism() -> None:
         for layer in body_of("qwen3-30b-a3b", "none").linears
         if layer.name.endswith("experts.w2")
     )
-    one = 768 * 2048 * 2 * layer.count
+    expert_bytes = 768 * 2048 * 2 * layer.count
     assert (
-        linear_bytes(layer, Rank(tp=8, ep=8)) == linear_bytes(layer, Rank(tp=1, ep=8)) == 16 * one
+        linear_bytes(layer, Rank(tp=8, ep=8))
+        == linear_bytes(layer, Rank(tp=1, ep=8))
+        == 16 * expert_bytes
     )
     # The first rank has one expert more than the last.
-    assert linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * one
-    assert linear_bytes(layer, Rank(tp=3, ep=3)) == 43 * one
+    assert linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * expert_bytes
+    assert linear_bytes(layer, Rank(tp=3, ep=3)) == 43 * expert_bytes
 
 
 def test_online_fp8_halves_what_it_quantizes() -> None:
@@ -128,7 +128,7 @@ def test_online_fp8_halves_what_it_quantizes() -> None:
         body_of("qwen3-8b", "none"),
         case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}},
     )
-    halved = build(model_from_config(online))
+    fp8_model = build(model_from_config(online))
     assert [linear_bytes(layer, Rank(tp=2)) for layer in plain.linears] == [
-        2 * (linear_bytes(layer, Rank(tp=2)) or 0) for layer in halved.linears
+        2 * (linear_bytes(layer, Rank(tp=2)) or 0) for layer in fp8_model.linears
     ]

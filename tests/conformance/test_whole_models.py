@@ -53,14 +53,14 @@ def decision(model: str, quant: str, capability: str) -> Decision:
 
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
     """What became of the way in which nothing is changed."""
-    decided = decision(model, quant, capability)
-    here = [rejection for rejection in decided.rejected if rejection.engine.version == version]
-    refused = [one for one in here if (one.tensor_parallel, one.pipeline_parallel) == (tp, 1)]
-    plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
+    outcome = decision(model, quant, capability)
+    here = [rejection for rejection in outcome.rejected if rejection.engine.version == version]
+    rejections = [row for row in here if (row.tensor_parallel, row.pipeline_parallel) == (tp, 1)]
+    plain = [plan for plan in outcome.plans if plan.engine.version == version and plan.cost == 0]
     plan_outcomes: list[PlanOutcome] = [
         plan for plan in plain if (plan.tensor_parallel.value, plan.data_parallel.value) == (tp, 1)
     ]
-    return (plan_outcomes + refused or here)[0]
+    return (plan_outcomes + rejections or here)[0]
 
 
 # What the engine says -> the verdicts that tell the same; the first whose words are in it.
@@ -89,14 +89,14 @@ def layers_of(
     model: str, answer: dict[str, Any], position: int, ranks: Sequence[int] = TENSOR_PARALLEL
 ) -> Counter[tuple[str, int, int, str]]:
     """(name, inputs, outputs, kernel) -> how many, on one of ranks[position] ranks."""
-    accepted = [tp for tp in ranks if str(tp) not in answer.get("refused", {})]
-    place = accepted.index(ranks[position])
+    ranks_of_engine = [tp for tp in ranks if str(tp) not in answer.get("refused", {})]
+    place = ranks_of_engine.index(ranks[position])
     counts: Counter[tuple[str, int, int, str]] = Counter()
     for row in answer["layers"]:
         name, kernels, sizes, count = row.split()
         kernel, k, n = (
-            told[place if len(told) > 1 else 0]
-            for told in (one.split("|") for one in (kernels, *sizes.split("x")))
+            words[place if len(words) > 1 else 0]
+            for words in (text.split("|") for text in (kernels, *sizes.split("x")))
         )
         if not (name.endswith(".gate") and kernel == "torch" and model in FLOAT_ROUTERS):
             counts[name, int(k), int(n), NAMES.get(kernel, kernel)] += int(count)
@@ -119,13 +119,13 @@ def layers_ours(outcome: PlanOutcome) -> Counter[tuple[str, int, int, str]]:
 def attention_of(
     answer: dict[str, Any], position: int
 ) -> Counter[tuple[str, int, str, int | None]]:
-    told = (
+    rows = (
         answer["attention"][position]
         if isinstance(answer["attention"], list)
         else answer["attention"]
     )
     counts: Counter[tuple[str, int, str, int | None]] = Counter()
-    for row in told.split(", "):
+    for row in rows.split(", "):
         kind, head, backend, *rest = row.split()
         version, count = (int(rest[0]), int(rest[1])) if len(rest) == 2 else (None, int(rest[0]))
         counts[kind, int(head), backend, version] += count
@@ -169,10 +169,11 @@ def ungrown(
     sizes: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in outcome.kernels:
         if row.layer.endswith(".experts.w2") and row.padded_to and row.k and row.n:
-            own, width = row.padded_to
-            name, given = row.layer.removesuffix(".w2"), (row.n, row.k)
+            row_width, width = row.padded_to
+            name, full_size = row.layer.removesuffix(".w2"), (row.n, row.k)
             sizes |= {
-                (name, *grown): given for grown in ((width, own), (width, row.k), (row.n, own))
+                (name, *grown_sizes): full_size
+                for grown_sizes in ((width, row_width), (width, row.k), (row.n, row_width))
             }
     counts: Counter[tuple[str, int, int, str]] = Counter()
     for (name, k, n, kernel), count in theirs.items():
@@ -196,8 +197,8 @@ def built_alike(
     version: str, model: str, quant: str, answer: dict[str, Any], position: int, mine: PlanOutcome
 ) -> list[str]:
     """What the planner says otherwise of a model that the engine builds."""
-    found = []
-    theirs, counts = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
+    lines = []
+    engine_layers, counts = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
     # The towers are modules of transformers, whose layers are torch's.
     if version == "0.19.1" and model.startswith("gemma-4"):
         towers = ("vision_tower.", "audio_tower.")
@@ -208,52 +209,60 @@ def built_alike(
                 if not (row[0].startswith(towers) and row[3] == "torch")
             }
         )
-    if theirs != counts:
-        found.append(f"layers: theirs {dict(theirs - counts)}, ours {dict(counts - theirs)}")
+    if engine_layers != counts:
+        lines.append(
+            f"layers: theirs {dict(engine_layers - counts)}, ours {dict(counts - engine_layers)}"
+        )
     attention = attention_of(answer, position)
-    said = attention_ours(mine, {(kind, head) for kind, head, _, number in attention if number})
-    if attention != said:
-        found.append(f"attention: theirs {dict(attention - said)}, ours {dict(said - attention)}")
+    planner_attention = attention_ours(
+        mine, {(kind, head) for kind, head, _, number in attention if number}
+    )
+    if attention != planner_attention:
+        lines.append(
+            f"attention: theirs {dict(attention - planner_attention)},"
+            f" ours {dict(planner_attention - attention)}"
+        )
     weights, memory = answer["weights"][position], mine.memory
     assert memory is not None
     # Tiles that Marlin fills up while it loads are counted here, and not among what it loads into.
-    filled = [
+    padded_rows = [
         row
         for row in mine.kernels
         if row.padded_to and ".experts." not in row.layer and row.k and row.n
     ]
     tiles = sum(
-        row.count * (math.prod(row.padded_to or ()) - (row.k or 0) * (row.n or 0)) for row in filled
+        row.count * (math.prod(row.padded_to or ()) - (row.k or 0) * (row.n or 0))
+        for row in padded_rows
     )
     experts = config(model, quant).get("num_local_experts", 0)
     off = memory.weights_bytes - weights - kept_scales(version, mine.kernels, experts)
     if quant not in UNLOADED and not -0.005 * weights <= off <= 0.005 * weights + tiles:
-        found.append(f"weights: theirs {weights}, ours {memory.weights_bytes}")
+        lines.append(f"weights: theirs {weights}, ours {memory.weights_bytes}")
     kv = answer.get("kv", "")
     kv = kv[position] if isinstance(kv, list) else kv
     if per_token(kv) != memory.kv_bytes_per_token:
-        found.append(
+        lines.append(
             f"KV cache: theirs {kv}, {per_token(kv)} a token, ours {memory.kv_bytes_per_token}"
         )
-    return found
+    return lines
 
 
 def differences(version: str, case: tuple[str, str, str], answer: dict[str, Any]) -> list[str]:
     """What the planner says otherwise than the engine, on any number of ranks."""
     model, quant, capability = case
-    found = []
+    lines = []
     for position, tp in enumerate(TENSOR_PARALLEL):
-        mine = outcome(version, model, quant, capability, tp)
+        plan = outcome(version, model, quant, capability, tp)
         why = answer.get("refused", {}).get(str(tp))
-        said: list[str] = []
-        if why is None and isinstance(mine, Rejected) and mine.verdict != "runtime_fail":
-            said = [f"the engine builds it, ours {mine.verdict}: {mine.reasons[0]}"]
+        new_lines: list[str] = []
+        if why is None and isinstance(plan, Rejected) and plan.verdict != "runtime_fail":
+            new_lines = [f"the engine builds it, ours {plan.verdict}: {plan.reasons[0]}"]
         elif why is None:
-            said = built_alike(version, model, quant, answer, position, mine)
-        elif mine.verdict not in next(verdicts for words, verdicts in REFUSALS if words in why):
-            said = [f"the engine refuses: {why}; ours {mine.verdict}"]
-        found += [f"{version} {model} {quant} {capability} tp={tp}: {one}" for one in said]
-    return found
+            new_lines = built_alike(version, model, quant, answer, position, plan)
+        elif plan.verdict not in next(verdicts for words, verdicts in REFUSALS if words in why):
+            new_lines = [f"the engine refuses: {why}; ours {plan.verdict}"]
+        lines += [f"{version} {model} {quant} {capability} tp={tp}: {line}" for line in new_lines]
+    return lines
 
 
 def ask_questions(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
@@ -274,9 +283,9 @@ def compare_answers() -> tuple[list[str], list[str]]:
     for version in VLLM:
         for case, answer in ask_questions(version):
             answers.setdefault(case, {})[version] = answer
-    wrong, unknown = [], []
-    for case, told in answers.items():
-        for version, answer in told.items():
+    wrong, unknown_cases = [], []
+    for case, case_answer in answers.items():
+        for version, answer in case_answer.items():
             wrong += differences(version, case, answer)
             outcomes = [outcome(version, *case, tp) for tp in TENSOR_PARALLEL]
             rows = [
@@ -286,10 +295,13 @@ def compare_answers() -> tuple[list[str], list[str]]:
                 if row.status == "unknown"
             ]
             rows += [
-                row.kind for one in outcomes for row in one.attention if row.status == "unknown"
+                row.kind
+                for each_outcome in outcomes
+                for row in each_outcome.attention
+                if row.status == "unknown"
             ]
-            unknown += [f"{version} {' '.join(case)}: {row}" for row in rows]
-    return wrong, unknown
+            unknown_cases += [f"{version} {' '.join(case)}: {row}" for row in rows]
+    return wrong, unknown_cases
 
 
 def test_every_whole_model_is_what_the_engine_builds_or_refuses() -> None:
@@ -313,9 +325,9 @@ def test_the_golden_answers_are_many_and_of_every_kind() -> None:
     assert len({quant for _, _, quant, *_ in answers}) >= 28
     assert len({capability for *_, capability, _ in answers}) == 6
     assert sum(len(answer.get("refused", {})) for *_, answer in answers) >= 250
-    compared = sum(
+    count = sum(
         sum(size is not None for size in answer["weights"])
         for *_, quant, _, answer in answers
         if quant not in UNLOADED
     )
-    assert compared >= 2500
+    assert count >= 2500

@@ -61,13 +61,15 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
                 .replace("{id}", "resp_x")
                 .replace(" ", "-")
             )
-            for column, told in zip(COLUMNS, cells, strict=True):
+            for column, expected_answer in zip(COLUMNS, cells, strict=True):
                 for key in keys.get(column, [None]):
-                    got = await knock(gateway, key, method, target)
-                    assert ("yes" if got not in (401, 403) else str(got)) == told, (
+                    status = await knock(gateway, key, method, target)
+                    assert (
+                        "yes" if status not in (401, 403) else str(status)
+                    ) == expected_answer, (
                         call,
                         column,
-                        got,
+                        status,
                     )
         # What a route does not take is no route.
         assert [
@@ -158,8 +160,8 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
         port = int(gateway.url.rpartition(":")[2])
         for key in (b"", b"authorization: Bearer " + api.encode() + b"\r\n"):
             for target in TARGETS:
-                got = await raw(port, b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (target, key))
-                assert got in (400, 401, 403, 404), (target, key, got)
+                reply = await raw(port, b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (target, key))
+                assert reply in (400, 401, 403, 404), (target, key, reply)
             for host in (
                 b"x/healthz?",
                 b"x#",
@@ -169,20 +171,20 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
                 b"x:80/healthz",
                 b"localhost",
             ):
-                got = await raw(
+                reply = await raw(
                     port, b"GET /admin/models HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (host, key)
                 )
-                assert got in (400, 401, 403), (host, got)
+                assert reply in (400, 401, 403), (host, reply)
             for extra in (
                 b"x-original-url: /healthz",
                 b"x-rewrite-url: /healthz",
                 b"x-forwarded-prefix: /healthz",
                 b"x-http-method-override: GET",
             ):
-                got = await raw(
+                reply = await raw(
                     port, b"GET /admin/models HTTP/1.1\r\nhost: x\r\n%b\r\n%b\r\n" % (extra, key)
                 )
-                assert got in (401, 403), (extra, got)
+                assert reply in (401, 403), (extra, reply)
 
 
 # --- S13: browsers ---
@@ -210,14 +212,14 @@ async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(
         for query in (f"key={ADMIN}", f"access_token={ADMIN}", f"token={ADMIN}"):
             assert (await gateway.client.get(f"/admin/models?{query}")).status_code == 401
         # A page cannot send a form: it needs a body in JSON.
-        sent = await gateway.client.post("/admin/models", data={"name": "a"}, headers=good)
-        assert sent.status_code == 400
+        response = await gateway.client.post("/admin/models", data={"name": "a"}, headers=good)
+        assert response.status_code == 400
 
 
 @pytest.mark.anyio
 async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        await make(one, "app")
+    async with gateway(tmp_path) as (server, _):
+        await make(server, "app")
 
         def stored_rows() -> list[Any]:
             with contextlib.closing(sqlite3.connect(tmp_path / "data" / "fitserve.db")) as db:
@@ -226,13 +228,13 @@ async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
                     for table in ("models", "attempts", "facts", "keys")
                 ]
 
-        former_stored_rows = stored_rows()
-        assert former_stored_rows[0]
-        assert former_stored_rows[3]
+        rows_before = stored_rows()
+        assert rows_before[0]
+        assert rows_before[3]
         for method, path in routes():
             if method in ("GET", "HEAD"):
-                await knock(one, None, method, path.replace("{name:path}", "a"))
-        assert stored_rows() == former_stored_rows
+                await knock(server, None, method, path.replace("{name:path}", "a"))
+        assert stored_rows() == rows_before
 
 
 # --- S14: guesses ---
@@ -240,20 +242,24 @@ async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (one, _):
-        app = await make(one, "app")
-        got = [await knock(one, f"guess-{number}", "GET", "/v1/models") for number in range(15)]
-        got += [await knock(one, f"guess-{number}", "GET", "/admin/models") for number in range(5)]
-        assert got == [401] * 10 + [429] * 10
-        refused = await one.client.get("/v1/models", headers={"authorization": "Bearer guess"})
-        assert 0 < int(refused.headers["retry-after"]) <= 60
+    async with gateway(tmp_path) as (server, _):
+        app = await make(server, "app")
+        statuses = [
+            await knock(server, f"guess-{number}", "GET", "/v1/models") for number in range(15)
+        ]
+        statuses += [
+            await knock(server, f"guess-{number}", "GET", "/admin/models") for number in range(5)
+        ]
+        assert statuses == [401] * 10 + [429] * 10
+        response = await server.client.get("/v1/models", headers={"authorization": "Bearer guess"})
+        assert 0 < int(response.headers["retry-after"]) <= 60
         # From the same address: a key that was made cannot be guessed, the admin's was used before;
         # no key is no guess.
-        assert await knock(one, app, "GET", "/v1/models") == 200
+        assert await knock(server, app, "GET", "/v1/models") == 200
         # The client's own header has the admin key.
-        assert await knock(one, None, "GET", "/admin/models") == 200
+        assert await knock(server, None, "GET", "/admin/models") == 200
         async with httpx.AsyncClient(
-            base_url=one.url, trust_env=False, timeout=hang_s()
+            base_url=server.url, trust_env=False, timeout=hang_s()
         ) as stranger:
             assert (await stranger.get("/v1/models")).status_code == 401
 
@@ -293,16 +299,16 @@ async def test_s10_secrets_are_found_nowhere(tmp_path: Path) -> None:
     }
     extra["FITSERVE_LOG_LEVEL"] = "debug"
     async with Upstream(script) as upstream:
-        made, told = await asyncio.to_thread(_talk, tmp_path, upstream.url, extra)
+        key, answers = await asyncio.to_thread(_talk, tmp_path, upstream.url, extra)
         heads = [request.partition(b"\r\n\r\n")[0] for request in upstream.requests]
-    secrets = [*CANARIES.values(), made, made.removeprefix("fs-")]
+    secrets = [*CANARIES.values(), key, key.removeprefix("fs-")]
     assert len(heads) > 3
     places = await asyncio.to_thread(
         lambda: {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     )
     assert {"gateway.log", "fitserve.db", "keys.json"} <= set(places)
     assert b'"outcome":"broken"' in places["gateway.log"]
-    places |= {f"told {number}": text for number, text in enumerate(told)}
+    places |= {f"told {number}": text for number, text in enumerate(answers)}
     places |= {f"engine {number}": head for number, head in enumerate(heads)}
     for secret in secrets:
         assert [name for name, content in places.items() if secret.encode() in content] == [], (
@@ -315,14 +321,14 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
     of the engine."""
     words = [{"role": "user", "content": CANARIES["prompt"]}]
     admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
-    told: list[bytes] = []
+    answers: list[bytes] = []
     with (
         serve_models(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as gateway,
         httpx.Client(base_url=gateway.url, trust_env=False, timeout=hang_s()) as client,
     ):
-        made = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
+        key = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
         chat = "/v1/chat/completions"
-        for headers in (admin, api, {"authorization": f"Bearer {made}"}):
+        for headers in (admin, api, {"authorization": f"Bearer {key}"}):
             assert (
                 client.post(
                     chat, json={"model": "m", "messages": words}, headers=headers
@@ -332,10 +338,10 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
         # A stream that breaks ends with its connection, which its head could not announce: the next
         # request is not to use it.
         once = api | {"connection": "close"}
-        broken = client.post(
+        response = client.post(
             chat, json={"model": "m", "messages": words, "x": "break"}, headers=once
         )
-        assert broken.content.count(b"engine_error") == 1
+        assert response.content.count(b"engine_error") == 1
         bad: list[tuple[str, str, dict[str, str], Any]] = [
             (
                 "POST",
@@ -371,8 +377,8 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
         ]
         for method, path, headers, body in bad:
             answer = client.request(method, path, headers=headers, json=body)
-            told.append(answer.content + str(answer.headers).encode())
+            answers.append(answer.content + str(answer.headers).encode())
         raw_body = f'{{"model": "m", "messages": "{CANARIES["prompt"]}'
-        told.append(client.post(chat, content=raw_body, headers=api).content)
+        answers.append(client.post(chat, content=raw_body, headers=api).content)
         assert client.get("/metrics", headers=admin).status_code == 200
-    return made, told
+    return key, answers

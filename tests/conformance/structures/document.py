@@ -201,9 +201,8 @@ def _linear(
     row_fields |= {name: sizes[name] for name in ("heads", "kv_heads") if name in sizes}
     if units := _units(sizes, row, facts):
         row_fields["units"] = units
-    if (
-        row_fields.get("kv_heads") == "0"
-    ):  # parts that every rank has whole, as those of one KV head
+    # Every rank has such parts whole, as those of one KV head.
+    if row_fields.get("kv_heads") == "0":
         row_fields["kv_heads"] = "1"
     if sizes.get("exact") == "1":
         row_fields["exact"] = True

@@ -53,16 +53,16 @@ def breaks(
     monkeypatch: pytest.MonkeyPatch, owner: object, method: str, hit: Callable[..., bool]
 ) -> list[bool]:
     """The method raises where `hit` says so, as long as the list that is returned is not empty."""
-    broken = [True]
+    fault = [True]
     real = getattr(owner, method)
 
     def raising(*given: Any, **named: Any) -> Any:
-        if broken and hit(*given):
+        if fault and hit(*given):
             raise SurprisingError(f"in {method} \ud800")
         return real(*given, **named)
 
     monkeypatch.setattr(owner, method, raising)
-    return broken
+    return fault
 
 
 async def serves(gateway: Running, name: str) -> bool:
@@ -82,9 +82,9 @@ async def tells(gateway: Running, name: str, words: str) -> None:
 def of_bad(_self: object, *given: Any) -> bool:
     """Whether the call is about the model `bad`."""
     return any(
-        getattr(one, "model", one) == "bad"
-        or getattr(getattr(one, "wish", None), "name", "") == "bad"
-        for one in given
+        getattr(argument, "model", argument) == "bad"
+        or getattr(getattr(argument, "wish", None), "name", "") == "bad"
+        for argument in given
     )
 
 
@@ -110,7 +110,7 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
         source = model_folder(tmp_path / "model")
         await gateway.add("before", source)
         await gateway.until("before", "ready")
-        broken = breaks(monkeypatch, owner, method, hit)
+        fault = breaks(monkeypatch, owner, method, hit)
         await gateway.add("bad", source)
         await tells(gateway, "bad", f"internal error: SurprisingError: in {method}")
         await gateway.add("after", source)
@@ -122,7 +122,7 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
             [event for event in log_records if isinstance(event.get("exc_info"), SurprisingError)]
         )
         assert times > 0
-        broken.clear()
+        fault.clear()
         await gateway.until("bad", "ready")
         async with asyncio.timeout(hang_s()):
             while (await gateway.show("bad"))["detail"]:
@@ -145,7 +145,7 @@ async def test_an_error_while_a_model_ends_stays_there_and_passes(
         for name in ("good", "bad"):
             await gateway.add(name, source)
             await gateway.until(name, "ready")
-        broken = breaks(monkeypatch, owner, method, lambda *_: True)
+        fault = breaks(monkeypatch, owner, method, lambda *_: True)
         if method == "fail":
             next(
                 engine for name, engine in gateway.world.engines.items() if name.startswith("bad-")
@@ -155,7 +155,7 @@ async def test_an_error_while_a_model_ends_stays_there_and_passes(
         await tells(gateway, "bad", "internal error: SurprisingError")
         assert await serves(gateway, "good")
         assert (await gateway.client.get("/readyz")).status_code == 200
-        broken.clear()
+        fault.clear()
         if method == "fail":
             await gateway.until("bad", "ready")
         else:
@@ -197,10 +197,10 @@ async def test_an_error_while_a_stray_engine_is_stopped_passes(tmp_path: Path) -
 async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = [True]
+    fault = [True]
 
     def raising(model: Any, *facts: Any) -> Any:
-        if broken and model.wish.name == "bad":
+        if fault and model.wish.name == "bad":
             raise SurprisingError("no route")
         return route(model, *facts)
 
@@ -212,11 +212,11 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
         await gateway.until("good", "ready")
         assert await serves(gateway, "good")
         await tells(gateway, "bad", "internal error: SurprisingError: no route")
-        refused = await gateway.client.post(
+        response = await gateway.client.post(
             "/v1/completions", json={"model": "bad", "prompt": "hi"}
         )
-        assert refused.status_code == 503
-        broken.clear()
+        assert response.status_code == 503
+        fault.clear()
         async with asyncio.timeout(hang_s()):
             while not await serves(gateway, "bad"):
                 await asyncio.sleep(0.01)
@@ -230,7 +230,7 @@ async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        broken = breaks(monkeypatch, owner, method, lambda *_: True)
+        fault = breaks(monkeypatch, owner, method, lambda *_: True)
         if owner is loop:
             async with asyncio.timeout(hang_s()):
                 while (await gateway.client.get("/readyz")).json()["problems"] != ["loop"]:
@@ -239,7 +239,7 @@ async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
             await tells(gateway, "m", "internal error")
         assert (await gateway.client.get("/healthz")).status_code == 200
         assert await serves(gateway, "m")
-        broken.clear()
+        fault.clear()
         async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200 or (
                 await gateway.show("m")

@@ -93,8 +93,8 @@ def test_no_form_reaches_a_context_beyond_the_models_own_limit() -> None:
     refusals = make_decision("8xh100", min_context=200_000).rejected
     assert {refusal.verdict for refusal in refusals} == {"bad_flag"}
     assert "take --min-context 131072 or less" in refusals[0].reasons[0]
-    capped = make_decision("8xh100", min_context=8000, max_context=4000).rejected
-    assert "one of at most 4000 as well: raise --max-context" in capped[0].reasons[0]
+    rejections = make_decision("8xh100", min_context=8000, max_context=4000).rejected
+    assert "one of at most 4000 as well: raise --max-context" in rejections[0].reasons[0]
 
 
 def test_a_small_lack_of_memory_is_told_by_the_difference() -> None:
@@ -126,9 +126,11 @@ def test_a_user_flag_that_cannot_fit_is_refused_with_what_would() -> None:
 
 
 def test_a_context_beyond_the_models_own_limit_is_refused_as_that() -> None:
-    refused = make_decision("8xh100", args={"max-model-len": 10**8}).rejected[0]
-    assert refused.verdict == "bad_flag"
-    assert "--max-model-len 100000000 was set, and the model's own limit is " in refused.reasons[0]
+    rejection = make_decision("8xh100", args={"max-model-len": 10**8}).rejected[0]
+    assert rejection.verdict == "bad_flag"
+    assert (
+        "--max-model-len 100000000 was set, and the model's own limit is " in rejection.reasons[0]
+    )
 
 
 def test_unknown_and_reserved_flags_are_refused_with_the_nearest() -> None:
@@ -151,54 +153,50 @@ def test_old_gpus_compute_bfloat16_weights_in_float16() -> None:
     )
     best = decide(spec(), turing, [engine()], wish()).plans[0]
     assert best.dtype.value == "float16"
-    refused = decide(spec(), turing, [engine()], wish(dtype="bfloat16"))
-    assert refused.rejected[0].verdict == "no_kernel"
+    decision = decide(spec(), turing, [engine()], wish(dtype="bfloat16"))
+    assert decision.rejected[0].verdict == "no_kernel"
 
 
 def test_a_gpu_that_others_fill_is_left_alone() -> None:
-    this_machine = machine("2x3090")
-    busy = this_machine.evolve(
-        gpus=(this_machine.gpus[0].evolve(free_bytes=2 * GIB), this_machine.gpus[1])
-    )
-    assert decide(spec(), busy, [engine()], wish()).plans[0].gpus == (this_machine.gpus[1].uuid,)
+    hardware = machine("2x3090")
+    busy = hardware.evolve(gpus=(hardware.gpus[0].evolve(free_bytes=2 * GIB), hardware.gpus[1]))
+    assert decide(spec(), busy, [engine()], wish()).plans[0].gpus == (hardware.gpus[1].uuid,)
 
 
 def test_memory_promised_to_another_engine_is_not_promised_twice() -> None:
-    this_machine = machine("2x3090")
-    promised_bytes = {this_machine.gpus[0].uuid: 20 * GIB}
-    best = decide(spec(), this_machine, [engine()], wish(), promised_bytes=promised_bytes).plans[0]
-    assert best.gpus == (this_machine.gpus[1].uuid,)
+    hardware = machine("2x3090")
+    promised_bytes = {hardware.gpus[0].uuid: 20 * GIB}
+    best = decide(spec(), hardware, [engine()], wish(), promised_bytes=promised_bytes).plans[0]
+    assert best.gpus == (hardware.gpus[1].uuid,)
     assert not decide(
         spec(),
-        this_machine,
+        hardware,
         [engine()],
         wish(),
-        promised_bytes={gpu.uuid: 20 * GIB for gpu in this_machine.gpus},
+        promised_bytes={gpu.uuid: 20 * GIB for gpu in hardware.gpus},
     ).plans
 
 
 def beside(left_gib: int, **fields: Any) -> Decision:
     """Llama 8B on an H200 of which another engine was promised all but so much."""
     profiles = Profiles()
-    this_machine, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    promised_bytes = {
-        this_machine.gpus[0].uuid: (this_machine.gpus[0].total_bytes or 0) - left_gib * GIB
-    }
-    asked_wish = wish(**fields)
+    hardware, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    promised_bytes = {hardware.gpus[0].uuid: (hardware.gpus[0].total_bytes or 0) - left_gib * GIB}
+    request = wish(**fields)
     return decide(
         published_model("llama-3.1-8b"),
-        this_machine,
+        hardware,
         engines,
-        asked_wish,
+        request,
         promised_bytes=promised_bytes,
         rules=profiles.rules(engines),
     )
 
 
 def test_no_weights_are_halved_beside_a_neighbour_and_no_context_is_cut_to_nothing() -> None:
-    refused = beside(20)
-    assert not refused.plans
-    reason = refused.rejected[0].reasons[0]
+    decision = beside(20)
+    assert not decision.plans
+    reason = decision.rejected[0].reasons[0]
     assert "beside other models it would have weights halved to fp8" in reason
     assert "131072 without them" in reason
     # Who asks for it gets it; and what a neighbour leaves is taken where it is enough.
@@ -210,13 +208,13 @@ def test_no_weights_are_halved_beside_a_neighbour_and_no_context_is_cut_to_nothi
 
 def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:
     profiles = Profiles()
-    this_machine, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    promised_bytes = {this_machine.gpus[0].uuid: GIB}
+    hardware, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    promised_bytes = {hardware.gpus[0].uuid: GIB}
     large = published_model("qwen2.5-7b", num_hidden_layers=48)
     assert (
         decide(
             large,
-            this_machine,
+            hardware,
             engines,
             wish(),
             promised_bytes=promised_bytes,
@@ -255,14 +253,14 @@ def test_the_engines_own_maximum_becomes_the_next_plans_context() -> None:
 
 def test_a_failed_plan_is_never_proposed_again() -> None:
     facts: tuple[Fact, ...] = ()
-    seen = set()
+    fingerprints = set()
     while True:
         decision = make_decision("2x3090", facts=facts)
         if not decision.plans:
             break
         best = decision.plans[0]
-        assert best.fingerprint not in seen
-        seen.add(best.fingerprint)
+        assert best.fingerprint not in fingerprints
+        fingerprints.add(best.fingerprint)
         facts += (
             Fact(
                 kind="plan_failed",
@@ -272,7 +270,7 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
             ),
         )
     # One GPU, two GPUs, and one conservative try of each.
-    assert len(seen) == 4
+    assert len(fingerprints) == 4
     assert all(
         "it broke" in reason
         for rejection in decision.rejected
@@ -310,10 +308,10 @@ def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> 
     model = spec(model_type="llama").evolve(
         remote_code=("auto_map in config.json", "modeling_x.py")
     )
-    spoken = model.evolve(
+    tokenizer_model = model.evolve(
         remote_code=("auto_map in config.json", "auto_map in tokenizer_config.json")
     )
-    own = {"architectures": (model.architecture,), "config_classes": ("llama",)}
+    fields = {"architectures": (model.architecture,), "config_classes": ("llama",)}
 
     def verdicts(model: ModelSpec, **about: Any) -> set[str]:
         decision = decide(model, machine(), [engine(**about)], wish())
@@ -324,14 +322,14 @@ def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> 
             {rejection.verdict for rejection in decision.rejected} if not decision.plans else set()
         )
 
-    assert verdicts(model, **own) == set()
+    assert verdicts(model, **fields) == set()
     assert verdicts(model, architectures=("LlamaForCausalLM",)) == {"untrusted_code"}
-    assert verdicts(model, **own | {"config_classes": ("qwen3",)}) == {"untrusted_code"}
+    assert verdicts(model, **fields | {"config_classes": ("qwen3",)}) == {"untrusted_code"}
     assert verdicts(model, config_classes=("llama",)) == {"untrusted_code"}, (
         "its architectures are not known"
     )
-    assert verdicts(spoken, **own) == {"untrusted_code"}
-    assert verdicts(spoken, **own, tokenizers=("llama",)) == set()
+    assert verdicts(tokenizer_model, **fields) == {"untrusted_code"}
+    assert verdicts(tokenizer_model, **fields, tokenizers=("llama",)) == set()
 
 
 def test_quantized_weights_are_not_guessed_at() -> None:
@@ -402,8 +400,8 @@ def test_every_variable_says_who_set_it() -> None:
 def test_a_fact_learned_with_a_variable_needs_it_and_one_without_holds_always() -> None:
     env = {"NCCL_BUFFSIZE": "8388608"}
     small: dict[str, Any] = {"model": spec(num_hidden_layers=4)}
-    plain, tuned = plan("cpu", **small), plan("cpu", **small, env=env)
-    assert tuned.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
+    plain, tuned_plan = plan("cpu", **small), plan("cpu", **small, env=env)
+    assert tuned_plan.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
 
     def shortened_context(one: Plan, **fields: Any) -> int:
         fact = Fact(
@@ -411,9 +409,9 @@ def test_a_fact_learned_with_a_variable_needs_it_and_one_without_holds_always() 
         )
         return plan("cpu", **small, facts=(fact,), **fields).max_model_len.value
 
-    assert shortened_context(tuned, env=env) == 8064
-    assert shortened_context(tuned) > 8064
-    assert shortened_context(tuned, env={"NCCL_BUFFSIZE": "1"}) > 8064
+    assert shortened_context(tuned_plan, env=env) == 8064
+    assert shortened_context(tuned_plan) > 8064
+    assert shortened_context(tuned_plan, env={"NCCL_BUFFSIZE": "1"}) > 8064
     assert shortened_context(plain) == shortened_context(plain, env=env) == 8064
 
 
@@ -430,9 +428,9 @@ def test_an_engine_that_failed_at_a_task_is_planned_for_others() -> None:
     fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it cannot read sound")
     speech = spec().evolve(task="transcribe")
     assert make_decision(facts=(fact,)).plans
-    refused = make_decision(model=speech, facts=(fact,))
-    assert not refused.plans
-    assert {rejection.verdict for rejection in refused.rejected} == {"known_bad"}
+    decision = make_decision(model=speech, facts=(fact,))
+    assert not decision.plans
+    assert {rejection.verdict for rejection in decision.rejected} == {"known_bad"}
 
 
 SOUND, WEAK = (

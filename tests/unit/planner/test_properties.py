@@ -71,20 +71,20 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def bent(draw: st.DrawFn, sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """One of these configs, and often a quantization block, with a few fields gone or wrong at any
     depth."""
-    found = dict(sources[draw(st.sampled_from(sorted(sources)))])
+    document = dict(sources[draw(st.sampled_from(sorted(sources)))])
     if draw(st.booleans()):
-        found["quantization_config"] = QUANTS[draw(st.sampled_from(sorted(QUANTS)))]
-    found = copy.deepcopy(found)
+        document["quantization_config"] = QUANTS[draw(st.sampled_from(sorted(QUANTS)))]
+    document = copy.deepcopy(document)
     for _ in range(draw(st.integers(0, 3))):
-        *path, last = draw(st.sampled_from(list(paths(found)) or [("x",)]))
-        holder = found
+        *path, last = draw(st.sampled_from(list(paths(document)) or [("x",)]))
+        holder = document
         for key in path:
             holder = holder[key]
         if draw(st.integers(0, 3)) == 0:
             del holder[last]
         else:
             holder[last] = draw(SIZES | JSON)
-    return found
+    return document
 
 
 PUBLISHED = {name: config(name) for name in NAMES}
@@ -145,8 +145,8 @@ def wish(**fields: Any) -> Wish:
 def sound(plan: Plan, asked: Wish) -> None:
     """What every plan keeps to."""
     engine = ENGINES[str(plan.engine)]
-    named = [item.removeprefix("--").partition("=")[0] for item in plan.argv]
-    flags = [name if name in engine.flags else name.removeprefix("no-") for name in named]
+    flag_names = [item.removeprefix("--").partition("=")[0] for item in plan.argv]
+    flags = [name if name in engine.flags else name.removeprefix("no-") for name in flag_names]
     assert set(flags) <= set(engine.flags), "a flag that this version does not have"
     assert len(flags) == len(set(flags)), "a flag twice"
     skips = [VARIABLE] if engine.expert_warmups else []
@@ -172,18 +172,18 @@ def test_no_input_raises_anything_but_our_own_errors(
     fields: dict[str, Any], hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
     try:
-        asked_wish = wish(**data.draw(wishes(ENGINES[ref])))
+        request = wish(**data.draw(wishes(ENGINES[ref])))
     except ValidationError:
         return  # a wish that contradicts itself is answered before it is planned for
     try:
         spec = model_from_config(fields)
-        decision = decide(spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts, rules=RULES)
+        decision = decide(spec, hardware, [ENGINES[ref]], request, PROFILES.facts, rules=RULES)
     except FitserveError:
         return
     decision.model_dump_json()
     assert decision.plans or decision.rejected
     for plan in decision.plans:
-        sound(plan, asked_wish)
+        sound(plan, request)
 
 
 @several(25)
@@ -202,16 +202,16 @@ def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(
     except BadModel:
         return
     assume(spec.architecture in ENGINES[ref].architectures)
-    asked_wish = wish(drafter="org/drafter")
+    request = wish(drafter="org/drafter")
     decision = decide(
-        spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts, rules=RULES, drafter=drafter
+        spec, hardware, [ENGINES[ref]], request, PROFILES.facts, rules=RULES, drafter=drafter
     )
     # SGLang's media loader is unsafe, so models that see have no plan there with or without a
     # drafter.
     alone = decide(spec, hardware, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
     assert bool(decision.plans) == bool(alone.plans)
     for plan in decision.plans:
-        sound(plan, asked_wish)
+        sound(plan, request)
 
 
 # --- real: what a fact, or more memory, may change ---
@@ -228,8 +228,8 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 def make_decision(
     spec: ModelSpec, hardware: Hardware, ref: str, facts: tuple[Fact, ...] = (), **fields: Any
 ) -> Decision:
-    asked_wish = wish(**{"text_only": True, **fields})
-    return decide(spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts + facts, rules=RULES)
+    request = wish(**{"text_only": True, **fields})
+    return decide(spec, hardware, [ENGINES[ref]], request, PROFILES.facts + facts, rules=RULES)
 
 
 REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILES.hardware)
@@ -256,18 +256,18 @@ def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware
 def test_a_plan_that_failed_is_never_proposed_again(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    former_decision = make_decision(spec, hardware, ref)
-    assume(former_decision.plans)
-    failed = data.draw(st.sampled_from(former_decision.plans))
+    decision = make_decision(spec, hardware, ref)
+    assume(decision.plans)
+    failed_plan = data.draw(st.sampled_from(decision.plans))
     fact = Fact(
         kind="plan_failed",
-        scope={"fingerprint": failed.fingerprint},
+        scope={"fingerprint": failed_plan.fingerprint},
         grade="failed",
         source="it broke",
     )
     later_decision = make_decision(spec, hardware, ref, (fact,))
-    assert failed.fingerprint not in {plan.fingerprint for plan in later_decision.plans}
-    check_others(spec, former_decision, later_decision, {failed.fingerprint})
+    assert failed_plan.fingerprint not in {plan.fingerprint for plan in later_decision.plans}
+    check_others(spec, decision, later_decision, {failed_plan.fingerprint})
 
 
 @several(20)
@@ -275,23 +275,27 @@ def test_a_plan_that_failed_is_never_proposed_again(
 def test_a_context_that_the_engine_named_is_kept(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    former_decision = make_decision(spec, hardware, ref)
-    assume(former_decision.plans)
-    told = data.draw(st.sampled_from(former_decision.plans))
-    most = data.draw(st.integers(0, told.max_model_len.value + 100))
+    decision = make_decision(spec, hardware, ref)
+    assume(decision.plans)
+    plan_of_error = data.draw(st.sampled_from(decision.plans))
+    most = data.draw(st.integers(0, plan_of_error.max_model_len.value + 100))
     fact = Fact(
-        kind="max_context", scope=told.scope, value=most, grade="failed", source="it said so"
+        kind="max_context",
+        scope=plan_of_error.scope,
+        value=most,
+        grade="failed",
+        source="it said so",
     )
-    later_decision = make_decision(spec, hardware, ref, (fact,))
+    decision_after = make_decision(spec, hardware, ref, (fact,))
 
     def exceeds(plan: Plan) -> bool:
         """Whether the fact is about the plan, perhaps as a part of its layout, and refuses it."""
         is_about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
         return is_about and plan.max_model_len.value > most
 
-    assert not any(exceeds(plan) for plan in later_decision.plans)
-    fingerprints = {plan.fingerprint for plan in former_decision.plans if exceeds(plan)}
-    check_others(spec, former_decision, later_decision, fingerprints)
+    assert not any(exceeds(plan) for plan in decision_after.plans)
+    fingerprints = {plan.fingerprint for plan in decision.plans if exceeds(plan)}
+    check_others(spec, decision, decision_after, fingerprints)
 
 
 @pytest.mark.parametrize("quant", ["fp8-block", "w4a16"])
@@ -299,13 +303,13 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
     fields = {**PUBLISHED["qwen1.5-moe-a2.7b"], "quantization_config": QUANTS[quant]}
     spec = model_from_config(fields)
     hardware = PROFILES.hardware("2x3090")
-    former_decision = make_decision(spec, hardware, "vllm==0.26.0")
-    first, *rest = former_decision.plans
+    decision = make_decision(spec, hardware, "vllm==0.26.0")
+    first, *rest = decision.plans
     assert len(rest) == 2
     assert all(plan.speed is None for plan in rest)
     fact = Fact(kind="max_context", scope=first.scope, value=0, grade="failed", source="it said so")
-    later_decision = make_decision(spec, hardware, "vllm==0.26.0", (fact,))
-    assert [plan.fingerprint for plan in later_decision.plans] == [
+    decision_after = make_decision(spec, hardware, "vllm==0.26.0", (fact,))
+    assert [plan.fingerprint for plan in decision_after.plans] == [
         plan.fingerprint for plan in rest
     ]
     assert [plan.pipeline_parallel.value for plan in rest] == [1, 2]
@@ -314,15 +318,15 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
 def test_knowledge_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
     spec = model_from_config(PUBLISHED["qwen3-vl-30b-a3b"])
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
-    former_decision = make_decision(spec, hardware, ref)
-    even, uneven = former_decision.plans[:2]
+    decision = make_decision(spec, hardware, ref)
+    even, uneven = decision.plans[:2]
     assert even.scope["layers"] != uneven.scope["layers"]
     fact = Fact(
         kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so"
     )
-    later_decision = make_decision(spec, hardware, ref, (fact,))
-    assert uneven.fingerprint in {plan.fingerprint for plan in later_decision.plans}
-    assert even.fingerprint not in {plan.fingerprint for plan in later_decision.plans}
+    decision_after = make_decision(spec, hardware, ref, (fact,))
+    assert uneven.fingerprint in {plan.fingerprint for plan in decision_after.plans}
+    assert even.fingerprint not in {plan.fingerprint for plan in decision_after.plans}
 
 
 @several(25)
@@ -330,10 +334,10 @@ def test_knowledge_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
 def test_a_kernel_that_fails_is_in_no_plan(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    former_decision = make_decision(spec, hardware, ref)
+    decision = make_decision(spec, hardware, ref)
     rows = [
         row
-        for plan in former_decision.plans
+        for plan in decision.plans
         for row in plan.kernels
         if row.kernel and row.scheme != "unquantized"
     ]
@@ -363,13 +367,13 @@ def test_a_kernel_that_fails_is_in_no_plan(
         )
         return any(all(tell[key] == value for key, value in scope.items()) for tell in tells)
 
-    later_decision = make_decision(spec, hardware, ref, (fact,))
-    assert not any(is_hit(plan) for plan in later_decision.plans)
+    decision_after = make_decision(spec, hardware, ref, (fact,))
+    assert not any(is_hit(plan) for plan in decision_after.plans)
     check_others(
         spec,
-        former_decision,
-        later_decision,
-        {plan.fingerprint for plan in former_decision.plans if is_hit(plan)},
+        decision,
+        decision_after,
+        {plan.fingerprint for plan in decision.plans if is_hit(plan)},
     )
 
 
@@ -432,10 +436,10 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
     # A search ends somewhere, and stand-ins take its time: of the variants that change something,
     # the later may be gone.
     plain = {plan.fingerprint for plan in before.plans if plan.cost == 0} - held
-    gone = {*stay[:1], *plain} - set(now)
+    lost_plans = {*stay[:1], *plain} - set(now)
     for plan in before.plans:
         # A stand-in with as long a context and no more changes makes a plan needless.
-        assert plan.fingerprint not in gone or any(
+        assert plan.fingerprint not in lost_plans or any(
             each_plan.fingerprint not in old
             and each_plan.cost <= plan.cost
             and each_plan.max_model_len.value >= plan.max_model_len.value
@@ -447,18 +451,18 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
         # A conservative stand-in may have room for a context that nothing had before, or reach a
         # step of the ranking (of any use, as wanted) that the plan it stands in for had missed:
         # from there on the ranking prefers few GPUs.
-        wanted = min(COMFORTABLE_CONTEXT, spec.max_position)
-        context, missed = (
+        least_context = min(COMFORTABLE_CONTEXT, spec.max_position)
+        context, missing_contexts = (
             first_plan.max_model_len.value,
             [p.max_model_len.value for p in before.plans if p.fingerprint in held],
         )
-        reached = any(
+        is_reached = any(
             least < step <= context
-            for least in missed
-            for step in (min(MIN_USEFUL, wanted), wanted)
+            for least in missing_contexts
+            for step in (min(MIN_USEFUL, least_context), least_context)
         )
         longer = context > best.max_model_len.value or (
-            reached and len(first_plan.gpus) < len(best.gpus)
+            is_reached and len(first_plan.gpus) < len(best.gpus)
         )
         assert first_plan.fingerprint == best.fingerprint or longer, (
             "a stand-in ranks before what was better"
@@ -523,7 +527,7 @@ def test_the_order_of_two_plans_does_not_depend_on_a_third(
     planning_input = PlanningInput(
         spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace
     )
-    shuffled = data.draw(st.permutations(kept_plans))
-    assert [plan.fingerprint for plan in rank_plans(planning_input, shuffled, order)] == [
+    permutation = data.draw(st.permutations(kept_plans))
+    assert [plan.fingerprint for plan in rank_plans(planning_input, permutation, order)] == [
         plan.fingerprint for plan in kept_plans
     ]

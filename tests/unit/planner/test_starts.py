@@ -90,26 +90,30 @@ def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement()
 
 
 def test_engines_with_sized_caches_do_not_disturb_each_other() -> None:
-    sized, other_holder, measuring = (
+    sized_holder, other_holder, measuring = (
         holder("a", "G0", is_sized=True),
         holder("b", "G0", is_sized=True),
         holder("c", "G0"),
     )
-    assert not [*disturbances((sized,), (sized, other_holder))]
-    assert {name for name, _ in disturbances((sized, measuring), (sized, measuring))} == {"a", "c"}
+    assert not [*disturbances((sized_holder,), (sized_holder, other_holder))]
+    assert {
+        name for name, _ in disturbances((sized_holder, measuring), (sized_holder, measuring))
+    } == {"a", "c"}
 
 
 def test_only_a_plan_with_room_for_others_gives_cache_bytes() -> None:
     lone_plan = plan(replicas=1, tensor_parallel=1, max_context=8192)
-    shared = plan(
+    shared_plan = plan(
         replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
     )
     assert cache_bytes(lone_plan) is None
-    count = cache_bytes(shared)
-    assert count == shared.memory.kv_bytes - shared.memory.gpu_bytes // 100
-    tight = shared.evolve(max_model_len=shared.max_model_len.evolve(value=shared.memory.kv_tokens))
+    count = cache_bytes(shared_plan)
+    assert count == shared_plan.memory.kv_bytes - shared_plan.memory.gpu_bytes // 100
+    tight = shared_plan.evolve(
+        max_model_len=shared_plan.max_model_len.evolve(value=shared_plan.memory.kv_tokens)
+    )
     assert cache_bytes(tight) is None, "what is given would hold no whole context"
-    assert cache_bytes(shared.evolve(gpus=())) is None
+    assert cache_bytes(shared_plan.evolve(gpus=())) is None
     assert (
         cache_bytes(
             lone_plan.evolve(cap=Cap(bytes=lone_plan.memory.promised_bytes, models=("other",)))
@@ -121,30 +125,32 @@ def test_only_a_plan_with_room_for_others_gives_cache_bytes() -> None:
 def test_a_plan_that_has_served_gets_what_its_engine_measured() -> None:
     lone_plan = plan(replicas=1, tensor_parallel=1, max_context=8192)
     memory = lone_plan.memory
-    used = memory.budget_bytes - memory.kv_bytes + 512 * MIB
-    known = lone_plan.evolve(grade="verified", memory=memory.evolve(measured_bytes=used))
-    count = cache_bytes(known)
+    used_bytes = memory.budget_bytes - memory.kv_bytes + 512 * MIB
+    served_plan = lone_plan.evolve(
+        grade="verified", memory=memory.evolve(measured_bytes=used_bytes)
+    )
+    count = cache_bytes(served_plan)
     assert count is not None
-    assert 0 < memory.budget_bytes - used - count < 32 * MIB
-    assert cache_bytes(known.evolve(grade="predicted")) is None
+    assert 0 < memory.budget_bytes - used_bytes - count < 32 * MIB
+    assert cache_bytes(served_plan.evolve(grade="predicted")) is None
     assert cache_bytes(lone_plan.evolve(grade="verified")) is None
-    whole = known.max_model_len.evolve(value=memory.kv_tokens)
-    assert cache_bytes(known.evolve(max_model_len=whole)) is None
+    whole = served_plan.max_model_len.evolve(value=memory.kv_tokens)
+    assert cache_bytes(served_plan.evolve(max_model_len=whole)) is None
 
 
 def test_the_measurement_of_a_start_that_went_well_is_in_the_next_plan() -> None:
     first_attempt = attempt(plan=plan(max_context=8192))
-    left = first_attempt.plan.memory.kv_bytes - 300 * MIB
-    facts = prove_success(first_attempt, 1.0, left)
+    kv_bytes = first_attempt.plan.memory.kv_bytes - 300 * MIB
+    facts = prove_success(first_attempt, 1.0, kv_bytes)
     second_plan = plan(max_context=8192, facts=facts)
     assert second_plan.fingerprint == first_attempt.fingerprint
-    assert second_plan.memory.measured_bytes == first_attempt.plan.memory.budget_bytes - left
+    assert second_plan.memory.measured_bytes == first_attempt.plan.memory.budget_bytes - kv_bytes
     count = cache_bytes(second_plan)
     assert count is not None
-    assert 0 < left - count < 32 * MIB
+    assert 0 < kv_bytes - count < 32 * MIB
     need = next(fact for fact in facts if fact.kind == "needs_memory")
-    failed = need.evolve(grade="failed", value=(need.value or 0) + 1)
-    assert plan(max_context=8192, facts=(*facts, failed)).memory.measured_bytes is None
+    failed_need = need.evolve(grade="failed", value=(need.value or 0) + 1)
+    assert plan(max_context=8192, facts=(*facts, failed_need)).memory.measured_bytes is None
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:
@@ -158,9 +164,11 @@ def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
 
 
 def test_the_start_that_waits_longest_goes_first_even_if_it_needs_more_gpus() -> None:
-    both, one = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
-    assert block_of(one, holder("a", "G1"), waiting=(both,)) == Blocked("tp2", "starts first", "G0")
-    assert block_of(both, waiting=(one,)) is None
+    both, single_start = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
+    assert block_of(single_start, holder("a", "G1"), waiting=(both,)) == Blocked(
+        "tp2", "starts first", "G0"
+    )
+    assert block_of(both, waiting=(single_start,)) is None
 
 
 def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
@@ -196,13 +204,21 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
     began: list[str] = []
     while waiting:
         loads: list[PlacedEngine] = []
-        for one in tuple(waiting):
-            if blocked_by(one, waiting, loads, 0.0, LIMIT_S) is None:
-                waiting.remove(one)
-                loads.append(PlacedEngine(one.instance, one.model, one.gpus, one.shape, "loading"))
+        for pending_start in tuple(waiting):
+            if blocked_by(pending_start, waiting, loads, 0.0, LIMIT_S) is None:
+                waiting.remove(pending_start)
+                loads.append(
+                    PlacedEngine(
+                        pending_start.instance,
+                        pending_start.model,
+                        pending_start.gpus,
+                        pending_start.shape,
+                        "loading",
+                    )
+                )
         assert loads, "nobody may start, though nothing loads"
-        taken = [gpu for load in loads for gpu in load.gpus]
-        assert len(taken) == len(set(taken))
+        gpus_in_use = [gpu for load in loads for gpu in load.gpus]
+        assert len(gpus_in_use) == len(set(gpus_in_use))
         began += [load.instance for load in loads]
     assert sorted(began) == sorted(f"m{order}" for order in range(len(wanted)))
 
@@ -238,10 +254,12 @@ def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], how: str
 ) -> None:
     beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
-    found_disturbances = [
-        noted for noted in disturbances((*beside, *before), (*beside, *now)) if "b " in noted[1]
+    disturbances_of_b = [
+        disturbance
+        for disturbance in disturbances((*beside, *before), (*beside, *now))
+        if "b " in disturbance[1]
     ]
-    assert found_disturbances == [("a", how)]
+    assert disturbances_of_b == [("a", how)]
 
 
 def test_an_engine_that_only_serves_disturbs_nobody() -> None:
@@ -256,12 +274,12 @@ def test_an_engine_that_only_serves_disturbs_nobody() -> None:
 def test_graphs_disturb_only_who_looks_at_its_gpus_already() -> None:
     imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
     warms = holder("b", "G0", stage="capturing_graphs")
-    found_disturbances = {
+    names = {
         name
         for name, how in disturbances((imports, measures, warms), (imports, measures, warms))
         if "b " in how
     }
-    assert found_disturbances == {"c"}
+    assert names == {"c"}
 
 
 def ends(*disturbed: str) -> Iterator[Attempt]:
@@ -279,11 +297,8 @@ def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
         replica(history=attempts_that_count(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
     )
     assert type(action).__name__ == "MakePlan"
-    assert [
-        undisturbed_attempt.id
-        for undisturbed_attempt in undisturbed_attempts(ends("b", "b", "b", "b", "b"))
-    ] == [3, 4]
-    assert [one.id for one in undisturbed_attempts(ends("b", "b", "b", "", "b"))] == [3]
+    assert [attempt.id for attempt in undisturbed_attempts(ends("b", "b", "b", "b", "b"))] == [3, 4]
+    assert [attempt.id for attempt in undisturbed_attempts(ends("b", "b", "b", "", "b"))] == [3]
     action = next_action(
         replica(history=attempts_that_count(ends("b", "b", "b", "b"), 0.0, NOW)),
         NOW,
@@ -323,11 +338,13 @@ def test_memory_taken_by_one_new_process_is_known() -> None:
 
 
 def test_a_plan_that_finds_too_little_is_not_started() -> None:
-    one = plan()
-    one = one.evolve(memory=one.memory.evolve(budget_bytes=20 * GIB, beside_bytes=4 * GIB))
-    assert memory_shortage(one, read((21, {}), (24, {}))) == ""
-    assert memory_shortage(one, {}) == ""
-    words = memory_shortage(one, read((20, {}), (24, {})))
+    new_plan = plan()
+    new_plan = new_plan.evolve(
+        memory=new_plan.memory.evolve(budget_bytes=20 * GIB, beside_bytes=4 * GIB)
+    )
+    assert memory_shortage(new_plan, read((21, {}), (24, {}))) == ""
+    assert memory_shortage(new_plan, {}) == ""
+    words = memory_shortage(new_plan, read((20, {}), (24, {})))
     assert words.startswith("GPU 0 has 20.00 GiB free, and the plan takes 20.50 GiB")
 
 

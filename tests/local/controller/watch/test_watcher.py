@@ -114,9 +114,8 @@ async def test_clients_hear_that_the_only_engine_froze_and_a_frozen_engine_is_re
             "POST", "/v1/completions", json={**ASK, "stream": True}
         ) as stream:
             lines = stream.aiter_lines()
-            first_line = await anext(
-                lines
-            )  # its first token is out, so nobody else can go on with it
+            # Its first token is out, so nobody else can go on with it.
+            first_line = await anext(lines)
             send([leader, *rest], signal.SIGSTOP)
             events = [first_line, *[line async for line in lines]]
         assert "error" in json.loads(

@@ -93,13 +93,11 @@ async def make_plan(planner: MachinePlanner, folder: Path | str, **fields: Any) 
 async def refusal(
     planner: MachinePlanner, folder: Path | str, kind: type[FitserveError] = BadModel, **fields: Any
 ) -> str:
-    with pytest.raises(FitserveError) as caught:
+    with pytest.raises(FitserveError) as error:
         await make_plan(planner, folder, **fields)
-    assert type(caught.value) is kind
-    assert caught.value.hint or "did you mean" in caught.value.message, (
-        "every error says what to do"
-    )
-    return caught.value.message
+    assert type(error.value) is kind
+    assert error.value.hint or "did you mean" in error.value.message, "every error says what to do"
+    return error.value.message
 
 
 async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> None:
@@ -122,13 +120,13 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
 async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish(
     tmp_path: Path,
 ) -> None:
-    moved = "f" * 40
+    new_commit = "f" * 40
     with FakeHub({"org/name": FakeRepo(model()), "org/drafter": FakeRepo(model())}) as hub:
         async with planning(tmp_path, hub) as planner:
             first_plan = await make_plan(planner, "org/name", drafter="org/drafter")
             assert first_plan.commits == {"org/name": COMMIT, "org/drafter": COMMIT}
             for repo in hub.repos.values():
-                repo.commit, repo.older = moved, (COMMIT,)
+                repo.commit, repo.older = new_commit, (COMMIT,)
             hub.requests.clear()
             second_plan = await make_plan(
                 planner, "org/name", drafter="org/drafter", commits=first_plan.commits
@@ -136,7 +134,7 @@ async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish
             assert second_plan.commits == first_plan.commits
             assert not [request for request in hub.requests if request.path.startswith("/api/")]
             plan = await make_plan(planner, "org/name", revision="main")
-            assert plan.commits == {"org/name@main": moved}
+            assert plan.commits == {"org/name@main": new_commit}
 
 
 async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path) -> None:
@@ -180,7 +178,9 @@ async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> No
         tmp_path, allowed=("lmsysorg/sglang", "vllm/vllm-openai:v0.26.0")
     ) as planner:
         decision = json.loads((await make_plan(planner, folder)).decision)
-        images = {one["engine"]["image"] for one in [*decision["plans"], *decision["rejected"]]}
+        images = {
+            plan_row["engine"]["image"] for plan_row in [*decision["plans"], *decision["rejected"]]
+        }
         assert {image.partition(":")[0] for image in images} == {
             "lmsysorg/sglang",
             "vllm/vllm-openai",
@@ -204,17 +204,19 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
             "grade": "failed",
             "source": "a line",
         }
-        asked_wish = wish(source=str(folder))
-        request = PlanRequest(asked_wish, machine_name="2x3090")
-        learned = replace(planner, facts=lambda: (json.dumps(fact),))
-        later_plan = (await learned.plan(request)).plan
-        assert later_plan is not None
-        assert later_plan.fingerprint != best.fingerprint
+        model_wish = wish(source=str(folder))
+        request = PlanRequest(model_wish, machine_name="2x3090")
+        planner_with_facts = replace(planner, facts=lambda: (json.dumps(fact),))
+        plan_after = (await planner_with_facts.plan(request)).plan
+        assert plan_after is not None
+        assert plan_after.fingerprint != best.fingerprint
         uuids = [gpu.uuid for gpu in Profiles().hardware("2x3090").gpus]
         promised_bytes = dict.fromkeys(uuids[:1], 2**34)
-        claimed = (await planner.plan(replace(request, promised_bytes=promised_bytes))).plan
-    assert claimed is not None
-    assert claimed.gpus == (uuids[1],)
+        plan_with_claims = (
+            await planner.plan(replace(request, promised_bytes=promised_bytes))
+        ).plan
+    assert plan_with_claims is not None
+    assert plan_with_claims.gpus == (uuids[1],)
 
 
 def deep(folder: Path) -> Path:
@@ -279,11 +281,11 @@ async def test_a_process_that_ends_while_it_plans_is_replaced(
     tmp_path: Path, stalled_hub: FakeHub, ends: signal.Signals, says: str
 ) -> None:
     async with planning(tmp_path, stalled_hub) as planner:
-        async with under_way(planner, stalled_hub) as asked_under_way:
+        async with under_way(planner, stalled_hub) as task:
             (child,) = children()
             os.kill(child, ends)
             with pytest.raises(BadModel, match=says):
-                await asked_under_way
+                await task
         assert (await make_plan(planner, write(tmp_path / "good", model()))).plan is not None
         assert children() != [child]
 
@@ -313,10 +315,10 @@ async def test_a_plan_that_takes_too_long_is_ended(
 
 async def test_a_client_that_leaves_ends_the_reading(tmp_path: Path, stalled_hub: FakeHub) -> None:
     async with planning(tmp_path, stalled_hub) as planner:
-        async with under_way(planner, stalled_hub) as asked_under_way:
-            asked_under_way.cancel()
+        async with under_way(planner, stalled_hub) as task:
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asked_under_way
+                await task
         assert children() == []
 
 
@@ -327,24 +329,24 @@ async def test_a_client_that_leaves_during_a_large_answer_ends_it_too(
         f"import sys\nsays = sys.stdout.buffer.write\nsays({LENGTH.pack(HEADER_BYTES)!r})\nwhile"
         " True: says(bytes(65536))"
     )
-    made: list[Any] = []
+    processes: list[Any] = []
 
     async def floods(*_: object) -> Any:
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        made.append(await asyncio.create_subprocess_exec(sys.executable, "-c", flood, **pipes))  # type: ignore[arg-type]
-        return made[0]
+        processes.append(await asyncio.create_subprocess_exec(sys.executable, "-c", flood, **pipes))  # type: ignore[arg-type]
+        return processes[0]
 
     monkeypatch.setattr(plan_process, "spawn", floods)
     async with planning(tmp_path) as planner:
         task = asyncio.create_task(make_plan(planner, tmp_path))
         # asyncio stops to read where so much waits to be taken.
         async with asyncio.timeout(hang_s()):
-            while not made or len(made[0].stdout._buffer) < 1 << 20:
+            while not processes or len(processes[0].stdout._buffer) < 1 << 20:
                 await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task}, timeout=HANG_S)
         assert task.cancelled()
-        assert made[0].returncode is not None
+        assert processes[0].returncode is not None
 
 
 async def test_few_may_wait_and_the_others_are_told_to_come_back(
@@ -370,10 +372,10 @@ async def test_the_token_is_in_no_list_of_processes(
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-key-that-is-nobody-elses")
     async with planning(tmp_path, stalled_hub) as planner, under_way(planner, stalled_hub):
         (child,) = children()
-        told = of(child, "cmdline") + of(child, "environ")
-    assert "gateway.planner.service.plan_program" in told
-    assert TOKEN not in told
-    assert "FITSERVE_" not in told
+        lists = of(child, "cmdline") + of(child, "environ")
+    assert "gateway.planner.service.plan_program" in lists
+    assert TOKEN not in lists
+    assert "FITSERVE_" not in lists
     assert {request.token for request in stalled_hub.requests if request.server == "hub"} == {
         f"Bearer {TOKEN}"
     }

@@ -58,9 +58,9 @@ class Engine:
             else:
                 await call.reply(json.dumps(response).encode())
         else:
-            known = path.split("/")[3].partition("?")[0] in self.kept
+            is_known = path.split("/")[3].partition("?")[0] in self.kept
             await call.reply(
-                b'{"kept":true}' if known else b"{}", "200 OK" if known else "404 Not Found"
+                b'{"kept":true}' if is_known else b"{}", "200 OK" if is_known else "404 Not Found"
             )
 
 
@@ -109,9 +109,9 @@ async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(
         for owner, other in ((OWNER, OTHER), (OTHER, OWNER)):
             for id_ in (await make(client, owner), await make(client, owner, stream=True)):
                 before = [len(upstream.requests) for upstream in upstreams]
-                refused = await uses(client, other, id_)
-                assert [status for status, _ in refused] == [404] * 5
-                assert refused == await uses(client, other, "resp_nobodys")
+                refusal = await uses(client, other, id_)
+                assert [status for status, _ in refusal] == [404] * 5
+                assert refusal == await uses(client, other, "resp_nobodys")
                 # No engine was asked.
                 assert [len(upstream.requests) for upstream in upstreams] == before
                 assert [status for status, _ in await uses(client, owner, id_)] == [200] * 5
@@ -120,8 +120,8 @@ async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(
 async def test_nobody_takes_a_response_by_naming_one_like_it(gateway: Gateway) -> None:
     async with stage(gateway, Engine()) as [upstream], http_client(gateway) as client:
         victim = await make(client, OWNER)
-        mine = await make(client, OTHER, metadata={"id": victim})
-        assert mine != victim
+        response_id = await make(client, OTHER, metadata={"id": victim})
+        assert response_id != victim
         for fields in (
             {"request_id": victim},
             {"request_id": "x", "metadata": {"id": victim}},
@@ -143,13 +143,13 @@ async def test_nobody_takes_a_response_by_naming_one_like_it(gateway: Gateway) -
 
 async def test_a_response_that_is_not_stored_has_no_owner(gateway: Gateway) -> None:
     async with stage(gateway, Engine()) as [upstream], http_client(gateway) as client:
-        kept, dropped = await make(client, OWNER), await make(client, OWNER, store=False)
+        stored_id, other_id = await make(client, OWNER), await make(client, OWNER, store=False)
         before = len(upstream.requests)
-        refused = await client.get(f"/v1/responses/{dropped}", headers=bearer(OWNER))
-        assert refused.status_code == 404
-        assert '"store": false' in refused.json()["error"]["message"]
+        response = await client.get(f"/v1/responses/{other_id}", headers=bearer(OWNER))
+        assert response.status_code == 404
+        assert '"store": false' in response.json()["error"]["message"]
         assert len(upstream.requests) == before
-        assert (await client.get(f"/v1/responses/{kept}", headers=bearer(OWNER))).is_success
+        assert (await client.get(f"/v1/responses/{stored_id}", headers=bearer(OWNER))).is_success
 
 
 async def test_an_engine_keeps_a_bounded_memory_of_responses(
@@ -169,16 +169,16 @@ async def fill(engine: Engine, upstream: Upstream, client: httpx.AsyncClient) ->
     assert engine.kept == set(first)
     last = await make(client, OWNER, input=text, previous_response_id=first[0])
     assert engine.kept == set(first)
-    sent = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
-    assert sent == {
+    document = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
+    assert document == {
         **ASKED, "input": text, "previous_response_id": first[0], "store": False
     }  # fmt: skip
     assert [status for status, _ in await uses(client, OWNER, first[2])] == [200] * 5
     assert (await client.get(f"/v1/responses/{last}", headers=bearer(OWNER))).status_code == 404
-    counted, seed = Responses(), 7
-    counted.keep(seed, 40_000, 9_000_000, events=True)
-    assert counted.is_full(seed)
-    assert not counted.is_full(8)  # the next engine
+    responses, seed = Responses(), 7
+    responses.keep(seed, 40_000, 9_000_000, events=True)
+    assert responses.is_full(seed)
+    assert not responses.is_full(8)  # the next engine
 
 
 async def test_a_refusal_of_this_endpoint_is_not_remembered_as_a_response(gateway: Gateway) -> None:

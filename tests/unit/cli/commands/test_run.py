@@ -41,13 +41,13 @@ def test_a_stop_during_the_wait_ends_it(
 
 def answer_states(monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...]) -> list[str]:
     """Answer looks at the model with these states. Returns the paths of the orders."""
-    left, posts = list(states), list[str]()
+    next_states, posts = list(states), list[str]()
 
     def call(method: str, path: str) -> Any:
         if method == "POST":
             posts.append(path)
             return {}
-        state = left.pop(0)
+        state = next_states.pop(0)
         return {"name": "m", "state": state, "detail": state, "replicas": [], "change": None}
 
     monkeypatch.setattr(run, "call", call)

@@ -61,8 +61,8 @@ def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() 
         keeps=9 * GIB,
         words="giver gives 3 GiB",
     )
-    for one in (receiver, late):
-        one.wait_for((offer,))
+    for replica in (receiver, late):
+        replica.wait_for((offer,))
     giving(fleet, offer, "receiver")
     assert [fleet.has_given(offer, name) for name in ("receiver", "late")] == [True, False]
     assert (
@@ -89,8 +89,8 @@ def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
 
     def offered_places(share: int, beside: int = 0) -> tuple[int, set[str]]:
         offer = partial_offer(whole, share).evolve(beside=beside)
-        for one in (first, second):
-            one.wait_for((offer,))
+        for model in (first, second):
+            model.wait_for((offer,))
         offer, names = fleet.combined_offer(fleet.models["giver"], offer, "second")
         return max(offer.gives.values()), names
 

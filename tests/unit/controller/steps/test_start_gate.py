@@ -32,11 +32,14 @@ class Seen:
         self.engines[one.id] = one, stage
 
     def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[PlacedEngine]:
-        found_holders = [self._holder(one, stage, now) for one, stage in self.engines.values()]
-        named = {found_holder.instance for found_holder in found_holders}
-        return found_holders + [
+        holders = [
+            self._holder(start_of_engine, stage, now)
+            for start_of_engine, stage in self.engines.values()
+        ]
+        names = {holder.instance for holder in holders}
+        return holders + [
             self._holder(start(9), "loading", now)
-            for name in begun - named
+            for name in begun - names
             if name == start(9).instance_name
         ]
 
@@ -87,11 +90,11 @@ async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() 
 
 async def test_an_admitted_start_holds_up_the_next_before_the_host_lists_it() -> None:
     observations, words = Seen(), list[str]()
-    asked_gate = gate(observations)
-    asked_gate.look([])
-    await asked_gate.turn(start(9), words.append)
-    task = await take_turn(asked_gate, start(10, "next"), words)
-    asked_gate.look([])
+    start_gate = gate(observations)
+    start_gate.look([])
+    await start_gate.turn(start(9), words.append)
+    task = await take_turn(start_gate, start(10, "next"), words)
+    start_gate.look([])
     await asyncio.sleep(0.01)
     assert not task.done()
     assert words[-1].startswith("waits for new on GPU 1")
@@ -124,12 +127,12 @@ async def test_engines_that_run_when_the_gateway_starts_disturbed_nobody() -> No
 
 async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
     observations, words = Seen(), list[str]()
-    asked_gate = gate(observations)
+    start_gate = gate(observations)
     observations.now(start(1, "old"), "loading")
-    asked_gate.look([])
-    task = await take_turn(asked_gate, start(9), words)
+    start_gate.look([])
+    task = await take_turn(start_gate, start(9), words)
     observations.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
-    asked_gate.look([])
+    start_gate.look([])
     with pytest.raises(WithdrawnError, match="failed first: No kernel takes it"):
         await task
 
@@ -153,9 +156,9 @@ async def test_another_process_that_takes_memory_is_waited_for(
         return next(looks)
 
     small = PLAN.evolve(memory=PLAN.memory.evolve(budget_bytes=10 * GIB, beside_bytes=GIB))
-    asked, words = StartGate(Seen(), hardware, 1800.0), list[str]()
-    asked.look([])
-    await asked.turn(attempt(9, plan=small, model="new"), words.append)
+    start_gate, words = StartGate(Seen(), hardware, 1800.0), list[str]()
+    start_gate.look([])
+    await start_gate.turn(attempt(9, plan=small, model="new"), words.append)
     assert words == [
         "waits until the memory of its GPUs is stable: process 7 on GPU 1 had 0.00 GiB and has"
         " 1.00 GiB"
@@ -168,12 +171,12 @@ async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.Monk
     async def hardware() -> Hardware:
         return busy(2, 20)
 
-    asked_gate = StartGate(Seen(), hardware, 1800.0)
-    asked_gate.look([])
-    with pytest.raises(WithdrawnError, match=r"GPU 1 has 2\.00 GiB free") as caught:
-        await asked_gate.turn(start(9), lambda _: None)
-    assert caught.value.failure.disturbed
-    assert caught.value.failure.proves == "nothing"
+    start_gate = StartGate(Seen(), hardware, 1800.0)
+    start_gate.look([])
+    with pytest.raises(WithdrawnError, match=r"GPU 1 has 2\.00 GiB free") as error:
+        await start_gate.turn(start(9), lambda _: None)
+    assert error.value.failure.disturbed
+    assert error.value.failure.proves == "nothing"
 
 
 async def test_the_memory_that_an_engine_took_is_known_if_nobody_else_moved() -> None:
@@ -182,64 +185,66 @@ async def test_the_memory_that_an_engine_took_is_known_if_nobody_else_moved() ->
     async def hardware() -> Hardware:
         return now
 
-    asked, one = StartGate(Seen(), hardware, 1800.0), start(9)
-    asked.look([])
-    assert await asked.foreign_change(one) == ("", None)
-    await asked.turn(one, lambda _: None)
+    start_gate, new_start = StartGate(Seen(), hardware, 1800.0), start(9)
+    start_gate.look([])
+    assert await start_gate.foreign_change(new_start) == ("", None)
+    await start_gate.turn(new_start, lambda _: None)
     before = now.gpus[1].free_bytes or 0
-    ours = GpuProcess(pid=20, used_bytes=20 * GIB)
+    gpu_process = GpuProcess(pid=20, used_bytes=20 * GIB)
     now = now.evolve(
-        gpus=tuple(gpu.evolve(free_bytes=before - 20 * GIB, processes=(ours,)) for gpu in now.gpus)
+        gpus=tuple(
+            gpu.evolve(free_bytes=before - 20 * GIB, processes=(gpu_process,)) for gpu in now.gpus
+        )
     )
-    assert await asked.foreign_change(one) == ("", 20 * GIB)
+    assert await start_gate.foreign_change(new_start) == ("", 20 * GIB)
 
 
 def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> None:
-    serves, tried = attempt(1, "ready", plan=PLAN), attempt(2, plan=PLAN)
+    serves, trial = attempt(1, "ready", plan=PLAN), attempt(2, plan=PLAN)
     fleet = Fleet()
     fleet.models["m"] = ManagedModel(
-        wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, tried)
+        wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, trial)
     )
-    names = {serves.instance_name, tried.instance_name}
+    names = {serves.instance_name, trial.instance_name}
     assert {
         holder.instance: holder.is_proved for holder in fleet.holders(names, set(), 1.0)
     } == dict(zip(sorted(names), (True, False), strict=True))
 
 
 async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
-    observations, shared = (
+    observations, shared_plan = (
         Seen(),
         plan(
             replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
         ),
     )
-    asked_gate = gate(observations)
-    asked_gate.look([])
-    one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
-    assert await asked_gate.turn(one, lambda _: None, sizes=True)
+    start_gate = gate(observations)
+    start_gate.look([])
+    new_start = attempt(9, plan=shared_plan.evolve(gpus=(UUID,)), model="new")
+    assert await start_gate.turn(new_start, lambda _: None, sizes=True)
     oom = Failure(
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
-    assert "from now on it measures" in asked_gate.note_failure(one, oom)
-    observations.now(one, "settled")
-    asked_gate.look([])
-    second_attempt = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
-    assert await asked_gate.turn(second_attempt, lambda _: None, sizes=True) is None
-    assert not asked_gate.note_failure(second_attempt, oom), (
+    assert "from now on it measures" in start_gate.note_failure(new_start, oom)
+    observations.now(new_start, "settled")
+    start_gate.look([])
+    second_attempt = attempt(10, plan=new_start.plan.evolve(grade="verified"), model="new")
+    assert await start_gate.turn(second_attempt, lambda _: None, sizes=True) is None
+    assert not start_gate.note_failure(second_attempt, oom), (
         "a measuring engine that lacks memory says what is so"
     )
 
 
 async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
-    asked_gate = gate(Seen())
-    asked_gate.look([])
-    shared = plan(
+    start_gate = gate(Seen())
+    start_gate.look([])
+    shared_plan = plan(
         replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
     )
-    one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
-    assert await asked_gate.turn(one, lambda _: None, sizes=True)
-    assert not asked_gate.note_failure(
-        one,
+    new_start = attempt(9, plan=shared_plan.evolve(gpus=(UUID,)), model="new")
+    assert await start_gate.turn(new_start, lambda _: None, sizes=True)
+    assert not start_gate.note_failure(
+        new_start,
         Failure(
             kind="kernel_refused", phase="loading weights", message="no kernel", proves="kernel"
         ),

@@ -162,9 +162,8 @@ def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:
     numbered_pool = hybrid.evolve(slots=1, most_states=128)
     tokens = numbered_pool.tokens(10 * GIB)
     assert tokens is not None
-    assert (
-        numbered_pool.bytes_per_token == 10 * 2 * 256 * 2
-    )  # 10 layers, 2 heads of keys and values
+    # Ten layers have two heads of keys and values.
+    assert numbered_pool.bytes_per_token == 10 * 2 * 256 * 2
     assert tokens == (10 * GIB - 128 * hybrid.state_bytes) // numbered_pool.bytes_per_token
     narrow = numbered_pool.evolve(matrices="bfloat16")
     assert narrow.state_bytes < numbered_pool.state_bytes

@@ -68,7 +68,7 @@ MODELS = {
 
 
 def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
-    known = {
+    fields_of_attempt = {
         "state": "ready",
         "ready_at": 2.0,
         "port": 1,
@@ -77,7 +77,13 @@ def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
         "model": "m",
     }
     return Attempt.model_validate(
-        {**known, "id": number, "plan": planned, "fingerprint": planned.fingerprint, **fields}
+        {
+            **fields_of_attempt,
+            "id": number,
+            "plan": planned,
+            "fingerprint": planned.fingerprint,
+            **fields,
+        }
     )
 
 
@@ -97,8 +103,8 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
     assert half.keeps - first.keeps == count - count // 2
     assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
     assert partial_offer(first, count + 1) is first
-    asked_surplus_offers = surplus_offers(lone_plan, wish(max_context=8192, concurrency=3))
-    assert [surplus_offer.tokens >= 3 * 8192 for surplus_offer in asked_surplus_offers] == [True]
+    offers = surplus_offers(lone_plan, wish(max_context=8192, concurrency=3))
+    assert [surplus_offer.tokens >= 3 * 8192 for surplus_offer in offers] == [True]
 
 
 def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
@@ -117,26 +123,30 @@ def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
 
 def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
     free = plan("3090", max_context=8192)
-    capped = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
+    capped_plan = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
     other: dict[str, tuple[Cap, ...]] = {"other": ()}
     assert current_cap([attempt(1, free)], other) is None
     assert (
-        current_cap([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()})
-        == capped.cap
+        current_cap(
+            [attempt(1, free), attempt(2, capped_plan, state="stopped")], {**other, "x": ()}
+        )
+        == capped_plan.cap
     )
-    assert current_cap([attempt(1, free), attempt(2, capped)], {"x": ()}) is None
+    assert current_cap([attempt(1, free), attempt(2, capped_plan)], {"x": ()}) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
     assert (
         current_cap(
-            [attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)],
+            [attempt(1, free), attempt(2, capped_plan, state="failed", ready_at=None, failure=bad)],
             other,
         )
         is None
     )
-    killed = Failure(kind="killed", phase="load", message="", proves="nothing")
+    failure = Failure(kind="killed", phase="load", message="", proves="nothing")
     assert (
-        current_cap([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other)
-        == capped.cap
+        current_cap(
+            [attempt(2, capped_plan, state="failed", ready_at=None, failure=failure)], other
+        )
+        == capped_plan.cap
     )
 
 
@@ -174,9 +184,9 @@ class Machine:
     def promised_bytes(self, without: str = "", *, come: bool = True) -> dict[str, int]:
         """come: with what those have that are still to come back."""
         total: dict[str, int] = {}
-        for name, one in (*self.serving.items(), *(self.lost.items() if come else ())):
-            for uuid in one.gpus if name != without else ():
-                total[uuid] = total.get(uuid, 0) + one.memory.promised_bytes
+        for name, held_plan in (*self.serving.items(), *(self.lost.items() if come else ())):
+            for uuid in held_plan.gpus if name != without else ():
+                total[uuid] = total.get(uuid, 0) + held_plan.memory.promised_bytes
         return total
 
     def make_decision(
@@ -189,16 +199,18 @@ class Machine:
     ) -> Decision:
         """As the process that plans: what others give is free, and nobody has it any more."""
         promised_bytes, here = self.promised_bytes(name), self.free(name)
-        left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in promised_bytes.items()}
-        asked = (wish or self.wishes[name]).evolve(**changes)
+        claims_after = {
+            uuid: count - (free or {}).get(uuid, 0) for uuid, count in promised_bytes.items()
+        }
+        request = (wish or self.wishes[name]).evolve(**changes)
         here = without_engines(here, free or {})
         return decide(
             spec_of(name),
             here,
             ENGINES,
-            asked,
+            request,
             PROFILES.facts,
-            promised_bytes=left,
+            promised_bytes=claims_after,
             rules=RULES,
             gpus=PROFILES.gpus,
             sharing=sharing,
@@ -222,11 +234,11 @@ class Machine:
 
     def others(self, name: str) -> dict[str, list[str]]:
         """The copies of the other models."""
-        found: dict[str, list[str]] = {}
+        names_by_gpu: dict[str, list[str]] = {}
         for other_wish in self.wishes:
             if model_of(other_wish) != model_of(name):
-                found.setdefault(model_of(other_wish), []).append(other_wish)
-        return found
+                names_by_gpu.setdefault(model_of(other_wish), []).append(other_wish)
+        return names_by_gpu
 
     def sharing(self, name: str) -> Sharing:
         others = self.others(name)
@@ -248,24 +260,27 @@ class Machine:
         holders = []
         for model, copies in others.items():
             gives: dict[str, int] = {}
-            for one in (has[other] for other in copies if other in has):
-                gives |= {uuid: gives.get(uuid, 0) + one.memory.promised_bytes for uuid in one.gpus}
+            for engine_plan in (has[other] for other in copies if other in has):
+                gives |= {
+                    uuid: gives.get(uuid, 0) + engine_plan.memory.promised_bytes
+                    for uuid in engine_plan.gpus
+                }
             holders.append(Promise(model=model, gives=gives))
         caps = {model: self.last_caps(copies) for model, copies in others.items()}
         past = self.attempts.get(name, [])
-        cap, lost = current_cap(past, caps), interrupted_plan(past)
+        cap, interruption = current_cap(past, caps), interrupted_plan(past)
         return Sharing(
             cap,
             tuple(offers),
             tuple(holders),
             past[-1].plan.gpus if past else (),
             "",
-            plan_to_restore(lost, cap) if lost else None,
+            plan_to_restore(interruption, cap) if interruption else None,
         )
 
     def last_caps(self, copies: list[str]) -> list[Cap]:
-        found_caps = (last_cap(self.attempts.get(copy, ())) for copy in copies)
-        return [cap for cap in found_caps if cap is not None]
+        caps_of_copies = (last_cap(self.attempts.get(copy, ())) for copy in copies)
+        return [cap for cap in caps_of_copies if cap is not None]
 
     def add_copy(self, first: str, number: int) -> bool:
         """One more copy of what serves, which nobody gives anything for."""
@@ -295,11 +310,11 @@ class Machine:
         )
         self.fixed |= {name} if pinned else set()
         sharing = self.sharing(name)
-        wanted = wanted_context(spec_of(name), self.wishes[name], {})
+        context = wanted_context(spec_of(name), self.wishes[name], {})
         decision = decide_with_offers(
             sharing.offers,
             partial(self.make_decision, name, sharing),
-            wanted,
+            context,
             rooms(self.free(), self.promised_bytes()),
         )
         for take in decision.takes:
@@ -341,16 +356,16 @@ class Machine:
                     model_of(other),
                     number_of(other),
                     1,
-                    dict.fromkeys(one.gpus, one.memory.promised_bytes),
+                    dict.fromkeys(plan.gpus, plan.memory.promised_bytes),
                 )
-                for other, one in reversed(self.serving.items())
+                for other, plan in reversed(self.serving.items())
                 if other not in self.fixed
             ],
             [],
         )
         sharing = self.sharing(name)._replace(offers=tuple(offers))
-        wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        decision = decide_with_offers(offers, partial(self.make_decision, name, sharing), wanted)
+        context = wanted_context(spec_of(name), self.wishes[name], {})
+        decision = decide_with_offers(offers, partial(self.make_decision, name, sharing), context)
         for take in decision.takes:
             self.leave(copy_of(take.model, take.replica))
         if not decision.plans:
@@ -379,7 +394,7 @@ class Machine:
     def restart(self, name: str) -> None:
         sharing = self.sharing(name)._replace(offers=())
         before = sharing.plan_to_restore
-        found = (
+        restored_decision = (
             keep_if_unchanged(
                 self.make_decision(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
                 before,
@@ -387,9 +402,11 @@ class Machine:
             if before
             else None
         )
-        found = found or self.make_decision(name, sharing._replace(plan_to_restore=None))
-        assert found.plans, found.rejected
-        self.start(name, found.plans[0])
+        restored_decision = restored_decision or self.make_decision(
+            name, sharing._replace(plan_to_restore=None)
+        )
+        assert restored_decision.plans, restored_decision.rejected
+        self.start(name, restored_decision.plans[0])
 
     def full(self) -> bool:
         total = {gpu.uuid: gpu.total_bytes or 0 for gpu in self.hardware.gpus}
@@ -429,9 +446,9 @@ def fill_machine(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
     """A machine with those of these models that find room, in this order. Claims never exceed a
     GPU, and nobody pinned is touched."""
     machine = Machine(name)
-    for number, (kind, pinned, copies) in enumerate(kinds):
+    for number, (kind, is_pinned, copies) in enumerate(kinds):
         before = {other: machine.serving[other] for other in machine.fixed & machine.serving.keys()}
-        if machine.add(f"{kind}/{number}", pinned=pinned):
+        if machine.add(f"{kind}/{number}", pinned=is_pinned):
             for copy in range(1, copies):
                 machine.add_copy(f"{kind}/{number}", copy)
         else:
@@ -454,14 +471,14 @@ def test_every_copy_has_its_former_gpus_and_plan_after_a_power_cut(
         names = list(machine.serving)
         chance.shuffle(names)
         machine.restart_all(names)
-        for other, one in had.items():
+        for other, plan_before in had.items():
             now = machine.serving[other]
             assert (now.gpus, now.fingerprint, now.memory) == (
-                one.gpus,
-                one.fingerprint,
-                one.memory,
+                plan_before.gpus,
+                plan_before.fingerprint,
+                plan_before.memory,
             )
-            assert one.cap in (None, now.cap)
+            assert plan_before.cap in (None, now.cap)
         assert not machine.full()
 
 
@@ -475,15 +492,15 @@ def test_the_last_model_has_everything_back_at_its_next_start_when_all_others_go
     machine = fill_machine(name, kinds)
     models = [*dict.fromkeys(map(model_of, machine.serving))]
     chance.shuffle(models)
-    for gone in models[:-1]:
-        machine.remove(gone)
+    for model in models[:-1]:
+        machine.remove(model)
     names = list(machine.serving)
     machine.restart_all(names)
     new_machine = Machine(machine.name)
     new_machine.wishes[models[-1]] = machine.wishes[models[-1]]
     first = machine.serving[models[-1]]
     assert first.memory == new_machine.make_decision(models[-1], Sharing()).plans[0].memory
-    assert all(one.cap is None for one in machine.serving.values())
+    assert all(plan.cap is None for plan in machine.serving.values())
     assert not machine.full()
 
 
@@ -499,14 +516,14 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
 ) -> None:
     machine = fill_machine(name, kinds)
     had = dict(machine.serving)
-    gone = machine.load(f"{asked}/asked")
+    evicted_names = machine.load(f"{asked}/asked")
     assert not machine.full()
-    copies = {copy_of(take.model, take.replica) for take in gone or ()}
+    copies = {copy_of(take.model, take.replica) for take in evicted_names or ()}
     assert not copies & machine.fixed, "who is pinned never leaves"
     assert {other: machine.serving[other] for other in had.keys() - copies} == {
         other: had[other] for other in had.keys() - copies
     }
-    if gone is None:
+    if evicted_names is None:
         assert not copies
         return
     gpus = set(machine.serving[f"{asked}/asked"].gpus)
@@ -557,5 +574,7 @@ def test_giver_and_receiver_get_their_kv_cache_bytes_and_start_side_by_side(
     if not machine.add(f"{second}/1"):
         assert (name, second) == ("3090", "llama-8b")
         return
-    given = {one: cache_bytes(planned) for one, planned in machine.serving.items()}
-    assert all(given.values()), given
+    cache_sizes = {
+        name_of_copy: cache_bytes(plan) for name_of_copy, plan in machine.serving.items()
+    }
+    assert all(cache_sizes.values()), cache_sizes
