@@ -626,6 +626,9 @@ class Storm:
 
     def _models(self) -> list[dict[str, Any]]:
         answer = self.gateway.client.get("/admin/models")
+        if self.gateway.dead():
+            # Its workers answer for a moment longer.
+            answer.raise_for_status()
         assert answer.status_code == 200, answer.text
         data: list[dict[str, Any]] = answer.json()["data"]
         return data
