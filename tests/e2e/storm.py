@@ -525,7 +525,7 @@ class Storm:
             for view in views
             if (agreeing := orders(view, at_once=at_once))
         }
-        keys = self.gateway.client.get("/admin/keys").json()["data"]
+        keys = self._ask_gateway("/admin/keys").json()["data"]
         names = {key["name"] for key in keys} - {"admin"}
         return orders_now | {("keys", name): [KeyOrder()] for name in names}
 
@@ -625,17 +625,22 @@ class Storm:
         assert not self.restarts, f"served, and not adopted: {self.restarts}"
 
     def _models(self) -> list[dict[str, Any]]:
-        answer = self.gateway.client.get("/admin/models")
-        if self.gateway.dead():
-            # Its workers answer for a moment longer.
-            answer.raise_for_status()
+        answer = self._ask_gateway("/admin/models")
         assert answer.status_code == 200, answer.text
         data: list[dict[str, Any]] = answer.json()["data"]
         return data
 
+    def _ask_gateway(self, path: str) -> httpx.Response:
+        """The answer of the admin API. Raises HTTPError where the gateway is gone."""
+        answer = self.gateway.client.get(path)
+        if self.gateway.dead():
+            # Its workers refuse for a moment longer.
+            answer.raise_for_status()
+        return answer
+
     def _show(self, name: str) -> dict[str, Any]:
         """Raises LookupError where the model is gone by now."""
-        answer = self.gateway.client.get(f"/admin/models/{name}")
+        answer = self._ask_gateway(f"/admin/models/{name}")
         if answer.status_code == 404:
             raise LookupError(name)
         assert answer.status_code == 200, answer.text
