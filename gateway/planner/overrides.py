@@ -6,11 +6,11 @@ model_override_args in srt/utils/hf_transformers/config.py of SGLang 0.5.23.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gateway.domain import ModelSpec, Scalar
+from gateway.engines.common.flag_object import flag_object
 from gateway.errors import BadModel, BadRequest
 from gateway.models.families.config import Fields
 from gateway.models.families.text_config import text_of
@@ -35,7 +35,7 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
     """
     flags = {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
     for flag in CONFIG_FLAGS:
-        config = _object(flags.get(flag))
+        config = flag_object(flags.get(flag))
         if config and flag == _FLAT_FLAG:
             # The outer fields of a nested config never reach its text model.
             if not text_of(Fields(spec.config, spec.source)).is_nested:
@@ -53,15 +53,6 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
             changed = spec.evolve(task=task, sources={**spec.sources, "task": f"--{flag}"})
             return changed if changed.generates else without_head(changed)
     return spec
-
-
-def _object(value: Scalar | None) -> Mapping[str, Any]:
-    """The JSON object of the flag. Flags of another form are refused elsewhere."""
-    try:
-        document = json.loads(value) if isinstance(value, str) else None
-    except ValueError:
-        return {}
-    return document if isinstance(document, Mapping) else {}
 
 
 def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ NARROWED_FLAGS = {
 # Flags whose JSON object may have these keys alone: others of config.json name code, or a tower to
 # fetch.
 NARROWED_OBJECTS = {
-    "json-model-override-args": "max_position_embeddings rope_parameters rope_scaling",
+    "json-model-override-args": ("max_position_embeddings", "rope_parameters", "rope_scaling"),
 }
 
 
@@ -128,7 +128,7 @@ def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
     if "same_as" in question:
         return question
     if name in NARROWED_OBJECTS:
-        return {"type": "json", "keys": NARROWED_OBJECTS[name].split()}
+        return {"type": "json", "keys": [*NARROWED_OBJECTS[name]]}
     choices = question["choices"]
     if name in NARROWED_FLAGS:
         allowed = NARROWED_FLAGS[name].split()

@@ -10,11 +10,11 @@ processor, which is not read here: the published ones of each family count.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.domain import ModelSpec, Scalar
+from gateway.engines.common.flag_object import flag_object
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.models.media import media_of
 from gateway.models.workload import Workload
@@ -155,7 +155,7 @@ def _limit(args: Mapping[str, Scalar], kind: str) -> int:
     """Items of this kind in a prompt."""
     if str(args.get("language-model-only", False)).lower() == "true":
         return 0
-    limit = _object(args.get("limit-mm-per-prompt")).get(kind, _ITEM_LIMIT)
+    limit = flag_object(args.get("limit-mm-per-prompt")).get(kind, _ITEM_LIMIT)
     if isinstance(limit, Mapping):
         limit = limit.get("count", _ITEM_LIMIT)
     return limit if type(limit) is int else _ITEM_LIMIT
@@ -163,21 +163,12 @@ def _limit(args: Mapping[str, Scalar], kind: str) -> int:
 
 def _pixels(args: Mapping[str, Scalar], usual: int) -> int:
     """Pixels of the largest image."""
-    options = _object(args.get("mm-processor-kwargs"))
+    options = flag_object(args.get("mm-processor-kwargs"))
     of_images = options.get("images_kwargs")
     options |= of_images if isinstance(of_images, Mapping) else {}
     size = options.get("size")
     named = options.get("max_pixels", size.get("longest_edge") if isinstance(size, dict) else None)
     return named if type(named) is int and named > 0 else usual
-
-
-def _object(value: Scalar | None) -> dict[str, Any]:
-    """The JSON object of a flag; empty: none."""
-    try:
-        parsed = json.loads(value) if isinstance(value, str) else {}
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def _number(fields: Mapping[str, Any], name: str, usual: int) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -24,6 +24,7 @@ from gateway.domain import Hardware
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.domain.units import GIB, MIB
 from gateway.errors import FitserveError
+from gateway.models.catalog.hub_search import Use
 from gateway.secret import Secret, secret_text
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
@@ -97,7 +98,7 @@ class SearchRequest(NamedTuple):
     """
 
     words: str
-    use: Literal["chat", "code", "vision", "embed"] | None
+    use: Use | None
     limit: int
     folders: tuple[str, ...]
     machine: Hardware

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import queue
 import resource
 import threading
 import traceback
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,11 +26,11 @@ from gateway.errors import BadModel, FitserveError
 from gateway.models.catalog.hub import Hub
 from gateway.planner.asked import open_questions
 from gateway.planner.refusal import why_no_plan
+from gateway.planner.service.child_pipes import read_request_frame, take_pipes
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.messages import (
     DECISION_BYTES,
     HEADER_BYTES,
-    LENGTH,
     MAX_TEXT,
     MEMORY_BYTES,
     PLAN_BYTES,
@@ -185,13 +183,10 @@ def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> lis
 
 
 def main() -> None:
-    """PlanAnswer requests until stdin closes."""
+    """Answer requests until stdin closes."""
     gc.set_threshold(_OBJECTS)
     limit_process(PROCESSOR_S)
-    # Copies of the pipes, so that no print mixes with answers and no input reads requests.
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
+    requests, answers = take_pipes()
     received: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests, received), daemon=True).start()
     worker = PlanWorker(WorkerConfig.read(received.get()[0]))
@@ -206,24 +201,9 @@ def _receive(requests: BinaryIO, received: queue.SimpleQueue[list[bytes]]) -> No
     """Read messages in a thread of its own, so that the end of the gateway ends the process."""
     count = 1
     while True:
-        frames = [_frame(requests) for _ in range(count)]
+        frames = [read_request_frame(requests) for _ in range(count)]
         received.put(frames)
         count = 2
-
-
-def _frame(requests: BinaryIO) -> bytes:
-    (size,) = LENGTH.unpack(_read(requests, LENGTH.size))
-    return _read(requests, size)
-
-
-def _read(requests: BinaryIO, size: int) -> bytes:
-    """So many bytes. The end of the gateway, a reset or half a message, ends the process."""
-    received = b""
-    with suppress(OSError):
-        received = requests.read(size)
-    if len(received) < size:
-        os._exit(0)
-    return received
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from gateway.domain.units import gib
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import Hub
 from gateway.planner.parallel import without_engines
+from gateway.planner.service.child_pipes import read_request_frame, take_pipes
 from gateway.planner.service.messages import (
-    LENGTH,
     MAX_TEXT,
     MEMORY_BYTES,
     SEARCH_REQUEST,
@@ -88,24 +88,14 @@ def answer_frames(config: WorkerConfig, request: SearchRequest) -> list[bytes]:
 def main() -> None:
     """Answer one search."""
     limit_process(_PROCESSOR_S)
-    # Copies of the pipes, so that no print mixes with the answer and no input reads the request.
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    config, request = (
-        WorkerConfig.read(_frame(requests)),
-        SEARCH_REQUEST.validate_json(_frame(requests)),
-    )
+    requests, answers = take_pipes()
+    config = WorkerConfig.read(read_request_frame(requests))
+    request = SEARCH_REQUEST.validate_json(read_request_frame(requests))
     threading.Thread(target=_end_with_gateway, args=(requests,), daemon=True).start()
     answers.write(pack(answer_frames(config, request)))
     answers.flush()
     # Threads that still read from a slow Hub do not keep the process.
     os._exit(0)
-
-
-def _frame(requests: BinaryIO) -> bytes:
-    (size,) = LENGTH.unpack(requests.read(LENGTH.size))
-    return requests.read(size)
 
 
 def _end_with_gateway(requests: BinaryIO) -> None:

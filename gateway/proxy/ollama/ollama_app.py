@@ -33,6 +33,7 @@ from gateway.errors import (
 )
 from gateway.proxy import refusals
 from gateway.proxy.api.protocol import dump, error_headers, new_id
+from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.ollama import lm_studio_answers, ollama_answers
 from gateway.proxy.ollama.inner_request import InnerAnswer, inner_request
 from gateway.proxy.ollama.ollama_answers import AnswerTimes, StreamedAnswer, error_text
@@ -239,8 +240,7 @@ class _OllamaCall:
 
     async def _wait_for_leave(self, task: asyncio.Task[Any] | None) -> None:
         """Ends the task once the client has left."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await wait_for_disconnect(self._receive)
         self.is_abandoned = True
         if task is not None:
             task.cancel()

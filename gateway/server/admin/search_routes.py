@@ -12,6 +12,7 @@ from gateway.errors import BadModel, BadRequest, Busy
 from gateway.models.catalog.hub_search import Use
 from gateway.planner.service.messages import SearchRequest
 from gateway.proxy.api.error_bodies import errors
+from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.server.parts import Gateway, gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -70,7 +71,7 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         parts.loop.fleet.bytes_promised_to_others(None),
     )
     search = asyncio.ensure_future(parts.searches.search(question))
-    leave = asyncio.ensure_future(_wait_for_leave(request))
+    leave = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({search, leave}, return_when=asyncio.FIRST_COMPLETED)
         if search.done():
@@ -89,8 +90,3 @@ async def _machine(parts: Gateway) -> Hardware:
     nodes = (await parts.host.machines.cluster()).nodes
     machines = [node.hardware for node in nodes]
     return max(machines, key=lambda one: sum(gpu.total_bytes or 0 for gpu in one.gpus))
-
-
-async def _wait_for_leave(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

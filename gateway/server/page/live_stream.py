@@ -27,6 +27,7 @@ from starlette.responses import Response
 from gateway.errors import HostError
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import InFlight
 from gateway.proxy.routing.routes import Routes
@@ -282,7 +283,7 @@ class LiveAnswer(Response):
         del scope
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         reader = self._stream.join()
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         disconnected.add_done_callback(lambda _: reader.wake.set())
         try:
             while not disconnected.done() and not self._stream.has_ended(reader):
@@ -296,11 +297,6 @@ class LiveAnswer(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await disconnected
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _wait_for_disconnect(receive: types.Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @router.get(

@@ -1,0 +1,35 @@
+"""The pipes of a child that reads foreign models: requests on stdin, answers on stdout."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import BinaryIO
+
+from gateway.planner.service.messages import LENGTH
+
+
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes of requests and answers.
+
+    They are copies, so that no print mixes with answers and no input reads requests.
+    """
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def read_request_frame(requests: BinaryIO) -> bytes:
+    """The next frame. The end of the gateway, a reset or half a message, ends the process."""
+    (size,) = LENGTH.unpack(_read(requests, LENGTH.size))
+    return _read(requests, size)
+
+
+def _read(requests: BinaryIO, size: int) -> bytes:
+    received = b""
+    with suppress(OSError):
+        received = requests.read(size)
+    if len(received) < size:
+        os._exit(0)
+    return received
