@@ -9,8 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.logging import Logger
+
+log = Logger("fitserve.children")
+
 # Seconds in which a killed process ends. Only one in a system call that hangs takes longer.
 _EXIT_TIMEOUT_S = 5.0
+# As above, for a caller that nothing hurries: memory of gigabytes is freed first.
+_LONG_EXIT_TIMEOUT_S = 30.0
 
 
 async def spawn(
@@ -39,8 +45,11 @@ async def spawn(
     )
 
 
-async def kill(child: asyncio.subprocess.Process) -> int:
+async def kill(child: asyncio.subprocess.Process) -> int | None:
     """Kill the child. Returns its exit code, which may be from an earlier end.
+
+    None: a system call of the child hangs, for example on a dead mount. The kernel ends the child
+    after the call.
 
     A caller that is cancelled waits for that end too: an event loop that ended before it would
     leave the child unreaped.
@@ -53,7 +62,11 @@ async def kill(child: asyncio.subprocess.Process) -> int:
     for pipe in filter(None, map(transport.get_pipe_transport, range(3))):
         pipe.close()
     try:
-        return await _wait(child)
+        async with asyncio.timeout(_LONG_EXIT_TIMEOUT_S):
+            return await _wait(child)
+    except TimeoutError:
+        log.warning("a killed process does not end", pid=child.pid)
+        return None
     except asyncio.CancelledError:
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from gateway import worker_process
 from gateway.worker_process import kill
 from tests.support.patience import wait_until
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_exit_code_of_a_killed_process_is_that_of_the_kill() -> None:
-    over, codes = threading.Event(), Counter[int]()
+    over, codes = threading.Event(), Counter[int | None]()
 
     def busy() -> None:
         while not over.is_set():
@@ -67,6 +68,21 @@ async def test_a_caller_that_is_cancelled_waits_for_the_end(
     with pytest.raises(asyncio.CancelledError):
         await killing
     assert child.returncode == -9
+
+
+async def test_a_process_that_cannot_be_killed_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a system call on a dead mount: the signal has no effect."""
+    monkeypatch.setattr(worker_process, "_LONG_EXIT_TIMEOUT_S", 0.1)
+    child = await asyncio.create_subprocess_exec(
+        "sleep", "1000", stdin=-1, stdout=-1, start_new_session=True
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "kill", lambda: None)
+        assert await kill(child) is None
+    assert child.returncode is None
+    assert await kill(child) == -9
 
 
 async def test_bytes_that_a_killed_program_never_read_are_no_error() -> None:

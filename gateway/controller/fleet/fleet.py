@@ -422,6 +422,10 @@ class Fleet:
         """Bytes per GPU that live attempts of the model may use; of one replica, or of all."""
         return sum_promises(live_promises([replica] if replica is not None else model.replicas))
 
+    def live_bytes(self) -> dict[str, int]:
+        """Bytes per GPU that live attempts of all models may use."""
+        return sum_promises(live_promises(self.replicas()))
+
     def holders(
         self, running_names: Collection[str], begun: set[str], now: float
     ) -> Iterator[PlacedEngine]:

@@ -124,9 +124,12 @@ class PlanProcess:
                 await self.close()
         return answer, rest
 
-    async def _exit_code(self) -> int:
-        """The exit code of a child that ended, or sent something else than an answer."""
-        child = self._child
+    async def _exit_code(self) -> int | None:
+        """The exit code of a child that ended, or sent something else than an answer.
+
+        None: as in `kill`.
+        """
+        child, self._child = self._child, None
         assert child is not None  # noqa: S101
         with suppress(TimeoutError):
             # Not killed at once: `kill` looks for a living child, and would lose the code of a
@@ -188,7 +191,7 @@ def planning_error(source: str, fields: dict[str, str | None]) -> FitserveError:
     )
 
 
-def _death(source: str, code: int) -> FitserveError:
+def _death(source: str, code: int | None) -> FitserveError:
     """The error for a request whose process ended."""
     if code == -signal.SIGXCPU:
         return BadModel(
@@ -198,6 +201,11 @@ def _death(source: str, code: int) -> FitserveError:
                 "A real model takes less than a tenth: look at config.json, the index and the"
                 " headers of the weights."
             ),
+        )
+    if code is None:
+        return BadModel(
+            f"The planning process neither answers nor ends while it works on {source[:200]}.",
+            hint="Check the disk or network that the model is read from, then try again.",
         )
     text = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     return BadModel(

@@ -68,7 +68,7 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         body.limit,
         body.folders,
         await _machine(parts),
-        parts.loop.fleet.bytes_promised_to_others(None),
+        parts.loop.fleet.live_bytes(),
     )
     search = asyncio.ensure_future(parts.searches.search(question))
     leave = asyncio.ensure_future(wait_for_disconnect(request.receive))

@@ -100,3 +100,20 @@ def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
     assert offered_places(size // 2, size // 2) == (size // 2, {"second"}), (
         "free memory exists once"
     )
+
+
+def test_live_bytes_leave_out_bytes_that_no_engine_holds() -> None:
+    """Such a GPU has room already: a search that frees the engines frees nothing more of it."""
+    fleet = Fleet()
+    server, receiver = admit(fleet, "server", "receiver")
+    server.attempt = attempt()
+    live_bytes = fleet.live_bytes()
+    assert live_bytes == fleet.bytes_promised_to_others(None) != {}
+    offer = Offer(
+        model="server", how="surplus", gives={"GPU-x": 3 * GIB}, keeps=9 * GIB, words="a gift"
+    )
+    receiver.wait_for((offer,))
+    receiver.receive((offer,))
+    fleet.set_apart = frozenset({"GPU-y"})
+    assert fleet.bytes_promised_to_others(None).keys() == {*live_bytes, "GPU-x", "GPU-y"}
+    assert fleet.live_bytes() == live_bytes
