@@ -25,10 +25,12 @@ MODULES = (
     *("client_answer", "client_connection", "data_plane", "engine_request", "exchange"),
     *("head_cache", "heads", "meter", "queue_wait", "request_reader", "upload"),
     *("upstream_connection", "upstream_pool"),
-    *("api/endpoints", "api/protocol", "bodies/request_body"),
+    *("access/media_hosts", "access/rate_limits", "access/scopes"),
+    *("api/endpoints", "api/protocol", "api/stream_end"),
+    *("bodies/body_budget", "bodies/media_urls", "bodies/request_body"),
     *("metrics/access_log", "metrics/counters", "metrics/usage_counter"),
-    *("routing/balance", "routing/routes"),
-    *("workers/published_routes", "workers/shared_routes"),
+    *("routing/balance", "routing/queue", "routing/routes"),
+    *("workers/published_routes", "workers/shared_limits", "workers/shared_routes"),
 )
 _SETUP = """
 from mypyc.build import mypycify

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from functools import partial
 
 import uvicorn
@@ -69,12 +70,12 @@ def limit_connections(settings: Settings) -> Settings:
     target = 2 * settings.max_connections + 512
     allowed = open_files.raise_fd_limit(target)
     # Two files for each connection, and one for each connection being refused.
-    connections = settings.max_connections
-    while (
-        connections > 0 and 2 * connections + refusal_capacity(connections) > allowed - _OWN_FILES
-    ):
-        connections -= 1
-    if connections < min(_MIN_CONNECTIONS, settings.max_connections):
+    allowed_connections = bisect_right(
+        range(1, settings.max_connections + 1),
+        allowed - _OWN_FILES,
+        key=lambda connections: 2 * connections + refusal_capacity(connections),
+    )
+    if allowed_connections < min(_MIN_CONNECTIONS, settings.max_connections):
         minimum = _OWN_FILES + 2 * _MIN_CONNECTIONS + refusal_capacity(_MIN_CONNECTIONS)
         raise SettingsError(
             f"This process may open {allowed} files, but needs at least {minimum}.",
@@ -83,14 +84,14 @@ def limit_connections(settings: Settings) -> Settings:
                 " unit)."
             ),
         )
-    if connections < settings.max_connections:
+    if allowed_connections < settings.max_connections:
         log.warning(
             "the limit on open files allows fewer connections than FITSERVE_MAX_CONNECTIONS",
             files=allowed,
-            connections=connections,
+            connections=allowed_connections,
             hint=f"ulimit -n {target}, or LimitNOFILE={target} in a systemd unit",
         )
-    return settings.model_copy(update={"max_connections": connections})
+    return settings.model_copy(update={"max_connections": allowed_connections})
 
 
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:

@@ -23,7 +23,13 @@ from tests.support.patience import hang_s
 # Kept connections, two workers, and of `test_exchange.py` streams that either side ends; its other
 # tests replace classes, which a compiled data plane does not allow.
 _TESTS = ("test_exchange.py", "test_head_cache.py", "workers/test_workers.py")
-_CHOSEN = "test_head_cache or test_workers or hundred or framing or idle_connection"
+_UNIT_TESTS = (
+    "access/test_media_hosts.py",
+    "access/test_rate_limits.py",
+    "bodies",
+    "workers/test_shared_limits.py",
+)
+_LOCAL_TOPICS = "test_head_cache or test_workers or hundred or framing or idle_connection"
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +76,11 @@ def test_the_extensions_of_the_wheel_are_what_runs(tree: Path) -> None:
 
 
 def test_a_compiled_data_plane_answers_as_the_sources_do(tree: Path) -> None:
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     paths = [f"tests/local/proxy/{path}" for path in _TESTS]
-    answer = _run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", _CHOSEN, *paths)
+    answer = _run(tree, *command, "-k", _LOCAL_TOPICS, *paths)
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
+    answer = _run(tree, *command, *(f"tests/unit/proxy/{path}" for path in _UNIT_TESTS))
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
 
 
