@@ -635,8 +635,12 @@ class Storm:
     def _ask_gateway(self, path: str) -> httpx.Response:
         """The answer of the admin API. Raises HTTPError where the gateway is gone."""
         answer = self.gateway.client.get(path)
+        if answer.status_code == 503:
+            # Workers refuse between the death of their gateway and its end as a process.
+            patience = Patience(_ANSWER_S)
+            while not self.gateway.dead() and not patience.is_over():
+                time.sleep(patience.pause_s(_LOOK_S))
         if self.gateway.dead():
-            # Its workers refuse for a moment longer.
             answer.raise_for_status()
         return answer
 
