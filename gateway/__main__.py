@@ -65,12 +65,12 @@ def _restart_with_pydantic() -> None:
 
 def _require_memory() -> None:
     """Exit with a message before any import, where an import would fail with a traceback."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY and allowed < _MIN_MIB * 1024**2:
+    address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_limit != resource.RLIM_INFINITY and address_limit < _MIN_MIB * 1024**2:
         sys.stderr.write(
-            f"fitserve: This process may use {allowed // 1024**2} MiB of address space (`ulimit"
-            f" -v`), and needs {_MIN_MIB} MiB. Raise the limit. Engine processes inherit it and"
-            " need far more.\n"
+            f"fitserve: This process may use {address_limit // 1024**2} MiB of address space"
+            f" (`ulimit -v`), and needs {_MIN_MIB} MiB. Raise the limit. Engine processes inherit"
+            " it and need far more.\n"
         )
         sys.exit(2)
 

@@ -85,14 +85,17 @@ def refused_write(error: OSError) -> StoreError | None:
 
 
 def unwritten(
-    thing: str, folder: Path, error: OSError | sqlite3.Error, effect: str = "Nothing was changed."
+    path_words: str,
+    folder: Path,
+    error: OSError | sqlite3.Error,
+    effect: str = "Nothing was changed.",
 ) -> StoreError:
-    """The error of a change that could not be written: `thing` with a verb, folder, reason, effect
-    and cure."""
+    """The error of a change that could not be written: `path_words` with a verb, folder, reason,
+    effect and cure."""
     reason = getattr(error, "strerror", None) or str(error)
     fault = disk_fault(folder, error)
     cause, cure = fault or (f"{reason} in {folder}", f"Repair the disk of {folder}")
-    return StoreError(f"{thing}: {cause}. {effect}".rstrip(), hint=f"{cure}, then try again.")
+    return StoreError(f"{path_words}: {cause}. {effect}".rstrip(), hint=f"{cure}, then try again.")
 
 
 def _trial(folder: Path) -> int | None:

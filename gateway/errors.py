@@ -186,14 +186,14 @@ def near_name(name: str, names: Iterable[str]) -> str:
 
 def near_name_hint(name: str, names: Iterable[str]) -> str:
     """The words behind an unknown name: ` (did you mean NAME?)`, or nothing."""
-    near = near_name(name, names)
-    return f" (did you mean {near}?)" if near else ""
+    suggestion = near_name(name, names)
+    return f" (did you mean {suggestion}?)" if suggestion else ""
 
 
 def no_such_model(name: str, models: Mapping[str, str]) -> NotFound:
     """The error for an unknown name. models: the main name of each model by all its names."""
-    near = near_name(name, models)
-    hint = f"Did you mean {models[near]}? " if near else ""
+    suggestion = near_name(name, models)
+    hint = f"Did you mean {models[suggestion]}? " if suggestion else ""
     return NotFound(
         f"There is no model {name[:_MAX_REASON_CHARACTERS]}.",
         hint=f"{hint}`fitserve ps` lists the models.",

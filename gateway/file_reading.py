@@ -57,8 +57,8 @@ class FileReader(Generic[Result]):
         error: BaseException | None = None
         try:
             result = self._read()
-        except BaseException as raised:  # raised again by the caller
-            error = raised
+        except BaseException as raised_error:  # raised again by the caller
+            error = raised_error
 
         def finish() -> None:
             if call.done():

@@ -13,14 +13,16 @@ def raise_fd_limit(files: int) -> int:
     Never lowers the limit. Returns it.
     """
     global _started_with  # noqa: PLW0603 - the limit is one of the whole process
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _started_with is None:
         _started_with = soft
     if soft == resource.RLIM_INFINITY:
         return files
-    allowed = max(soft, files if hard == resource.RLIM_INFINITY else min(files, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return allowed
+    allowed_files = max(
+        soft, files if hard_limit == resource.RLIM_INFINITY else min(files, hard_limit)
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed_files, hard_limit))
+    return allowed_files
 
 
 def restore_fd_limit(pid: int) -> None:
@@ -28,8 +30,8 @@ def restore_fd_limit(pid: int) -> None:
     if _started_with is None:
         return
     try:
-        hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_started_with, hard))
+        hard_limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_started_with, hard_limit))
     except OSError:
         # The child has ended or belongs to another user. The higher limit does no harm.
         return

@@ -99,9 +99,9 @@ def _serialize(secret: Secret, info: SerializationInfo) -> str:
 
 def shown_address(text: str) -> str:
     """A text that should be an address, for messages: with nothing in front of an `@`."""
-    front, _, rest = text.rpartition("@")
+    front, _, address = text.rpartition("@")
     scheme, mark, _ = front.partition("://")
-    return f"{scheme}{mark}{rest}" if mark else rest
+    return f"{scheme}{mark}{address}" if mark else address
 
 
 def secret_text(value: Any) -> str:
@@ -132,8 +132,8 @@ def _forms(value: str) -> set[str]:
     # The digits of base64 depend on the place of the first byte among three.
     for lead in range(3):
         digits = base64.b64encode(b"\0" * lead + raw).decode()
-        whole = digits[-(-lead * 8 // 6) : len(digits.rstrip("=")) - 1]
-        forms |= {whole, whole.translate(_URL_SAFE)}
+        whole_digits = digits[-(-lead * 8 // 6) : len(digits.rstrip("=")) - 1]
+        forms |= {whole_digits, whole_digits.translate(_URL_SAFE)}
     return {*forms, raw.hex()} - {""}
 
 

@@ -349,7 +349,7 @@ class Settings(BaseModel):
         """Raises ValueError without the values, which may be secrets."""
         if isinstance(env, str):
             pairs = [word.partition("=") for word in shlex.split(env)]
-            if any(not equals for _, equals, _ in pairs):
+            if any(not separator for _, separator, _ in pairs):
                 raise ValueError("give NAME=VALUE, separated by spaces")
             env = {name: value for name, _, value in pairs}
         if isinstance(env, dict):
@@ -455,8 +455,10 @@ class Settings(BaseModel):
         if any(host == "public" or "*" in host for host in hosts):
             return ()
         # No host has this name (RFC 6761), and engines take an empty list for any host.
-        named = tuple(f"[{host}]" if ":" in host else host for host in hosts) or ("none.invalid",)
-        return tuple(host.lower() for host in named)
+        named_hosts = tuple(f"[{host}]" if ":" in host else host for host in hosts) or (
+            "none.invalid",
+        )
+        return tuple(host.lower() for host in named_hosts)
 
     @property
     def models(self) -> Path:
@@ -510,14 +512,14 @@ def signing_key(secret: Secret) -> bytes:
 def load_settings() -> Settings:
     """Read and check the settings. Raises SettingsError."""
     names = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _NO_SETTINGS
-    unknown = sorted(
+    unknown_names = sorted(
         name for name in os.environ if name.startswith("FITSERVE_") and name not in names
     )
-    for name in (name for name in unknown if not f"{name}_".startswith(f"{_ENDPOINT_KEY}_")):
-        near = near_name(name, names)
+    for name in (name for name in unknown_names if not f"{name}_".startswith(f"{_ENDPOINT_KEY}_")):
+        suggestion = near_name(name, names)
         raise SettingsError(
             f"There is no setting {name}.",
-            hint=(f"Did you mean {near}? " if near else "")
+            hint=(f"Did you mean {suggestion}? " if suggestion else "")
             + "`fitserve serve --help` lists the settings.",
         )
     try:
@@ -590,9 +592,11 @@ def _read_file() -> dict[str, Any]:
 def _place(error: Exception) -> str:
     """The problem with line and column. PyYAML repeats the line, which may hold a secret."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    position_words = (
+        f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    )
     problem = getattr(error, "problem", None) if mark is not None else None
-    return f"{where}: {problem}" if problem else where
+    return f"{position_words}: {problem}" if problem else position_words
 
 
 def list_variables() -> list[tuple[str, str]]:

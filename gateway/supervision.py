@@ -27,12 +27,12 @@ class Setback:
     count: of errors in a row.
     """
 
-    def __init__(self, work: str, **about: object) -> None:
+    def __init__(self, work: str, **subject: object) -> None:
         """work, about: fields for the log."""
         self.problem: str | None = None
         self.count = 0
         self._work = work
-        self._about = about
+        self._about = subject
         self._until = 0.0
 
     @property
@@ -71,17 +71,17 @@ class SupervisedTask:
         self,
         step: Callable[[], Awaitable[float | None]],
         work: str,
-        changed: Callable[[], object] = lambda: None,
-        **about: object,
+        on_change: Callable[[], object] = lambda: None,
+        **subject: object,
     ) -> None:
         """step: returns the seconds until its next run; None: the work is done.
 
-        changed: called after an error.
-        work, about: as for `Setback`.
+        on_change: called after an error.
+        work, subject: as for `Setback`.
         """
-        self.setback = Setback(work, **about)
+        self.setback = Setback(work, **subject)
         self._step = step
-        self._changed = changed
+        self._changed = on_change
         self._task = asyncio.create_task(self._run())
 
     @property

@@ -83,9 +83,9 @@ class Certificate:
                 ),
             ) from None
 
-    def watch(self, changed: Callable[[CertificatePair], object] = lambda _: None) -> None:
-        """Follows the files. `changed` gets each further pair that can be used."""
-        self._changed = changed
+    def watch(self, on_change: Callable[[CertificatePair], object] = lambda _: None) -> None:
+        """Follows the files. `on_change` gets each further pair that can be used."""
+        self._changed = on_change
         self._watching = SupervisedTask(self._reload_certificate, "watching the certificate")
 
     async def close(self) -> None:

@@ -237,8 +237,8 @@ def engine_env(
 
 def check(engine: Engine | None, name: str, value: str) -> None:
     """Raise BadFlag if the variable or its value is closed for this version; None: for all."""
-    if (why := refusal(engine, name, value)) is not None:
-        raise BadFlag(why[0], hint=why[1], param="env")
+    if (reason := refusal(engine, name, value)) is not None:
+        raise BadFlag(reason[0], hint=reason[1], param="env")
 
 
 def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
@@ -248,14 +248,14 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
     if not value.isprintable() or len(value) > _MAX_VALUE_CHARACTERS:
         hint = f"Give a plain value of at most {_MAX_VALUE_CHARACTERS} characters."
         return f"The value of {name} is too long or has characters that cannot be printed.", hint
-    closed = f"The variable {name} cannot be given to engines: "
+    refusal_beginning = f"The variable {name} cannot be given to engines: "
     if engine is not None and name in engine.user_env:
         return None
     if engine is not None and (name in engine.env or name == engine.key_env):
-        return f"{closed}the gateway sets it.", "Leave it out."
+        return f"{refusal_beginning}the gateway sets it.", "Leave it out."
     form = next((form for names, form in _OPEN_VARIABLES.items() if name in names.split()), None)
-    if form is None and (why := _closing_reason(name)):
-        return f"{closed}{why}.", "Leave it out."
+    if form is None and (reason := _closing_reason(name)):
+        return f"{refusal_beginning}{reason}.", "Leave it out."
     if form is None and re.match("VLLM_|SGLANG_|SGL_", name):
         return _refuse_engine_variable(engine, name, value)
     if form is None and _names_pattern(_OPEN_PATTERNS).fullmatch(name):
@@ -267,7 +267,8 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
         return None
     if name in PROXIES and "@" in value:
         return (
-            f"{closed}its address has a password, which would be shown in plans and stored.",
+            f"{refusal_beginning}its address has a password, which would be shown in plans and"
+            " stored.",
             "Give a proxy without a password.",
         )
     return f"{name} takes {text}.", "Correct the value."
@@ -285,16 +286,16 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
     """
     is_sglang = not name.startswith("VLLM_")
     is_reviewed = name in f"{_REVIEWED_VARIABLES} {_SGLANG_REVIEWED_VARIABLES}".split()
-    why = (
+    reason = (
         None
         if is_reviewed
         else _closed_word(name, _CLOSED_WORDS)
         or (_closed_word(name, _SGLANG_WORDS) if is_sglang else None)
     )
-    if why is None and not is_sglang and _LIMITS.match(name):
-        why = "it is a limit on requests of clients"
-    if why is not None:
-        return f"The variable {name} cannot be given to engines: {why}.", "Leave it out."
+    if reason is None and not is_sglang and _LIMITS.match(name):
+        reason = "it is a limit on requests of clients"
+    if reason is not None:
+        return f"The variable {name} cannot be given to engines: {reason}.", "Leave it out."
     if engine is not None and not name.startswith(engine.open_switches):
         return _suggest_name(engine, name)
     if is_sglang and not _SWITCH.fullmatch(value):
@@ -304,7 +305,11 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
 
 def _closing_reason(name: str) -> str | None:
     return next(
-        (why for why, names in CLOSED_VARIABLES.items() if _names_pattern(names).fullmatch(name)),
+        (
+            reason
+            for reason, names in CLOSED_VARIABLES.items()
+            if _names_pattern(names).fullmatch(name)
+        ),
         None,
     )
 
@@ -318,7 +323,12 @@ def _names_pattern(names: str) -> re.Pattern[str]:
 def _closed_word(name: str, table: Mapping[str, str]) -> str | None:
     """The effect of a variable, by the words in its name."""
     return next(
-        (why for why, listed in table.items() if re.search(rf"_({listed})(?=_|$)", name)), None
+        (
+            reason
+            for reason, listed_words in table.items()
+            if re.search(rf"_({listed_words})(?=_|$)", name)
+        ),
+        None,
     )
 
 
@@ -327,10 +337,10 @@ def _suggest_name(engine: Engine | None, name: str) -> tuple[str, str]:
         *(engine.user_env if engine is not None else ()),
         *(open_name for names in _OPEN_VARIABLES for open_name in names.split()),
     )
-    near = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.7)
+    near_names = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.7)
     owner = engine.ref if engine is not None else "No engine"
     message = f"{owner} has no environment variable {name[:80]!r} that may be set"
     return (
-        f"{message}; did you mean {near[0]}?" if near else f"{message}.",
+        f"{message}; did you mean {near_names[0]}?" if near_names else f"{message}.",
         "docs/settings.md lists the variables that may be set.",
     )

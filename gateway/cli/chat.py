@@ -121,8 +121,8 @@ class Chat:
                 return "; ".join([*settings, *(f"system: {text}" for text in system)]) or "Nothing."
             case ["system", text]:
                 self._first = [{"role": "system", "content": text}]
-                rest = [message for message in self.messages if message["role"] != "system"]
-                self.messages = [*self._first, *rest]
+                messages = [message for message in self.messages if message["role"] != "system"]
+                self.messages = [*self._first, *messages]
                 return "The system message is set."
             case ["parameter", text] if len(text.split(maxsplit=1)) == 2:
                 return self._set_parameter(*text.split(maxsplit=1))
@@ -141,8 +141,8 @@ class Chat:
                 f"The context belongs to the plan: `fitserve set {self._model} --context {text}`."
             )
         if name not in _PARAMETERS:
-            near = near_name_hint(name, _PARAMETERS)
-            return f"There is no parameter {name}{near}. Known are {', '.join(_PARAMETERS)}."
+            hint = near_name_hint(name, _PARAMETERS)
+            return f"There is no parameter {name}{hint}. Known are {', '.join(_PARAMETERS)}."
         field, kind = _PARAMETERS[name]
         try:
             value = kind(text.strip("\"'"))

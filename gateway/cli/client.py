@@ -99,12 +99,12 @@ def stream_lines(path: str, body: Any) -> Iterator[str]:
     """The lines of the answer to a POST as they arrive."""
     import codecs
 
-    decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    decoder, tail = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for piece in stream(path, {}, method="POST", body=body):
-        *whole, rest = (rest + decoder.decode(piece)).split("\n")
-        yield from whole
-    if rest:
-        yield rest
+        *lines, tail = (tail + decoder.decode(piece)).split("\n")
+        yield from lines
+    if tail:
+        yield tail
 
 
 def error_from(answer: Any) -> FitserveError:
@@ -145,10 +145,12 @@ def address() -> tuple[str, Secret | None]:
 def gateway_url(host: str | None, port: int | None) -> str:
     """The URL for an address from the command line: HOST, HOST:PORT or a URL. Raises
     BadRequest."""
-    scheme, mark, rest = (host or "127.0.0.1").rstrip("/").rpartition("://")
+    scheme, mark, address = (host or "127.0.0.1").rstrip("/").rpartition("://")
     try:
         # Only an IPv6 address with a port has brackets.
-        parts = urlsplit(f"//[{rest}]" if rest.count(":") > 1 and "[" not in rest else f"//{rest}")
+        parts = urlsplit(
+            f"//[{address}]" if address.count(":") > 1 and "[" not in address else f"//{address}"
+        )
         name, typed_port = parts.hostname, parts.port
     except ValueError:
         name, typed_port = None, None

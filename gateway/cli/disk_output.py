@@ -36,11 +36,12 @@ def _show_revisions(revisions: Sequence[Mapping[str, Any]]) -> None:
         empty="No repository was downloaded.",
     )
     for revision in revisions:
-        if missing := revision["missing"]:
-            rest = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+        if missing_files := revision["missing"]:
+            suffix = f" and {len(missing_files) - 1} more files" if len(missing_files) > 1 else ""
             print_paragraph(
-                f"{revision['repo']} at {revision['commit'][:12]} is damaged: {missing[0]}{rest} is"
-                f" gone from the cache. `fitserve pull {revision['repo']}` downloads it again."
+                f"{revision['repo']} at {revision['commit'][:12]} is damaged:"
+                f" {missing_files[0]}{suffix} is gone from the cache. `fitserve pull"
+                f" {revision['repo']}` downloads it again."
             )
 
 
@@ -61,14 +62,14 @@ def _show_engines(engines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_totals(usage: Mapping[str, Any]) -> None:
-    unfinished = (
+    unfinished_words = (
         f", {size(usage['unfinished_bytes'])} of unfinished downloads"
         if usage["unfinished_bytes"]
         else ""
     )
     say("")
     print_paragraph(
-        f"{usage['cache']}: {size(usage['cache_bytes'])}{unfinished};"
+        f"{usage['cache']}: {size(usage['cache_bytes'])}{unfinished_words};"
         f" {size(usage['free_bytes'])} are free"
     )
     if usage["unused_bytes"]:
@@ -86,10 +87,12 @@ def _day(time_s: float) -> str:
 
 def removal_text(answer: Any) -> str:
     """The result of `fitserve rm --weights`: freed bytes and remaining revisions."""
-    removed = ", ".join(f"{repo} at {commit[:12]}" for repo, commit in answer["removed"])
+    removed_revisions = ", ".join(f"{repo} at {commit[:12]}" for repo, commit in answer["removed"])
     remaining = [
         f"{revision['repo']} stays: {', '.join(revision['models'])} needs it"
         for revision in answer["kept"]
     ]
-    freed = f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed"
-    return "; ".join([freed + (f" ({removed})" if removed else ""), *remaining])
+    summary = f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed"
+    return "; ".join(
+        [summary + (f" ({removed_revisions})" if removed_revisions else ""), *remaining]
+    )

@@ -51,9 +51,9 @@ def inquiry_host(
     from gateway.hosts.docker.host import DockerHost
 
     if kind == "docker" or image is not None:
-        return DockerHost(settings.docker_network, _OWNER, allowed=allowed_images())
+        return DockerHost(settings.docker_network, _OWNER, allowed_images=allowed_images())
     process = ProcessHost(settings.data)
-    docker = DockerHost(settings.docker_network, _OWNER, allowed=allowed_images())
+    docker = DockerHost(settings.docker_network, _OWNER, allowed_images=allowed_images())
     return _FirstHostWithEngine((docker, process)) if listening() else process
 
 

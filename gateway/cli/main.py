@@ -53,8 +53,8 @@ def main() -> None:
         sys.exit(refusal.exit_code)
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         say(__version__)
         raise typer.Exit
 

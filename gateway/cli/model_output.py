@@ -28,20 +28,20 @@ def _own_detail(view: Any) -> str:
     return "" if detail in phases[:1] else detail
 
 
-def next_attempt_text(follows: Any) -> str:
+def next_attempt_text(next_attempt: Any) -> str:
     """The attempt after a failure, and how its plan differs."""
-    choices = {change["what"] for change in follows["differs"]}
+    choices = {change["what"] for change in next_attempt["differs"]}
     # A flag that repeats a choice is left out.
     changes = [
         change
-        for change in follows["differs"]
+        for change in next_attempt["differs"]
         if change["what"].removeprefix("--").replace("-", " ") not in choices - {change["what"]}
     ]
     texts = [
         f"{change['what']} {change['old'] or 'unset'} -> {change['new'] or 'unset'}"
         for change in changes
     ]
-    return f"attempt {follows['attempt']}, {'; '.join(texts) or 'the same plan again'}"
+    return f"attempt {next_attempt['attempt']}, {'; '.join(texts) or 'the same plan again'}"
 
 
 def detail_text(view: Any) -> str:
@@ -53,7 +53,8 @@ def detail_text(view: Any) -> str:
     ]
     texts = [_own_detail(view)]
     texts += [
-        f"after {follows['failure']}: {next_attempt_text(follows)}" for follows in retries[:1]
+        f"after {next_attempt['failure']}: {next_attempt_text(next_attempt)}"
+        for next_attempt in retries[:1]
     ]
     texts += [
         start_text(copy_view["start"]) for copy_view in view["replicas"] if copy_view.get("start")
@@ -63,17 +64,19 @@ def detail_text(view: Any) -> str:
 
 def start_text(start: Any) -> str:
     """The phase of a start, with elapsed and expected seconds; "": nothing is known yet."""
-    phase, expected = start["phase"], start["expected"]
+    phase, expected_start = start["phase"], start["expected"]
     texts = []
     if phase is not None:
-        usual_s = expected["phases"].get(phase) if expected is not None else None
-        usual = f" of {in_words(usual_s)}" if usual_s else ""
-        texts.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual}")
-    if expected is not None:
-        passed = f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
-        low, high = (in_words(expected[name]) for name in ("low_s", "high_s"))
-        texts.append(f"{passed}{low if low == high else f'{low} to {high}'} in all")
-        texts += _GRADES.get(expected["grade"], ())
+        usual_s = expected_start["phases"].get(phase) if expected_start is not None else None
+        usual_words = f" of {in_words(usual_s)}" if usual_s else ""
+        texts.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual_words}")
+    if expected_start is not None:
+        passed_words = (
+            f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
+        )
+        low, high = (in_words(expected_start[name]) for name in ("low_s", "high_s"))
+        texts.append(f"{passed_words}{low if low == high else f'{low} to {high}'} in all")
+        texts += _GRADES.get(expected_start["grade"], ())
     if start["conditions"]["is_cache_empty"]:
         texts.append("nothing is compiled yet")
     return ", ".join(texts)
@@ -177,8 +180,8 @@ def _show_wish(view: Any, numbers: dict[str, int]) -> None:
         print_paragraph(f"its key is {key}")
     if isinstance(wish["gpus"], list):
         print_paragraph(f"may use {_gpus(wish['gpus'], numbers)}")
-    if planned := [uuid for replica in view["replicas"] for uuid in replica["gpus"]]:
-        print_paragraph(f"planned on {_gpus(planned, numbers)}")
+    if planned_gpus := [uuid for replica in view["replicas"] for uuid in replica["gpus"]]:
+        print_paragraph(f"planned on {_gpus(planned_gpus, numbers)}")
 
 
 def _show_refusals(decision: Any) -> None:
@@ -186,15 +189,15 @@ def _show_refusals(decision: Any) -> None:
     from gateway.domain import Rejected
     from gateway.planner import explain
 
-    rejected = tuple(
+    rejections = tuple(
         Rejected.model_validate(rejection)
         for rejection in (decision or {}).get("rejected", ())
         if rejection["verdict"] == "engine_refuses"
     )
-    if not rejected:
+    if not rejections:
         return
     say("\nRefused by the engine's own code")
-    for rejection in explain.rejections(rejected):
+    for rejection in explain.rejections(rejections):
         texts = [f"{rejection.candidates}:", *(line.strip() for line in rejection.lines)]
         print_paragraph(" ".join(texts), indent=4, first="  ")
 
@@ -205,7 +208,9 @@ def _show_attempt(attempt: Any) -> None:
     from gateway.diagnosis.remedy import REACTIONS
     from gateway.planner import explain
 
-    started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone()
+    started_at = datetime.datetime.fromtimestamp(
+        attempt["started_at"], tz=datetime.UTC
+    ).astimezone()
     texts = [
         attempt["state"],
         attempt["engine"],
@@ -216,7 +221,7 @@ def _show_attempt(attempt: Any) -> None:
     print_paragraph(
         "  ".join(text for text in texts if text),
         indent=5,
-        first=f"  {attempt['id']}  {started.strftime('%F %T')}  ",
+        first=f"  {attempt['id']}  {started_at.strftime('%F %T')}  ",
     )
     if not (failure := attempt["failure"]):
         return
@@ -231,5 +236,5 @@ def _show_attempt(attempt: Any) -> None:
     print_paragraph(f"done: {REACTIONS[failure['proves']]}", indent=11, first="     ")
     for number, step in enumerate(failure["steps"], 1):
         print_paragraph(f"{number}. {step}", indent=8, first="     ")
-    if follows := attempt["follows"]:
-        print_paragraph(f"next: {next_attempt_text(follows)}", indent=11, first="     ")
+    if next_attempt := attempt["follows"]:
+        print_paragraph(f"next: {next_attempt_text(next_attempt)}", indent=11, first="     ")

@@ -271,8 +271,8 @@ def _template(file: Path) -> dict[str, str]:
 def _loras(items: list[str] | None) -> dict[str, str | None]:
     adapters: dict[str, str | None] = {}
     for item in items or ():
-        name, equals, source = item.partition("=")
-        if not name or not equals or not source:
+        name, separator, source = item.partition("=")
+        if not name or not separator or not source:
             usage_error(f"--lora takes NAME=SOURCE, not {item!r}.")
         adapters[name] = absolute_source(source)
     return adapters
@@ -329,10 +329,10 @@ def flag_values(items: list[str] | None) -> dict[str, str]:
     """The values of --arg by flag name."""
     flags = {}
     for item in items or ():
-        name, equals, value = item.partition("=")
+        name, separator, value = item.partition("=")
         if not name:
             usage_error(f"--arg takes FLAG=VALUE, not {item!r}.")
-        flags[name.removeprefix("--")] = value if equals else "true"
+        flags[name.removeprefix("--")] = value if separator else "true"
     return flags
 
 
@@ -340,8 +340,8 @@ def environment_variables(items: list[str] | None) -> dict[str, str]:
     """The values of --env by name."""
     variables = {}
     for item in items or ():
-        name, equals, value = item.partition("=")
-        if not name or not equals:
+        name, separator, value = item.partition("=")
+        if not name or not separator:
             # The value may be a secret, so the message does not repeat it.
             usage_error("--env takes NAME=VALUE.")
         variables[name] = value

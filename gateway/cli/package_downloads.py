@@ -47,14 +47,14 @@ class PackageDownloads:
         """Bytes of all announced downloads."""
         return sum(self._sizes.values())
 
-    def count_bytes(self, received: int) -> int:
+    def count_bytes(self, received_bytes: int) -> int:
         """Bytes of the downloads that are here: at least the finished ones, at most all.
 
-        received: bytes that came to this machine since the first download. uv names no part of a
-        package, and a large one takes minutes.
+        received_bytes: bytes that came to this machine since the first download. uv names no part
+        of a package, and a large one takes minutes.
         """
         finished = sum(size for name, size in self._sizes.items() if name in self._finished)
-        return min(max(finished, received), self.total)
+        return min(max(finished, received_bytes), self.total)
 
 
 def run_uv(command: Sequence[str], environment: Mapping[str, str], title: str) -> str:

@@ -43,8 +43,8 @@ def _read_plain(value: Any, param: Any) -> Any:
     ):
         return [*value]
     if kind is int and type(value) is str and _INTEGER.fullmatch(value) and not info.clamp:
-        least, most, number = info.min, info.max, int(value)
-        if (least is None or number >= least) and (most is None or number <= most):
+        minimum, maximum, number = info.min, info.max, int(value)
+        if (minimum is None or number >= minimum) and (maximum is None or number <= maximum):
             return number
     return _NO_VALUE
 

@@ -52,14 +52,14 @@ def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL
     else:
         for line in decision.refusal:
             print_paragraph(line, indent=4 if line.startswith("  ") else 0)
-    if missing := explain.not_here(decision):
+    if missing_parts := explain.not_here(decision):
         say("\nEngines that are not installed")
-        for line in missing:
+        for line in missing_parts:
             print_paragraph(line, indent=4, first="  ")
     if len(decision.plans) > 1:
         rows = explain.shapes(decision.plans)
-        rest = f", the first {_MAX_SHAPES} of {len(rows)}" if len(rows) > _MAX_SHAPES else ""
-        say(f"\nPlans by shape (RANK: the best plan of the shape{rest})")
+        count_note = f", the first {_MAX_SHAPES} of {len(rows)}" if len(rows) > _MAX_SHAPES else ""
+        say(f"\nPlans by shape (RANK: the best plan of the shape{count_note})")
         head = ("RANK", "GPUS", "LAYOUT", "CONTEXT", "TOK/S", "IN ALL", "ENGINES")
         print_table(head, rows[:_MAX_SHAPES])
     if decision.rejected and decision.plans and not detail.is_full:
@@ -70,15 +70,15 @@ def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL
         _show_rejections(decision.rejected)
 
 
-def _show_rejections(rejected: Any) -> None:
+def _show_rejections(rejections: Any) -> None:
     from gateway.planner import explain
 
     say("\nRejected")
-    for rejection in explain.rejections(rejected):
+    for rejection in explain.rejections(rejections):
         print_paragraph(f"{rejection.verdict}: {rejection.candidates}", indent=4, first="  ")
         for line in rejection.lines:
-            inner = "      " if line.startswith(" ") else "    "
-            print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
+            indent = "      " if line.startswith(" ") else "    "
+            print_paragraph(line.strip(), indent=len(indent) + 2, first=indent)
 
 
 _MAX_SHAPES = 8
@@ -93,9 +93,9 @@ def _show_nodes(decision: Any) -> None:
 
     say("\nNodes")
     rows = node_rows(plan)
-    rest = f"{len(rows) - _MAX_ROWS} more; --json has all" if len(rows) > _MAX_ROWS else ""
+    count_note = f"{len(rows) - _MAX_ROWS} more; --json has all" if len(rows) > _MAX_ROWS else ""
     print_table(("COPY", "NODE", "RANKS", "GPUS", "PORTS"), rows[:_MAX_ROWS])
-    for line in (rest, decision.why_nodes):
+    for line in (count_note, decision.why_nodes):
         if line:
             print_paragraph(f"{line}.", indent=2, first="  ")
     if plan.span == 1:
@@ -211,9 +211,9 @@ def _show_speed(plan: Any) -> None:
             else f"\nExpected speed ({plan.speed.grade})"
         )
         print_table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
-    elif unknown := explain.why_no_speed(plan):
+    elif gap_words := explain.why_no_speed(plan):
         say("")
-        print_paragraph(unknown, indent=4)
+        print_paragraph(gap_words, indent=4)
 
 
 def _show_memory(memory: Any, detail: Detail) -> None:

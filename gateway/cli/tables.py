@@ -16,11 +16,11 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     first: the start of its first line.
     indent: of the lines after it.
     """
-    width, begin, rest = _width(), first, " " * indent
+    width, begin, text_indent = _width(), first, " " * indent
     if width is None:
         say(f"{begin}{visible_line(text)}")
         return
-    lines = wrap(visible_line(text), width, begin, rest)
+    lines = wrap(visible_line(text), width, begin, text_indent)
     say("\n".join(lines) if lines else begin.rstrip())
 
 
@@ -83,8 +83,8 @@ def _without_column(lines: list[list[str]], column: int) -> list[list[str]]:
 
 def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...]) -> None:
     """Print a table whose columns before the last are too wide."""
-    long = max(len(line[-1]) for line in lines) > _MIN_LAST_COLUMN
-    columns = None if long else squeeze(lines, width)
+    is_long = max(len(line[-1]) for line in lines) > _MIN_LAST_COLUMN
+    columns = None if is_long else squeeze(lines, width)
     separate_last = columns is None
     columns = columns or squeeze([line[:-1] for line in lines], width)
     for number, line in enumerate(lines):
@@ -92,12 +92,12 @@ def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...
         if columns:
             say("\n".join(columns[number]))
         elif not titles:
-            cells = zip(head[1:-1] if long else head[1:], line[1:], strict=False)
+            cells = zip(head[1:-1] if is_long else head[1:], line[1:], strict=False)
             parts = [
                 f"{name.lower()} {cell}".strip() for name, cell in cells if cell not in ("", "-")
             ]
             print_paragraph(f"{line[0]}: {', '.join(parts)}", indent=4)
-        if separate_last and (columns or long) and not titles and line[-1] not in ("", "-"):
+        if separate_last and (columns or is_long) and not titles and line[-1] not in ("", "-"):
             print_paragraph(line[-1], indent=4, first="    ")
 
 
@@ -108,12 +108,14 @@ _MIN_LAST_COLUMN = 30
 def wish_and_plan(answer: Any) -> list[Any]:
     """The rows of a changed model: of its wish, then of its plan. A name that both have tells the
     plan's row apart."""
-    wished = {change["what"] for change in answer["wish"]}
-    planned = [
-        {**change, "what": f"planned {change['what']}"} if change["what"] in wished else change
+    wished_fields = {change["what"] for change in answer["wish"]}
+    planned_changes = [
+        {**change, "what": f"planned {change['what']}"}
+        if change["what"] in wished_fields
+        else change
         for change in answer["plan"]
     ]
-    return [*answer["wish"], *planned]
+    return [*answer["wish"], *planned_changes]
 
 
 def show_changes(changes: Any) -> None:

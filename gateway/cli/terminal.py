@@ -58,14 +58,14 @@ def line_width() -> int | None:
     return None
 
 
-def wrap(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
+def wrap(text: str, columns: int, first: str = "", indent: str = "") -> list[str]:
     """The lines of a paragraph. A word longer than a line stays whole, so that paths can be
     copied."""
     return textwrap.wrap(
         text,
         columns,
         initial_indent=first,
-        subsequent_indent=rest,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -170,16 +170,18 @@ class StreamedText:
             self._at, self._word = 0, ""
             return char
         # Chinese and similar characters are twice as wide, and a line may end after each.
-        wide = 1 + (char >= _FIRST_WIDE_CHARACTER)
-        moved = ""
-        if self._at + wide > self._columns:
-            word = "" if char.isspace() or wide == 2 or len(self._word) >= self._at else self._word
-            moved = (f"\x1b[{len(word)}D\x1b[K" if word else "") + "\n" + word
+        columns = 1 + (char >= _FIRST_WIDE_CHARACTER)
+        cursor_codes = ""
+        if self._at + columns > self._columns:
+            word = (
+                "" if char.isspace() or columns == 2 or len(self._word) >= self._at else self._word
+            )
+            cursor_codes = (f"\x1b[{len(word)}D\x1b[K" if word else "") + "\n" + word
             self._at, self._word = len(word), word
             char = "" if char == " " else char
-        self._at += wide if char else 0
-        self._word = "" if char.isspace() or wide == 2 else self._word + char
-        return moved + char
+        self._at += columns if char else 0
+        self._word = "" if char.isspace() or columns == 2 else self._word + char
+        return cursor_codes + char
 
 
 @contextmanager
@@ -187,12 +189,12 @@ def status() -> Iterator[Callable[[str], None]]:
     """A function that shows the current state: one changing line on a terminal, else a line for
     each new text."""
     if not sys.stderr.isatty():
-        previous = [""]
+        former_lines = [""]
 
         def line(text: str) -> None:
-            if text != previous[0]:
+            if text != former_lines[0]:
                 say(text, err=True)
-            previous[0] = text
+            former_lines[0] = text
 
         yield line
         return
@@ -234,14 +236,14 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _progress_lines(title: str) -> Callable[[int, int], None]:
-    reported: dict[int, tuple[float, int]] = {}
+    reported_bytes: dict[int, tuple[float, int]] = {}
 
     def report(bytes_done: int, total: int) -> None:
         tenth, now_s = _TENTHS * bytes_done // max(total, 1), time.monotonic()
-        if tenth in reported:
+        if tenth in reported_bytes:
             return
-        reported[tenth] = now_s, bytes_done
-        start_s, start_bytes = next(iter(reported.values()))
+        reported_bytes[tenth] = now_s, bytes_done
+        start_s, start_bytes = next(iter(reported_bytes.values()))
         rate = (bytes_done - start_bytes) / (now_s - start_s) if now_s > start_s else 0
         remaining = (
             f", {size(round(rate))}/s, {in_words((total - bytes_done) / rate)} left"

@@ -42,14 +42,14 @@ class Endpoints:
         ] == [(url, key) for url in model.wish.endpoints]:
             return
         former_watchers = {watcher.endpoint: watcher for watcher in model.endpoints}
-        watched = (self._client, self._interval_s, self._stretch, self._wake, key)
+        key_of_watch = (self._client, self._interval_s, self._stretch, self._wake, key)
         model.endpoints = []
         for endpoint in model.wish.endpoints:
             former_watcher = former_watchers.get(endpoint)
             if former_watcher is not None and former_watcher.key == key:
                 model.endpoints.append(former_watchers.pop(endpoint))
                 continue
-            model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
+            model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *key_of_watch))
             # Requests go on until the endpoint was checked with the new key.
             if former_watcher is not None:
                 model.endpoints[-1].replica, model.endpoints[-1].state = (

@@ -44,8 +44,8 @@ _COUNT_S, _NOTE_S = 1.0, 60.0
 class Evictor:
     """Applies evictions to the fleet.
 
-    `unloads` counts evicted copies by model and reason. `measures` is `StartGate.measures`. `ended`
-    gives the number of ended requests of each model.
+    `unloads` counts evicted copies by model and reason. `measures` is `StartGate.measures`.
+    `ended_counts` gives the number of ended requests of each model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Evictor:
         store: Store,
         settings: Settings,
         measures: Callable[[Collection[str]], bool],
-        ended: Callable[[], Mapping[str, float]],
+        ended_counts: Callable[[], Mapping[str, float]],
     ) -> None:
         self.unloads: Counter[tuple[str, EvictionCause]] = Counter()
         self._fleet = fleet
@@ -63,7 +63,7 @@ class Evictor:
         self._store = store
         self._settings = settings
         self._measures = measures
-        self._ended = ended
+        self._ended = ended_counts
         self._counts: Mapping[str, float] | None = None
         self._counted_at = self._noted_at = 0.0
         self._noted: dict[str, float] = {}
@@ -75,14 +75,14 @@ class Evictor:
     async def look(
         self,
         instances: Iterable[Instance],
-        awake: Iterable[ManagedModel],
+        awake_models: Iterable[ManagedModel],
         demand: Mapping[str, float],
     ) -> None:
         """Decide for the models that do not rest. `demand` is `Routes.demand`. Raises
         StoreError."""
         now, wall = self._times.begin(self._fleet.models.keys())
         models_by_instance = {instance.name: instance.model for instance in instances}
-        models = [model for model in awake if model.replicas]
+        models = [model for model in awake_models if model.replicas]
         self._note_use(models, wall, has_requests=bool(demand))
         for model in models:
             self._clear_eviction(model, models_by_instance)
@@ -141,22 +141,24 @@ class Evictor:
             )
             model.waits_for_request = waits_for_request and is_loadable(loaded_model, transitions)
 
-    def in_order(self, awake: Iterable[ManagedModel]) -> list[ManagedModel]:
+    def in_order(self, awake_models: Iterable[ManagedModel]) -> list[ManagedModel]:
         """The models of the last look in the order in which they are planned."""
         last = (True, 101, 0.0)
-        return sorted(awake, key=lambda model: self._order.get(model.wish.name, last))
+        return sorted(awake_models, key=lambda model: self._order.get(model.wish.name, last))
 
     def _evict(self, place: Place, eviction: Eviction) -> None:
         """Evict a copy: it gets no more requests, nor does a trial in its place."""
         name, index = place
         replicas = [
-            evicted
-            for evicted in self._fleet.models[name].all_replicas
-            if evicted.index == index and evicted.leaving is None
+            evicted_replica
+            for evicted_replica in self._fleet.models[name].all_replicas
+            if evicted_replica.index == index and evicted_replica.leaving is None
         ]
         if replicas:
             # A sleeping copy was counted before.
-            self.unloads[name, eviction.cause] += not all(evicted.is_asleep for evicted in replicas)
+            self.unloads[name, eviction.cause] += not all(
+                evicted_replica.is_asleep for evicted_replica in replicas
+            )
             log.info("leaves", model=name, replica=index, why=eviction.reason)
         for replica in replicas:
             replica.leaving = eviction
@@ -166,11 +168,11 @@ class Evictor:
         for replica in model.all_replicas:
             if replica.leaving is None or replica.is_busy:
                 continue
-            stays = replica.is_asleep and not (replica.leaving.ends or model.is_deleting)
+            must_stay = replica.is_asleep and not (replica.leaving.ends or model.is_deleting)
             is_running = replica.attempt is not None or any(
                 attempt.instance_name in models_by_instance for attempt in replica.attempts
             )
-            if stays or not is_running:
+            if must_stay or not is_running:
                 replica.leaving, replica.looks_again, model.was_evicted = None, True, True
                 self._fleet.unblock()
 
@@ -215,9 +217,9 @@ class Evictor:
         models_by_instance: Mapping[str, str],
     ) -> list[LoadedModel]:
         return [
-            loaded
+            loaded_model
             for model in models
-            if (loaded := self._loaded_model(model, demand, models_by_instance)) is not None
+            if (loaded_model := self._loaded_model(model, demand, models_by_instance)) is not None
         ]
 
     def _loaded_model(
@@ -243,20 +245,20 @@ class Evictor:
             for replica in model.replicas
             for copy in (_copy(model, replica),)
         )
-        loaded = LoadedModel(name, copies)
-        if loaded.state == "serves":
+        loaded_model = LoadedModel(name, copies)
+        if loaded_model.state == "serves":
             model.was_evicted = False
         # Room is a question for the copies that are away.
-        absent = [
+        absent_replicas = [
             replica for replica in model.replicas if replica.attempt is None or replica.is_asleep
         ] or model.replicas
         unable = [
             replica.status.state in ("quarantined", "backing_off")
-            for replica in (absent if loaded.lacks_copies else model.replicas)
+            for replica in (absent_replicas if loaded_model.lacks_copies else model.replicas)
         ]
         policy = model.wish.policy
         return replace(
-            loaded,
+            loaded_model,
             is_stopped=model.is_stopped,
             is_unloaded=model.is_unloaded,
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
@@ -265,7 +267,7 @@ class Evictor:
             used_at=self._times.steady(name, model.used_at or model.created_at),
             requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
             waited_s=demand.get(name),
-            has_plan=any(replica.blocked is None for replica in absent),
+            has_plan=any(replica.blocked is None for replica in absent_replicas),
             must_evict=model.needs,
             must_stop=model.ends,
             is_promised_memory=any(replica.awaited_offers for replica in model.replicas),
@@ -294,12 +296,20 @@ class Evictor:
                 model.used_at = now
         if time.monotonic() - self._counted_at < _COUNT_S and not has_requests:
             return
-        before, self._counts, self._counted_at = self._counts, self._ended(), time.monotonic()
-        if before is None:
+        former_counts, self._counts, self._counted_at = (
+            self._counts,
+            self._ended(),
+            time.monotonic(),
+        )
+        if former_counts is None:
             return
         for name, count in self._counts.items():
             used_model = self._fleet.models.get(name)
-            if used_model is not None and used_model.replicas and count > before.get(name, 0.0):
+            if (
+                used_model is not None
+                and used_model.replicas
+                and count > former_counts.get(name, 0.0)
+            ):
                 used_model.used_at = now
 
     async def _write_use(self) -> None:
@@ -330,12 +340,12 @@ def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
     ):
         # Without the downloads of a first start.
         load_s = sum(attempt.phases.values()) or attempt.ready_at - attempt.started_at
-        loaded = attempt.ready_at - load_s, attempt.ready_at
-        began, at = woken if woken is not None and woken[1] > attempt.ready_at else loaded
-        return Copy(replica.index, "serves", at, at - began)
-    ended = replica.history[-1].ended_at if replica.history else None
+        load_times = attempt.ready_at - load_s, attempt.ready_at
+        start_at, at = woken if woken is not None and woken[1] > attempt.ready_at else load_times
+        return Copy(replica.index, "serves", at, at - start_at)
+    ended_at = replica.history[-1].ended_at if replica.history else None
     if replica.leaving is not None:
-        return Copy(replica.index, "leaves", ended or model.created_at)
+        return Copy(replica.index, "leaves", ended_at or model.created_at)
     if (
         attempt is not None
         and attempt.asleep is not None
@@ -346,5 +356,5 @@ def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
     return Copy(
         replica.index,
         "loads" if attempt is not None or replica.is_busy else "out",
-        ended or model.created_at,
+        ended_at or model.created_at,
     )

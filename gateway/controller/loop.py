@@ -89,10 +89,10 @@ class Loop:
         gpus: GpuWatch,
         signatures: Callable[[], Signatures],
         routes: Routes,
-        ended: Callable[[], Mapping[str, float]] = dict,
+        ended_counts: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`signatures` gives the known failure patterns; `ended` the number of ended requests of
-        each model."""
+        """`signatures` gives the known failure patterns; `ended_counts` the number of ended
+        requests of each model."""
         self._settings = settings = launcher.settings
         self._store, self._host, self._launcher = store, launcher.host, launcher
         self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost
@@ -137,7 +137,9 @@ class Loop:
         keys, client = EndpointKeys(settings.data), EngineClient(_CALLS_AT_ONCE)
         self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
-        self.evictor = Evictor(self.fleet, routes, store, settings, self._gate.measures, ended)
+        self.evictor = Evictor(
+            self.fleet, routes, store, settings, self._gate.measures, ended_counts
+        )
         self.plan_preview = PlanPreview(planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._publish_new_model, self.wake)
         routes.demanded = self.wake
@@ -240,12 +242,12 @@ class Loop:
         again."""
         for replica in self.fleet.replicas():
             if replica.attempt is not None:
-                ended = replica.attempt.evolve(
+                ended_attempt = replica.attempt.evolve(
                     state="stopped", ended_at=time.time(), failure=_GATEWAY_END
                 )
                 with contextlib.suppress(StoreError):
-                    await asyncio.to_thread(self._store.save_attempt, ended)
-                self._running.remove(ended.instance_name)
+                    await asyncio.to_thread(self._store.save_attempt, ended_attempt)
+                self._running.remove(ended_attempt.instance_name)
         grace_s = self._settings.stop_grace_s
         await asyncio.gather(
             *(self._launcher.stop(instance.name, grace_s) for instance in await self._host.list())
@@ -273,33 +275,36 @@ class Loop:
         self._note_freed_gpus(former_instances, instances)
         self._inputs.begin()
         demand = self._routes.demand()
-        awake = self._awaken(instances, demand)
-        await self._look(instances, awake, demand)
-        models = self.evictor.in_order(awake)
+        awake_models = self._awaken(instances, demand)
+        await self._look(instances, awake_models, demand)
+        models = self.evictor.in_order(awake_models)
         # All models receive before any is planned, so that no gift is planned twice.
         for model in models:
             self._gifts.receive(model, instances)
         problem = await self._attend_all(models, instances) or problem
         self._publish_routes(instances)
-        self._let_rest(awake)
+        self._let_rest(awake_models)
         self.health.store_problem = problem
 
     def _note_freed_gpus(
         self, former_instances: Iterable[Instance], instances: Iterable[Instance]
     ) -> None:
         """Let replicas without a plan try again after an engine's end, or with other GPUs."""
-        ended = _running_names(former_instances) - _running_names(instances)
-        if ended or self._lost_gpus is not self._gpus.lost:
+        ended_names = _running_names(former_instances) - _running_names(instances)
+        if ended_names or self._lost_gpus is not self._gpus.lost:
             self._lost_gpus = self._gpus.lost
             self.fleet.unblock()
 
     async def _look(
-        self, instances: list[Instance], awake: list[ManagedModel], demand: Mapping[str, float]
+        self,
+        instances: list[Instance],
+        awake_models: list[ManagedModel],
+        demand: Mapping[str, float],
     ) -> None:
         """Show the engines of this pass to all that follow them. Raises StoreError."""
         # First of all, engines that are gone or evicted get no more requests.
         was_making_room = self.evictor.is_making_room
-        await self.evictor.look(instances, awake, demand)
+        await self.evictor.look(instances, awake_models, demand)
         if self.evictor.is_making_room != was_making_room:
             self.wake()
         self._publish_routes(instances)
@@ -329,23 +334,23 @@ class Loop:
         """The models that this pass looks at; those at rest are left out."""
         models = self.fleet.models
         names = {instance.model for instance in instances} | demand.keys()
-        awake = self._resting.awake(
+        awake_models = self._resting.awake(
             models.values(), names, self.evictor.is_making_room, time.monotonic()
         )
-        for model in awake:
+        for model in awake_models:
             self._resting_routes.pop(model.wish.name, None)
-        return awake
+        return awake_models
 
-    def _let_rest(self, awake: list[ManagedModel]) -> None:
+    def _let_rest(self, awake_models: list[ManagedModel]) -> None:
         """Leave models without work out of the next passes, and keep their routes."""
         models = self.fleet.models
         self._resting.retain(models.keys())
         self._resting.note(
-            (model for model in awake if model.wish.name in models),
+            (model for model in awake_models if model.wish.name in models),
             self.evictor.is_making_room,
             time.monotonic(),
         )
-        for model in awake:
+        for model in awake_models:
             name = model.wish.name
             if name in self._resting and name in self._routes.table.models:
                 self._resting_routes[name] = self._routes.table.models[name]

@@ -39,12 +39,12 @@ class MemoryGifts:
 
     def _receive_offers(self, replica: ReplicaState, instances: Collection[Instance]) -> None:
         # Each giver is asked, even if another one has not given.
-        missing = [
+        missing_offers = [
             offer
             for offer in replica.awaited_offers
             if not self._is_settled(offer, replica.model, instances)
         ]
-        if replica.awaited_offers and not missing:
+        if replica.awaited_offers and not missing_offers:
             replica.receive(
                 tuple(
                     offer

@@ -27,14 +27,14 @@ class Orders:
         store: Store,
         fleet: Fleet,
         wishes: WishChanges,
-        admitted: Callable[[], None],
+        on_admission: Callable[[], None],
         wake: Callable[[], None],
     ) -> None:
-        """`admitted` is called for a new model that clients may call; `wake` starts a pass."""
+        """`on_admission` is called for a new model that clients may call; `wake` starts a pass."""
         self._store = store
         self._fleet = fleet
         self._wishes = wishes
-        self._admitted = admitted
+        self._admitted = on_admission
         self._wake = wake
         # Wishes are checked against each other and recorded one at a time, so that no name is taken
         # twice and none is lost.
@@ -81,17 +81,17 @@ class Orders:
         self._wake()
 
     async def change(
-        self, model: ManagedModel, old: Wish, wish: Wish, *, restarts: bool
+        self, model: ManagedModel, old_wish: Wish, wish: Wish, *, restarts: bool
     ) -> ManagedModel:
         """Record another wish for a model durably, then change its engines.
 
-        `old` is the wish that the new one was made from. An equal wish is refused too while a
+        `old_wish` is the wish that the new one was made from. An equal wish is refused too while a
         change to another one is under way. `restarts`: other engines may be needed. Raises
         NotFound, Conflict, StoreError.
         """
         name = model.wish.name
         async with self._wishing:
-            if self._fleet.models.get(name) is not model or model.wish != old:
+            if self._fleet.models.get(name) is not model or model.wish != old_wish:
                 raise Conflict(
                     f"The model {name} was changed by another request.",
                     hint="This change was not made. Try again.",
@@ -107,7 +107,7 @@ class Orders:
                 elif model.is_unloaded:
                     ends = f"Its owner unloaded it. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
-            if wish == old:
+            if wish == old_wish:
                 return model
             self._store.changeable()
             self._fleet.check_names(wish)
@@ -200,7 +200,7 @@ class Orders:
         if self._fleet.set_apart:
             raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
         users = self._fleet.users()
-        planned = next(
+        planned_name = next(
             (
                 replica.model
                 for replica in self._fleet.replicas()
@@ -208,7 +208,7 @@ class Orders:
             ),
             None,
         )
-        wait = f"{planned} is being planned on it: try again in a minute"
+        wait = f"{planned_name} is being planned on it: try again in a minute"
         holders = {
             uuid: (
                 f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`)"
@@ -218,7 +218,7 @@ class Orders:
         }
         self._fleet.set_apart = frozenset(gpus) - holders.keys()
         try:
-            yield {**(dict.fromkeys(gpus, wait) if planned else {}), **holders}
+            yield {**(dict.fromkeys(gpus, wait) if planned_name else {}), **holders}
         finally:
             self._fleet.set_apart = frozenset()
             self._fleet.unblock()

@@ -38,8 +38,8 @@ class PlanInputWatch:
         if now - self._looked_at < REPLAN_S:
             return
         self._looked_at = now
-        if blocked := [model for model in self._fleet.models.values() if _is_blocked(model)]:
-            self._task = asyncio.create_task(self._look_safely(blocked))
+        if blocked_models := [model for model in self._fleet.models.values() if _is_blocked(model)]:
+            self._task = asyncio.create_task(self._look_safely(blocked_models))
 
     async def close(self) -> None:
         """End a look that is under way."""
@@ -47,32 +47,32 @@ class PlanInputWatch:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _look_safely(self, blocked: Sequence[ManagedModel]) -> None:
+    async def _look_safely(self, blocked_models: Sequence[ManagedModel]) -> None:
         try:
-            await self.look(blocked)
+            await self.look(blocked_models)
         except Exception as error:
             # The slow look of each model still comes.
             log.warning("the inputs of plans could not be read", error=str(error))
 
-    async def look(self, blocked: Sequence[ManagedModel]) -> None:
+    async def look(self, blocked_models: Sequence[ManagedModel]) -> None:
         """Compare with the last plan of each model, and let those look again whose plans may be
         others."""
-        inputs = await self._reader.read(blocked)
+        inputs = await self._reader.read(blocked_models)
         # A first look knows nothing about the time of the plans before it.
-        neighbours, former = self._fleet.placed_attempts(), self._neighbours
+        neighbours, former_neighbours = self._fleet.placed_attempts(), self._neighbours
         self._neighbours = neighbours
-        is_other = former is not None and former != neighbours
-        changed = {
+        is_other = former_neighbours is not None and former_neighbours != neighbours
+        changed_names = {
             model.wish.name
-            for model in blocked
+            for model in blocked_models
             if any(
                 is_other or inputs[model.wish.name].may_help(replica.vain.basis.inputs)
                 for replica in model.all_replicas
                 if replica.blocked is not None and replica.vain is not None
             )
         }
-        if changed:
-            self._fleet.unblock(changed)
+        if changed_names:
+            self._fleet.unblock(changed_names)
             self._wake()
 
 

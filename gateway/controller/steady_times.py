@@ -35,7 +35,7 @@ class SteadyTimes:
             self._earlier[name], self._times[name] = self._times.get(name, {}), {}
         times = self._times[name]
         if at not in times:
-            earlier = self._earlier[name].get(at)
+            earlier_at = self._earlier[name].get(at)
             passed_s = max(0.0, self._wall - at)
-            times[at] = self._now - passed_s if earlier is None else earlier
+            times[at] = self._now - passed_s if earlier_at is None else earlier_at
         return times[at]

@@ -182,13 +182,15 @@ def advice_of_message(
     """
     message = message[:_MAX_MESSAGE_CHARACTERS]
     limits = [*_limits(message, flags)]
-    named = {change.name for change in limits}
+    named_limits = {change.name for change in limits}
     changes = [
-        flag_change for flag_change in _changes(message, flags) if flag_change.name not in named
+        flag_change
+        for flag_change in _changes(message, flags)
+        if flag_change.name not in named_limits
     ]
     removals = (f"Remove {match['path']}." for match in _REMOVAL.finditer(message))
-    several = [*map(str, limits), *_packages(message, packages), *map(str, changes), *removals]
-    return tuple(dict.fromkeys(several))[:_MAX_STEPS]
+    lines = [*map(str, limits), *_packages(message, packages), *map(str, changes), *removals]
+    return tuple(dict.fromkeys(lines))[:_MAX_STEPS]
 
 
 def _limits(message: str, flags: KnownFlags) -> Iterator[_Change]:
@@ -227,9 +229,11 @@ def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
             value = match["value"] or match["value2"] or match["value3"] or ""
             if name is None or _DEBUG_SETTING.search(name.strip("-")):
                 continue
-            if earlier := by_name.get(name):
-                if earlier.value and value and value not in earlier.value:
-                    by_name[name] = earlier._replace(value=f"{earlier.value} or {value}")
+            if earlier_change := by_name.get(name):
+                if earlier_change.value and value and value not in earlier_change.value:
+                    by_name[name] = earlier_change._replace(
+                        value=f"{earlier_change.value} or {value}"
+                    )
                 continue
             change = _requested_change(sentence, match, name)
             if change is None:
@@ -247,11 +251,11 @@ def _setting_name(match: re.Match[str], flags: KnownFlags) -> str | None:
 
 def _flag(name: str, flags: KnownFlags) -> str | None:
     """The flag of the engine with that name."""
-    plain = name.strip("-").replace("_", "-")
-    root = plain.partition(".")[0]
+    plain_name = name.strip("-").replace("_", "-")
+    root = plain_name.partition(".")[0]
     is_known = root in flags.names or root.removeprefix("no-") in flags.names
     can_be = name.startswith("--") and not flags.complete
-    return f"--{plain}" if is_known or can_be else None
+    return f"--{plain_name}" if is_known or can_be else None
 
 
 class _Verb(NamedTuple):
@@ -339,13 +343,15 @@ def _packages(message: str, packages: Collection[str]) -> Iterator[str]:
     for match in INSTALL.finditer(message):
         has_command = has_command or match["pip"] is not None
         names += [match["first"] or match["named"], *(match["rest"] or "").split()]
-    several = [name for name in names if distribution_name(_package_name(name)) in packages]
-    bounded = {_package_name(name).lower() for name in several if re.search(r"[<>=]", name)}
-    several = [
-        name for name in several if not (re.fullmatch(r"[\w.-]+", name) and name.lower() in bounded)
+    package_names = [name for name in names if distribution_name(_package_name(name)) in packages]
+    bounded = {_package_name(name).lower() for name in package_names if re.search(r"[<>=]", name)}
+    package_names = [
+        name
+        for name in package_names
+        if not (re.fullmatch(r"[\w.-]+", name) and name.lower() in bounded)
     ]
-    if several:
-        yield f"Install {' '.join(dict.fromkeys(several[:4]))} in the engine's environment."
+    if package_names:
+        yield f"Install {' '.join(dict.fromkeys(package_names[:4]))} in the engine's environment."
     elif has_command:
         yield _UNKNOWN_PACKAGE
 

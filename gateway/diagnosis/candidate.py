@@ -47,21 +47,21 @@ class FailureCandidate:
         """Begin the message with a line of so many columns."""
         self.message, self.columns, self.last_columns = message, columns, columns
 
-    def join(self, rest: str, columns: int) -> tuple[str, str]:
+    def join(self, text: str, columns: int) -> tuple[str, str]:
         """The message with a line that a terminal may have broken off, without and with a space.
 
         A line that fills the terminal lost no space.
         """
         self.columns = max(columns, self.columns)
-        whole, spaced = self.message + rest, f"{self.message} {rest}"
-        self.message = (whole if self.last_columns >= self.columns - 1 else spaced)[
+        joined_text, spaced_text = self.message + text, f"{self.message} {text}"
+        self.message = (joined_text if self.last_columns >= self.columns - 1 else spaced_text)[
             :_MAX_MESSAGE_CHARACTERS
         ]
         self.last_columns = columns
         if not self.shape.message.startswith("assert "):
             message = self.message.partition(": ")[2] or self.message
             self.shape = self.shape._replace(message=message)
-        return whole, spaced
+        return joined_text, spaced_text
 
     def quote(self, proof: tuple[FailureSignature, dict[str, Scalar]], text: str) -> None:
         """Take the proof of an exception in the message, which is nearer to the cause."""

@@ -113,12 +113,12 @@ class CodeHistory:
             key = step.moved.get(key, key)
         return _has(self._read_whole().new, key)
 
-    def _steps(self, older: str, newer: str) -> list[CodeStep]:
-        bounds = release(older), release(newer)
-        several = [
+    def _steps(self, older_version: str, newer_version: str) -> list[CodeStep]:
+        bounds = release(older_version), release(newer_version)
+        versions = [
             version for version in self._versions if bounds[0] < release(version) <= bounds[1]
         ]
-        return [self._read(version) for version in several]
+        return [self._read(version) for version in versions]
 
     def change(self, path: str, name: str, line: str, bounds: tuple[str, str]) -> CodeChange | None:
         """The clearest change of a function after `bounds[0]`, up to and with `bounds[1]`.
@@ -138,45 +138,47 @@ class CodeHistory:
                 key, line_key = step.moved[key], -1
         return first
 
-    def differs(self, path: str, name: str, older: str, newer: str) -> bool:
+    def differs(self, path: str, name: str, older_version: str, newer_version: str) -> bool:
         """Whether an older version has other code in a function of a newer one, or none."""
         key = function_hash(path, name)
-        for step in reversed(self._steps(older, newer)):
+        for step in reversed(self._steps(older_version, newer_version)):
             if _has(step.changed, key) or _has(step.new, key):
                 return True
-            key = next((old for old, new in step.moved.items() if new == key), key)
+            key = next((old_key for old_key, new_key in step.moved.items() if new_key == key), key)
         return False
 
-    def version_without(self, text: str, older: str, newer: str) -> str | None:
-        """The first version after `older`, up to `newer`, that has no message with such words."""
+    def version_without(self, text: str, older_version: str, newer_version: str) -> str | None:
+        """The first version after `older_version`, up to `newer_version`, that has no message with
+        such words."""
         hashes = list(text_hashes(text))
-        for step in self._steps(older, newer):
+        for step in self._steps(older_version, newer_version):
             if any(_has(step.texts_gone, key) for key in hashes):
                 return step.version
         return None
 
-    def text_new(self, text: str, older: str, newer: str) -> str | None:
-        """The last version up to `newer`, after `older`, that began to print such a message."""
+    def text_new(self, text: str, older_version: str, newer_version: str) -> str | None:
+        """The last version up to `newer_version`, after `older_version`, that began to print such a
+        message."""
         hashes = list(text_hashes(text))
-        for step in reversed(self._steps(older, newer)):
+        for step in reversed(self._steps(older_version, newer_version)):
             if any(_has(step.texts_new, key) for key in hashes):
                 return step.version
         return None
 
 
-def _has(several: Sequence[int], key: int) -> bool:
-    at = bisect_left(several, key)
-    return at < len(several) and several[at] == key
+def _has(keys: Sequence[int], key: int) -> bool:
+    at = bisect_left(keys, key)
+    return at < len(keys) and keys[at] == key
 
 
 def encode(step: CodeStep) -> bytes:
     """A step as the bytes of its file: a header in text, then gaps between hashes."""
     counts = [len(getattr(step, name)) for name in SECTIONS]
     header = " ".join([_HEADER, step.before, step.version, *map(str, counts), str(len(step.moved))])
-    moved = sorted(step.moved.items())
+    moved_keys = sorted(step.moved.items())
     body = b"".join(_gaps(getattr(step, name)) for name in SECTIONS)
-    body += _gaps([old for old, _ in moved])
-    return header.encode() + b"\n" + body + b"".join(_number(new) for _, new in moved)
+    body += _gaps([old_key for old_key, _ in moved_keys])
+    return header.encode() + b"\n" + body + b"".join(_number(new_key) for _, new_key in moved_keys)
 
 
 def decode(data: bytes) -> CodeStep:
@@ -195,34 +197,36 @@ def decode(data: bytes) -> CodeStep:
             keys.append(total)
         sections.append(keys)
         at += count
-    *several, old = sections
-    named = dict(zip(SECTIONS, several, strict=True))
-    moved = dict(zip(old, numbers[at:], strict=True))
-    return CodeStep(version=words[5], before=words[4], moved=moved, **named)
+    *sections_of_keys, old_keys = sections
+    keys_by_section = dict(zip(SECTIONS, sections_of_keys, strict=True))
+    moved_keys = dict(zip(old_keys, numbers[at:], strict=True))
+    return CodeStep(version=words[5], before=words[4], moved=moved_keys, **keys_by_section)
 
 
 def _gaps(keys: Sequence[int]) -> bytes:
-    return b"".join(_number(key - before) for before, key in zip((0, *keys), keys, strict=False))
+    return b"".join(
+        _number(key - former_key) for former_key, key in zip((0, *keys), keys, strict=False)
+    )
 
 
 def _number(value: int) -> bytes:
     """A number in groups of seven bits, the lowest first."""
-    several = bytearray()
+    encoded = bytearray()
     while value > 127:
-        several.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    several.append(value)
-    return bytes(several)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _numbers(data: bytes, count: int) -> list[int]:
-    several, value, shift = [], 0, 0
+    numbers, value, shift = [], 0, 0
     for byte in data:
         value |= (byte & 127) << shift
         shift += 7
         if byte < 128:
-            several.append(value)
+            numbers.append(value)
             value = shift = 0
-    if len(several) != count:
-        raise ValueError(f"{len(several)} numbers instead of {count}")
-    return several
+    if len(numbers) != count:
+        raise ValueError(f"{len(numbers)} numbers instead of {count}")
+    return numbers

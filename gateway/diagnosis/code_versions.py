@@ -66,20 +66,30 @@ def code_versions(
     frames = engine_frames(shape)
     if not history.covers(version):
         return {}
-    several = sorted(versions, key=release)
-    newest = next(
-        (candidate for candidate in reversed(several) if release(candidate) > release(version)),
+    ordered_versions = sorted(versions, key=release)
+    newest_version = next(
+        (
+            candidate
+            for candidate in reversed(ordered_versions)
+            if release(candidate) > release(version)
+        ),
         None,
     )
-    change = _clearest(history, frames, shape.message, (version, newest)) if newest else None
-    older = _older(history, frames, shape.message, version, several)
-    if change is None and newest is not None and not history.reaches(newest):
+    change = (
+        _clearest(history, frames, shape.message, (version, newest_version))
+        if newest_version
+        else None
+    )
+    older_version = _older(history, frames, shape.message, version, ordered_versions)
+    if change is None and newest_version is not None and not history.reaches(newest_version):
         return {}
     # A function that no version has, as in a changed copy of the engine, is not the same code.
     is_known = any(history.has(frame.path, frame.name, version) for frame in frames[:1])
-    if change is None and older is None and not is_known:
+    if change is None and older_version is None and not is_known:
         return {}
-    refs = [f"{kind}=={part}" for part in (newest if change else None, older) if part]
+    refs = [
+        f"{kind}=={part}" for part in (newest_version if change else None, older_version) if part
+    ]
     values: dict[str, Scalar] = {"others": " or ".join(refs)} if refs else {}
     if change is not None:
         name, (first, form) = change
@@ -87,9 +97,9 @@ def code_versions(
         values["code_change"] = f"{text}; {_UNCERTAINTY}"
         if form in ("line", "text"):
             values["code_gone"] = first
-    elif older and frames:
+    elif older_version and frames:
         text = f"{frames[0].name}, which led here, has other code there"
-        addition = ", and newer versions have the same" if newest else ""
+        addition = ", and newer versions have the same" if newest_version else ""
         values["code_change"] = f"{text}{addition}; {_UNCERTAINTY}"
     if not refs:
         values["no_other_code"] = "yes"
@@ -118,13 +128,13 @@ def _older(
     versions: Sequence[str],
 ) -> str | None:
     """The newest older version with other code in the innermost frame, or without the message."""
-    older = [
+    older_versions = [
         candidate
         for candidate in reversed(versions)
         if release(candidate) < release(version) and history.covers(candidate)
     ]
     frame = frames[0] if frames else None
-    for older_version in older:
+    for older_version in older_versions:
         if frame is not None and history.differs(frame.path, frame.name, older_version, version):
             return older_version
         if frame is None and history.text_new(message, older_version, version) is not None:

@@ -129,10 +129,10 @@ class Cures:
     def cure(self, case: Case) -> Cure:
         """Where the cure of a case lies: by its kind, or as one of its levers says."""
         by_kind = self.remedies.get(case.kind, _NO_REMEDY).cure
-        chosen = next(
+        chosen_cure = next(
             (row.cure for row in self.rows.levers if row.cure and _holds(row, case)), None
         )
-        return chosen or by_kind
+        return chosen_cure or by_kind
 
     def in_line(self, text: str) -> dict[str, Scalar]:
         """The circumstances that a line of a start shows."""
@@ -174,8 +174,12 @@ class Cures:
         if not by_version:
             return {}
         if version not in by_version:
-            older = [one for one in by_version if version and release(one) < release(version)]
-            version = max(older or by_version, key=release)
+            older_versions = [
+                version_with_switch
+                for version_with_switch in by_version
+                if version and release(version_with_switch) < release(version)
+            ]
+            version = max(older_versions or by_version, key=release)
         files = [
             frame.rpartition(":")[0].rpartition("/")[2] for frame in shape.frames[-_PART_FRAMES:]
         ]
@@ -201,7 +205,11 @@ class Cures:
         values: dict[str, Scalar] = {}
         for kind in sorted({*self.rows.versions} & {*ENGINES}):
             names = self._names_by_version(kind, "architectures", version if kind == engine else "")
-            having = [candidate for candidate, several in names.items() if architecture in several]
+            having = [
+                candidate
+                for candidate, architectures in names.items()
+                if architecture in architectures
+            ]
             # An engine that has the architecture failed for another reason.
             if kind == engine and version in having:
                 return {}
@@ -222,8 +230,8 @@ class Cures:
     def advice_of_message(self, engine: str | None, version: str, message: str) -> tuple[str, ...]:
         """The steps that a message itself asks for, with the flags that the engine has."""
         flags = self.rows.names(engine, "flags") if engine else {}
-        several = flags.get(version) or frozenset[str]().union(*flags.values())
-        engine_flags = KnownFlags(several, complete=version in flags)
+        flag_names = flags.get(version) or frozenset[str]().union(*flags.values())
+        engine_flags = KnownFlags(flag_names, complete=version in flags)
         return advice_of_message(message, engine_flags, self._packages)
 
     def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
@@ -232,20 +240,20 @@ class Cures:
         A fault's message has names of a program's variables, so only the engine's flags count.
         """
         names = frozenset().union(*self.rows.names(engine, "flags").values()) if engine else None
-        several = str(settings).split(", ")
+        setting_texts = str(settings).split(", ")
         flags = [
             name if name.startswith("--") or name.isupper() else f"--{name.replace('_', '-')}"
-            for name in several
+            for name in setting_texts
             if name.startswith("--") or name.isupper() or name.replace("_", "-") in (names or ())
         ]
         is_code = bool(names) and shape.exception in FAULTS
         words = {flag.strip("-").replace("-", "_") for flag in flags}
-        rest = (
+        other_settings = (
             []
             if is_code
-            else [name for name in several if name.strip("-").replace("-", "_") not in words]
+            else [name for name in setting_texts if name.strip("-").replace("-", "_") not in words]
         )
-        return {"settings": ", ".join((*flags, *rest))} if flags or rest else {}
+        return {"settings": ", ".join((*flags, *other_settings))} if flags or other_settings else {}
 
     def flag_of_setting(self, engine: str | None, setting: str) -> dict[str, Scalar]:
         """The flag of the engine that sets a variable of its program, as `exceeded_flag`."""
@@ -254,24 +262,27 @@ class Cures:
         return {"exceeded_flag": f"--{flag}"} if any(flag in flags for flags in names) else {}
 
     def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
-        """The neighbours of an engine's version among the described ones, as `newer` and `older`.
+        """The neighbours of an engine's version among the described ones, as `newer_versions` and
+        `older_versions`.
 
         Without a version the newest one is `newest`.
         """
-        described = self.rows.versions.get(engine or "")
-        several = sorted(described or (), key=release)
-        if not several:
+        described_versions = self.rows.versions.get(engine or "")
+        ordered_versions = sorted(described_versions or (), key=release)
+        if not ordered_versions:
             # Of an engine that is not known, some version may run here.
-            return {"no_version_here": "yes"} if self.is_narrowed and described == () else {}
+            return (
+                {"no_version_here": "yes"} if self.is_narrowed and described_versions == () else {}
+            )
         if not version:
-            return dict.fromkeys(("newest", "others"), f"{engine}=={several[-1]}")
+            return dict.fromkeys(("newest", "others"), f"{engine}=={ordered_versions[-1]}")
         now = release(version)
-        newer = [candidate for candidate in several if release(candidate) > now]
-        older = [candidate for candidate in several if release(candidate) < now]
+        newer_versions = [candidate for candidate in ordered_versions if release(candidate) > now]
+        older_versions = [candidate for candidate in ordered_versions if release(candidate) < now]
         values: dict[str, Scalar] = {"engine_version": f"{engine} {version}"}
         # The next version may have the fault too; the newest one is the least likely to.
-        values |= {"newer": f"{engine}=={newer[-1]}"} if newer else {}
-        values |= {"older": f"{engine}=={older[-1]}"} if older else {}
+        values |= {"newer": f"{engine}=={newer_versions[-1]}"} if newer_versions else {}
+        values |= {"older": f"{engine}=={older_versions[-1]}"} if older_versions else {}
         versions = [str(values[name]) for name in ("newer", "older") if name in values]
         if versions:
             values["others"] = " or ".join(versions)
@@ -357,18 +368,18 @@ def _steps_and_advice(
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
     advised = () if by_text and (own_steps or row_advice) else case.advice
-    several = (*advised, *leading)
-    several += (*own_steps, *trailing) if by_text else (*trailing, *own_steps)
+    step_texts = (*advised, *leading)
+    step_texts += (*own_steps, *trailing) if by_text else (*trailing, *own_steps)
     suffices = by_text and bool(own_steps)
     if not suffices:
         is_replaced = any(lever.replaces for lever in levers)
-        general = () if is_replaced else remedy.fill_steps(kind.steps, case)
+        general_steps = () if is_replaced else remedy.fill_steps(kind.steps, case)
         # Advice for this case goes before the general steps of its kind.
-        if row_advice and not remedy.repeats((*several, *general), row_advice):
-            several += (row_advice,)
-        several += general
-    named = set(_FLAG.findall(" ".join(advised)))
-    steps = _distinct([step for step in several if not _is_vague(step, named)])
+        if row_advice and not remedy.repeats((*step_texts, *general_steps), row_advice):
+            step_texts += (row_advice,)
+        step_texts += general_steps
+    named_flags = set(_FLAG.findall(" ".join(advised)))
+    steps = _distinct([step for step in step_texts if not _is_vague(step, named_flags)])
     case_advice = () if suffices else (*advised, *leading, *trailing)
     advice = (
         next(iter(case_advice), "")
@@ -382,12 +393,12 @@ def _steps_and_advice(
 def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The memory of the GPU that neither is free nor belongs to the failed process, as
     `others_bytes`, from the measurement of the failure."""
-    measured = [values.get(name) for name in ("total_bytes", "free_bytes", "process_bytes")]
-    sizes = [size for size in measured if isinstance(size, int)]
-    if len(sizes) < len(measured):
+    measured_sizes = [values.get(name) for name in ("total_bytes", "free_bytes", "process_bytes")]
+    sizes = [size for size in measured_sizes if isinstance(size, int)]
+    if len(sizes) < len(measured_sizes):
         return {}
-    total, free, process = sizes
-    other_bytes = total - free - process
+    total, free_bytes, process = sizes
+    other_bytes = total - free_bytes - process
     # Driver and context of the process itself take less.
     return {"others_bytes": other_bytes} if 0 < process < total and other_bytes > 2 * 2**30 else {}
 
@@ -407,10 +418,10 @@ def _raising_package(shape: Shape) -> dict[str, Scalar]:
 
 def _called_package(shape: Shape) -> dict[str, Scalar]:
     """The package of which the line of code calls a function that refused it, as `callee`."""
-    refused = _REFUSED_CALL.search(shape.message)
-    if refused is None:
+    refusal_match = _REFUSED_CALL.search(shape.message)
+    if refusal_match is None:
         return {}
-    name = re.escape(refused["name"])
+    name = re.escape(refusal_match["name"])
     call = re.search(rf"(?<![\w.])(?P<package>[a-z]\w*)(?:\.\w+)*\.{name}\(", shape.source)
     if call is None or call["package"] in _OWN_NAMES:
         return {}
@@ -439,16 +450,18 @@ def _holds(lever: Lever, case: Case) -> bool:
     return case.meets(step)
 
 
-def _is_vague(step: str, named: set[str]) -> bool:
+def _is_vague(step: str, named_flags: set[str]) -> bool:
     """Whether a step names only settings whose change the message itself tells."""
     match = _VAGUE_STEP.match(step)
-    return match is not None and set(_FLAG.findall(match["flags"])) <= named
+    return match is not None and set(_FLAG.findall(match["flags"])) <= named_flags
 
 
 def _settings(message: str) -> dict[str, Scalar]:
     """The flags of a message, or else the names of settings or variables in it, as `settings`."""
-    named = _FLAG.findall(message) or _SETTING.findall(message) or _VARIABLE.findall(message)
-    names = list(dict.fromkeys(named))
+    named_settings = (
+        _FLAG.findall(message) or _SETTING.findall(message) or _VARIABLE.findall(message)
+    )
+    names = list(dict.fromkeys(named_settings))
     return {"settings": ", ".join(names[:_MAX_SETTINGS])} if names else {}
 
 
@@ -459,10 +472,10 @@ def _compile_patterns(
 
 
 def _read_groups(
-    several: Sequence[tuple[Circumstance, re.Pattern[str]]], text: str
+    patterns: Sequence[tuple[Circumstance, re.Pattern[str]]], text: str
 ) -> dict[str, Scalar]:
     values: dict[str, Scalar] = {}
-    for row, pattern in several:
+    for row, pattern in patterns:
         if match := pattern.search(text):
             # A pattern cannot use a name twice, so a digit at its end is left out.
             groups = {
@@ -491,11 +504,11 @@ def _sets_only(step: str, earlier_steps: str) -> bool:
 
 def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
     """The steps without those that say nearly the same as one before, or give other reasons."""
-    several: list[str] = []
+    distinct_steps: list[str] = []
     for step in steps:
         if not any(
             remedy.repeats((earlier_step,), step) or _clause(earlier_step) == _clause(step)
-            for earlier_step in several
-        ) and not _sets_only(step, " ".join(several)):
-            several.append(step)
-    return tuple(several)
+            for earlier_step in distinct_steps
+        ) and not _sets_only(step, " ".join(distinct_steps)):
+            distinct_steps.append(step)
+    return tuple(distinct_steps)

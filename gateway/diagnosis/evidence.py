@@ -168,8 +168,8 @@ class LogEvidence:
         for function in process.frames:
             if (mark := self._signatures.frames.get(function)) and mark.kernel:
                 kernel, pattern = mark.kernel, mark.kernel_pattern
-        chosen = reversed(self.progress.kernels) if pattern else ()
-        kernel = next((name for name in chosen if re.fullmatch(pattern, name)), kernel)
+        kernels = reversed(self.progress.kernels) if pattern else ()
+        kernel = next((name for name in kernels if re.fullmatch(pattern, name)), kernel)
         traced: dict[str, Scalar] = {"kernel": kernel} if kernel else {}
         return traced | ({"layer": process.layer} if process.layer else {}) | groups
 
@@ -192,8 +192,8 @@ class LogEvidence:
 
     def add(self, candidate: FailureCandidate) -> None:
         """Add a candidate, as far as there is room."""
-        bare = [item for item in self.candidates if item.bare] if candidate.bare else []
-        if len(bare) < _MAX_BARE_CANDIDATES and len(self.candidates) < _MAX_CANDIDATES:
+        bare_candidates = [item for item in self.candidates if item.bare] if candidate.bare else []
+        if len(bare_candidates) < _MAX_BARE_CANDIDATES and len(self.candidates) < _MAX_CANDIDATES:
             self.candidates.append(candidate)
 
     def add_death(self, text: str, number: int) -> None:
@@ -261,11 +261,13 @@ class LogEvidence:
         by_worker: a process that computes says so, and not the one that reads requests.
         """
         shape = candidate.shape
-        raised = next((f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), "")
-        if self.has_faults or not (by_worker or _is_fault(shape, raised)):
+        raising_frame = next(
+            (f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), ""
+        )
+        if self.has_faults or not (by_worker or _is_fault(shape, raising_frame)):
             return
-        first, number = self.faults.get((shape.exception, raised), (candidate, 0))
-        self.faults[shape.exception, raised] = first, number + 1
+        first, number = self.faults.get((shape.exception, raising_frame), (candidate, 0))
+        self.faults[shape.exception, raising_frame] = first, number + 1
 
     def close(self, lines: int, *, healthy: bool) -> None:
         """End the log after so many lines. healthy: the engine had started."""
@@ -305,9 +307,9 @@ class LogEvidence:
         if last is None or lines - last.number > _DUMP_LINES:
             return None
         starts = last.message.startswith(_WAITS) and not last.message.startswith(_RARE_WAITS)
-        several = list(self._records)[-_REPEATS if starts else -2 :]
-        equal = len({_DIGITS.sub("", line.message) for line in several}) == 1 < len(several)
-        in_a_row = last.number - several[0].number == len(several) - 1 == _REPEATS - 1
+        records = list(self._records)[-_REPEATS if starts else -2 :]
+        equal = len({_DIGITS.sub("", line.message) for line in records}) == 1 < len(records)
+        in_a_row = last.number - records[0].number == len(records) - 1 == _REPEATS - 1
         if not ((equal and (in_a_row or not starts)) or healthy or not last.quiet):
             return None
         known_text = self._known_text(last.message, last.text, last.number, last.process)
@@ -333,15 +335,15 @@ class LogEvidence:
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
 
 
-def _is_fault(shape: Shape, raised: str) -> bool:
+def _is_fault(shape: Shape, raising_frame: str) -> bool:
     """Whether an error of a request is the program's own. raised: the frame that raised it.
 
     A request can be wrong, and a library may refuse it so; Python's own faults no request makes.
     """
     if shape.exception == "JSONDecodeError":
-        return bool(_PARSER.search(raised))
+        return bool(_PARSER.search(raising_frame))
     if any(map(_UNCAUGHT.search, shape.frames)):
-        return bool(_OWN_CODE.search(raised))
+        return bool(_OWN_CODE.search(raising_frame))
     if shape.exception in _PROGRAM_FAULTS:
-        return any(map(_ENGINE.search, shape.frames)) and not _CARRIES.search(raised)
-    return shape.exception in _REQUEST_FAULTS and bool(_OWN_CODE.search(raised))
+        return any(map(_ENGINE.search, shape.frames)) and not _CARRIES.search(raising_frame)
+    return shape.exception in _REQUEST_FAULTS and bool(_OWN_CODE.search(raising_frame))

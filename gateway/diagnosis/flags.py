@@ -48,6 +48,8 @@ def refused_flag(
     values: dict[str, Scalar] = {"flag_nowhere": "yes"}
     if name in _SAMPLING:
         return values | {"sampling": name.replace("-", "_")}
-    newest = max(flags, key=release)
-    near = get_close_matches(name, flags.get(version, flags[newest]), n=1, cutoff=_MIN_LIKENESS)
-    return values | ({"flag_near": f"--{near[0]}"} if near else {})
+    newest_version = max(flags, key=release)
+    near_flags = get_close_matches(
+        name, flags.get(version, flags[newest_version]), n=1, cutoff=_MIN_LIKENESS
+    )
+    return values | ({"flag_near": f"--{near_flags[0]}"} if near_flags else {})

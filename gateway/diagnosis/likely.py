@@ -93,31 +93,34 @@ class Likely:
             for trace in list(traces)[-_MAX_TRACES:]
             for frame in trace
         )
-        raised = {shape.exception for shape in shapes}
-        best: tuple[int, str, tuple[str, ...]] = (_MIN_POINTS - 1, "", ())
+        raised_names = {shape.exception for shape in shapes}
+        best_guess: tuple[int, str, tuple[str, ...]] = (_MIN_POINTS - 1, "", ())
         phases = {shape.phase for shape in shapes}
-        for kind, sure, words, files in self._word_patterns:
+        for kind, decisive_words, words, files in self._word_patterns:
             if kind.phases and phases.isdisjoint(kind.phases):
                 continue
             sentences, reports, files_seen = (
-                _find_words(sure, message),
+                _find_words(decisive_words, message),
                 _find_words(words, message),
                 _find_words(files, frames),
             )
-            decisive, usual = raised.intersection(kind.exceptions), raised.intersection(kind.usual)
+            decisive, usual_names = (
+                raised_names.intersection(kind.exceptions),
+                raised_names.intersection(kind.usual),
+            )
             points = (
                 _SENTENCE_POINTS * (min(len(sentences), _MAX_SENTENCES) + bool(decisive))
                 + min(len(reports), _MAX_SENTENCES)
                 + min(len(files_seen), _MAX_SENTENCES)
-                + bool(usual)
+                + bool(usual_names)
             )
-            if points > best[0]:
-                best = (
+            if points > best_guess[0]:
+                best_guess = (
                     points,
                     kind.kind,
-                    (*sentences, *sorted(decisive), *files_seen, *reports, *sorted(usual)),
+                    (*sentences, *sorted(decisive), *files_seen, *reports, *sorted(usual_names)),
                 )
-        return best[1:] if best[1] else None
+        return best_guess[1:] if best_guess[1] else None
 
 
 def normalize(text: str) -> str:
@@ -126,8 +129,8 @@ def normalize(text: str) -> str:
 
 
 def _join_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
-    joined = "|".join(patterns)
-    return re.compile(rf"(?:\b|(?=<))(?:{joined})" if joined else r"(?!)")
+    joined_pattern = "|".join(patterns)
+    return re.compile(rf"(?:\b|(?=<))(?:{joined_pattern})" if joined_pattern else r"(?!)")
 
 
 def _find_words(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:

@@ -289,13 +289,13 @@ class LogReader:
         self, exception: re.Match[str], line: LogLine, text: str, process: ProcessTrace
     ) -> None:
         evidence = self._evidence
-        before = _Traceback.of_process(process)
+        former_traceback = _Traceback.of_process(process)
         process.close()
         if forms.BENIGN_EXCEPTION.match(line.text):
-            self._read_benign(line, text, process, framed=before.is_framed)
+            self._read_benign(line, text, process, framed=former_traceback.is_framed)
             return
         if not self._signatures.main_loops.isdisjoint(process.frames) and not process.in_request:
-            before = before._replace(is_ignored=False)
+            former_traceback = former_traceback._replace(is_ignored=False)
             if evidence.disregards(process):
                 self._end_engine(text, process)
         shape = Shape(
@@ -306,47 +306,57 @@ class LogReader:
             process.source,
             tuple(process.codes),
         )
-        if not self._is_survived(before, shape, line, text, process):
-            self._prove_exception(before, shape, line, text, process)
+        if not self._is_survived(former_traceback, shape, line, text, process):
+            self._prove_exception(former_traceback, shape, line, text, process)
 
     def _is_survived(
-        self, before: _Traceback, shape: Shape, line: LogLine, text: str, process: ProcessTrace
+        self,
+        former_traceback: _Traceback,
+        shape: Shape,
+        line: LogLine,
+        text: str,
+        process: ProcessTrace,
     ) -> bool:
         """Whether the engine survives an exception, which then is noted for the end of the log."""
         evidence = self._evidence
-        if before.is_ignored and process.ends_thread:
+        if former_traceback.is_ignored and process.ends_thread:
             self._end_thread(line, text, shape, process)
             return True
-        is_bare = not (before.is_traced or process.is_fatal)
-        if before.is_ignored or (evidence.serving and (is_bare or process.in_request)):
+        is_bare = not (former_traceback.is_traced or process.is_fatal)
+        if former_traceback.is_ignored or (evidence.serving and (is_bare or process.in_request)):
             by_worker = bool(
                 is_bare and line.level == "ERROR" and _COMPUTING_PROCESS.search(line.process)
             )
-            is_noted = (before.is_traced or by_worker) and not before.is_ignored
+            is_noted = (former_traceback.is_traced or by_worker) and not former_traceback.is_ignored
             if is_noted and evidence.disregards(process):
                 evidence.note_fault(self._unproven(text, shape), by_worker=by_worker)
             return True
         return False
 
     def _prove_exception(
-        self, before: _Traceback, shape: Shape, line: LogLine, text: str, process: ProcessTrace
+        self,
+        former_traceback: _Traceback,
+        shape: Shape,
+        line: LogLine,
+        text: str,
+        process: ProcessTrace,
     ) -> None:
         """Add an exception to the candidates, with its proof; a wrapper only names a death."""
         evidence = self._evidence
-        is_bare = not (before.is_traced or process.is_fatal)
+        is_bare = not (former_traceback.is_traced or process.is_fatal)
         proof = evidence.prove_exception(line.text, process)
         if proof is None and forms.WRAPPER.match(line.text):
             if not evidence.disregards(process):
                 evidence.add_death(text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
-        message = before.message
-        if proof and message and not before.is_traced and _quotes_cause(message, proof):
+        message = former_traceback.message
+        if proof and message and not former_traceback.is_traced and _quotes_cause(message, proof):
             message.quote(proof, line.text)
             return
         if proof is not None and proof[0].while_serving and evidence.disregards(process):
             self._end_engine(text, process)
-        self._replace_former(before, proof, shape, process)
+        self._replace_former(former_traceback, proof, shape, process)
         candidate = self._candidate(proof, text, process)
         candidate.shape = shape._replace(phase=candidate.phase)
         candidate.bare = is_bare and proof is None
@@ -366,17 +376,23 @@ class LogReader:
             process.thread_error.shape = shape
 
     def _replace_former(
-        self, before: _Traceback, proof: Proof | None, shape: Shape, process: ProcessTrace
+        self, former_traceback: _Traceback, proof: Proof | None, shape: Shape, process: ProcessTrace
     ) -> None:
         """Remove or update the candidate that an exception replaces or wraps."""
-        former, candidates = process.unproven, self._evidence.candidates
-        timed_out = before.has_cause and former is not None and former.shape.is_bare_timeout
+        former_candidate, candidates = process.unproven, self._evidence.candidates
+        timed_out = (
+            former_traceback.has_cause
+            and former_candidate is not None
+            and former_candidate.shape.is_bare_timeout
+        )
         is_vague = proof is None or proof[0].kind == "unknown"
-        if ((is_vague and before.replaces) or timed_out) and former in candidates:
-            candidates.remove(former)
-        if before.has_cause and former is not None:
+        if (
+            (is_vague and former_traceback.replaces) or timed_out
+        ) and former_candidate in candidates:
+            candidates.remove(former_candidate)
+        if former_traceback.has_cause and former_candidate is not None:
             # The wrapper of an error is raised further out, where frames show the phase better.
-            former.set_phase(shape.phase)
+            former_candidate.set_phase(shape.phase)
 
     def _read_benign(
         self, line: LogLine, text: str, process: ProcessTrace, *, framed: bool
@@ -409,9 +425,9 @@ class LogReader:
         is_clearer = False
         if proof is None and may_be_broken:
             place = candidate.line, candidate.number
-            whole, spaced = candidate.join(line.text.strip(), len(text))
-            proof = evidence.prove_exception(whole, process) or evidence.prove_exception(
-                spaced, process
+            joined_text, spaced_text = candidate.join(line.text.strip(), len(text))
+            proof = evidence.prove_exception(joined_text, process) or evidence.prove_exception(
+                spaced_text, process
             )
             # A proof in the whole message, and in neither part, is nearer to the cause than the
             # proof in its beginning.
@@ -437,11 +453,11 @@ class LogReader:
         self._lines.attend = max(self._lines.attend, 3)
 
     def _read_code(
-        self, text: str, process: ProcessTrace, whole: str, *, in_traceback: bool
+        self, text: str, process: ProcessTrace, line_text: str, *, in_traceback: bool
     ) -> bool:
         """Whether the line is a line of code in a traceback, which then is noted."""
-        if raised := forms.RAISE.match(text):
-            self._note_cut_traceback(whole, process, raised[1])
+        if raise_match := forms.RAISE.match(text):
+            self._note_cut_traceback(line_text, process, raise_match[1])
         elif asserted := forms.ASSERT.match(text):
             process.assertion = asserted[1]
             self._note_cut_traceback(asserted[1], process, "AssertionError")
@@ -485,10 +501,10 @@ class LogReader:
             evidence.add_complaint(self._unproven(text, shape))
         if self._add_hint(line, text, process) or evidence.quoted:
             return
-        if quoted := forms.QUOTED_EXCEPTION.search(line.text):
-            shape = shape._replace(exception=quoted["name"])
+        if quotation := forms.QUOTED_EXCEPTION.search(line.text):
+            shape = shape._replace(exception=quotation["name"])
             evidence.quoted = (
-                self._unproven(text, shape._replace(message=quoted["message"])),
+                self._unproven(text, shape._replace(message=quotation["message"])),
                 self._unproven(text, shape),
             )
 

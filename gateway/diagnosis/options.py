@@ -208,22 +208,22 @@ class StartOptions:
     def options_in(self, message: str) -> str:
         """The options of this start whose whole name stands in a message, as flags; at most
         three."""
-        several = [
+        flags = [
             flag
             for flag, value in self._set_options().items()
             if _is_named(flag, message) or _is_dtype(flag, value, message)
         ]
-        return ", ".join(f"--{flag}" for flag in several[:_MAX_FLAGS])
+        return ", ".join(f"--{flag}" for flag in flags[:_MAX_FLAGS])
 
     def refused_value(self, message: str) -> tuple[str, str]:
         """The value of an option that a message calls unknown, and the flag; empty without one."""
-        refused = _REFUSED_NAME.search(message)
-        if refused is None:
+        refusal_match = _REFUSED_NAME.search(message)
+        if refusal_match is None:
             return "", ""
         for flag, value in self._set_options().items():
             for part in (value, *self._parts.get(flag, ())):
                 name = part.strip("'\"")
-                if len(name) >= _MIN_WORD_CHARACTERS and name in refused["names"]:
+                if len(name) >= _MIN_WORD_CHARACTERS and name in refusal_match["names"]:
                     return name, f"--{flag}"
         return "", ""
 
@@ -231,7 +231,7 @@ class StartOptions:
         """The options of this start whose name or value a text speaks of, as flags; at most
         three."""
         lower_text = text.lower()
-        several = [flag for flag in self._set_options() if _is_named(flag, text)] + [
+        flags = [flag for flag in self._set_options() if _is_named(flag, text)] + [
             flag
             for flag, value in self._set_options().items()
             if not _NUMBER.fullmatch(value)
@@ -240,12 +240,12 @@ class StartOptions:
                 or any(_is_valued(part, lower_text) for part in (value, *self._parts.get(flag, ())))
             )
         ]
-        several += [
+        flags += [
             flag
             for flag, value in self._set_options().items()
             if flag in _FEATURES and _NUMBER.fullmatch(value) and _is_partly_named(flag, lower_text)
         ]
-        return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MAX_FLAGS])
+        return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(flags))[:_MAX_FLAGS])
 
     def variable_about(self, text: str) -> tuple[str, str]:
         """A variable that this start sets and whose part of the engine a text names, with its
@@ -264,22 +264,24 @@ class StartOptions:
         Empty without one.
         """
         zeros = [flag for flag, value in self._values.items() if value == "0"]
-        named = [flag for flag in zeros if _is_named(flag, text)]
-        chosen = named or [flag for flag in zeros if _DIVISORS.intersection(flag.split("-"))]
-        return f"--{chosen[0]}" if len(chosen) == 1 else ""
+        named_flags = [flag for flag in zeros if _is_named(flag, text)]
+        chosen_flags = named_flags or [
+            flag for flag in zeros if _DIVISORS.intersection(flag.split("-"))
+        ]
+        return f"--{chosen_flags[0]}" if len(chosen_flags) == 1 else ""
 
     def narrow(self, step: str) -> str:
         """The step with only those of its listed settings that this start can change.
 
         Empty if there is none. A step without a list of settings is returned as it is.
         """
-        listed = _LIST_SENTENCE.match(step)
-        if listed is None:
+        list_match = _LIST_SENTENCE.match(step)
+        if list_match is None:
             return step
         omits = step.startswith("Omit")
-        items = [item.strip() for item in _ITEM.findall(listed["items"])]
+        items = [item.strip() for item in _ITEM.findall(list_match["items"])]
         able = [item for item in items if self._can_change(item, omits=omits)]
-        return f"{listed['rest']}{', '.join(able)}{listed['end'] or ''}" if able else ""
+        return f"{list_match['rest']}{', '.join(able)}{list_match['end'] or ''}" if able else ""
 
     def _set_options(self) -> dict[str, str]:
         return {
@@ -291,7 +293,10 @@ class StartOptions:
     def _can_change(self, item: str, *, omits: bool) -> bool:
         """Whether a start can omit one of the settings of an item, or be given one of them."""
         flags = _FLAG.findall(item) or [
-            flag for word, several in _FLAGS_OF_WORD.items() if word in item for flag in several
+            flag
+            for word, word_flags in _FLAGS_OF_WORD.items()
+            if word in item
+            for flag in word_flags
         ]
         if not flags:
             return True
@@ -305,17 +310,17 @@ class StartOptions:
     def rules_out(self, step: str) -> bool:
         """Whether a step changes nothing: it omits a setting that was not given, or repeats one
         that was."""
-        named = _FLAG.findall(step)
+        named_flags = _FLAG.findall(step)
         if omitted := _OMISSION_FLAGS.search(step):
             flags = _FLAG.findall(omitted["flags"])
             return (
-                len(flags) == len(named)
+                len(flags) == len(named_flags)
                 and ", or " not in step
                 and all(self.is_set(flag) is False for flag in flags)
             )
         if _OMISSION.search(step) or _VARIABLE.search(step):
             return False
-        return any(map(self.is_on, named))
+        return any(map(self.is_on, named_flags))
 
     def _read_variables(self, line: str) -> None:
         """Read the engine's own variables that a line sets, without secrets."""
@@ -348,10 +353,12 @@ def _is_named(flag: str, text: str) -> bool:
     # A message speaks of "expert parallelism" where --enable-expert-parallel is set.
     part = _SWITCH.sub("", flag)
     name = (part if part.count("-") else flag).replace("-", "[-_ ]")
-    short = next((short for short, words in _SHORT_FORMS.items() if words in flag), None)
+    short_form = next(
+        (short_form for short_form, words in _SHORT_FORMS.items() if words in flag), None
+    )
     return bool(
         re.search(rf"(?<![A-Za-z0-9]){name}(?:ism)?(?![A-Za-z0-9])", text, re.IGNORECASE)
-        or (short and re.search(rf"\b{short}\b", text))
+        or (short_form and re.search(rf"\b{short_form}\b", text))
     )
 
 

@@ -43,7 +43,7 @@ def reasons(message: str) -> dict[str, Scalar]:
     ]
     if not named_reasons:
         return {}
-    several = "; ".join(f"{name}: {text}" if name else text for name, text in named_reasons)
+    joined_reasons = "; ".join(f"{name}: {text}" if name else text for name, text in named_reasons)
     demand = next(
         (
             text
@@ -52,7 +52,7 @@ def reasons(message: str) -> dict[str, Scalar]:
         ),
         "",
     )
-    values: dict[str, Scalar] = {"reasons": several[:_MAX_CHARACTERS]}
+    values: dict[str, Scalar] = {"reasons": joined_reasons[:_MAX_CHARACTERS]}
     for name, text in named_reasons:
         changes = [_change(reason) for reason in text.split(",")]
         if name and all(changes):

@@ -98,13 +98,13 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     that change nothing."""
     # No other version is described, or runs on this machine.
     cannot_change = "no_version_here" in case.values
-    filled = (
+    filled_texts = (
         fill(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
         for step in steps
         if case.meets(step) and not (cannot_change and step.text.startswith(_OTHER_VERSION_STEPS))
     )
-    offered = (_drop_failing(text, case.failing) for text in filled if text)
-    narrowed = (case.options.narrow(text) for text in offered if text)
+    kept_texts = (_drop_failing(text, case.failing) for text in filled_texts if text)
+    narrowed = (case.options.narrow(text) for text in kept_texts if text)
     return tuple(text for text in narrowed if text and not case.options.rules_out(text))
 
 
@@ -113,10 +113,10 @@ def _drop_failing(step: str, failing: str) -> str:
     text = _normalize(failing)
     for match in _CHOICES.finditer(step):
         names = match["names"].split(", ")
-        rest = [name for name in names if _normalize(name) not in text]
-        if not rest:
+        other_names = [name for name in names if _normalize(name) not in text]
+        if not other_names:
             return ""
-        step = step.replace(match[0], f"{match['flag']}: {', '.join(rest)}")
+        step = step.replace(match[0], f"{match['flag']}: {', '.join(other_names)}")
     return step
 
 
@@ -128,8 +128,8 @@ def repeats(steps: Iterable[str], step: str) -> bool:
     """Whether the other steps already give the advice of this one: nearly all of its words are
     theirs."""
     words = set(_WORD.findall(step.lower()))
-    theirs = set(_WORD.findall(" ".join(steps).lower()))
-    return bool(words) and len(words & theirs) >= _MIN_LIKENESS * len(words)
+    step_words = set(_WORD.findall(" ".join(steps).lower()))
+    return bool(words) and len(words & step_words) >= _MIN_LIKENESS * len(words)
 
 
 def _format(name: str, value: Scalar) -> str:

@@ -32,5 +32,5 @@ class StartClock:
 
     def seconds(self, now_s: float) -> dict[str, float]:
         """Seconds by phase, in the order in which they began."""
-        passed = self._seconds.get(self.phase, 0.0) + max(0.0, now_s - self._since_s)
-        return {**self._seconds, self.phase: round(passed, 3)}
+        passed_s = self._seconds.get(self.phase, 0.0) + max(0.0, now_s - self._since_s)
+        return {**self._seconds, self.phase: round(passed_s, 3)}

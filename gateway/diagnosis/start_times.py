@@ -24,7 +24,7 @@ def measured_start(attempt: Attempt, conditions: StartConditions) -> MeasuredSta
 
 
 def expected_start(
-    plan: Plan, conditions: StartConditions, earlier: Iterable[MeasuredStart]
+    plan: Plan, conditions: StartConditions, earlier_starts: Iterable[MeasuredStart]
 ) -> StartTime | None:
     """The median of the last starts by the same plan under the same conditions, else of the same
     model and engine on as many GPUs; None: unknown.
@@ -33,33 +33,36 @@ def expected_start(
     """
     same_engine = [
         start
-        for start in earlier
+        for start in earlier_starts
         if (start.model, start.engine, start.gpus)
         == (plan.model.source, str(plan.engine), len(plan.gpus))
         and not (conditions.is_cache_empty and start.conditions.is_cache_empty is False)
     ]
     same_conditions = [start for start in same_engine if _agree(conditions, start.conditions)]
     of_plan = [start for start in same_conditions if start.fingerprint == plan.fingerprint]
-    chosen = (of_plan or same_conditions or same_engine)[-_RECENT_STARTS:]
-    if not chosen:
+    chosen_starts = (of_plan or same_conditions or same_engine)[-_RECENT_STARTS:]
+    if not chosen_starts:
         return None
-    totals = [sum(start.phases.values()) for start in chosen]
-    names = dict.fromkeys(name for start in chosen for name in start.phases)
+    totals = [sum(start.phases.values()) for start in chosen_starts]
+    names = dict.fromkeys(name for start in chosen_starts for name in start.phases)
     return StartTime(
         phases={
-            name: round(median([start.phases.get(name, 0.0) for start in chosen]), 1)
+            name: round(median([start.phases.get(name, 0.0) for start in chosen_starts]), 1)
             for name in names
         },
         low_s=round(min(totals), 1),
         high_s=round(max(totals), 1),
-        starts=len(chosen),
+        starts=len(chosen_starts),
         grade="measured" if of_plan else "estimate",
     )
 
 
-def _agree(conditions: StartConditions, met: StartConditions) -> bool:
+def _agree(conditions: StartConditions, met_conditions: StartConditions) -> bool:
     """Whether no known condition differs."""
-    pairs = ((conditions.origin, met.origin), (conditions.is_cache_empty, met.is_cache_empty))
+    pairs = (
+        (conditions.origin, met_conditions.origin),
+        (conditions.is_cache_empty, met_conditions.is_cache_empty),
+    )
     return all(a is None or b is None or a == b for a, b in pairs)
 
 
@@ -67,5 +70,5 @@ def median(seconds: list[float]) -> float:
     """The middle of a list that is not empty."""
     # `statistics` imports random, which no decision may reach.
     low, high = (len(seconds) - 1) // 2, len(seconds) // 2
-    ordered = sorted(seconds)
-    return (ordered[low] + ordered[high]) / 2
+    ordered_seconds = sorted(seconds)
+    return (ordered_seconds[low] + ordered_seconds[high]) / 2

@@ -78,7 +78,9 @@ class Structure:
 
 def culprit(shape: Shape) -> dict[str, Scalar]:
     """The values of a structural failure: the exception, and the frame that raised it."""
-    raised = shape.frames[-1] if shape.frames else ""
+    raising_frame = shape.frames[-1] if shape.frames else ""
     return {
-        name: value for name, value in (("exception", shape.exception), ("frame", raised)) if value
+        name: value
+        for name, value in (("exception", shape.exception), ("frame", raising_frame))
+        if value
     }

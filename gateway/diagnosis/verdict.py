@@ -79,14 +79,16 @@ class LogVerdict:
         return self._failure(self._likely(cause) or cause) or self._fault()
 
     def _proof(self) -> FailureCandidate | None:
-        unproven = (
+        unproven_candidates = (
             [item for item in self._unproven() if not item.bare] if self._evidence.death else []
         )
-        proven = [item for item in self._evidence.candidates if item.row is not None] + unproven
+        proven = [
+            item for item in self._evidence.candidates if item.row is not None
+        ] + unproven_candidates
         if not proven:
             return self._death(self._evidence.progress.phase) if self._evidence.death else None
         first = min(proven, key=lambda item: (item.rank, item.number))
-        return first if first.row is not None else self._best(unproven) or first
+        return first if first.row is not None else self._best(unproven_candidates) or first
 
     def _cause(self) -> FailureCandidate | None:
         """The candidate of the verdict."""
@@ -95,25 +97,25 @@ class LogVerdict:
             return self._error_before_death(proven) or proven
         if self._evidence.serving and proven is None:
             return None
-        unproven, quoted, cut_off = (
+        unproven_candidates, quoted_candidates, cut_off = (
             self._unproven(),
             [*self._evidence.quoted[:1]],
             self._cut_tracebacks(),
         )
-        for several in (
-            [item for item in unproven if not item.bare],
+        for candidates in (
+            [item for item in unproven_candidates if not item.bare],
             [self._evidence.hint] if self._evidence.hint is not None else [],
-            [item for item in unproven if item.bare],
+            [item for item in unproven_candidates if item.bare],
             cut_off,
-            quoted,
+            quoted_candidates,
             self._quote_context(),
         ):
-            best = self._best(several)
-            if best is not None and best.row is not None:
-                return best
-        if self._evidence.warning is not None and not unproven:
+            best_candidate = self._best(candidates)
+            if best_candidate is not None and best_candidate.row is not None:
+                return best_candidate
+        if self._evidence.warning is not None and not unproven_candidates:
             return self._evidence.warning
-        return proven or next(iter([*unproven, *cut_off, *quoted]), None)
+        return proven or next(iter([*unproven_candidates, *cut_off, *quoted_candidates]), None)
 
     def _likely(self, cause: FailureCandidate | None) -> FailureCandidate | None:
         """The kind that words of all unknown errors speak for, unless the verdict names a cause.
@@ -125,35 +127,36 @@ class LogVerdict:
             death is None and _is_named(cause)
         ):
             return None
-        raised = [
+        raised_candidates = [
             *self._unproven(),
             *self._quoted_death(""),
             *self._cut_tracebacks(),
             *self._evidence.quoted[:1],
         ]
-        numbers = {item.number for item in raised}
-        several = raised + [
+        numbers = {item.number for item in raised_candidates}
+        candidates = raised_candidates + [
             item
             for item in self._evidence.complaints
-            if item.number not in numbers and (not raised or forms.ERROR_WORD.search(item.line))
+            if item.number not in numbers
+            and (not raised_candidates or forms.ERROR_WORD.search(item.line))
         ]
-        several = [item for item in several if death is None or item.number < death.number]
+        candidates = [item for item in candidates if death is None or item.number < death.number]
         if self._evidence.crashed is not None and self._signatures.guess(
             [self._evidence.crashed.shape]
         ):
-            several = [self._evidence.crashed]
+            candidates = [self._evidence.crashed]
         if cause is not None and cause.phase == "serving":
-            several = [item for item in several if item.phase == "serving"]
-        several += self._quote_context()
+            candidates = [item for item in candidates if item.phase == "serving"]
+        candidates += self._quote_context()
         proof = self._signatures.guess(
-            [self._signatures.shape_for_words(item.shape, self._engine) for item in several]
+            [self._signatures.shape_for_words(item.shape, self._engine) for item in candidates]
         )
         # Words of requests do not outweigh a fault that is named.
         vague = {cause.kind, *(["unknown"] if cause.row is not None else [])} if cause else set()
         if proof is None or proof[0].kind in vague:
             return None
         row, words, index = proof
-        return replace(several[index], row=row, culprit={"words": ", ".join(words)})
+        return replace(candidates[index], row=row, culprit={"words": ", ".join(words)})
 
     def _unproven(self) -> list[FailureCandidate]:
         return [
@@ -177,14 +180,20 @@ class LogVerdict:
         """The error before a process was reported dead, in a traceback without its beginning."""
         if death.rank != DEATH:
             return None
-        raised = [item for item in self._unproven() if item.shape.frames]
-        raised += self._quoted_death(death.phase)
-        best = self._best([item for item in raised if item.number < death.number])
-        return best if best is not None and best.row is not None else None
+        raised_candidates = [item for item in self._unproven() if item.shape.frames]
+        raised_candidates += self._quoted_death(death.phase)
+        best_candidate = self._best(
+            [item for item in raised_candidates if item.number < death.number]
+        )
+        return (
+            best_candidate
+            if best_candidate is not None and best_candidate.row is not None
+            else None
+        )
 
-    def _best(self, several: list[FailureCandidate]) -> FailureCandidate | None:
+    def _best(self, candidates: list[FailureCandidate]) -> FailureCandidate | None:
         """The first with a row, also by its structure; without any the first."""
-        for item in several:
+        for item in candidates:
             if item.row is not None:
                 return item
             if proof := self._signatures.match_structure(item.shape, self._engine):
@@ -193,7 +202,7 @@ class LogVerdict:
                 return replace(
                     item, row=row, culprit=groups | structure.culprit(item.shape), phase=phase
                 )
-        return several[0] if several else None
+        return candidates[0] if candidates else None
 
     def _quoted_death(self, phase: str) -> list[FailureCandidate]:
         """The error of another process that a report of its death quotes."""

@@ -170,9 +170,9 @@ class Decision(Value):
 
     def __repr__(self) -> str:
         """One line for a notebook. `model_dump()` has all fields."""
-        best = repr(self.plans[0]) if self.plans else " ".join(self.refusal[:1]) or "no plan"
+        best_text = repr(self.plans[0]) if self.plans else " ".join(self.refusal[:1]) or "no plan"
         counts = f"{len(self.plans)} plans, {len(self.rejected)} rejected"
-        return f"<Decision for {self.model} on {self.hardware}: {counts}; {best}>"
+        return f"<Decision for {self.model} on {self.hardware}: {counts}; {best_text}>"
 
     __str__ = __repr__
 

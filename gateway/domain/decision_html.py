@@ -62,8 +62,8 @@ def _plans_table(plans: Sequence[Plan]) -> str:
         )
         for plan in plans[:_MAX_PLANS]
     ]
-    more = _limit_words(plans, len(rows))
-    return _table(head, rows) + (f"<p>{len(plans)} plans{more}.</p>" if more else "")
+    limit_words = _limit_words(plans, len(rows))
+    return _table(head, rows) + (f"<p>{len(plans)} plans{limit_words}.</p>" if limit_words else "")
 
 
 def _choices_table(plan: Plan) -> str:

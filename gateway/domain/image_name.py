@@ -85,11 +85,11 @@ class AllowedImages:
 
     def refusal(self, image: str) -> tuple[str, str]:
         """Message and hint for an image that is not allowed."""
-        listed = ", ".join(self.patterns[:8]) + (", ..." if len(self.patterns) > 8 else "")
+        listed_patterns = ", ".join(self.patterns[:8]) + (", ..." if len(self.patterns) > 8 else "")
         return (
             (
                 f"The image {image[:200]!r} may not be started: its name is not one of those"
-                f" allowed here ({listed or 'none'})."
+                f" allowed here ({listed_patterns or 'none'})."
             ),
             (
                 "Add its repository to FITSERVE_ALLOWED_IMAGES, of the gateway and of its agent,"
@@ -103,5 +103,5 @@ def _short_name(name: str) -> str:
     name = next(
         (name.removeprefix(registry) for registry in _REGISTRIES if name.startswith(registry)), name
     )
-    inner = name.removeprefix("library/")
-    return name if "/" in inner else inner
+    inner_name = name.removeprefix("library/")
+    return name if "/" in inner_name else inner_name

@@ -128,8 +128,8 @@ class Quant(Value):
     @property
     def is_nested(self) -> bool:
         """Whether ModelOpt's fields are only one level deeper, as in hf_quant_config.json."""
-        inner = self.config.get("quantization")
-        return isinstance(inner, dict) and "quant_algo" not in self.config
+        quantization = self.config.get("quantization")
+        return isinstance(quantization, dict) and "quant_algo" not in self.config
 
     @property
     def fields(self) -> dict[str, Any]:

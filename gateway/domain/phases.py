@@ -21,8 +21,8 @@ def detail_beside(state: str, detail: str) -> str:
 
     "stopped: no room" gives "no room", and "stopped" gives ""; "starting the engine" stays whole.
     """
-    word, _, rest = detail.partition(": ")
-    return rest if word == state else detail
+    word, _, tail = detail.partition(": ")
+    return tail if word == state else detail
 
 
 def phase_label(phase: str) -> str:

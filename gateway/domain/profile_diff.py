@@ -65,76 +65,80 @@ _VALUE_FIELDS = (
 )
 
 
-def derive_profile(near: Engine, version: str, image: str | None = None) -> Engine:
-    """The profile of another version of `near`'s kind: installation, start, and guessed rules."""
-    new, recipe = release(version), near.install
+def derive_profile(near_engine: Engine, version: str, image: str | None = None) -> Engine:
+    """The profile of another version of `near_engine`'s kind: installation, start, and guessed
+    rules."""
+    new_version, recipe = release(version), near_engine.install
     if recipe is not None:
         packages = tuple(
-            package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages
+            package.replace(f"=={near_engine.version}", f"=={version}")
+            for package in recipe.packages
         )
-        recipe = recipe.evolve(packages=packages or (f"{near.kind}=={version}",), lock=None)
-    return near.evolve(
+        recipe = recipe.evolve(packages=packages or (f"{near_engine.kind}=={version}",), lock=None)
+    return near_engine.evolve(
         version=version,
-        image=image or near.image.replace(near.version, version),
+        image=image or near_engine.image.replace(near_engine.version, version),
         install=recipe,
         # The new version still has a weakness that a later one fixes. Nothing is known of versions
         # before the known one.
         advisories=tuple(
             advisory
-            for advisory in near.advisories
-            if new >= release(near.version)
-            and (advisory.fixed_in is None or release(advisory.fixed_in) > new)
+            for advisory in near_engine.advisories
+            if new_version >= release(near_engine.version)
+            and (advisory.fixed_in is None or release(advisory.fixed_in) > new_version)
         ),
-        guessed_from=near.guessed_from or near.ref,
+        guessed_from=near_engine.guessed_from or near_engine.ref,
     )
 
 
-def diff_profiles(near: Engine, learned: Engine, source: str) -> ProfileDiff:
-    """The difference of `learned` from `near`."""
-    without: dict[str, tuple[str, ...]] = {}
+def diff_profiles(near_engine: Engine, learned_engine: Engine, source: str) -> ProfileDiff:
+    """The difference of `learned_engine` from `near_engine`."""
+    removed_names: dict[str, tuple[str, ...]] = {}
     additions: dict[str, Any] = {}
     for field in _MAPPING_FIELDS:
-        old, new = getattr(near, field), getattr(learned, field)
-        additions[field] = {name: value for name, value in new.items() if old.get(name) != value}
-        without[field] = tuple(name for name in old if name not in new)
+        near_value, learned_value = getattr(near_engine, field), getattr(learned_engine, field)
+        additions[field] = {
+            name: value for name, value in learned_value.items() if near_value.get(name) != value
+        }
+        removed_names[field] = tuple(name for name in near_value if name not in learned_value)
     for field in _LIST_FIELDS:
-        old, new = getattr(near, field), getattr(learned, field)
-        additions[field] = tuple(name for name in new if name not in {*old})
-        without[field] = tuple(name for name in old if name not in {*new})
+        near_value, learned_value = getattr(near_engine, field), getattr(learned_engine, field)
+        additions[field] = tuple(name for name in learned_value if name not in {*near_value})
+        removed_names[field] = tuple(name for name in near_value if name not in {*learned_value})
     return ProfileDiff(
-        kind=learned.kind,
-        version=learned.version,
-        guessed_from=near.ref,
+        kind=learned_engine.kind,
+        version=learned_engine.version,
+        guessed_from=near_engine.ref,
         source=source,
-        without={field: names for field, names in without.items() if names},
+        without={field: names for field, names in removed_names.items() if names},
         values={
-            name: getattr(learned, name)
+            name: getattr(learned_engine, name)
             for name in _VALUE_FIELDS
-            if getattr(learned, name) != getattr(near, name)
+            if getattr(learned_engine, name) != getattr(near_engine, name)
         },
         **additions,
     )
 
 
-def apply_diff(near: Engine, diff: ProfileDiff) -> Engine:
-    """The profile of the version that differs from `near` by `diff`."""
+def apply_diff(near_engine: Engine, diff: ProfileDiff) -> Engine:
+    """The profile of the version that differs from `near_engine` by `diff`."""
     changes: dict[str, Any] = dict(diff.values)
     for field in _MAPPING_FIELDS:
-        entries = _drop(getattr(near, field), diff.without.get(field, ()))
+        entries = _drop(getattr(near_engine, field), diff.without.get(field, ()))
         changes[field] = entries | getattr(diff, field)
     for field in _LIST_FIELDS:
-        dropped = {*diff.without.get(field, ())}
+        dropped_names = {*diff.without.get(field, ())}
         changes[field] = (
-            *(name for name in getattr(near, field) if name not in dropped),
+            *(name for name in getattr(near_engine, field) if name not in dropped_names),
             *getattr(diff, field),
         )
-    return derive_profile(near, diff.version).evolve(
+    return derive_profile(near_engine, diff.version).evolve(
         **changes,
         kernels_as=diff.kernels_as,
         choices=diff.choices,
-        sources={"flags": f"asked of {diff.source}", "rules": f"those of {near.ref}"},
+        sources={"flags": f"asked of {diff.source}", "rules": f"those of {near_engine.ref}"},
     )
 
 
-def _drop(named: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if name not in names}
+def _drop(named_rows: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in named_rows.items() if name not in names}

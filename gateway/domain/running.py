@@ -221,9 +221,11 @@ class Asleep(Value):
         ),
     )
 
-    def promised_bytes(self, uuid: str, promised: int) -> int:
+    def promised_bytes(self, uuid: str, promised_total: int) -> int:
         """The bytes of that GPU that it may still use, of the promised ones."""
-        return promised if self.gave is None else max(0, promised - self.gave.get(uuid, 0))
+        return (
+            promised_total if self.gave is None else max(0, promised_total - self.gave.get(uuid, 0))
+        )
 
 
 class Attempt(Value):
@@ -282,8 +284,12 @@ class Attempt(Value):
 
     def promised_bytes(self, uuid: str) -> int:
         """The bytes of a GPU that no other engine may use."""
-        promised = self.plan.memory.promised_bytes
-        return promised if self.asleep is None else self.asleep.promised_bytes(uuid, promised)
+        promised_total = self.plan.memory.promised_bytes
+        return (
+            promised_total
+            if self.asleep is None
+            else self.asleep.promised_bytes(uuid, promised_total)
+        )
 
 
 class Observation(Value):

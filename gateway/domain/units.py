@@ -64,8 +64,8 @@ def in_words(seconds: float) -> str:
     """A duration in the form that `duration` reads."""
     if seconds < 0:
         return "for ever"
-    whole = round(seconds)
-    parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
+    total_s = round(seconds)
+    parts = [(total_s // 3600, "h"), (total_s % 3600 // 60, "m"), (total_s % 60, "s")]
     return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
 
 

@@ -71,11 +71,13 @@ def as_engines(instances: Sequence[Instance]) -> list[Instance]:
 
 
 def _engine(name: str, count: int, parts: Mapping[int, Instance]) -> Instance:
-    exited = [part for part in parts.values() if part.state == "exited"]
+    exited_instances = [part for part in parts.values() if part.state == "exited"]
     first = parts[min(parts)].evolve(name=name, state="created", exit_code=None, oom_killed=False)
-    if exited:
+    if exited_instances:
         # A part that was killed for memory, or failed, ends the others, which then may exit well.
-        last = min(exited, key=lambda part: (not part.oom_killed, part.exit_code in (None, 0)))
+        last = min(
+            exited_instances, key=lambda part: (not part.oom_killed, part.exit_code in (None, 0))
+        )
         return first.evolve(state="exited", exit_code=last.exit_code, oom_killed=last.oom_killed)
     if len(parts) == count and all(part.state == "running" for part in parts.values()):
         return first.evolve(state="running")

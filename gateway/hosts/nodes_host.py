@@ -60,18 +60,18 @@ class NodesHost:
     async def start(self, spec: LaunchSpec) -> Instance:
         if not spec.nodes:
             return await self._host.start(spec)
-        present = next(
+        present_instance = next(
             (instance for instance in await self.list() if instance.name == spec.name), None
         )
-        if present is not None and present.state == "running":
-            if present.fingerprint != spec.fingerprint:
+        if present_instance is not None and present_instance.state == "running":
+            if present_instance.fingerprint != spec.fingerprint:
                 raise Conflict(
-                    f"{spec.name} already runs with other settings ({present.fingerprint}, not"
-                    f" {spec.fingerprint}).",
+                    f"{spec.name} already runs with other settings ({present_instance.fingerprint},"
+                    f" not {spec.fingerprint}).",
                     hint="Stop it first.",
                 )
-            return present
-        if present is not None:
+            return present_instance
+        if present_instance is not None:
             # A part that waits for the former ones could not meet the new ones.
             await self.stop(spec.name, 0)
         try:
@@ -105,9 +105,9 @@ class NodesHost:
             asyncio.create_task(_copy(self._host, part, _mark(part, node), lines))
             for part, node in parts.items()
         ]
-        running, deadline = len(tasks), None
+        running_count, deadline = len(tasks), None
         try:
-            while running:
+            while running_count:
                 try:
                     async with asyncio.timeout_at(deadline):
                         line = await lines.get()
@@ -118,7 +118,7 @@ class NodesHost:
                 if line is not None:
                     yield line
                     continue
-                running -= 1
+                running_count -= 1
                 deadline = deadline or asyncio.get_running_loop().time() + SETTLE_S
         finally:
             for task in tasks:

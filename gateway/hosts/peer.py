@@ -10,6 +10,6 @@ _CREDENTIALS = struct.Struct("3i")
 
 def peer_user(connection: socket.socket) -> int:
     """The id of the user of the process at the other end."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(packed)[1]
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
     return user

@@ -79,11 +79,13 @@ class AllowedDevices(Value):
                 ram_total_bytes=min(hardware.ram_total_bytes, self.ram_bytes),
                 ram_available_bytes=min(hardware.ram_available_bytes, self.ram_bytes),
             )
-        allowed = self.gpus
-        if allowed is None:
+        allowed_uuids = self.gpus
+        if allowed_uuids is None:
             return hardware
-        why = f"{self.variable} leaves it out"
-        gpus = tuple(gpu if gpu.uuid in allowed else gpu.evolve(kept=why) for gpu in hardware.gpus)
+        reason = f"{self.variable} leaves it out"
+        gpus = tuple(
+            gpu if gpu.uuid in allowed_uuids else gpu.evolve(kept=reason) for gpu in hardware.gpus
+        )
         return hardware.evolve(gpus=gpus)
 
 
@@ -93,15 +95,15 @@ def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
         gpu.uuid: gpu for gpu in hardware.gpus
     }
     parts = _parts(text)
-    missing = [part for part in parts if part not in by_name]
+    missing_parts = [part for part in parts if part not in by_name]
     # A card that cannot be read now may be the missing one. The gateway still uses the others.
-    if missing and not any(" is left out: " in note for note in hardware.notes):
-        present = ", ".join(f"{gpu.index} ({gpu.uuid}, {gpu.name})" for gpu in hardware.gpus)
+    if missing_parts and not any(" is left out: " in note for note in hardware.notes):
+        present_gpus = ", ".join(f"{gpu.index} ({gpu.uuid}, {gpu.name})" for gpu in hardware.gpus)
         raise SettingsError(
-            f"FITSERVE_GPUS names {missing[0][:80]}, and there is no such GPU here.",
+            f"FITSERVE_GPUS names {missing_parts[0][:80]}, and there is no such GPU here.",
             hint=(
-                f"There are: {present}."
-                if present
+                f"There are: {present_gpus}."
+                if present_gpus
                 else (
                     "There is none:"
                     f" {'; '.join(hardware.notes[:1]) or '`fitserve probe` shows more'}."

@@ -82,7 +82,7 @@ class Cards:
                 "No GPU: the driver shows none to this process. In a container, ask for them"
                 " (`--gpus all`)."
             )
-        whole: list[tuple[int, Any]] = []
+        whole_gpus: list[tuple[int, Any]] = []
         mig_number = count or 0
         for index in range(count or 0):
             handle = self.notes.read(
@@ -93,7 +93,7 @@ class Cards:
                 continue
             if not card.mig:
                 self.gpus.append(card)
-                whole.append((index, handle))
+                whole_gpus.append((index, handle))
                 continue
             parts = []
             for part_handle in self._mig_handles(index, handle):
@@ -110,7 +110,7 @@ class Cards:
                     " can use it"
                 )
             self.gpus += parts or [card]
-        self.links = GpuLinks(self.nvml, self.notes).read(whole)
+        self.links = GpuLinks(self.nvml, self.notes).read(whole_gpus)
 
     def _gpu(self, index: int, handle: Any, parent: Gpu | None = None) -> Gpu | None:
         """A card, or with `parent` one of its MIG devices."""
@@ -140,14 +140,14 @@ class Cards:
                 ),
                 max_width=read("highest PCIe width", nvml.nvmlDeviceGetMaxPcieLinkWidth),
             )
-        total, free, kind = self._memory(label, handle, can_share=parent is None)
+        total, free_bytes, kind = self._memory(label, handle, can_share=parent is None)
         return Gpu(
             index=index,
             uuid=text_of(uuid),
             name=text_of(name) if name else "unknown",
             capability=capability,
             total_bytes=total,
-            free_bytes=free,
+            free_bytes=free_bytes,
             memory_kind=kind,
             mig=mig,
             pcie=pcie,

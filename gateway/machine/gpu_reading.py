@@ -35,26 +35,26 @@ def read(nvml: Nvml, handle: Any, index: int, name: str | None) -> GpuReading:
     import pynvml
 
     values: dict[str, Any] = {"index": index, "name": name or ""}
-    refused = suppress(pynvml.NVMLError)
+    refusals = suppress(pynvml.NVMLError)
     if name is None:
-        with refused:
+        with refusals:
             values["name"] = text_of(nvml.nvmlDeviceGetName(handle))
-    with refused:
+    with refusals:
         values["use"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    with refused:
+    with refusals:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         values["total_bytes"], values["used_bytes"] = memory.total, memory.used
-    with refused:
+    with refusals:
         values["temperature_c"] = float(
             nvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
         )
-    with refused:
+    with refusals:
         values["power_w"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-    with refused:
+    with refusals:
         values["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-    with refused:
+    with refusals:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         values["throttled"] = tuple(
-            sorted({why for bit, why in _THROTTLES.items() if reasons & bit})
+            sorted({reason for bit, reason in _THROTTLES.items() if reasons & bit})
         )
     return GpuReading(**values)

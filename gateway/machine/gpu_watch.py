@@ -49,13 +49,15 @@ def allowed_devices(data: Path, settings: Settings | None) -> AllowedDevices:
     settings: FITSERVE_GPUS, FITSERVE_RAM_BYTES and FITSERVE_HOST_BYTES; None: their defaults.
     """
     gpus = settings.gpus if settings is not None else None
-    chosen = gpus is not None or any(name in os.environ for name in VARIABLES)
-    allowed = (
-        AllowedDevices.by_variables(probe(data), gpus, os.environ) if chosen else AllowedDevices()
+    is_chosen = gpus is not None or any(name in os.environ for name in VARIABLES)
+    allowed_devices = (
+        AllowedDevices.by_variables(probe(data), gpus, os.environ)
+        if is_chosen
+        else AllowedDevices()
     )
     if settings is None:
-        return allowed
-    return allowed.evolve(ram_bytes=settings.ram_bytes, host_bytes=settings.host_bytes)
+        return allowed_devices
+    return allowed_devices.evolve(ram_bytes=settings.ram_bytes, host_bytes=settings.host_bytes)
 
 
 class GpuLoss(Value):
@@ -71,14 +73,14 @@ class GpuWatch:
     """The watch. Its `hardware` is the probe's reading with lost GPUs marked, for the planner.
 
     nvml, read: replaced in tests.
-    allowed: the GPUs that may be used.
+    allowed_devices: the GPUs that may be used.
     """
 
     def __init__(
         self,
         nvml: Nvml | None = None,
         read: Callable[[Path], Hardware] | None = None,
-        allowed: AllowedDevices | None = None,
+        allowed_devices: AllowedDevices | None = None,
     ) -> None:
         self.lost: Mapping[str, GpuLoss] = {}
         self.counts: Counter[tuple[str, int]] = Counter()
@@ -86,7 +88,7 @@ class GpuWatch:
         """The last readings by UUID, of the cards that could be read."""
         self._nvml = nvml
         self._read = read or (lambda data: probe(data, nvml=nvml))
-        self._allowed = allowed or AllowedDevices()
+        self._allowed = allowed_devices or AllowedDevices()
         self._table = XidTable(source="", xids={})
         self._wake: Callable[[], object] = lambda: None
         self._stop = threading.Event()
@@ -111,16 +113,16 @@ class GpuWatch:
     def hardware(self, data: Path) -> Hardware:
         """The machine for the planner. Blocks while the probe reads."""
         hardware = self._allowed.mark(self._read(data))
-        lost, counts = self.lost, dict(self.counts)
+        lost_cards, counts = self.lost, dict(self.counts)
         gpus = tuple(
-            gpu.evolve(lost=lost[gpu.uuid].message) if gpu.uuid in lost else gpu
+            gpu.evolve(lost=lost_cards[gpu.uuid].message) if gpu.uuid in lost_cards else gpu
             for gpu in hardware.gpus
         )
-        present = {gpu.uuid for gpu in gpus}
+        present_uuids = {gpu.uuid for gpu in gpus}
         notes = [
             f"{uuid} is not used: {loss.message.rstrip('.')}"
-            for uuid, loss in lost.items()
-            if uuid not in present
+            for uuid, loss in lost_cards.items()
+            if uuid not in present_uuids
         ]
         notes += [
             f"{uuid}: Xid {xid} ({self.meaning(xid)}) {plural(number, 'time')}"
@@ -278,15 +280,15 @@ class GpuWatch:
         """
         from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_ResetRequired
 
-        present, errors = set[str](), list[Exception]()
+        present_uuids, errors = set[str](), list[Exception]()
         readings: dict[str, GpuReading] = {}
-        expected = set(self._cards)
+        expected_uuids = set(self._cards)
         try:
             for uuid, handle in self._handles(nvml):
                 if uuid is None:
                     errors.append(handle)
                     continue
-                present.add(uuid)
+                present_uuids.add(uuid)
                 self._judge(uuid, *_health(nvml, handle))
                 if uuid not in self.lost:
                     last = self.readings.get(uuid)
@@ -301,7 +303,7 @@ class GpuWatch:
             for error in errors
             if not isinstance(error, NVMLError_GpuIsLost | NVMLError_ResetRequired)
         ]
-        for uuid in sorted(expected - present):
+        for uuid in sorted(expected_uuids - present_uuids):
             if not unclear:
                 xid = self._table.xids.get(unclaimed_xid) if unclaimed_xid is not None else None
                 message = (
@@ -321,25 +323,29 @@ class GpuWatch:
             loss.unread or (is_certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
         ):
             self._change(
-                {card: why for card, why in self.lost.items() if card not in self._cards[uuid]}
+                {
+                    card: former_loss
+                    for card, former_loss in self.lost.items()
+                    if card not in self._cards[uuid]
+                }
             )
             log.info("a GPU works again", gpu=uuid)
 
     def _lose(
         self, uuid: str, message: str, *, xid: int | None = None, is_unread: bool = False
     ) -> None:
-        former = self.lost.get(uuid)
-        if former is not None and (former.unread or not is_unread):
+        former_loss = self.lost.get(uuid)
+        if former_loss is not None and (former_loss.unread or not is_unread):
             return
         loss = GpuLoss(message=message, lost_at=time.monotonic(), xid=xid, unread=is_unread)
-        if former is not None:
-            loss = former.evolve(unread=True)
+        if former_loss is not None:
+            loss = former_loss.evolve(unread=True)
         else:
             log.error("a GPU is lost", gpu=uuid, reason=message)
         self._change({**self.lost, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)})
 
-    def _change(self, lost: dict[str, GpuLoss]) -> None:
-        self.lost = lost
+    def _change(self, lost_cards: dict[str, GpuLoss]) -> None:
+        self.lost = lost_cards
         self._wake()
 
     def meaning(self, number: int) -> str:

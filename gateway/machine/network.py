@@ -42,7 +42,7 @@ def listening_ports() -> tuple[int, ...]:
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                _, local, _, state, *_ = line.split()
+                _, local_address, _, state, *_ = line.split()
                 if state == _LISTENS:
-                    ports.add(int(local.rpartition(":")[2], 16))
+                    ports.add(int(local_address.rpartition(":")[2], 16))
     return tuple(sorted(ports))

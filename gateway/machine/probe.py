@@ -149,10 +149,10 @@ def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
                 group = paths.get(controller)
             case _:
                 continue
-        inside = PurePosixPath()
+        relative_group = PurePosixPath()
         if group and group.is_relative_to(root) and ".." not in group.parts:
-            inside = group.relative_to(root)
-        for level in (inside, *inside.parents):
+            relative_group = group.relative_to(root)
+        for level in (relative_group, *relative_group.parents):
             yield Path(top) / level
 
 

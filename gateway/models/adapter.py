@@ -134,13 +134,13 @@ def check_base(adapter: Adapter, spec: ModelSpec) -> None:
     trained = f" It was trained for {adapter.base}." if adapter.base else ""
     hint = f"Serve the adapter with the model that it was trained for.{trained}"
     for layer in adapter.layers:
-        whole = sizes.get(f"{layer.module}.weight")
+        whole_group = sizes.get(f"{layer.module}.weight")
         if (
-            whole is not None
-            and whole.dtype in _FLOAT_DTYPES
-            and whole.shape != (layer.outputs, layer.inputs)
+            whole_group is not None
+            and whole_group.dtype in _FLOAT_DTYPES
+            and whole_group.shape != (layer.outputs, layer.inputs)
         ):
-            shape = " x ".join(map(str, whole.shape))
+            shape = " x ".join(map(str, whole_group.shape))
             raise BadModel(
                 f"The adapter {adapter.source} changes {layer.module} of {layer.outputs} x"
                 f" {layer.inputs}, and the layer of {spec.source} is {shape}.",

@@ -82,8 +82,10 @@ def context_limit(
             FIRST_LENGTH not in traits,
         )
     if FIRST_LENGTH in traits:
-        ordered = [named_lengths[field] for field in _ORDERED_FIELDS if field in named_lengths]
-        limit = ordered[0] if ordered else min(named_lengths.values())
+        ordered_lengths = [
+            named_lengths[field] for field in _ORDERED_FIELDS if field in named_lengths
+        ]
+        limit = ordered_lengths[0] if ordered_lengths else min(named_lengths.values())
         limit = _scale_for_sglang(limit, text.fields)
     else:
         limit = named_lengths.get(_OVERRIDE) or min(named_lengths.values())
@@ -116,13 +118,19 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
 def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
     """The lengths by field: of the text model's part of config.json, of transformers' class of that
     part, or of the rest of the file."""
-    inner = text.inner
-    kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
+    inner_fields = text.inner
+    kind = (
+        inner_fields.get("model_type")
+        if isinstance(inner_fields.get("model_type"), str)
+        else family
+    )
     default_lengths = DEFAULTS.get(str(kind), {})
     if text.is_nested and family in OUTER_LENGTHS:
         kind, default_lengths = family, OUTER_LENGTHS[family]
-    defaults = {field: length for field, length in default_lengths.items() if field not in inner}
-    lengths = _configured_limits(Fields(inner, text.fields.source))
+    defaults = {
+        field: length for field, length in default_lengths.items() if field not in inner_fields
+    }
+    lengths = _configured_limits(Fields(inner_fields, text.fields.source))
     lengths |= {
         field: ContextLimit(length, f"transformers' default of {field} for {kind}")
         for field, length in defaults.items()

@@ -134,7 +134,7 @@ def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of content beside text, of image, video and audio. Empty: the model reads text."""
     names = config.get("architectures")
     blocks = list(_blocks(config, _DEPTH))
-    named = [
+    named_kinds = [
         kind
         for kind, fields in _FIELDS.items()
         if any(block.get(field) is not None for block in blocks for field in fields)
@@ -142,9 +142,11 @@ def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and (kinds := _MEDIA_OF_ARCHITECTURE.get(name)):
             return tuple(
-                kind for kind in _FIELDS if kind in kinds or (f"{kind}?" in kinds and kind in named)
+                kind
+                for kind in _FIELDS
+                if kind in kinds or (f"{kind}?" in kinds and kind in named_kinds)
             )
-    return tuple(named)
+    return tuple(named_kinds)
 
 
 def _blocks(config: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:

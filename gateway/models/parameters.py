@@ -26,15 +26,15 @@ def parameter_count(spec: ModelSpec) -> int | None:
         # Whole numbers of 64 bits are positions, which are no parameters.
         if group.name.endswith(_SIDE_NAMES) or group.dtype == "I64":
             continue
-        packed = 1
+        values_per_item = 1
         if group.dtype == "I32":
             bits = _bits(spec.quant.fields) if spec.quant is not None else None
             if not bits:
                 return None
-            packed = _INT32_BITS // bits
+            values_per_item = _INT32_BITS // bits
         elif group.dtype == "U8":
-            packed = _NUMBERS_PER_BYTE
-        count += group.count * math.prod(group.shape) * packed
+            values_per_item = _NUMBERS_PER_BYTE
+        count += group.count * math.prod(group.shape) * values_per_item
     return count or None
 
 

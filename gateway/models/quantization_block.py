@@ -70,9 +70,19 @@ def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
         else {}
     )
     if FILE in files and _lacks_layers(block):
-        inner, place = _inner_block(files[FILE]), "quantization_config and hf_quant_config.json"
+        inner_block, place = (
+            _inner_block(files[FILE]),
+            "quantization_config and hf_quant_config.json",
+        )
         field_names = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
-        block = {**block, **{new: inner[old] for old, new in field_names.items() if old in inner}}
+        block = {
+            **block,
+            **{
+                new_name: inner_block[old_name]
+                for old_name, new_name in field_names.items()
+                if old_name in inner_block
+            },
+        }
     return Quant(method=method, config={**experts, **block}, place=place)
 
 
@@ -96,9 +106,9 @@ def _file_quant(file: Mapping[str, Any], source: str) -> Quant | None:
             hint="Repair the file, or download the model again from its publisher.",
         )
     producer = file.get("producer")
-    signed = isinstance(producer, Mapping) and producer.get("name") == _MODELOPT
+    is_signed = isinstance(producer, Mapping) and producer.get("name") == _MODELOPT
     # Other programs that write the file are no producer that an engine knows.
-    config = {name: value for name, value in file.items() if signed or name != "producer"}
+    config = {name: value for name, value in file.items() if is_signed or name != "producer"}
     return Quant(method=method, config=config, place=FILE)
 
 
@@ -115,8 +125,8 @@ def _old_file_quant(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
 
 def _inner_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """ModelOpt's own file has its fields one level deeper than config.json."""
-    inner = block.get("quantization", block)
-    return inner if isinstance(inner, Mapping) else block
+    inner_block = block.get("quantization", block)
+    return inner_block if isinstance(inner_block, Mapping) else block
 
 
 def _method(block: Mapping[str, Any]) -> str | None:

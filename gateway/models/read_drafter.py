@@ -56,22 +56,26 @@ def read_drafter(
     hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
     tokens, named_in = _tokens(top, method)
     fields = Fields({**layer.config, **config}, source)
-    inner = Fields(fields.mapping("dflash_config", fields.mapping("eagle_config", {})), source)
-    plain = None
+    inner_fields = Fields(
+        fields.mapping("dflash_config", fields.mapping("eagle_config", {})), source
+    )
+    draft_model = None
     if method == "draft_model":
-        plain = read_model(source, revision, config, tensors, None, (), None)
-    attention = plain.attention if plain else _attention(layer, fields, inner, method)
+        draft_model = read_model(source, revision, config, tensors, None, (), None)
+    attention = (
+        draft_model.attention if draft_model else _attention(layer, fields, inner_fields, method)
+    )
     draft_vocab = fields.integer("draft_vocab_size", default=vocab)
-    layers = _numbers(fields, inner)
+    layers = _numbers(fields, inner_fields)
     if draft_vocab > vocab:
         raise fields.wrong("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
     size = fields.integer("target_hidden_size", default=0, minimum=0) or None
     groups: tuple[TensorGroup, ...] = ()
-    if plain is None and tensors is not None:
+    if draft_model is None and tensors is not None:
         groups = tuple(
             group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED_TABLES)
         )
-    elif plain is None:
+    elif draft_model is None:
         groups = _shapes(layer, fields, method, attention, draft_vocab, size or hidden, len(layers))
     return Drafter(
         source=source,
@@ -93,7 +97,7 @@ def read_drafter(
         target_layers=layers,
         attention=attention,
         tensors=groups,
-        plain=plain,
+        plain=draft_model,
         tensors_from="config" if tensors is None else "headers",
     )
 
@@ -162,13 +166,13 @@ def _token_count(fields: Fields, name: str) -> int:
     return count
 
 
-def _numbers(draft: Fields, inner: Fields) -> tuple[int, ...]:
+def _numbers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
     """Layers of the target whose outputs the drafter reads; empty: the engine chooses three."""
     for fields, name in (
         (draft, "aux_hidden_state_layer_ids"),
         (draft, "eagle_aux_hidden_state_layer_ids"),
-        (inner, "eagle_aux_hidden_state_layer_ids"),
-        (inner, "target_layer_ids"),
+        (inner_fields, "eagle_aux_hidden_state_layer_ids"),
+        (inner_fields, "target_layer_ids"),
         (draft, "target_layer_ids"),
     ):
         numbers = fields.config.get(name)
@@ -183,7 +187,7 @@ def _numbers(draft: Fields, inner: Fields) -> tuple[int, ...]:
 
 
 def _attention(
-    layer: Fields, draft: Fields, inner: Fields, method: DraftMethod
+    layer: Fields, draft: Fields, inner_fields: Fields, method: DraftMethod
 ) -> tuple[AttentionGroup, ...]:
     if method == "mtp":
         return ()  # reads the target's own cache (vllm/v1/spec_decode/gemma4.py)
@@ -208,39 +212,39 @@ def _attention(
     ):
         raise layer.wrong("layer_types", f"a list with one kind for each of {layers} layers")
     sliding = kinds.count("sliding_attention")
-    if method in _BLOCKS and inner.flag("use_swa") and not sliding:
+    if method in _BLOCKS and inner_fields.flag("use_swa") and not sliding:
         sliding = layers
     window = None
     if sliding:
-        window = inner.integer(
+        window = inner_fields.integer(
             "swa_window_size",
             default=layer.integer("sliding_window", default=0, minimum=0),
             minimum=0,
         )
         if not window:
             raise layer.missing("sliding_window")
-    causal = _causal(draft, inner, sliding == layers) if method in _BLOCKS else True
-    common = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": causal}
+    causal = _causal(draft, inner_fields, sliding == layers) if method in _BLOCKS else True
+    common_fields = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": causal}
     groups = (
-        AttentionGroup(kind="full", layers=layers - sliding, **common),
-        AttentionGroup(kind="sliding", layers=sliding, window=window, **common),
+        AttentionGroup(kind="full", layers=layers - sliding, **common_fields),
+        AttentionGroup(kind="sliding", layers=sliding, window=window, **common_fields),
     )
     return tuple(group for group in groups if group.layers)
 
 
-def _causal(draft: Fields, inner: Fields, all_slide: bool) -> bool:
+def _causal(draft: Fields, inner_fields: Fields, all_slide: bool) -> bool:
     """Whether every layer is causal within its block.
 
     A single non-causal layer makes the engine require a backend that supports it in all layers.
     Source: dflash_has_any_non_causal in vllm/model_executor/models/qwen3_dflash.py, update_dflash
     in speculators/algos.py.
     """
-    for fields, name in ((draft, "is_causal"), (inner, "causal")):
+    for fields, name in ((draft, "is_causal"), (inner_fields, "causal")):
         if fields.config.get(name) is not None:
             return fields.flag(name)
     if "sliding_window_non_causal" in draft.config or "speculators_config" in draft.config:
         return draft.config.get("sliding_window_non_causal") is False
-    return all_slide and not inner.flag("use_swa")
+    return all_slide and not inner_fields.flag("use_swa")
 
 
 def _norm_count(method: DraftMethod, layers: int) -> int:
@@ -282,15 +286,15 @@ def _shapes(
             )
 
     # The first layer of an EAGLE3 reads the token and the hidden state.
-    wide = 1 if method == "eagle3" else 0
+    extra_inputs = 1 if method == "eagle3" else 0
     projections: tuple[tuple[str, int, Shard], ...] = (
         ("q_proj", queries, "column"),
         ("k_proj", keys, "kv"),
         ("v_proj", keys, "kv"),
     )
     for name, size, shard in projections:
-        add(f"layers.0.{name}", shard, size, 2 * hidden, count=wide)
-        add(f"layers.*.{name}", shard, size, hidden, count=layers - wide)
+        add(f"layers.0.{name}", shard, size, 2 * hidden, count=extra_inputs)
+        add(f"layers.*.{name}", shard, size, hidden, count=layers - extra_inputs)
     add("layers.*.o_proj", "row", hidden, queries, count=layers)
     add("layers.*.gate_proj", "column", width, hidden, count=layers)
     add("layers.*.up_proj", "column", width, hidden, count=layers)

@@ -117,13 +117,13 @@ def _groups(
         return (), ()
     _check_shapes(tensors, source)
     drafting = _draft_layers(fields)
-    loaded = {
+    loaded_tensors = {
         name: tensor
         for name, tensor in tensors.items()
         if not (headless and _HEAD.search(name)) and not drafting(name)
     }
     drafts = {name: tensor for name, tensor in tensors.items() if drafting(name)}
-    return group_tensors(loaded), group_tensors(drafts)
+    return group_tensors(loaded_tensors), group_tensors(drafts)
 
 
 def without_head(spec: ModelSpec) -> ModelSpec:
@@ -179,10 +179,11 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
     if not experts:
         return None
-    per_token, most = _per_token(plan, fields), max(item.experts for item in experts)
-    if per_token > most:
+    per_token, max_experts = _per_token(plan, fields), max(item.experts for item in experts)
+    if per_token > max_experts:
         raise BadModel(
-            f"config.json of {fields.source} sends each token to {per_token} experts of {most}.",
+            f"config.json of {fields.source} sends each token to {per_token} experts of"
+            f" {max_experts}.",
             hint="Repair config.json, or download the model again from its publisher.",
         )
     return Experts(
@@ -210,9 +211,9 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
             value = config.get(name)
             if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES:
                 return value.removeprefix("torch."), f"{name} in config.json"
-    stored = {tensor.dtype for tensor in (tensors or {}).values()}
+    stored_dtypes = {tensor.dtype for tensor in (tensors or {}).values()}
     for name, code in _DTYPES.items():
-        if code in stored:
+        if code in stored_dtypes:
             return name, "the headers of the weight files"
     return "float32", "the engines' default; no file names a dtype"
 

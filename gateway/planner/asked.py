@@ -57,41 +57,43 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
     The questions are about its best plans, and about refusals that its answer may overrule. A later
     engine is asked if the earlier ones could not be.
     """
-    best: dict[EngineRef, list[Question | None]] = {}
+    questions_by_engine: dict[EngineRef, list[Question | None]] = {}
     starts: dict[Question, StartSettings] = {}
-    refused: dict[EngineRef, list[Question]] = {}
+    refused_questions: dict[EngineRef, list[Question]] = {}
     for plan in decision.plans:
-        best.setdefault(plan.engine, []).append(plan.question)
+        questions_by_engine.setdefault(plan.engine, []).append(plan.question)
         if plan.question is not None:
             starts.setdefault(plan.question, start_of(plan))
     for rejection in decision.rejected:
         if rejection.question is not None:
-            refused.setdefault(rejection.engine, []).append(rejection.question)
+            refused_questions.setdefault(rejection.engine, []).append(rejection.question)
     questions = []
-    for engine in dict.fromkeys([*best, *refused]):
-        plans = best.get(engine, [])
+    for engine in dict.fromkeys([*questions_by_engine, *refused_questions]):
+        plans = questions_by_engine.get(engine, [])
         if plans and plans[0] is None:
             break
         unanswered = [
             *[question for question in plans if question is not None][:_MAX_QUESTIONS],
-            *refused.get(engine, [])[:_MAX_QUESTIONS],
+            *refused_questions.get(engine, [])[:_MAX_QUESTIONS],
         ]
         open_ones = tuple(dict.fromkeys(unanswered))
-        begun = tuple((question, starts[question]) for question in open_ones if question in starts)
-        questions.append(OpenQuestions(engine, open_ones, begun))
+        begun_starts = tuple(
+            (question, starts[question]) for question in open_ones if question in starts
+        )
+        questions.append(OpenQuestions(engine, open_ones, begun_starts))
     return tuple(questions)
 
 
 def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvidence:
     """The evidence in the answer of an engine; `forecast` is the evidence of the rules."""
-    loaded = answer.settled.quantization if answer.settled else ""
+    loaded_as = answer.settled.quantization if answer.settled else ""
     return VariantEvidence(
         kernels=tuple(
-            _kernel(row, forecast.kernels, loaded or "unquantized") for row in answer.kernels
+            _kernel(row, forecast.kernels, loaded_as or "unquantized") for row in answer.kernels
         ),
         attention=tuple(_attention(row, forecast.attention) for row in answer.attention),
         memory=forecast.memory,
-        method=loaded,
+        method=loaded_as,
         answer=answer,
     )
 
@@ -99,10 +101,10 @@ def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvide
 def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> LayerAttention:
     """The row, with refusals that only happen after the Python code of the start, by the rules."""
     for group in forecast:
-        refused = group.status == "none" and any(
-            no.at_start and no.kernel == row.backend for no in group.refused
+        is_refused = group.status == "none" and any(
+            refusal.at_start and refusal.kernel == row.backend for refusal in group.refused
         )
-        if refused and (group.kind, group.head_dim) == (row.kind, row.head_dim):
+        if is_refused and (group.kind, group.head_dim) == (row.kind, row.head_dim):
             return group.evolve(layers=row.layers)
     # Engines give recurrent layers no size of heads.
     head_dim = next((group.head_dim for group in forecast if group.kind == row.kind), 0)
@@ -116,15 +118,15 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
     )
 
 
-def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> LayerKernel:
+def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded_as: str) -> LayerKernel:
     """The row, with flaws of its kernel by the rules: a crash at the first request, or slowness."""
     same_layer = [candidate for candidate in forecast if _name(candidate.layer) == _name(row.layer)]
     # The answer is of Python code alone: refusals at a start still hold for this kernel.
     for candidate in same_layer:
-        refused = candidate.status == "none" and any(
-            no.at_start and no.kernel == row.kernel for no in candidate.refused
+        is_refused = candidate.status == "none" and any(
+            refusal.at_start and refusal.kernel == row.kernel for refusal in candidate.refused
         )
-        if refused and (candidate.k, candidate.n) == (row.k, row.n):
+        if is_refused and (candidate.k, candidate.n) == (row.k, row.n):
             return candidate.evolve(layer=row.layer, count=row.count)
     same_kernel = [candidate for candidate in same_layer if candidate.kernel == row.kernel]
     # Of the two products of experts, which are one row here, the one that fails counts.
@@ -137,7 +139,7 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
         count=row.count,
         k=row.k,
         n=row.n,
-        scheme=same_layer[0].scheme if same_layer else loaded,
+        scheme=same_layer[0].scheme if same_layer else loaded_as,
         kernel=row.kernel,
         status=known_kernel.status if known_kernel else "ok",
         padded_to=known_kernel.padded_to if known_kernel and not row.experts else None,
@@ -169,9 +171,9 @@ def gaps(
             ),
             about=subject,
             forecast=_without_paths(forecasted),
-            answer=_without_paths(answered),
+            answer=_without_paths(engine_answer),
         )
-        for subject, forecasted, answered in rows
+        for subject, forecasted, engine_answer in rows
     )
 
 

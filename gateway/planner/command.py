@@ -70,8 +70,12 @@ def _arguments(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]) ->
     program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
-    arguments, quiet = argv[len(program) :], quiet_flags(engine)
-    return arguments[len(quiet) :] if arguments[: len(quiet)] == quiet else arguments
+    arguments, quiet_arguments = argv[len(program) :], quiet_flags(engine)
+    return (
+        arguments[len(quiet_arguments) :]
+        if arguments[: len(quiet_arguments)] == quiet_arguments
+        else arguments
+    )
 
 
 def _check_own_flags(
@@ -92,8 +96,8 @@ def _check_own_flags(
             " listens.",
             param="argv",
         )
-    _, *rest = (value or "" for _, value in pairs)
-    if tuple(rest) != address:
+    _, *repeated_values = (value or "" for _, value in pairs)
+    if tuple(repeated_values) != address:
         raise BadFlag(
             f"The command of {engine.ref} has another name or address than its container.",
             param="argv",
@@ -215,16 +219,16 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
     """Raises BadFlag for a variable that neither the engine's profile nor a plan sets, and that no
     user may."""
     for name, value in env.items():
-        planned = (
+        is_planned = (
             engine.env.get(name) == value
             or engine.eager_env.get(name) == value
             or (name, value) == P2P_SWITCH
         )
         # Its endpoints for development are behind a door then.
-        planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
+        is_planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
         address = name == engine_kind(engine.kind).address_env
-        planned |= address and re.fullmatch(r"[\w.:-]{1,253}", value, re.ASCII) is not None
-        if not planned:
+        is_planned |= address and re.fullmatch(r"[\w.:-]{1,253}", value, re.ASCII) is not None
+        if not is_planned:
             variables.check(engine, name, value)
 
 
@@ -236,8 +240,8 @@ def _check_flag(engine: Engine, item: str, planned_args: Mapping[str, str], fold
     if name not in engine.flags:
         raise BadFlag(f"{engine.ref} has no flag {item[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name
-    planned = name in _PLAN_FLAGS or name in engine.api_switches
-    if name in planned_args or (engine.flags[name].ours and not planned):
+    is_planned = name in _PLAN_FLAGS or name in engine.api_switches
+    if name in planned_args or (engine.flags[name].ours and not is_planned):
         raise BadFlag(f"The flag --{name} is in no plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):
         raise BadFlag(
@@ -250,5 +254,5 @@ def _check_flag(engine: Engine, item: str, planned_args: Mapping[str, str], fold
 
 def _split(item: str) -> tuple[str, str | None]:
     """The name of a flag and its value; a switch has none, and other items have no name."""
-    name, equals, value = item.partition("=")
-    return name[2:] if name.startswith("--") else "", value if equals else None
+    name, separator, value = item.partition("=")
+    return name[2:] if name.startswith("--") else "", value if separator else None

@@ -8,7 +8,7 @@ from gateway.domain import Plan, Rejected
 from gateway.domain.units import plural
 
 
-def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
+def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[Rejected]) -> str:
     """The reason for the number of GPUs of the first plan; "": there is no plan on GPUs.
 
     plans: best first. The first plan is compared with the best plan of the neighbouring numbers,
@@ -17,21 +17,25 @@ def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
     """
     if not plans or not plans[0].gpus:
         return ""
-    best: dict[int, Plan] = {}
+    best_by_count: dict[int, Plan] = {}
     for plan in plans:
-        best.setdefault(gpus_of(plan), plan)
-    first, chosen = plans[0], gpus_of(plans[0])
-    fewer = max((count for count in best if count < chosen), default=None)
-    larger = min((count for count in best if count > chosen), default=None)
+        best_by_count.setdefault(gpus_of(plan), plan)
+    first, chosen_count = plans[0], gpus_of(plans[0])
+    fewer = max((count for count in best_by_count if count < chosen_count), default=None)
+    larger = min((count for count in best_by_count if count > chosen_count), default=None)
     parts = []
     if fewer is not None:
-        parts.append(f"{chosen} over {fewer}: {gains(first, best[fewer])}")
-    elif refused := _refused_below(chosen, first, rejected):
-        parts.append(refused)
+        parts.append(f"{chosen_count} over {fewer}: {gains(first, best_by_count[fewer])}")
+    elif refusal_words := _refused_below(chosen_count, first, rejections):
+        parts.append(refusal_words)
     if larger is not None:
-        parts.append(f"{chosen} over {larger}: {gains(first, best[larger])}")
+        parts.append(f"{chosen_count} over {larger}: {gains(first, best_by_count[larger])}")
     other_layout = next(
-        (plan for plan in plans if gpus_of(plan) == chosen and layout_of(plan) != layout_of(first)),
+        (
+            plan
+            for plan in plans
+            if gpus_of(plan) == chosen_count and layout_of(plan) != layout_of(first)
+        ),
         None,
     )
     if other_layout is not None:
@@ -50,10 +54,10 @@ def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Pla
     count = gpus_of(first)
     if machine_gpus < 2 or not count:
         return ""
-    rest = machine_gpus - count
+    spare_gpus = machine_gpus - count
     sentences = [
         f"Takes {count} of {plural(machine_gpus, 'GPU')}"
-        + (f" and leaves {rest}." if rest > 0 else ".")
+        + (f" and leaves {spare_gpus}." if spare_gpus > 0 else ".")
     ]
     sentences += [
         f"{count} over {gpus_of(plan)} (`--gpus {value}`): {gains(first, plan)}."
@@ -128,15 +132,15 @@ def _figures(plan: Plan) -> str:
     return f"{plural(gpus_of(plan), 'GPU')} as {layout_of(plan)}: {', '.join(parts)}"
 
 
-def _refused_below(chosen: int, plan: Plan, rejected: Sequence[Rejected]) -> str:
+def _refused_below(chosen_count: int, plan: Plan, rejections: Sequence[Rejected]) -> str:
     """The refusal of the next smaller number of GPUs by the engine of the first plan; "": none but
     numbers that the model's shapes forbid."""
     smaller = [
         rejection
-        for rejection in rejected
+        for rejection in rejections
         if str(rejection.engine) == str(plan.engine)
         and rejection.verdict != "illegal_parallelism"
-        and rejection.tensor_parallel * rejection.pipeline_parallel < chosen
+        and rejection.tensor_parallel * rejection.pipeline_parallel < chosen_count
     ]
     if not smaller:
         return ""

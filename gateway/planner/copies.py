@@ -50,14 +50,14 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     wish, clock, nodes = inputs.wish, _clock(candidate, sizes, direct=direct), inputs.alike_nodes
     groups = candidate.variant.dp
     evidence, corrections = candidate.evidence, inputs.corrections
-    near = (
+    scopes = (
         measurement_scope(
             candidate.scope, evidence.kernels, evidence.attention, clock.machine.source
         )
         if corrections and clock
         else {}
     )
-    ratios = corrections.ratios(near) if near else {}
+    ratios = corrections.ratios(scopes) if scopes else {}
 
     def speed(count: int) -> Speed | None:
         if clock is None:
@@ -71,9 +71,9 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
     single_speed, on_node = speed(1), spare_groups(inputs, size, memory.budget_bytes)
     limit = wish.gpus // size if isinstance(wish.gpus, int) and size else on_node * nodes
-    on_node, most = min(on_node, limit), min(on_node * nodes, limit)
+    on_node, limit_of_machine = min(on_node, limit), min(on_node * nodes, limit)
     single_copy = int_choice(
-        1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner"
+        1, "one copy; other GPUs stay free" if limit_of_machine > 1 else "one copy", "planner"
     )
     tokens_needed, cost = needed_tokens(wish, inputs.spec), gpu_discount(wish)
 
@@ -81,28 +81,28 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         outcome = plan_outcome(memory, speed(count), context, size, count, tokens_needed, groups)
         return score(outcome, wish.goal, cost)
 
-    if most < 2 or single_speed is None:
+    if limit_of_machine < 2 or single_speed is None:
         return single_copy, single_speed
     # The smaller of equal numbers.
-    counts = (1, most) if nodes == 1 else (1, *_node_counts(on_node, most))
-    most = max(counts, key=worth)
-    if most == 1 or (speed_of_most := speed(most)) is None:
+    counts = (1, limit_of_machine) if nodes == 1 else (1, *_node_counts(on_node, limit_of_machine))
+    limit_of_machine = max(counts, key=worth)
+    if limit_of_machine == 1 or (speed_of_most := speed(limit_of_machine)) is None:
         return single_copy, single_speed
     gain = speed_of_most.total.value / single_speed.total.value
     reason = (
-        f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with"
-        f" {speed_of_most.concurrency} requests at once"
+        f"{limit_of_machine} copies on {size * limit_of_machine} GPUs answer {gain:.1f} times as"
+        f" much as one, with {speed_of_most.concurrency} requests at once"
     )
-    return int_choice(most, reason, "speed model"), speed_of_most
+    return int_choice(limit_of_machine, reason, "speed model"), speed_of_most
 
 
-def _node_counts(on_node: int, most: int) -> list[int]:
-    """Numbers of copies on whole nodes, up to `most`, that are worth a look.
+def _node_counts(on_node: int, limit: int) -> list[int]:
+    """Numbers of copies on whole nodes, up to `limit`, that are worth a look.
 
     With one node more they are the same and others, so that a node more is never a loss.
     """
     counts = (on_node * nodes for nodes in _NODE_COUNTS)
-    return [count for count in counts if count <= most]
+    return [count for count in counts if count <= limit]
 
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
@@ -159,11 +159,11 @@ def _clocked_machine(candidate: Candidate, pace: SpeedKnowledge, *, direct: bool
     key = "machine", indexes, direct, *((variant.tp, variant.pp) if span else ())
     if key not in inputs.clocks:
         peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
-        local = machine_of(peers, inputs.links, pace, inputs.measurements, direct=direct)
+        local_machine = machine_of(peers, inputs.links, pace, inputs.measurements, direct=direct)
         inputs.clocks[key] = (
-            machine_of_span(local, span, variant.tp, variant.pp, pace.table)
-            if span and local
-            else local
+            machine_of_span(local_machine, span, variant.tp, variant.pp, pace.table)
+            if span and local_machine
+            else local_machine
         )
     machine: Machine | None = inputs.clocks[key]
     return machine

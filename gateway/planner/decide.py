@@ -55,25 +55,25 @@ def decide(
         hardware=_usable(inputs.hardware, inputs.wish),
         spec=apply_overrides(inputs.spec, inputs.wish.args),
     )
-    plans, rejected, gaps = _search(inputs, engines, rules or {})
+    plans, rejections, gaps = _search(inputs, engines, rules or {})
     best_first = rank_plans(inputs, plans, engine_order(engines))
     if best_first and inputs.promised_bytes and any(_losses(best_first[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
         empty = without_engines(inputs.hardware, inputs.promised_bytes)
-        solo = decide(
+        solo_plans = decide(
             inputs.with_fields(hardware=empty, promised_bytes={}, sharing=NO_SHARING),
             engines,
             rules,
         ).plans
-        if solo and _losses(solo[0], inputs) < _losses(best_first[0], inputs):
-            rejected.insert(0, _crowding_refusal(best_first[0], solo[0]))
+        if solo_plans and _losses(solo_plans[0], inputs) < _losses(best_first[0], inputs):
+            rejections.insert(0, _crowding_refusal(best_first[0], solo_plans[0]))
             best_first = []
     return Decision(
         model=inputs.spec.source,
         hardware=inputs.hardware_name,
         plans=tuple(plan.evolve(rank=index) for index, plan in enumerate(best_first, start=1)),
-        why_gpus=gpu_comparison(best_first, rejected),
-        rejected=tuple(rejected),
+        why_gpus=gpu_comparison(best_first, rejections),
+        rejected=tuple(rejections),
         gaps=tuple(dict.fromkeys(gaps)),
     )
 
@@ -84,7 +84,7 @@ def _search(
     """The plans, refusals and gaps of all engine versions. Raises BadFlag."""
     wish = inputs.wish
     plans: list[Plan] = []
-    rejected: list[Rejected] = []
+    rejections: list[Rejected] = []
     gaps: list[RuleGap] = []
     wrong_flags: list[BadFlag] = []
     layouts = SharedLayouts(inputs)
@@ -97,18 +97,18 @@ def _search(
         except BadFlag as error:
             wrong_flags.append(error)
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
-            rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
+            rejections.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
         read = inputs.with_spec(with_limit(inputs.spec, engine.traits))
         search = Search(read.with_env(env), engine, known_rules, args, env, layouts)
         search.run()
         plans += search.plans
-        rejected += search.rejected
+        rejections += search.rejected
         gaps += search.gaps
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]
-    return plans, rejected, gaps
+    return plans, rejections, gaps
 
 
 def _usable(hardware: Hardware, wish: Wish) -> Hardware:
@@ -117,18 +117,18 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
         return hardware.usable()
     by_number = {str(gpu.index): gpu.uuid for gpu in hardware.gpus}
     uuids = tuple(by_number.get(name, name) for name in wish.gpus)
-    present = {gpu.uuid for gpu in hardware.gpus}
-    if missing := [uuid for uuid in uuids if uuid not in present]:
-        listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
+    present_uuids = {gpu.uuid for gpu in hardware.gpus}
+    if missing_uuids := [uuid for uuid in uuids if uuid not in present_uuids]:
+        gpu_list = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
         raise BadRequest(
-            f"This machine has no GPU {missing[0][:100]}.",
-            hint=f"The GPUs of the machine are: {listed}.",
+            f"This machine has no GPU {missing_uuids[0][:100]}.",
+            hint=f"The GPUs of the machine are: {gpu_list}.",
             param="gpus",
         )
     for gpu in hardware.gpus:
-        if gpu.uuid in uuids and (why := gpu.kept or gpu.lost):
+        if gpu.uuid in uuids and (reason := gpu.kept or gpu.lost):
             raise BadRequest(
-                f"The GPU {gpu.uuid} is not used: {why.rstrip('.')}.",
+                f"The GPU {gpu.uuid} is not used: {reason.rstrip('.')}.",
                 hint="Name another GPU.",
                 param="gpus",
             )
@@ -149,9 +149,9 @@ def rank_plans(
     (`_class`), and among equal plans the rating for the goal of the wish.
     """
     wish = inputs.wish
-    longest = wanted_context(inputs.spec, wish, {})
-    context_wanted = _attainable_context(plans, order, longest)
-    useful = _attainable_context(plans, order, min(MIN_USEFUL, longest))
+    longest_context = wanted_context(inputs.spec, wish, {})
+    context_wanted = _attainable_context(plans, order, longest_context)
+    useful = _attainable_context(plans, order, min(MIN_USEFUL, longest_context))
     cost, tokens_needed = gpu_discount(wish), needed_tokens(wish, inputs.spec)
     gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
     restored = (
@@ -162,7 +162,7 @@ def rank_plans(
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-        crowded = size * count > gpus and size > 0
+        is_crowded = size * count > gpus and size > 0
         # Of plans with too little context the longer one is better.
         goal = wish.goal if context >= context_wanted else "context"
         value = score(
@@ -183,7 +183,7 @@ def rank_plans(
         rated = rating(value, Penalties(weak, plan.cost, age, count > 1))
         return (
             restored is not None and plan.fingerprint != restored,
-            crowded,
+            is_crowded,
             *_class(plan, context_wanted, useful),
             -rated,
             weak,
@@ -209,14 +209,15 @@ def _attainable_context(
     Fewer than `context_wanted` if only an engine version with published weaknesses reaches it, and
     the others nearly do.
     """
-    longest = dict.fromkeys((False, True), 0)
+    longest_contexts = dict.fromkeys((False, True), 0)
     for plan in plans:
         weak, _ = order.get(str(plan.engine), (False, 0))
-        longest[weak] = max(longest[weak], plan.max_model_len.value)
-    sound = longest[False]
+        longest_contexts[weak] = max(longest_contexts[weak], plan.max_model_len.value)
+    sound_context = longest_contexts[False]
     return (
-        sound
-        if longest[True] and sound < context_wanted <= sound * _LONGER_CONTEXT_RATIO
+        sound_context
+        if longest_contexts[True]
+        and sound_context < context_wanted <= sound_context * _LONGER_CONTEXT_RATIO
         else context_wanted
     )
 
@@ -226,12 +227,12 @@ def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
     return lacks(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
 
 
-def _crowding_refusal(plan: Plan, solo: Plan) -> Rejected:
+def _crowding_refusal(plan: Plan, solo_plan: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.quantizes_weights else ""
     reason = (
         f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"
-        f" and {solo.max_model_len.value} without them: there is too little room for it. To accept"
-        " this, pass --context N or --arg quantization=fp8"
+        f" and {solo_plan.max_model_len.value} without them: there is too little room for it. To"
+        " accept this, pass --context N or --arg quantization=fp8"
     )
     return Rejected(
         engine=plan.engine,

@@ -70,8 +70,8 @@ def choices(plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None) -
                 if isinstance(choice.value, bool)
                 else str(choice.value)
             )
-            why = f"{choice.reason} ({choice.source})"
-            row = ChoiceRow(name.replace("_", " "), value, why, is_default(name, choice))
+            reason = f"{choice.reason} ({choice.source})"
+            row = ChoiceRow(name.replace("_", " "), value, reason, is_default(name, choice))
             rows.append(row)
     return rows + [
         ChoiceRow(name, choice.value, f"{choice.reason} ({choice.source})")
@@ -132,10 +132,12 @@ _PARTS = {
 
 def memory_bar(memory: Memory, width: int = 60) -> str:
     """The memory of a device as a bar; dots are free or foreign. Tiny parts are left out."""
-    bar, filled = "", 0
+    bar, filled_columns = "", 0
     for letter, name in _PARTS.items():
-        filled += getattr(memory, name)
-        bar = bar.ljust(min(width, round(width * filled / max(1, memory.gpu_bytes))), letter)
+        filled_columns += getattr(memory, name)
+        bar = bar.ljust(
+            min(width, round(width * filled_columns / max(1, memory.gpu_bytes))), letter
+        )
     return f"[{bar.ljust(width, '.')}] {gib(memory.gpu_bytes)}"
 
 
@@ -146,13 +148,17 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
         (f"{speed.concurrency:,} at once", f"{_estimate_text(speed.total)} tokens/s in all"),
         ("first token, 2k", f"{_estimate_text(speed.first_token_2k_s)} s"),
     ]
-    long = speed.first_token_32k_s
-    return [*rows, ("first token, 32k", f"{_estimate_text(long)} s")] if long else rows
+    long_estimate = speed.first_token_32k_s
+    return (
+        [*rows, ("first token, 32k", f"{_estimate_text(long_estimate)} s")]
+        if long_estimate
+        else rows
+    )
 
 
-def rejected_counts(rejected: Sequence[Rejected]) -> str:
+def rejected_counts(rejections: Sequence[Rejected]) -> str:
     """`illegal_parallelism 16, text_only 2`: rejected candidates by verdict, most first."""
-    counts = Counter(rejection.verdict for rejection in rejected)
+    counts = Counter(rejection.verdict for rejection in rejections)
     return ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common())
 
 
@@ -161,9 +167,9 @@ def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
     time, conditions = start.time, start.conditions
     origin = _ORIGINS.get(conditions.origin or "", "")
     empty = "nothing is compiled yet" if conditions.is_cache_empty else ""
-    by = [origin, empty]
+    group_columns = [origin, empty]
     if time is None:
-        return [("by", ", ".join(filter(None, ["no start like it was measured", *by])))]
+        return [("by", ", ".join(filter(None, ["no start like it was measured", *group_columns])))]
     basis = {
         "measured": (
             "the last start of this plan here"
@@ -178,8 +184,8 @@ def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
     }
     rows = [(phase_label(name), f"{seconds:,g} s") for name, seconds in time.phases.items()]
     band = f"{time.low_s:,g} s" + (f" to {time.high_s:,g} s" if time.high_s != time.low_s else "")
-    by = [basis[time.grade], *by]
-    return [*rows, ("in all", band), ("by", ", ".join(filter(None, by)))]
+    group_columns = [basis[time.grade], *group_columns]
+    return [*rows, ("in all", band), ("by", ", ".join(filter(None, group_columns)))]
 
 
 _ORIGINS = {
@@ -201,16 +207,16 @@ def why_no_speed(plan: Plan) -> str:
 
 def rival_words(rival: Rival) -> str:
     """The comparison of the running plan with a better one, in numbers."""
-    ours, rival_speed, plan = rival.speed, rival.plan.speed, rival.plan
+    served_speed, rival_speed, plan = rival.speed, rival.plan.speed, rival.plan
     if rival_speed is None:
         return ""
     extra = f" ({changes(plan)})" if changes(plan) else ""
     return (
-        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of"
-        f" {ours.concurrency} at once ({ours.grade}). {plan.engine} with {layout_of(plan)}{extra}"
-        f" should give {rival_speed.stream.value:,g} and {rival_speed.total.value:,g} of"
-        f" {rival_speed.concurrency} ({rival_speed.grade}): {rival.gain:.2f} times as good for what"
-        " the model is for."
+        f"It gives {served_speed.stream.value:,g} tokens/s alone and {served_speed.total.value:,g}"
+        f" of {served_speed.concurrency} at once ({served_speed.grade}). {plan.engine} with"
+        f" {layout_of(plan)}{extra} should give {rival_speed.stream.value:,g} and"
+        f" {rival_speed.total.value:,g} of {rival_speed.concurrency} ({rival_speed.grade}):"
+        f" {rival.gain:.2f} times as good for what the model is for."
     )
 
 
@@ -226,11 +232,11 @@ class RefusedGroup(NamedTuple):
     lines: list[str]
 
 
-def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
+def rejections(rejections: tuple[Rejected, ...]) -> list[RefusedGroup]:
     """The refusals, grouped by reason. Numbers of GPUs that no layout divides by are one group."""
     grouped: dict[tuple[str, tuple[str, ...]], dict[EngineRef, list[str]]] = {}
     counts: dict[tuple[str, ...], list[int]] = {}
-    for rejection in rejected:
+    for rejection in rejections:
         lines = _reasons(rejection)
         if rejection.verdict == "illegal_parallelism":
             lines = tuple(_without_count(line, rejection.tensor_parallel) for line in lines)
@@ -321,16 +327,16 @@ def shapes(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
 
 def _engines(plans: list[Plan]) -> str:
     """The engine versions of these plans, each by its best plan: `vllm==0.33.0, 0.26.0`."""
-    best: dict[str, Plan] = {}
+    best_by_engine: dict[str, Plan] = {}
     for plan in plans:
-        best.setdefault(str(plan.engine), plan)
-    noted: dict[tuple[str, str], list[str]] = {}
-    for plan in best.values():
+        best_by_engine.setdefault(str(plan.engine), plan)
+    notes: dict[tuple[str, str], list[str]] = {}
+    for plan in best_by_engine.values():
         note = changes(plan) + (" (degraded)" if plan.verdict == "degraded" else "")
-        noted.setdefault((plan.engine.kind, note.strip()), []).append(plan.engine.version)
+        notes.setdefault((plan.engine.kind, note.strip()), []).append(plan.engine.version)
     return "; ".join(
         f"{kind}=={', '.join(versions)}" + (f": {note}" if note else "")
-        for (kind, note), versions in noted.items()
+        for (kind, note), versions in notes.items()
     )
 
 
@@ -359,34 +365,34 @@ def changes(plan: Plan) -> str:
 def headline(decision: Decision) -> str:
     if not decision.plans:
         return f"No plan for {decision.model} on {decision.hardware}."
-    best = decision.plans[0]
-    count, copies = len(best.gpus), best.replicas.value
+    best_plan = decision.plans[0]
+    count, copies = len(best_plan.gpus), best_plan.replicas.value
     place = f"{plural(count, 'GPU')}{' each' if copies > 1 else ''}" if count else "the CPU"
-    engine = f"{copies} copies of {best.engine}" if copies > 1 else str(best.engine)
-    context = f"{best.max_model_len.value:,} tokens of context"
-    judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
-    dropped = f"Without {', '.join(best.drops)}: " if best.drops else ""
+    engine = f"{copies} copies of {best_plan.engine}" if copies > 1 else str(best_plan.engine)
+    context = f"{best_plan.max_model_len.value:,} tokens of context"
+    grade_words = ", ".join(word for word in (best_plan.grade, best_plan.verdict) if word != "ok")
+    drop_words = f"Without {', '.join(best_plan.drops)}: " if best_plan.drops else ""
     return (
-        f"{dropped}{decision.model} on {decision.hardware}: {engine} on {place}, {context}"
-        f" ({judged})."
+        f"{drop_words}{decision.model} on {decision.hardware}: {engine} on {place}, {context}"
+        f" ({grade_words})."
     )
 
 
-def more_of(best: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | None, str]:
+def more_of(best_plan: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | None, str]:
     """The gain of another plan over the best one: as a part of its tokens/s, and in words."""
     context = f"{neighbour.max_model_len.value:,} tokens of context"
-    if best is None:
+    if best_plan is None:
         return None, f"it could serve this, with {context}"
-    texts = [context] if neighbour.max_model_len.value > best.max_model_len.value else []
-    if best.quantizes_weights and not neighbour.quantizes_weights:
+    texts = [context] if neighbour.max_model_len.value > best_plan.max_model_len.value else []
+    if best_plan.quantizes_weights and not neighbour.quantizes_weights:
         texts.append("the weights as they are")
     gain = None
-    if best.speed is not None and neighbour.speed is not None:
-        mine, theirs = (
+    if best_plan.speed is not None and neighbour.speed is not None:
+        own_rate, other_rate = (
             (speed.stream.value, speed.total.value)[goal != "latency"]
-            for speed in (best.speed, neighbour.speed)
+            for speed in (best_plan.speed, neighbour.speed)
         )
-        gain = round(theirs / mine - 1, 3) if mine else None
+        gain = round(other_rate / own_rate - 1, 3) if own_rate else None
     if gain is not None and abs(gain) >= _MIN_GAIN:
         texts.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
     return gain, ", ".join(texts) or "nothing that counts"

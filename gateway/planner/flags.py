@@ -75,7 +75,7 @@ def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others
     keep the engine's."""
-    names = {spelled_name: planned for planned, spelled_name in engine.spelling.items()}
+    names = {spelled_name: planned_name for planned_name, spelled_name in engine.spelling.items()}
     return {names.get(name, name): value for name, value in args.items()}
 
 
@@ -88,8 +88,8 @@ def spell_flags(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     spelling, engine_flags = engine.spelling, engine.flags
     own_names = {
         name: value
-        for planned, value in flags.items()
-        if (name := spelling.get(planned, planned)) in engine_flags
+        for planned_name, value in flags.items()
+        if (name := spelling.get(planned_name, planned_name)) in engine_flags
     }
     ranks = own_names.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
     return arguments(
@@ -283,14 +283,14 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
                 ),
                 param="args",
             )
-        planned, name = engine.spelling.get(name, ""), engine.flags[name].same_as or name
-        if engine.flags[name].ours and planned in engine.flags:
+        planned_name, name = engine.spelling.get(name, ""), engine.flags[name].same_as or name
+        if engine.flags[name].ours and planned_name in engine.flags:
             # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
-            name = planned
+            name = planned_name
         if engine.flags[name].ours or name in own_names:
-            why, substitute = closing_reason(name)
+            reason, substitute = closing_reason(name)
             raise BadFlag(
-                f"The flag --{name} of {engine.ref} cannot be given: {why}.",
+                f"The flag --{name} of {engine.ref} cannot be given: {reason}.",
                 hint=substitute,
                 param="args",
             )
@@ -320,10 +320,10 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     if flag.keys is not None:
         _check_keys(f"--{name} of {engine.ref}", json.loads(str(typed)), flag.keys)
     if flag.choices is not None and str(typed) not in flag.choices:
-        near = _suggest_name(
+        suggestion = _suggest_name(
             f"--{name} of {engine.ref} cannot be {_quote(value)}", str(typed), flag.choices
         )
-        raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
+        raise BadFlag(suggestion, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
     low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
     if isinstance(typed, int | float) and not low <= typed <= high:
         raise BadFlag(
@@ -338,9 +338,9 @@ def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
     hint = f"It is an object of: {', '.join(keys)}."
     if not isinstance(document, dict):
         raise BadFlag(f"{flag} takes a JSON object, not a list.", hint=hint, param="args")
-    if closed := sorted(document.keys() - set(keys)):
+    if closed_keys := sorted(document.keys() - set(keys)):
         mistake = (
-            f"{flag} cannot set {_quote(closed[0])}: only fields for longer contexts are open."
+            f"{flag} cannot set {_quote(closed_keys[0])}: only fields for longer contexts are open."
         )
         raise BadFlag(mistake, hint=hint, param="args")
 
@@ -351,8 +351,8 @@ def check_text(name: str, value: str, *, param: str, lines: bool = False) -> Non
 
     `lines` allows line breaks and tabs, for JSON that is written anew anyway.
     """
-    plain = value.translate(_WHITESPACE) if lines else value
-    if not plain.isprintable() or len(value) > _MAX_VALUE:
+    plain_text = value.translate(_WHITESPACE) if lines else value
+    if not plain_text.isprintable() or len(value) > _MAX_VALUE:
         raise BadFlag(
             f"The value of {name} is too long or has characters that cannot be printed.",
             hint=f"Give a plain value of at most {_MAX_VALUE} characters.",
@@ -404,8 +404,8 @@ def _number(flag: Flag, value: str | float, magnitudes: Mapping[str, int]) -> in
         return None
     if flag.type == "float":
         return number
-    whole = int(number) if factor > 1 or number.is_integer() else None
-    return whole if whole is not None and abs(whole) < 2**53 else None
+    whole_number = int(number) if factor > 1 or number.is_integer() else None
+    return whole_number if whole_number is not None and abs(whole_number) < 2**53 else None
 
 
 def _json(value: str) -> str | None:
@@ -418,5 +418,5 @@ def _json(value: str) -> str | None:
 
 
 def _suggest_name(subject: str, name: str, names: Iterable[str]) -> str:
-    near = near_name(name[:80], names)
-    return f"{subject}; did you mean {near}?" if near else f"{subject}."
+    suggestion = near_name(name[:80], names)
+    return f"{subject}; did you mean {suggestion}?" if suggestion else f"{subject}."

@@ -63,7 +63,7 @@ def layer_kernels(
     layers: tuple[Linear, ...],
     rules: EngineRules,
     rank: Rank,
-    forced: str | None = None,
+    forced_backend: str | None = None,
     *,
     experts: ExpertTraits | None = None,
     moe_backend: str | None = None,
@@ -81,16 +81,18 @@ def layer_kernels(
     choose_linear = partial(
         choose,
         capability=rank.capability,
-        forced=forced,
+        forced_backend=forced_backend,
         variables=variables,
     )
     # Both products of experts have the same kernel.
-    chosen: dict[MoeShape, MoeChoice] = {}
+    chosen_experts: dict[MoeShape, MoeChoice] = {}
 
     def choice(moe: MoeRules, shape: MoeShape) -> MoeChoice:
-        if shape not in chosen:
-            chosen[shape] = choose_moe(moe, shape, rank.capability, None, moe_backend, variables)
-        return chosen[shape]
+        if shape not in chosen_experts:
+            chosen_experts[shape] = choose_moe(
+                moe, shape, rank.capability, None, moe_backend, variables
+            )
+        return chosen_experts[shape]
 
     def row(layer: Linear) -> LayerKernel:
         if (
@@ -110,7 +112,7 @@ def _experts(
     scheme: Scheme,
     rank: Rank,
     traits: ExpertTraits,
-    chosen: Callable[[MoeShape], MoeChoice],
+    choose_experts: Callable[[MoeShape], MoeChoice],
 ) -> LayerKernel:
     sizes = per_rank(layer, rank.expert_parts)
     if sizes is None:
@@ -143,13 +145,13 @@ def _experts(
         dp=rank.dp > 1,
         clamped=traits.clamped,
     )
-    choice = chosen(shape)
+    choice = choose_experts(shape)
     crash = dict(choice.crashes).get("w13" if first else "w2")
-    padded = None
+    padded_sizes = None
     if choice.padded_to:
-        grown = shape._replace(hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
-        product = grown.w13 if first else grown.w2
-        padded = (product.k, product.n) if (product.k, product.n) != (k, n) else None
+        grown_shape = shape._replace(hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
+        product = grown_shape.w13 if first else grown_shape.w2
+        padded_sizes = (product.k, product.n) if (product.k, product.n) != (k, n) else None
     status = choice.status if choice.status != "crash" or crash else "ok"
     return LayerKernel(
         layer=layer.name,
@@ -159,7 +161,7 @@ def _experts(
         scheme=describe(scheme),
         kernel=choice.kernel,
         status=status,
-        padded_to=padded,
+        padded_to=padded_sizes,
         refused=choice.refused,
         note=crash or ("" if choice.status == "crash" else choice.note),
     )
@@ -251,9 +253,9 @@ def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
         return ()
     if layer.units:
         return unit_parts(layer, tp) or ()
-    repeated = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
+    copy_count = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
     return tuple(
-        part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts)
+        part * (copy_count if number else 1) // tp for number, part in enumerate(layer.parts)
     )
 
 
@@ -261,7 +263,7 @@ def _refused_row(
     layer: Linear, k: int | None, n: int | None, status: str, reason: str
 ) -> LayerKernel:
     scheme = describe(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
-    refused = (Refusal(kernel="", reason=reason),)
+    refusals = (Refusal(kernel="", reason=reason),)
     fields = {
         "layer": layer.name,
         "count": layer.count,
@@ -270,4 +272,4 @@ def _refused_row(
         "scheme": scheme,
         "kernel": None,
     }
-    return LayerKernel.model_validate({**fields, "status": status, "refused": refused})
+    return LayerKernel.model_validate({**fields, "status": status, "refused": refusals})

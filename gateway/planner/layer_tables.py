@@ -22,7 +22,7 @@ class LayerTable(NamedTuple):
 def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
     """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
     shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
-    under = _common_path([row.layer for row in shown_rows])
+    common_path = _common_path([row.layer for row in shown_rows])
     display: list[tuple[str, ...]] = []
     notes: list[str] = []
     for row in shown_rows:
@@ -34,18 +34,18 @@ def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
         kernel = _short_name(row.kernel or _STATUS[row.status])
         kernel += _note_reference(texts + passed_over(row.refused), notes)
         display.append(
-            (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
+            (f"{row.layer.removeprefix(f'{common_path}.')} x{row.count}", size, row.scheme, kernel)
         )
-    if plain := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
+    if plain_count := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
         display.append(
             (
-                f"{plain} other layers" if display else f"all {plain} layers",
+                f"{plain_count} other layers" if display else f"all {plain_count} layers",
                 "",
                 "unquantized",
                 "torch",
             )
         )
-    return LayerTable(under, display, notes)
+    return LayerTable(common_path, display, notes)
 
 
 _STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
@@ -83,10 +83,10 @@ def _backend_name(row: LayerAttention) -> str:
     return f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
 
 
-def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
+def passed_over(refusals: tuple[Refusal, ...]) -> list[str]:
     """`Machete, CutlassW4A8: why`, one line for each reason."""
     reasons: dict[str, list[str]] = {}
-    for refusal in refused:
+    for refusal in refusals:
         reasons.setdefault(refusal.reason, []).append(_short_name(refusal.kernel))
     return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
 
@@ -108,9 +108,9 @@ def _short_name(kernel: str) -> str:
 def _common_path(names: list[str]) -> str:
     """The path that all these names begin with: `model.layers.*.`"""
     paths = [name.split(".")[:-1] for name in names]
-    shared = []
+    common_parts = []
     for parts in zip(*paths, strict=False):
         if len(set(parts)) > 1:
             break
-        shared.append(parts[0])
-    return ".".join(shared)
+        common_parts.append(parts[0])
+    return ".".join(common_parts)

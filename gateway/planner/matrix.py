@@ -38,7 +38,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
         place = {"model": decision.model, "hardware": decision.hardware}
         plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
         if plan is not None:
-            why = " ".join(plan.warnings)
+            reason = " ".join(plan.warnings)
             sizes = {
                 "tensor_parallel": plan.tensor_parallel.value,
                 "pipeline_parallel": plan.pipeline_parallel.value,
@@ -51,13 +51,13 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
                     state=plan.verdict,
                     verdict=plan.verdict,
                     max_model_len=plan.max_model_len.value,
-                    why=why,
+                    why=reason,
                 )
             )
-        elif refused := [
+        elif rejections := [
             rejection for rejection in decision.rejected if str(rejection.engine) == engine
         ]:
-            worst = _main_refusal(refused)
+            worst = _main_refusal(rejections)
             cells_found.append(
                 Cell(
                     **place,
@@ -72,11 +72,11 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
     return cells_found
 
 
-def _main_refusal(refused: list[Rejected]) -> Rejected:
+def _main_refusal(rejections: list[Rejected]) -> Rejected:
     """The refusal with the most ranks that is not about their number: nothing smaller helped
     either."""
     return max(
-        refused,
+        rejections,
         key=lambda rejection: (
             rejection.verdict not in _COUNT_VERDICTS,
             rejection.tensor_parallel,

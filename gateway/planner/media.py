@@ -23,14 +23,14 @@ _TEXT_ONLY_FLAG = "language-model-only"
 
 def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     """Refuse an engine version that would drop media which the user did not give up."""
-    spec, named = inputs.spec, _flag_values(inputs.wish.args)
+    spec, named_flags = inputs.spec, _flag_values(inputs.wish.args)
     media = _media(spec, rules)
     if not media or not engine.text_only:
         return
     source = engine.sources.get("text_only", f"profile {engine.ref}")
     opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
     for flag, value in engine.text_only.items():
-        if flag in named and _normalize(named[flag]) != _normalize(value):
+        if flag in named_flags and _normalize(named_flags[flag]) != _normalize(value):
             reason = (
                 f"{opens}; without --arg {flag} and with --text-only this model is served as text"
                 " only, and vLLM serves it with media"
@@ -38,7 +38,7 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
             raise Refused("unsafe_media", reason, source)
     if spec.task == "transcribe":
         raise Refused("unsafe_media", f"{opens}, and this model takes nothing else", source)
-    if not inputs.wish.text_only and not engine.text_only.keys() <= named.keys():
+    if not inputs.wish.text_only and not engine.text_only.keys() <= named_flags.keys():
         reason = (
             f"it would serve text only, and this model also takes {_words(media)}: {opens};"
             " --text-only (text_only) accepts that"
@@ -48,9 +48,11 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
 
 def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """The plan with the media that it drops, and the flags that make its engine refuse them."""
-    media, named = _media(inputs.spec, rules), _flag_values(inputs.wish.args)
-    missing = {flag: value for flag, value in engine.text_only.items() if flag not in named}
-    drops = media if media and engine.text_only else _given_up(media, named)
+    media, named_flags = _media(inputs.spec, rules), _flag_values(inputs.wish.args)
+    missing_flags = {
+        flag: value for flag, value in engine.text_only.items() if flag not in named_flags
+    }
+    drops = media if media and engine.text_only else _given_up(media, named_flags)
     if not drops:
         return plan
     plan = plan.evolve(
@@ -59,14 +61,14 @@ def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, pla
             inputs=tuple(kind for kind in plan.model.inputs if kind not in drops)
         ),
     )
-    if not engine.text_only or not missing:
+    if not engine.text_only or not missing_flags:
         return plan
     warning = (
         f"As text only: {engine.ref} opens local files that a request names as an image, video or"
         " sound, so it is told to refuse media; vLLM serves this model with media."
     )
     return plan.evolve(
-        argv=(*plan.argv, *spell_flags(engine, missing)),
+        argv=(*plan.argv, *spell_flags(engine, missing_flags)),
         verdict="degraded",
         warnings=(warning, *plan.warnings),
     )
@@ -80,11 +82,11 @@ def _media(spec: ModelSpec, rules: EngineRules) -> tuple[str, ...]:
     return ("image",) if sees else ()
 
 
-def _given_up(media: tuple[str, ...], named: Mapping[str, Scalar]) -> tuple[str, ...]:
+def _given_up(media: tuple[str, ...], named_flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     """The kinds of media that flags of the user leave out."""
-    if _normalize(named.get(_TEXT_ONLY_FLAG)) is True:
+    if _normalize(named_flags.get(_TEXT_ONLY_FLAG)) is True:
         return media
-    limits = [_normalize(named.get(flag)) for flag in _LIMITS]
+    limits = [_normalize(named_flags.get(flag)) for flag in _LIMITS]
     return tuple(
         kind
         for kind in media

@@ -50,19 +50,19 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
             "generate": "generate" if not spec.generates else spec.task,
         }.get(str(flags.get(flag)))
         if task is not None and task != spec.task:
-            changed = spec.evolve(task=task, sources={**spec.sources, "task": f"--{flag}"})
-            return changed if changed.generates else without_head(changed)
+            changed_spec = spec.evolve(task=task, sources={**spec.sources, "task": f"--{flag}"})
+            return changed_spec if changed_spec.generates else without_head(changed_spec)
     return spec
 
 
 def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the changes; objects inside are merged too."""
-    merged = dict(config)
+    merged_config = dict(config)
     for name, value in changes.items():
-        inner = merged.get(name)
-        is_nested = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        merged[name] = _merge(inner, value) if is_nested else value  # type: ignore[arg-type]
-    return merged
+        inner_config = merged_config.get(name)
+        is_nested = isinstance(value, Mapping) and isinstance(inner_config, Mapping)
+        merged_config[name] = _merge(inner_config, value) if is_nested else value  # type: ignore[arg-type]
+    return merged_config
 
 
 def _with_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpec:
@@ -79,7 +79,7 @@ def _with_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpe
             param="args",
         ) from None
     place = f"config.json or --{flag}"
-    changed = spec.evolve(
+    changed_spec = spec.evolve(
         **{name: getattr(read, name) for name in _CONFIG_FIELDS},
         quant=read.quant or spec.quant,
         sources={
@@ -87,4 +87,4 @@ def _with_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpe
             **{name: source.replace("config.json", place) for name, source in read.sources.items()},
         },
     )
-    return changed if changed.generates else without_head(changed)
+    return changed_spec if changed_spec.generates else without_head(changed_spec)

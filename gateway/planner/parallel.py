@@ -20,7 +20,7 @@ _MAX_GPUS = 12
 
 
 def illegal(
-    spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False, dp: int = 1
+    spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool = False, dp: int = 1
 ) -> tuple[str, str | None] | None:
     """Why `tp` ranks cannot share this model, and which layer stands against it; None when they
     can. dp: groups of so many ranks, over all of which experts are cut.
@@ -31,26 +31,30 @@ def illegal(
     """
     if tp * dp == 1:
         return None
-    refusal = _heads_refusal(built, tp) or _vocab_refusal(spec, tp)
+    refusal = _heads_refusal(built_model, tp) or _vocab_refusal(spec, tp)
     if refusal:
         return refusal, None
-    for layer in built.linears:
+    for layer in built_model.linears:
         parts = tp * dp if layer.experts else tp
-        if per_rank(layer, parts) is None and not (ep and layer.experts) and not built.guessed:
+        if (
+            per_rank(layer, parts) is None
+            and not (ep and layer.experts)
+            and not built_model.guessed
+        ):
             return (
                 f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {parts}"
                 " GPUs",
                 layer.name,
             )
-    if built.is_known:
+    if built_model.is_known:
         return None
-    refusals = ((_tensor_refusal(spec, tensor, tp), tensor) for tensor in built.other_tensors)
+    refusals = ((_tensor_refusal(spec, tensor, tp), tensor) for tensor in built_model.other_tensors)
     return next(((refusal, tensor.name) for refusal, tensor in refusals if refusal), None)
 
 
-def _heads_refusal(built: BuiltModel, tp: int) -> str:
+def _heads_refusal(built_model: BuiltModel, tp: int) -> str:
     """Why `tp` ranks cannot share the attention heads; "": they can."""
-    for group in built.attention:
+    for group in built_model.attention:
         if group.kind in ("vision", "recurrent"):
             continue
         if group.heads % tp:
@@ -81,14 +85,19 @@ def _tensor_refusal(spec: ModelSpec, tensor: TensorGroup, tp: int) -> str:
     return ""
 
 
-def tower_heads(built: BuiltModel, tp: int) -> int:
+def tower_heads(built_model: BuiltModel, tp: int) -> int:
     """The heads of a vision tower that `tp` ranks cannot share; 0: they can."""
     return next(
-        (group.heads for group in built.attention if group.kind == "vision" and group.heads % tp), 0
+        (
+            group.heads
+            for group in built_model.attention
+            if group.kind == "vision" and group.heads % tp
+        ),
+        0,
     )
 
 
-def tower_refusal(built: BuiltModel, tp: int) -> str:
+def tower_refusal(built_model: BuiltModel, tp: int) -> str:
     """Why `tp` ranks cannot share the vision tower; "": they can.
 
     A tower of which only config.json tells is cut by its heads, one with known layers where a cut
@@ -96,9 +105,9 @@ def tower_refusal(built: BuiltModel, tp: int) -> str:
     (glm4_1v.py:277 of 0.19.1, siglip.py, clip.py) and in
     sglang/srt/layers/attention/vision.py:1132 of 0.5.23.
     """
-    heads = tower_heads(built, tp)
-    is_cut = any("vision" in part for part in built.guessed) or any(
-        is_in_tower(layer.name) and per_rank(layer, tp) is None for layer in built.linears
+    heads = tower_heads(built_model, tp)
+    is_cut = any("vision" in part for part in built_model.guessed) or any(
+        is_in_tower(layer.name) and per_rank(layer, tp) is None for layer in built_model.linears
     )
     if not heads or not is_cut:
         return ""
@@ -115,8 +124,10 @@ def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:
         for group in attention
         if group.kind in ("full", "sliding", "mla")
     ]
-    most = min(kv_heads, default=ranks)
-    return max(size for size in range(1, ranks + 1) if ranks % size == 0 and size <= max(1, most))
+    max_ranks = min(kv_heads, default=ranks)
+    return max(
+        size for size in range(1, ranks + 1) if ranks % size == 0 and size <= max(1, max_ranks)
+    )
 
 
 def _groups(
@@ -129,8 +140,8 @@ def _groups(
         size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1
     ):
         return combinations(order, size)
-    least = room[order[size - 1]]
-    return [tuple(sorted(index for index in order if room[index] >= least)[:size])]
+    least_room = room[order[size - 1]]
+    return [tuple(sorted(index for index in order if room[index] >= least_room)[:size])]
 
 
 def without_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
@@ -170,16 +181,19 @@ def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
 
 
 def dealt_layers(
-    layers: int, shares: Sequence[float], most: Sequence[float]
+    layers: int, shares: Sequence[float], max_layers: Sequence[float]
 ) -> tuple[int, ...] | None:
-    """How many of so many layers each stage has: by `shares`, and none more than `most` of it.
+    """How many of so many layers each stage has: by `shares`, and none more than `max_layers` of
+    it.
     None: they do not hold all."""
     layer_counts = [1] * len(shares)
     for _ in range(layers - len(shares)):
-        free = [stage for stage, count in enumerate(layer_counts) if count + 1 <= most[stage]]
-        if not free:
+        free_stages = [
+            stage for stage, count in enumerate(layer_counts) if count + 1 <= max_layers[stage]
+        ]
+        if not free_stages:
             return None
-        next_ = min(free, key=lambda stage: (layer_counts[stage] + 1) / shares[stage])
+        next_ = min(free_stages, key=lambda stage: (layer_counts[stage] + 1) / shares[stage])
         layer_counts[next_] += 1
     return tuple(layer_counts) if len(shares) <= layers and min(shares) > 0 else None
 
@@ -209,11 +223,11 @@ class GpuGroups:
         self._illegal: dict[tuple[BuiltModel, int, bool, int], tuple[str, str | None] | None] = {}
 
     def illegal(
-        self, spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool, dp: int
+        self, spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool, dp: int
     ) -> tuple[str, str | None] | None:
-        key = built, tp, ep, dp
+        key = built_model, tp, ep, dp
         if key not in self._illegal:
-            self._illegal[key] = illegal(spec, built, tp, ep=ep, dp=dp)
+            self._illegal[key] = illegal(spec, built_model, tp, ep=ep, dp=dp)
         return self._illegal[key]
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:
@@ -233,24 +247,24 @@ class GpuGroups:
             for same_kind in self._kinds.values()
             for group in _groups(same_kind, size, self._room, self._links)
         ]
-        least = [min(map(self._room.__getitem__, group)) for group in groups]
-        most = max(least, default=0)
+        least_rooms = [min(map(self._room.__getitem__, group)) for group in groups]
+        max_room = max(least_rooms, default=0)
 
         def preference(place: int) -> tuple[bool, int, int, list[int]]:
             group = groups[place]
             nvlinks = sum(map(self._links.__getitem__, combinations(group, 2)))
             return (
-                2 * least[place] >= most,
+                2 * least_rooms[place] >= max_room,
                 nvlinks,
-                least[place],
+                least_rooms[place],
                 sorted(map(int.__neg__, group), reverse=True),
             )
 
-        best = max(range(len(groups)), key=preference, default=None)
+        best_index = max(range(len(groups)), key=preference, default=None)
         return (
             None
-            if best is None
-            else tuple([self._by_index[index] for index in sorted(groups[best])])
+            if best_index is None
+            else tuple([self._by_index[index] for index in sorted(groups[best_index])])
         )
 
     def unlike(self, size: int) -> tuple[Gpu, ...] | None:
@@ -265,5 +279,9 @@ class GpuGroups:
             for gpu in self._hardware.gpus
             if gpu.uuid in room and gpu.memory_kind == "dedicated"
         ]
-        most = sorted(candidates, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
-        return tuple(sorted(most, key=lambda gpu: gpu.index)) if len(most) == size else None
+        roomy_gpus = sorted(candidates, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
+        return (
+            tuple(sorted(roomy_gpus, key=lambda gpu: gpu.index))
+            if len(roomy_gpus) == size
+            else None
+        )

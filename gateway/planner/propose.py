@@ -47,11 +47,11 @@ _MAX_ADVISORIES = 3
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     """The plan of a candidate with these sizes. env: the operator's, and that of the variant."""
     engine, speculation = candidate.engine, candidate.speculation
-    silent = failing_links(candidate.inputs.facts, engine, candidate.gpus)
-    reduce = choices.all_reduce(candidate, silent)
+    link_failures = failing_links(candidate.inputs.facts, engine, candidate.gpus)
+    reduce = choices.all_reduce(candidate, link_failures)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     sleeps = choices.sleep_choice(candidate, sizes, env)
-    variables = engine_variables(candidate, env, silent, sizes)
+    variables = engine_variables(candidate, env, link_failures, sizes)
     variables |= sleep_variables(candidate, sleeps)
     tools, reasoning = choices.parsers(candidate)
     flags = {
@@ -101,7 +101,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         variables=variables,
         scope=sizes.scope,
         under=_software(candidate),
-        warnings=plan_warnings(candidate, sizes, silent),
+        warnings=plan_warnings(candidate, sizes, link_failures),
         advice=advice(engine),
     )
 
@@ -195,13 +195,13 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 def _is_degraded(candidate: Candidate) -> bool:
     rows = candidate.evidence.kernels
     guessed = bool(candidate.inputs.spec.guessed) or not candidate.built.is_known
-    unread = guessed and candidate.evidence.answer is None
-    unsure = candidate.variant.conservative or bool(replacement_reason(candidate)) or unread
-    return unsure or any(row.status == "unknown" or row.note for row in rows)
+    is_unread = guessed and candidate.evidence.answer is None
+    is_unsure = candidate.variant.conservative or bool(replacement_reason(candidate)) or is_unread
+    return is_unsure or any(row.status == "unknown" or row.note for row in rows)
 
 
 def _parser_flags(
-    tools: Choice[str], reasoning: Choice[str], used: template.Chosen
+    tools: Choice[str], reasoning: Choice[str], chosen_parser: template.Chosen
 ) -> dict[str, Scalar]:
     """The flags of templates and parsers. A question leaves them out, because they change no
     computation."""
@@ -210,7 +210,9 @@ def _parser_flags(
         if tools.value != NO_PARSER
         else {}
     )
-    reading_flags |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
+    reading_flags |= (
+        {template.FLAG: template.file_name(chosen_parser.digest)} if chosen_parser.digest else {}
+    )
     return reading_flags | (
         {REASONING_FLAG: reasoning.value} if reasoning.value != NO_PARSER else {}
     )
@@ -221,8 +223,8 @@ def _sleep_flags(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
 
     Clients' words that an engine would log for its developers stay out of its log.
     """
-    quiet = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
-    return {sleep_mode.FLAG: True, **quiet} if mode.value else {}
+    quiet_flags = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
+    return {sleep_mode.FLAG: True, **quiet_flags} if mode.value else {}
 
 
 def advice(engine: Engine) -> str:
@@ -231,7 +233,7 @@ def advice(engine: Engine) -> str:
     if not advisories:
         return ""
     ids = ", ".join(advisory.id for advisory in advisories[:_MAX_ADVISORIES])
-    rest = (
+    suffix = (
         f" and {len(advisories) - _MAX_ADVISORIES} more"
         if len(advisories) > _MAX_ADVISORIES
         else ""
@@ -241,4 +243,4 @@ def advice(engine: Engine) -> str:
     if len(fixes) < len(advisories):
         unfixed = len(advisories) - len(fixes)
         cure = f"of {unfixed} no fixed version is known"
-    return f"Known weaknesses of {engine.ref}: {ids}{rest}; {cure}."
+    return f"Known weaknesses of {engine.ref}: {ids}{suffix}; {cure}."

@@ -31,12 +31,14 @@ _VERDICT = "unsupported_quantization"
 class MethodRefused(Refused):
     """A quantization method that an engine version refuses.
 
-    `why` is one of the words above.
+    `reason` is one of the words above.
     """
 
-    def __init__(self, why: str, reason: str, source: str, dtypes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, refusal_reason: str, reason: str, source: str, dtypes: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(_VERDICT, reason, source, dtypes=dtypes)
-        self.why = why
+        self.why = refusal_reason
 
 
 class Resolved(NamedTuple):
@@ -94,9 +96,9 @@ def resolve(
     )
 
 
-def check(engine: Engine, resolved: Resolved, capability: str | None, dtype: str) -> None:
+def check(engine: Engine, resolution: Resolved, capability: str | None, dtype: str) -> None:
     """The method takes this GPU and these activations. Raises MethodRefused."""
-    method, limits, source = resolved.method, resolved.limits, f"profile {engine.ref}"
+    method, limits, source = resolution.method, resolution.limits, f"profile {engine.ref}"
     if limits.min_capability and capability and float(capability) < float(limits.min_capability):
         reason = (
             f"the quantization method {method} of {engine.ref} needs compute capability"
@@ -144,7 +146,7 @@ def _checkpoint_method(
 
 def _holds(
     rule: MethodRule,
-    named: str,
+    named_method: str,
     quant: Quant,
     user: str,
     model_type: str,
@@ -152,7 +154,7 @@ def _holds(
 ) -> bool:
     """Whether the rule is one of this checkpoint, on this GPU."""
     return (
-        _fits_checkpoint(rule, named, quant)
+        _fits_checkpoint(rule, named_method, quant)
         and (rule.users is None or user in rule.users)
         and (not rule.models or model_type in rule.models)
         and _fits_capability(rule, capability)
@@ -161,9 +163,9 @@ def _holds(
     )
 
 
-def _fits_checkpoint(rule: MethodRule, named: str, quant: Quant) -> bool:
+def _fits_checkpoint(rule: MethodRule, named_method: str, quant: Quant) -> bool:
     return (
-        (not rule.checkpoints or named in rule.checkpoints)
+        (not rule.checkpoints or named_method in rule.checkpoints)
         and (not rule.places or quant.place in rule.places)
         and (rule.nested is None or rule.nested is quant.is_nested)
     )
@@ -197,8 +199,8 @@ def _has(block: Mapping[str, Any], names: str, values: tuple[Any, ...]) -> bool:
     """JSON's true is not 1 here, though Python takes them for equal."""
     value = next((block[name] for name in names.split("|") if name in block), None)
     return any(
-        value == expected and isinstance(value, bool) == isinstance(expected, bool)
-        for expected in values
+        value == requirement and isinstance(value, bool) == isinstance(requirement, bool)
+        for requirement in values
     )
 
 

@@ -45,9 +45,9 @@ def cause(decision: Decision) -> str:
             else "No engine profile fits this machine."
         )
     nearest = min(decision.rejected, key=_distance)
-    fitting = decision.would_fit
-    if nearest.verdict == "no_memory" and fitting is not None and _lacks_room(fitting):
-        return _room(fitting)
+    fit = decision.would_fit
+    if nearest.verdict == "no_memory" and fit is not None and _lacks_room(fit):
+        return _room(fit)
     return sentence(nearest.reasons[0])
 
 
@@ -58,16 +58,16 @@ def _distance(refusal: Rejected) -> int:
     return 2 + _EARLY_VERDICTS.index(refusal.verdict) if refusal.verdict in _EARLY_VERDICTS else 1
 
 
-def _lacks_room(fitting: WouldFit) -> bool:
-    return bool(fitting.weights_bytes) and fitting.room_bytes < fitting.weights_bytes
+def _lacks_room(fit: WouldFit) -> bool:
+    return bool(fit.weights_bytes) and fit.room_bytes < fit.weights_bytes
 
 
-def _room(fitting: WouldFit) -> str:
-    empty = fitting.room_empty_bytes
-    unshared = f", and {gib(empty)} without the running engines" if empty is not None else ""
+def _room(fit: WouldFit) -> str:
+    empty = fit.room_empty_bytes
+    empty_words = f", and {gib(empty)} without the running engines" if empty is not None else ""
     return (
-        f"The weights take {gib(fitting.weights_bytes)}; at most {gib(fitting.room_bytes)} fit"
-        f" here now{unshared}."
+        f"The weights take {gib(fit.weights_bytes)}; at most {gib(fit.room_bytes)} fit"
+        f" here now{empty_words}."
     )
 
 
@@ -75,34 +75,37 @@ def cure(decision: Decision) -> str:
     """The first change that gives a plan, as a sentence; "": none that was planned does."""
     if decision.plans:
         return ""
-    fitting = decision.would_fit
-    if fitting is not None and fitting.change:
-        return f"{fitting.change}."
+    fit = decision.would_fit
+    if fit is not None and fit.change:
+        return f"{fit.change}."
     if decision.holders:
         holders_text = "; ".join(promise.words for promise in decision.holders[:_MAX_HOLDERS])
         names = dict.fromkeys(promise.model for promise in decision.holders)
         stops = "; ".join(f"fitserve stop {name}" for name in names)
         advice = f"{holders_text}. Without that there is a plan: `{stops}`."
-        pinned = next((promise.model for promise in decision.holders if promise.pinned), "")
-        if not pinned:
+        pinned_model = next((promise.model for promise in decision.holders if promise.pinned), "")
+        if not pinned_model:
             return advice
-        return f"{advice} `fitserve set {pinned} --no-pinned` lets {pinned} leave for others."
-    if fitting is not None and fitting.forms:
-        return f"Take another form of the model: {_form_words(fitting.forms[0])}."
+        return (
+            f"{advice} `fitserve set {pinned_model} --no-pinned` lets {pinned_model} leave for"
+            " others."
+        )
+    if fit is not None and fit.forms:
+        return f"Take another form of the model: {_form_words(fit.forms[0])}."
     return ""
 
 
 def refusal_lines(decision: Decision) -> list[str]:
     """The cause, the cure, and the forms of the model that fit."""
     first = cause(decision)
-    fitting = decision.would_fit
+    fit = decision.would_fit
     advice = cure(decision)
-    if not advice and fitting is not None:
+    if not advice and fit is not None:
         advice = "No change that was planned gives a plan; `fitserve matrix` compares machines."
     lines = [line for line in (first, advice) if line]
-    if fitting is not None and len(fitting.forms) > 1:
+    if fit is not None and len(fit.forms) > 1:
         lines += ["Forms of the model that fit, best first:"]
-        lines += [f"  {_form_words(form)}" for form in fitting.forms]
+        lines += [f"  {_form_words(form)}" for form in fit.forms]
     return lines
 
 

@@ -55,12 +55,12 @@ def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
     start = answer.start
     if start is None or start.asked is None:
         return True
-    limits, rest = _settings(start_of(plan).argv)
-    most, other_settings = _settings(start.asked.argv)
+    limits, other_words = _settings(start_of(plan).argv)
+    max_values, other_settings = _settings(start.asked.argv)
     if start.refused:
-        return (limits, rest) == (most, other_settings)
-    return rest == other_settings and all(
-        most.get(name, -1) >= limit for name, limit in limits.items()
+        return (limits, other_words) == (max_values, other_settings)
+    return other_words == other_settings and all(
+        max_values.get(name, -1) >= limit for name, limit in limits.items()
     )
 
 
@@ -71,17 +71,17 @@ def missing_stages(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
     files = dict.fromkeys(
         word.partition("=")[0] for word in plan.argv if word.startswith(_FILE_FLAGS)
     )
-    later = ("pipeline stages after the first",) if plan.pipeline_parallel.value > 1 else ()
-    return (*answer.start.left_out, *later, *(f"{name}: its file" for name in files))
+    later_stages = ("pipeline stages after the first",) if plan.pipeline_parallel.value > 1 else ()
+    return (*answer.start.left_out, *later_stages, *(f"{name}: its file" for name in files))
 
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     """The limits of a command line, and the other flags but those of memory."""
-    limits, rest = {}, []
+    limits, other_words = {}, []
     for word in argv:
         name, _, value = word.partition("=")
         if name in _LIMITS and value.isdecimal():
             limits[name] = int(value)
         elif not word.startswith(_MEMORY_PREFIXES):
-            rest.append(word)
-    return limits, sorted(rest)
+            other_words.append(word)
+    return limits, sorted(other_words)

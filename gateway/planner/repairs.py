@@ -69,22 +69,26 @@ def repairs(
     """
     if variant.changes >= _MAX_CHANGES:
         return
-    refused = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, is_quantized)
-    backend = "moe-backend" if refused.concerns_experts else "linear-backend"
-    forced = variant.backend(backend) if "backends" in variant.reasons else None
-    if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
+    refused_variant = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, is_quantized)
+    backend = "moe-backend" if refused_variant.concerns_experts else "linear-backend"
+    forced_backend = variant.backend(backend) if "backends" in variant.reasons else None
+    if (
+        forced_backend
+        and refusal.layer
+        and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail")
+    ):
         return  # this replacement of a kernel does not compute the layer; another one may
-    yield from _kernel_repairs(refused)
-    yield from _parallelism_repairs(refused)
-    yield from _backend_and_dtype_repairs(refused)
+    yield from _kernel_repairs(refused_variant)
+    yield from _parallelism_repairs(refused_variant)
+    yield from _backend_and_dtype_repairs(refused_variant)
     if refusal.verdict == "no_memory":
-        yield from _memory_repairs(refused)
+        yield from _memory_repairs(refused_variant)
 
 
-def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, another kernel, whole experts, or float16 activations."""
-    variant, refusal, args = refused.variant, refused.refusal, refused.args
-    experts, why = refused.concerns_experts, refused.reason
+    variant, refusal, args = refused_variant.variant, refused_variant.refusal, refused_variant.args
+    experts, reason = refused_variant.concerns_experts, refused_variant.reason
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
         yield variant.with_change(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
@@ -94,7 +98,13 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     )
     if refusal.verdict in ("known_bad", "runtime_fail", "no_kernel") and failing is not None:
         yield from _other_kernel(
-            variant, failing, refused.engine, refused.rules, args, experts=experts, why=why
+            variant,
+            failing,
+            refused_variant.engine,
+            refused_variant.rules,
+            args,
+            experts=experts,
+            reason=reason,
         )
     divided = (
         refusal.verdict in ("no_kernel", "runtime_fail", "illegal_parallelism")
@@ -103,11 +113,11 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
         and not variant.ep
     )
     flag = "enable-expert-parallel"
-    if divided and has(refused.engine, flag) and flag not in args:
+    if divided and has(refused_variant.engine, flag) and flag not in args:
         yield variant.with_change(
             "ep",
             True,
-            f"whole experts on each GPU, because cut ones have no kernel: {why}",
+            f"whole experts on each GPU, because cut ones have no kernel: {reason}",
             refusal.source,
         )
     if (
@@ -120,98 +130,109 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
         yield variant.with_change(
             "dtype",
             "float16",
-            f"a kernel that needs float16 activations takes the layer: {why}",
+            f"a kernel that needs float16 activations takes the layer: {reason}",
             refusal.source,
         )
 
 
-def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+def _parallelism_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Stages instead of divided layers."""
-    variant, refusal, max_gpus, why = (
-        refused.variant,
-        refused.refusal,
-        refused.max_gpus,
-        refused.reason,
+    variant, refusal, max_gpus, repair_reason = (
+        refused_variant.variant,
+        refused_variant.refusal,
+        refused_variant.max_gpus,
+        refused_variant.reason,
     )
-    if variant.pp * variant.dp > 1 or not refused.may_set_sizes:
+    if variant.pp * variant.dp > 1 or not refused_variant.may_set_sizes:
         return
-    if not has(refused.engine, "pipeline-parallel-size"):
+    if not has(refused_variant.engine, "pipeline-parallel-size"):
         return
     if refusal.verdict == "no_kernel" and variant.tp > 1:
-        whole = variant.with_change(
+        whole_variant = variant.with_change(
             "pp",
             variant.tp,
-            f"whole layers on each GPU, because a cut one has no kernel: {why}",
+            f"whole layers on each GPU, because a cut one has no kernel: {repair_reason}",
             refusal.source,
         )
-        yield replace(whole, tp=1)
+        yield replace(whole_variant, tp=1)
     if refusal.verdict == "illegal_parallelism" and variant.tp == max_gpus:
         for size in range(max_gpus - 1, 0, -1):
             if max_gpus % size == 0:
                 reason = (
-                    f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
+                    f"stages of {size} GPUs: {repair_reason}"
+                    if size > 1
+                    else f"a stage on each GPU: {repair_reason}"
                 )
                 yield replace(
                     variant.with_change("pp", max_gpus // size, reason, refusal.source), tp=size
                 )
 
 
-def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+def _backend_and_dtype_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Another attention backend, or activations that the quantization takes."""
-    variant, refusal, args, why = refused.variant, refused.refusal, refused.args, refused.reason
+    variant, refusal, args, reason = (
+        refused_variant.variant,
+        refused_variant.refusal,
+        refused_variant.args,
+        refused_variant.reason,
+    )
     if (
         refusal.verdict == "no_backend"
         and not variant.backend("attention-backend")
         and not _forces_attention(args)
     ):
-        for name in refused.rules.attention_repairs:
+        for name in refused_variant.rules.attention_repairs:
             yield variant.with_change(
                 "backends",
                 (*variant.backends, ("attention-backend", name)),
-                f"the engine's own choice of a backend would fail: {why}",
+                f"the engine's own choice of a backend would fail: {reason}",
                 refusal.source,
             )
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not variant.dtype and "dtype" not in args:
             yield variant.with_change(
-                "dtype", dtype, f"activations that the quantization takes: {why}", refusal.source
+                "dtype", dtype, f"activations that the quantization takes: {reason}", refusal.source
             )
 
 
-def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, a smaller cache, smaller batches, more stages, or halved weights."""
-    variant, refusal, engine = refused.variant, refused.refusal, refused.engine
-    args, why = refused.args, refused.reason
+    variant, refusal, engine = (
+        refused_variant.variant,
+        refused_variant.refusal,
+        refused_variant.engine,
+    )
+    args, reason = refused_variant.args, refused_variant.reason
     if refusal.source == "fact" and not variant.conservative:
         # The batch or the graphs may have been too large.
         yield variant.with_change(
             "conservative",
             True,
-            f"fewer demands, because memory ran out without this: {why}",
+            f"fewer demands, because memory ran out without this: {reason}",
             "fact",
         )
     if refusal.cache:
         yield from _half_cache(
-            variant, engine, args, f"the context asked for does not fit otherwise: {why}"
+            variant, engine, args, f"the context asked for does not fit otherwise: {reason}"
         )
     if _is_near(refusal):
-        yield from smaller(variant, engine, args, why)
+        yield from smaller(variant, engine, args, reason)
     flag = "pipeline-parallel-size"
     stages_help = variant.pp * variant.dp == 1 and not (variant.small or variant.eager)
     if has(engine, flag) and flag not in args and stages_help:
-        for stages in _stages(refusal, refused.max_gpus // variant.tp):
+        for stages in _stages(refusal, refused_variant.max_gpus // variant.tp):
             yield variant.with_change(
-                "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
+                "pp", stages, f"the layers are shared by {stages} stages: {reason}", "memory model"
             )
     halved = (
-        not refused.is_quantized
+        not refused_variant.is_quantized
         and engine.device == "cuda"
         and LATE_QUANTIZATION_TRAIT not in engine.traits
     )
     if halved and not variant.quantization and "quantization" not in args:
         yield variant.with_change(
-            "quantization", "fp8", f"weights are halved while they load: {why}", "memory model"
+            "quantization", "fp8", f"weights are halved while they load: {reason}", "memory model"
         )
 
 
@@ -227,29 +248,31 @@ def longer_variants(
     `context` is less than `context_wanted`."""
     if context >= context_wanted or variant.changes >= _MAX_CHANGES:
         return
-    why = f"{context} tokens of context fit otherwise"
-    yield from smaller(variant, engine, args, why)
+    reason = f"{context} tokens of context fit otherwise"
+    yield from smaller(variant, engine, args, reason)
     stages = variant.pp + 1
     # Of layers that were dealt to so many stages nothing follows for one stage more: the even ones
     # lead there.
-    fixed = (
+    are_sizes_fixed = (
         "pipeline-parallel-size" in args
         or not has(engine, "pipeline-parallel-size")
         or variant.layers
         or variant.dp > 1
     )
     if (
-        not fixed
+        not are_sizes_fixed
         and not variant.small
         and engine.device == "cuda"
         and variant.tp * stages <= max_gpus
     ):
         yield variant.with_change(
-            "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
+            "pp", stages, f"the layers are shared by {stages} stages: {reason}", "memory model"
         )
 
 
-def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -> Iterator[Variant]:
+def smaller(
+    variant: Variant, engine: Engine, args: Collection[str], reason: str
+) -> Iterator[Variant]:
     """The variants that give up one thing: requests at once, then KV precision or graphs.
 
     Flags of the user stay.
@@ -260,22 +283,22 @@ def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -
         yield variant.with_change(
             "small",
             True,
-            f"fewer requests at once, which leaves memory for long ones: {why}",
+            f"fewer requests at once, which leaves memory for long ones: {reason}",
             "memory model",
         )
         return
-    yield from _half_cache(variant, engine, args, why)
+    yield from _half_cache(variant, engine, args, reason)
     if not variant.eager and "enforce-eager" not in args and has(engine, "enforce-eager"):
         yield variant.with_change(
             "eager",
             True,
-            f"no CUDA graphs, which costs speed and frees their memory: {why}",
+            f"no CUDA graphs, which costs speed and frees their memory: {reason}",
             "memory model",
         )
 
 
 def _half_cache(
-    variant: Variant, engine: Engine, args: Collection[str], why: str
+    variant: Variant, engine: Engine, args: Collection[str], repair_reason: str
 ) -> Iterator[Variant]:
     flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
     # SGLang has no plain name for the usual one of the two.
@@ -288,17 +311,19 @@ def _half_cache(
         and "kv-cache-dtype" not in args
         and engine.device == "cuda"
     ):
-        reason = f"half the bytes per token, which costs some accuracy: {why}"
+        reason = f"half the bytes per token, which costs some accuracy: {repair_reason}"
         yield variant.with_change("kv_dtype", half, reason, "memory model")
 
 
-def _stages(refusal: Refused, most: int) -> list[int]:
+def _stages(refusal: Refused, max_stages: int) -> list[int]:
     """The numbers of stages worth a look: the least that could hold the weights, one more for
     memory beside them, and all GPUs."""
     memory = refusal.evidence.memory
     room = memory.budget_bytes - memory.overhead_bytes if memory else 0
-    least = max(2, math.ceil(memory.weights_bytes / room)) if memory and room > 0 else 2
-    return sorted({stages for stages in (least, least + 1, most) if 2 <= stages <= most})
+    min_stages = max(2, math.ceil(memory.weights_bytes / room)) if memory and room > 0 else 2
+    return sorted(
+        {stages for stages in (min_stages, min_stages + 1, max_stages) if 2 <= stages <= max_stages}
+    )
 
 
 def _is_near(refusal: Refused) -> bool:
@@ -329,7 +354,7 @@ def _other_kernel(
     args: Collection[str],
     *,
     experts: bool,
-    why: str,
+    reason: str,
 ) -> Iterator[Variant]:
     """The same variant without this kernel, by the flags and variables that the engine version has
     for that."""
@@ -340,7 +365,7 @@ def _other_kernel(
         # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal
         # leads here again.
         disabled = (*variant.disabled, kernel)
-        yield variant.with_change("disabled", disabled, f"{kernel} is left out: {why}", "fact")
+        yield variant.with_change("disabled", disabled, f"{kernel} is left out: {reason}", "fact")
         return
     flag = "moe-backend" if experts else "linear-backend"
     option = engine.flags.get(engine.spelling.get(flag, flag))
@@ -348,7 +373,9 @@ def _other_kernel(
         return
     for name in _backends_without_kernel(option.choices or (), kernel, rules, experts=experts):
         backends = (*variant.backends, (flag, name))
-        yield variant.with_change("backends", backends, f"{kernel} is passed over: {why}", "fact")
+        yield variant.with_change(
+            "backends", backends, f"{kernel} is passed over: {reason}", "fact"
+        )
 
 
 def _backends_without_kernel(
@@ -358,12 +385,12 @@ def _backends_without_kernel(
     kernels_by_backend = rules.linear.backends if rules.linear else {}
     # The rules of experts describe those backends only that some quantization method can be forced
     # to take.
-    forced = (
+    forced_backends = (
         {name for method in rules.moe.methods for name in method.forced}
         if experts and rules.moe
         else None
     )
     for name in choices:
-        is_described = forced is None or name in forced
+        is_described = forced_backends is None or name in forced_backends
         if is_described and name != "auto" and kernel not in kernels_by_backend.get(name, ()):
             yield name

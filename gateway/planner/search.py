@@ -66,9 +66,9 @@ class _VariantQueue:
         return self._ready.popleft() if self._ready else None
 
     def add(self, variants: Iterable[Variant]) -> None:
-        new = [variant for variant in variants if variant not in self._queued]
-        self._queued.update(new)
-        for variant in new:
+        new_variants = [variant for variant in variants if variant not in self._queued]
+        self._queued.update(new_variants)
+        for variant in new_variants:
             (self._deferred if variant.gives_up else self._ready).append(variant)
 
     def clear(self) -> None:
@@ -177,10 +177,10 @@ class Search:
         if restored is None:
             return variants
         size = restored.tensor_parallel.value, restored.data_parallel.value
-        former = [
+        former_variants = [
             given_up(variant, restored) for variant in variants if (variant.tp, variant.dp) == size
         ]
-        return list(dict.fromkeys([*former, *variants]))
+        return list(dict.fromkeys([*former_variants, *variants]))
 
     def _over_nodes(self, span: Span, basis: Variant) -> Iterator[Variant]:
         """The variants whose ranks are on all nodes of the span, with the user's sizes."""
@@ -190,18 +190,22 @@ class Search:
         pp = flags.get("pipeline-parallel-size")
         for layout in span.layouts:
             sizes = ((layout.tp, tp), (layout.pp, pp), (layout.dp, dp))
-            if any(wished not in (None, size) for size, wished in sizes):
+            if any(wished_size not in (None, size) for size, wished_size in sizes):
                 continue
             variant = replace(basis, tp=layout.tp, pp=1, dp=layout.dp, ep=basis.ep or layout.dp > 1)
-            why = f"the layers are shared by {span.nodes} nodes"
-            yield variant.with_change("pp", layout.pp, why, "planner") if layout.pp > 1 else variant
+            reason = f"the layers are shared by {span.nodes} nodes"
+            yield (
+                variant.with_change("pp", layout.pp, reason, "planner")
+                if layout.pp > 1
+                else variant
+            )
 
     def _follow_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
         """Keep the plan if it reaches more than a plan with fewer changes; the variants to try."""
         if self._has_same_kernels(variant, plan.kernels, plan.attention):
             return []
         memory, context = plan.memory, plan.max_model_len.value
-        crowded = bool(memory.kv_bytes_per_token) and memory.kv_tokens < self._wanted_kv_tokens
+        is_crowded = bool(memory.kv_bytes_per_token) and memory.kv_tokens < self._wanted_kv_tokens
         reach = memory.kv_tokens if self._wanted_kv_tokens else context
         former_reach = self._reached.get(variant, 0)
         if reach > former_reach:
@@ -212,19 +216,19 @@ class Search:
             return []
         self._is_satisfied |= (
             context >= self._context_wanted
-            and not crowded
+            and not is_crowded
             and not plan.quantizes_weights
             and not variant.conservative
         )
-        context_wanted = context + 1 if crowded else self._context_wanted
-        changed = [
+        context_wanted = context + 1 if is_crowded else self._context_wanted
+        changed_variants = [
             *longer_variants(
                 variant, context, context_wanted, self.engine, self._max_gpus, self._user_flags
             ),
             *self._unequal_stages(variant, memory),
         ]
-        self._reached.update(dict.fromkeys(changed, max(reach, former_reach)))
-        return changed
+        self._reached.update(dict.fromkeys(changed_variants, max(reach, former_reach)))
+        return changed_variants
 
     def _follow_refusal(self, variant: Variant, refusal: Refused) -> list[Variant]:
         """Keep the refusal of an unchanged variant; the variants that may cure it."""
@@ -235,7 +239,7 @@ class Search:
         if not variant.reasons or refusal.verdict == "known_bad":
             self.rejected.append(rejection(engine, variant, refusal))
         is_quantized = self.inputs.spec.quant is not None
-        changed = [
+        changed_variants = [
             *repairs(
                 variant,
                 refusal,
@@ -254,10 +258,10 @@ class Search:
                 variant.conservative or "quantization" in variant.reasons
             )
             # A failure with a short context says nothing about a longer one.
-            changed += longer_variants(
+            changed_variants += longer_variants(
                 variant, reach, self._context_wanted, engine, gpus, self._user_flags
             )
-        return changed
+        return changed_variants
 
     def _has_same_kernels(
         self,
@@ -271,36 +275,36 @@ class Search:
         """
         if not (variant.disabled or variant.backends):
             return False
-        chosen = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
+        kernel_rows = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
         key = (
             replace(variant, disabled=(), backends=()),
-            chosen,
+            kernel_rows,
             tuple(row.backend for row in attention),
         )
-        return bool(chosen) and self._first_by_kernels.setdefault(key, variant) != variant
+        return bool(kernel_rows) and self._first_by_kernels.setdefault(key, variant) != variant
 
     def _unquantized_cache(self, variant: Variant, refusal: Refused) -> list[Variant]:
         """The variant with a KV cache in the dtype of the activations.
 
         Only if no backend takes the dtype that the checkpoint declares, and the engine's flag wins.
         """
-        declared = (
+        is_declared = (
             variant.kv_dtype != "auto"
             and "kv_dtype" not in variant.reasons
             and "kv-cache-dtype" not in self._user_flags
         )
         if (
             refusal.verdict != "no_backend"
-            or not declared
+            or not is_declared
             or not self.rules.kv_flag_wins(self.inputs.spec.quant, self.engine)
         ):
             return []
         dtype = self._planner.place(variant).dtype.value
-        why = (
+        reason = (
             f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here:"
             f" {refusal}"
         )
-        return [variant.with_change("kv_dtype", dtype, why, refusal.source)]
+        return [variant.with_change("kv_dtype", dtype, reason, refusal.source)]
 
     def _unequal_stages(self, variant: Variant, memory: Memory | None) -> list[Variant]:
         """The variant with unequal pipeline stages for unequal GPUs.

@@ -27,12 +27,12 @@ def context_limit(spec: ModelSpec, wish: Wish) -> int:
 def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> int:
     """Tokens that the user asked for, or would be content with. args: the user's flags by canonical
     names."""
-    longest = min(
+    longest_context = min(
         spec.max_position,
         wish.most_context or spec.max_position,
         int(args.get("max-model-len", spec.max_position)),
     )
-    return min(longest, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
+    return min(longest_context, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
 
 
 def lacks(plan: Plan, context_wanted: int, useful: int = MIN_USEFUL) -> tuple[bool, ...]:

@@ -55,12 +55,12 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     sizes_found, refusal = None, None
     for bounds, bound_cap in _bounds(footprint, batch):
         try:
-            within = _sizes_within(footprint, batch, bounds)
+            sizes_in_bounds = _sizes_within(footprint, batch, bounds)
         except Refused as error:
             refusal = error
             continue
-        cap = bound_cap or _cap_beside_others(candidate, within.memory)
-        sizes_found = within._replace(cap=cap) if cap else within
+        cap = bound_cap or _cap_beside_others(candidate, sizes_in_bounds.memory)
+        sizes_found = sizes_in_bounds._replace(cap=cap) if cap else sizes_in_bounds
         if sizes_found.context.value >= context_wanted:
             return sizes_found
     if sizes_found is None:
@@ -73,7 +73,7 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     """The budgets of a candidate, smallest first: its cap, its need beside others, the engine's
     usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
-    usual = rules.budget(footprint, _content(candidate))
+    usual_budget = rules.budget(footprint, _content(candidate))
     cap = _cap(candidate)
     restored = candidate.inputs.sharing.plan_to_restore
     if (
@@ -81,16 +81,16 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
         and _shares(candidate)
         and {gpu.uuid for gpu in candidate.gpus} == set(restored.gpus)
     ):
-        yield _former_budget(footprint, usual, restored), cap
+        yield _former_budget(footprint, usual_budget, restored), cap
         return
     if cap is not None:
-        yield _limit_budget(footprint, usual, cap), cap
+        yield _limit_budget(footprint, usual_budget, cap), cap
     if _needs_only(candidate):
-        yield _needed_budget(footprint, batch, usual), None
-    yield usual, None
-    most = rules.largest_budget(footprint, usual)
-    if most is not None:
-        yield most, None
+        yield _needed_budget(footprint, batch, usual_budget), None
+    yield usual_budget, None
+    largest_budget = rules.largest_budget(footprint, usual_budget)
+    if largest_budget is not None:
+        yield largest_budget, None
 
 
 def _cap(candidate: Candidate) -> Cap | None:
@@ -135,7 +135,10 @@ def _limit_budget(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
     rules = footprint.candidate.rules
     # A budget is told in steps of a GPU, whose size is not read quite the same each time.
     return rules.narrow_budget(
-        footprint, bounds, cap.bytes - rules.divide_budget(footprint, 0).beside_bytes, rounded=round
+        footprint,
+        bounds,
+        cap.bytes - rules.divide_budget(footprint, 0).beside_bytes,
+        round_count=round,
     )
 
 
@@ -145,14 +148,14 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
     A share is rounded from a size that differs a little at each reading. Another variant, with more
     or less beside its budget, gets no more in all.
     """
-    candidate, rules, promised = (
+    candidate, rules, promised_count = (
         footprint.candidate,
         footprint.candidate.rules,
         restored.memory.promised_bytes,
     )
-    free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
-    if free < promised:
-        reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are available"
+    free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
+    if free_bytes < promised_count:
+        reason = f"it had {gib(promised_count)} of each GPU, and {gib(free_bytes)} are available"
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
     # The former number of requests may be lower than the batch's: states limit it.
     load = footprint.load._replace(seqs=restored.max_num_seqs.value)
@@ -164,7 +167,10 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
             bytes=restored.memory.budget_bytes
         )
     return rules.narrow_budget(
-        footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside_bytes, rounded=math.floor
+        footprint,
+        bounds._replace(flags={_SHARE: 1.0}),
+        promised_count - beside_bytes,
+        round_count=math.floor,
     )
 
 
@@ -186,8 +192,8 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
     cache, batched = footprint.cache, batch.tokens.value
     kv_bytes = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
     if candidate.has_unified_memory:
-        usual = min(context, PROMPT_TOKENS + ANSWER_TOKENS)
-        kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual, batched))
+        usual_length = min(context, PROMPT_TOKENS + ANSWER_TOKENS)
+        kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual_length, batched))
     count = (
         used_bytes
         + used_bytes // UNCERTAINTY_PARTS
@@ -234,17 +240,17 @@ def _stage_budgets(
 ) -> list[tuple[Budget, Cap | None]]:
     """The budgets that all stages may share, smallest first, as in `_bounds`."""
     rules, context = candidate.rules, _content(candidate)
-    usual = [rules.budget(footprint, context) for footprint in footprints]
-    largest = [
+    usual_budgets = [rules.budget(footprint, context) for footprint in footprints]
+    largest_budgets = [
         rules.largest_budget(footprint, budget) or budget
-        for footprint, budget in zip(footprints, usual, strict=True)
+        for footprint, budget in zip(footprints, usual_budgets, strict=True)
     ]
-    shared_usual = min(usual, key=_share)
+    shared_usual = min(usual_budgets, key=_share)
     budgets: list[tuple[Budget, Cap | None]] = [
         (shared_usual, None),
-        (min(largest, key=_share), None),
+        (min(largest_budgets, key=_share), None),
     ]
-    pairs = list(zip(footprints, usual, strict=True))
+    pairs = list(zip(footprints, usual_budgets, strict=True))
     if _needs_only(candidate):
         needed_budget = max(
             (_needed_budget(footprint, batch, bounds) for footprint, bounds in pairs), key=_share
@@ -307,13 +313,13 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     if used_bytes > bounds.bytes:
         is_learned = rules.used_bytes(footprint, estimate) < used_bytes
         verb_text = "were needed here" if is_learned else "are needed"
-        had = f"and {gib(bounds.bytes)} are available ({bounds.words})"
+        available_words = f"and {gib(bounds.bytes)} are available ({bounds.words})"
         if gib(used_bytes) == gib(bounds.bytes):
-            had = (
+            available_words = (
                 f"{math.ceil((used_bytes - bounds.bytes) / MIB)} MiB more than are available"
                 f" ({bounds.words})"
             )
-        reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {had}"
+        reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {available_words}"
         raise Refused(
             "no_memory", reason, "fact" if is_learned else "memory model", evidence=evidence
         )
@@ -365,14 +371,14 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
     candidate = footprint.candidate
     if not candidate.inputs.facts.of_kind("needs_memory"):
         return memory
-    about = candidate.scope | batch_scope(
+    scope = candidate.scope | batch_scope(
         batch.tokens.value, batch.seqs.value, eager=batch.eager.value
     )
-    facts = list(candidate.inputs.facts.holding("needs_memory", about))
+    facts = list(candidate.inputs.facts.holding("needs_memory", scope))
     if not facts:
         return memory
     estimate, per_token = candidate.rules.used_bytes(footprint, memory), memory.kv_bytes_per_token
-    exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
+    verified_values = [fact.value or 0 for fact in facts if fact.grade == "verified"]
     corrected_bytes = max(fact.value or 0 for fact in facts)
     used_bytes = max(estimate, corrected_bytes)
     kv = max(0, memory.budget_bytes - used_bytes) if per_token else 0
@@ -380,10 +386,14 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
         activation_bytes=max(0, memory.activation_bytes + used_bytes - estimate),
         kv_bytes=kv,
         kv_tokens=kv // per_token if per_token else 0,
-        low=exact[-1] - _NOISE_BYTES if exact else memory.low,
-        high=exact[-1] + _NOISE_BYTES if exact else max(used_bytes, memory.high),
+        low=verified_values[-1] - _NOISE_BYTES if verified_values else memory.low,
+        high=verified_values[-1] + _NOISE_BYTES
+        if verified_values
+        else max(used_bytes, memory.high),
         # A failure that needed more is believed before a start that went well.
-        measured_bytes=exact[-1] if exact and exact[-1] >= corrected_bytes else None,
+        measured_bytes=verified_values[-1]
+        if verified_values and verified_values[-1] >= corrected_bytes
+        else None,
     )
 
 
@@ -405,10 +415,10 @@ def _context(
         model_limit = f"the model's own limit is {spec.max_position} tokens"
         reason = f"--{flag} {user_context} was set, and {model_limit}"
         raise Refused("bad_flag", reason, _limit_source(candidate), evidence=evidence)
-    longest = footprint.cache.largest(
+    longest_context = footprint.cache.largest(
         kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, user_context)
     )
-    fits, source = longest, "memory model"
+    fits, source = longest_context, "memory model"
     for fact in candidate.inputs.facts.holding("max_context", scope):
         if fact.value is not None and fact.value < fits:
             fits, source = fact.value, f"fact: {fact.source}"
@@ -417,21 +427,23 @@ def _context(
             reason = f"--max-model-len {user_context} was set, and the KV cache holds {fits} tokens"
             raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
         return int_choice(user_context, "set by the user", "user"), ()
-    context, least = min(limit, fits), wish.least_context or 1
-    if context < least:
-        reason = f"a context of {least} tokens was asked for, and {context} fit"
+    context, least_context = min(limit, fits), wish.least_context or 1
+    if context < least_context:
+        reason = f"a context of {least_context} tokens was asked for, and {context} fit"
         raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
     if fits >= limit:
-        over = (
+        excess_words = (
             f"A context of {wish.max_context} tokens was asked for, and the model's own limit is"
             f" {spec.max_position}."
         )
-        beyond = wish.max_context is not None and wish.max_context > limit
+        exceeds_limit = wish.max_context is not None and wish.max_context > limit
         if limit != spec.max_position:
             return int_choice(context, "the most that was asked for", "user"), ()
         origin = "an assumed" if spec.open_limit else "the model's own"
         limit_text = f"{origin} limit is {limit}"
-        return int_choice(context, limit_text, _limit_source(candidate)), (over,) if beyond else ()
+        return int_choice(context, limit_text, _limit_source(candidate)), (
+            excess_words,
+        ) if exceeds_limit else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":
         reason = "the largest that the engine itself said fits"
@@ -461,11 +473,11 @@ def _size_choice(
         count = max(1, int(candidate.args[flag]) // candidate.counted_groups)
         return int_choice(count, "set by the user", "user")
     if candidate.variant.small and flag == "max-num-seqs" and default > _FEW_SEQS:
-        why, source = candidate.variant.reasons["small"]
-        return int_choice(_FEW_SEQS, why, source)
+        small_reason, source = candidate.variant.reasons["small"]
+        return int_choice(_FEW_SEQS, small_reason, source)
     if candidate.variant.conservative and flag == "max-num-seqs":
-        why = "a smaller batch, because the plan with the usual one failed"
-        return int_choice(max(1, default // 8), why, "fact")
+        small_reason = "a smaller batch, because the plan with the usual one failed"
+        return int_choice(max(1, default // 8), small_reason, "fact")
     return int_choice(default, reason, source)
 
 
@@ -477,8 +489,8 @@ def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
             True, "compiling for the CPU costs minutes at every start", candidate.source
         )
     if candidate.variant.eager:
-        why, source = candidate.variant.reasons["eager"]
-        return bool_choice(True, why, source)
+        reason, source = candidate.variant.reasons["eager"]
+        return bool_choice(True, reason, source)
     if candidate.variant.conservative:
         return bool_choice(True, "no graphs, because the plan with them failed", "fact")
     small_batch = (

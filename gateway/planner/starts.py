@@ -144,8 +144,8 @@ def cache_bytes(plan: Plan) -> int | None:
         return None
     else:
         count = memory.kv_bytes - memory.gpu_bytes // KEPT_BACK
-    whole = plan.max_model_len.value * memory.kv_bytes / max(1, memory.kv_tokens)
-    return count if count >= max(whole, memory.kv_bytes / 2) else None
+    whole_bytes = plan.max_model_len.value * memory.kv_bytes / max(1, memory.kv_tokens)
+    return count if count >= max(whole_bytes, memory.kv_bytes / 2) else None
 
 
 def shape(plan: Plan) -> str:
@@ -164,8 +164,8 @@ def shape(plan: Plan) -> str:
 
 def blocked_by(
     start: PendingStart,
-    waiting: Iterable[PendingStart],
-    running: Iterable[PlacedEngine],
+    waiting_starts: Iterable[PendingStart],
+    running_engines: Iterable[PlacedEngine],
     time_s: float,
     limit_s: float,
 ) -> Blocked | None:
@@ -173,7 +173,7 @@ def blocked_by(
     blocks."""
     neighbours = [
         engine
-        for engine in running
+        for engine in running_engines
         if engine.instance != start.instance
         and (engine.stage in _HARMLESS_STAGES or time_s - engine.since < limit_s)
     ]
@@ -181,8 +181,8 @@ def blocked_by(
         side_by_side = start.is_sized and engine.is_sized and engine.stage == "loading"
         if engine.stage in _HARMLESS_STAGES or side_by_side:
             continue
-        if shared := engine.gpus & start.gpus:
-            return Blocked(engine.model, _ACTIVITIES[engine.stage], min(shared))
+        if shared_uuids := engine.gpus & start.gpus:
+            return Blocked(engine.model, _ACTIVITIES[engine.stage], min(shared_uuids))
     # The first of several copies proves the plan, so a plan that fails, fails once.
     copies = [
         engine
@@ -191,34 +191,37 @@ def blocked_by(
     ]
     if copies and not start.is_proved and not any(engine.is_proved for engine in copies):
         return Blocked(start.model, "is started for the first time with this plan")
-    for earlier in sorted(waiting, key=lambda start: start.order):
-        if earlier.order >= start.order:
+    for earlier_start in sorted(waiting_starts, key=lambda start: start.order):
+        if earlier_start.order >= start.order:
             break
-        if earlier.is_sized and start.is_sized:
+        if earlier_start.is_sized and start.is_sized:
             continue
-        if shared := earlier.gpus & start.gpus:
-            return Blocked(earlier.model, "starts first", min(shared))
+        if shared_uuids := earlier_start.gpus & start.gpus:
+            return Blocked(earlier_start.model, "starts first", min(shared_uuids))
     return None
 
 
 def disturbances(
-    before: Iterable[PlacedEngine], after: Iterable[PlacedEngine]
+    former_engines: Iterable[PlacedEngine], new_engines: Iterable[PlacedEngine]
 ) -> Iterator[tuple[str, str]]:
     """Instances that a neighbour disturbed between two looks, and how.
 
     A neighbour disturbs while it loads or ends, and when it comes, goes or changes its stage.
     """
-    old = {engine.instance: engine for engine in before}
-    new = {engine.instance: engine for engine in after}
-    for instance, engine in {**old, **new}.items():
-        former = old[instance].stage if instance in old else None
-        stage = new[instance].stage if instance in new else None
-        if former == stage == "settled":
+    old_by_name = {engine.instance: engine for engine in former_engines}
+    new_by_name = {engine.instance: engine for engine in new_engines}
+    for instance, engine in {**old_by_name, **new_by_name}.items():
+        former_stage = old_by_name[instance].stage if instance in old_by_name else None
+        stage = new_by_name[instance].stage if instance in new_by_name else None
+        if former_stage == stage == "settled":
             continue
-        small = stage == "capturing_graphs" or (former, stage) == ("capturing_graphs", "settled")
+        is_small = stage == "capturing_graphs" or (former_stage, stage) == (
+            "capturing_graphs",
+            "settled",
+        )
         activity = _ACTIVITIES[stage] if stage is not None else "came to its end"
-        for neighbour in new.values():
-            is_disturbed = (neighbour.measures or not small) and not (
+        for neighbour in new_by_name.values():
+            is_disturbed = (neighbour.measures or not is_small) and not (
                 neighbour.is_sized and engine.is_sized
             )
             if neighbour.instance != instance and engine.gpus & neighbour.gpus and is_disturbed:
@@ -263,37 +266,54 @@ def readings(machine: Hardware, gpus: Iterable[str]) -> dict[str, MemoryReading]
     return result
 
 
-def memory_change(before: Mapping[str, MemoryReading], after: Mapping[str, MemoryReading]) -> str:
+def memory_change(
+    former_readings: Mapping[str, MemoryReading], new_readings: Mapping[str, MemoryReading]
+) -> str:
     """The earlier process that took or freed memory since, in words; "" if none did."""
-    for uuid, old in before.items():
-        for pid, used_bytes in (old.processes or {}).items():
-            new = (after[uuid].processes or {}).get(pid, 0) if uuid in after else used_bytes
-            if used_bytes is not None and new is not None and abs(new - used_bytes) > _NOISE_BYTES:
-                return f"process {pid} on GPU {old.index} had {gib(used_bytes)} and has {gib(new)}"
+    for uuid, old_reading in former_readings.items():
+        for pid, used_bytes in (old_reading.processes or {}).items():
+            new_bytes = (
+                (new_readings[uuid].processes or {}).get(pid, 0)
+                if uuid in new_readings
+                else used_bytes
+            )
+            if (
+                used_bytes is not None
+                and new_bytes is not None
+                and abs(new_bytes - used_bytes) > _NOISE_BYTES
+            ):
+                return (
+                    f"process {pid} on GPU {old_reading.index} had {gib(used_bytes)} and has"
+                    f" {gib(new_bytes)}"
+                )
     return ""
 
 
 def memory_shortage(plan: Plan, readings: Mapping[str, MemoryReading]) -> str:
     """Why the free memory is too little for a start of the plan; "" if it is not."""
     needed_bytes = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _CONTEXT_BYTES)
-    short = min(readings.values(), key=lambda reading: reading.free, default=None)
-    if short is None or short.free >= needed_bytes:
+    short_reading = min(readings.values(), key=lambda reading: reading.free, default=None)
+    if short_reading is None or short_reading.free >= needed_bytes:
         return ""
     return (
-        f"GPU {short.index} has {gib(short.free)} free, and the plan takes {gib(needed_bytes)}:"
-        " something took it since the plan was made."
+        f"GPU {short_reading.index} has {gib(short_reading.free)} free, and the plan takes"
+        f" {gib(needed_bytes)}: something took it since the plan was made."
     )
 
 
 def bytes_taken(
-    before: Mapping[str, MemoryReading], after: Mapping[str, MemoryReading]
+    former_readings: Mapping[str, MemoryReading], new_readings: Mapping[str, MemoryReading]
 ) -> int | None:
     """The most bytes that one new engine took of a GPU. None: not one new process on each GPU."""
     sizes = []
-    for uuid, old in before.items():
-        new = after.get(uuid)
-        added = set(new.processes or ()) - set(old.processes or ()) if new else set()
-        if new is None or len(added) != 1:
+    for uuid, old_reading in former_readings.items():
+        new_reading = new_readings.get(uuid)
+        added = (
+            set(new_reading.processes or ()) - set(old_reading.processes or ())
+            if new_reading
+            else set()
+        )
+        if new_reading is None or len(added) != 1:
             return None
-        sizes.append(old.free - new.free)
+        sizes.append(old_reading.free - new_reading.free)
     return max(sizes, default=None)

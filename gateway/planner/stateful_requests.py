@@ -69,17 +69,17 @@ def stateful_requests(
     if limit.source == "user":
         if limit.value <= estimate.expected:
             return limit, ""
-        beyond, candidate = _beyond(footprint, limit.value, estimate), footprint.candidate
+        excess_words, candidate = _beyond(footprint, limit.value, estimate), footprint.candidate
         if limit.value > estimate.most and _ends_beyond_states(footprint):
             memory = candidate.rules.divide_budget(footprint, budget_bytes)
             raise Refused(
                 "no_memory",
-                f"{beyond}, and the engine starts with no more",
+                f"{excess_words}, and the engine starts with no more",
                 "memory model",
                 evidence=candidate.evidence.with_sizes(memory),
             )
         effect = "computes no more" if candidate.rules.caps_requests else _MAY_REFUSE
-        return limit, f"{beyond}. The engine {effect}."
+        return limit, f"{excess_words}. The engine {effect}."
     requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
     reason = _reason(footprint, estimate.kv_bytes)
     if requests < estimate.expected:
@@ -95,15 +95,15 @@ def _ends_beyond_states(footprint: Footprint) -> bool:
     return has_full_graphs and _TRAIT in candidate.engine.traits
 
 
-def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> Choice[int]:
-    """The requests at once, `planned` at most: those with a state each in a cache that earlier
-    starts corrected."""
+def within_states(footprint: Footprint, planned_choice: Choice[int], kv_bytes: int) -> Choice[int]:
+    """The requests at once, `planned_choice` at most: those with a state each in a cache that
+    earlier starts corrected."""
     per_request = footprint.cache.states_per_request
-    if not per_request or planned.source == "user":
-        return planned
+    if not per_request or planned_choice.source == "user":
+        return planned_choice
     fits = footprint.cache.states(kv_bytes) // per_request
-    if planned.value <= fits or not fits:
-        return planned
+    if planned_choice.value <= fits or not fits:
+        return planned_choice
     return int_choice(_round_down(fits), _reason(footprint, kv_bytes), _SOURCE)
 
 
@@ -145,26 +145,28 @@ def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
         return None
     memory = rules.divide_budget(footprint, budget_bytes)
     states = cache.states(memory.kv_bytes)
-    expected = states // per_request
-    if not expected:
+    expected_count = states // per_request
+    if not expected_count:
         return None
     if rules.caps_requests:
-        return _States(_round_down(expected), expected, expected, states, memory.kv_bytes)
-    unsure = max(0, memory.high - rules.used_bytes(footprint, memory))
+        return _States(
+            _round_down(expected_count), expected_count, expected_count, states, memory.kv_bytes
+        )
+    unsure_bytes = max(0, memory.high - rules.used_bytes(footprint, memory))
     gpus = footprint.candidate.gpus
     if gpus and gpus[0].capability in _MEASURED_CAPABILITIES:
-        unsure //= _UNCERTAINTY_PARTS
+        unsure_bytes //= _UNCERTAINTY_PARTS
     else:
-        unsure = max(unsure, memory.kv_bytes // _RESERVE_PARTS_ELSEWHERE)
-    sure = cache.states(max(0, memory.kv_bytes - unsure)) // per_request
-    sure = _round_down(max(1, sure, expected // _MAX_RESERVE_PARTS))
+        unsure_bytes = max(unsure_bytes, memory.kv_bytes // _RESERVE_PARTS_ELSEWHERE)
+    sure_count = cache.states(max(0, memory.kv_bytes - unsure_bytes)) // per_request
+    sure_count = _round_down(max(1, sure_count, expected_count // _MAX_RESERVE_PARTS))
     spare = max(0, rules.used_bytes(footprint, memory) - memory.low)
-    most = cache.states(memory.kv_bytes + spare) // per_request
-    return _States(sure, expected, most, states, memory.kv_bytes)
+    max_count = cache.states(memory.kv_bytes + spare) // per_request
+    return _States(sure_count, expected_count, max_count, states, memory.kv_bytes)
 
 
 def _round_down(requests: int) -> int:
-    step = next((step for least, step in _STEPS if requests >= least), 1)
+    step = next((step for minimum, step in _STEPS if requests >= minimum), 1)
     return requests // step * step
 
 

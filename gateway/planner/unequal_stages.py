@@ -25,8 +25,8 @@ def unequal_stages(
     if not stages:
         return []
     gpus = [stage.gpus[0] for stage in stages]
-    fixed = memory.activation_bytes + memory.overhead_bytes
-    outer = [
+    fixed_bytes = memory.activation_bytes + memory.overhead_bytes
+    outer_bytes = [
         _weights_bytes(
             stage,
             tuple(
@@ -37,12 +37,12 @@ def unequal_stages(
         for stage in stages
     ]
     room = [
-        (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed - size
-        for gpu, size in zip(gpus, outer, strict=True)
+        (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed_bytes - size
+        for gpu, size in zip(gpus, outer_bytes, strict=True)
     ]
     if min(room) <= 0:
         return []
-    weights = _weights_bytes(stages[0], (layers,) + (0,) * (variant.pp - 1)) - outer[0]
+    weights = _weights_bytes(stages[0], (layers,) + (0,) * (variant.pp - 1)) - outer_bytes[0]
     kv_bytes = memory.kv_bytes_per_token * context / -(-layers // variant.pp)
     layer_bytes = weights / layers + kv_bytes
     divisions = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
@@ -55,10 +55,10 @@ def unequal_stages(
         variant.with_change(
             "layers",
             counts,
-            f"{' and '.join(map(str, counts))} layers on {names}, {why}",
+            f"{' and '.join(map(str, counts))} layers on {names}, {reason}",
             "planner",
         )
-        for counts, why in divisions.items()
+        for counts, reason in divisions.items()
         if counts is not None and len(set(counts)) > 1
     ]
 

@@ -129,8 +129,8 @@ def _similar_machine(cards: Sequence[Card], machines: Sequence[Hardware]) -> Har
     """The smallest known machine with one of these cards that has as many, else the largest."""
     names = {card.name for card in cards}
     having = [machine for machine in machines if names & {gpu.name for gpu in machine.gpus}]
-    large = [machine for machine in having if len(machine.gpus) >= len(cards)]
-    return large[0] if large else having[-1] if having else None
+    large_machines = [machine for machine in having if len(machine.gpus) >= len(cards)]
+    return large_machines[0] if large_machines else having[-1] if having else None
 
 
 def gpu_of(card: Card, lanes: int | None = None) -> Gpu:

@@ -60,7 +60,7 @@ def terms_of(
         if not candidates:
             _refuse_other_makers(text)
             return None
-        best = min(
+        best_card = min(
             candidates,
             key=lambda card: (
                 _compact_name(card.name.lower()) != _compact_name(words),
@@ -68,8 +68,8 @@ def terms_of(
                 len(_words(card)),
             ),
         )
-        alternatives = tuple(card.name for card in candidates if card is not best)
-        terms.append(Term(count=math.prod(counts), card=best, alternatives=alternatives))
+        alternatives = tuple(card.name for card in candidates if card is not best_card)
+        terms.append(Term(count=math.prod(counts), card=best_card, alternatives=alternatives))
     if not 0 < sum(term.count for term in terms) <= _MAX_GPUS:
         raise BadRequest(
             f"{text} has no GPU, or more than {_MAX_GPUS}.",
@@ -82,9 +82,9 @@ def terms_of(
 def _split_counts(term: str) -> tuple[list[int], str]:
     """The counts before and behind a card's words, and the words."""
     counts = []
-    if before := _COUNT_BEFORE.match(term):
-        counts.append(int(before[1]))
-        term = term[before.end() :]
+    if count_match := _COUNT_BEFORE.match(term):
+        counts.append(int(count_match[1]))
+        term = term[count_match.end() :]
     if behind := _COUNT_BEHIND.search(term):
         counts.append(int(behind[1]))
         term = term[: behind.start()]

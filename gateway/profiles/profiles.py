@@ -49,7 +49,8 @@ class Profiles(ProfileTables):
 
     extra: a user's folder, searched first.
     cache: the file of the cache (Documents).
-    learned: profiles that engine versions gave of themselves (gateway/engines/inquiry/learned.py).
+    learned_path: profiles that engine versions gave of themselves
+        (gateway/engines/inquiry/learned.py).
     roots: the folders of another process's Profiles, in place of these.
     """
 
@@ -57,7 +58,7 @@ class Profiles(ProfileTables):
         self,
         extra: Path | None = None,
         cache: Path | None = None,
-        learned: Path | None = None,
+        learned_path: Path | None = None,
         roots: tuple[Path, ...] = (),
     ) -> None:
         if extra is not None and not extra.is_dir():
@@ -73,10 +74,14 @@ class Profiles(ProfileTables):
                 )
         super().__init__(
             roots
-            or (*([extra] if extra else []), shipped_profiles(), *([learned] if learned else [])),
+            or (
+                *([extra] if extra else []),
+                shipped_profiles(),
+                *([learned_path] if learned_path else []),
+            ),
             cache,
         )
-        self._learned = learned
+        self._learned = learned_path
         self._engines: dict[str, Engine] = {}
         self._learned_engines: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}
@@ -139,13 +144,13 @@ class Profiles(ProfileTables):
         An image of another publisher has the profile that it gave of itself; before the inquiry,
         the profile of its declared version.
         """
-        described = self.engine(str(engine))
-        if engine.image in (None, described.image):
-            return described
+        described_engine = self.engine(str(engine))
+        if engine.image in (None, described_engine.image):
+            return described_engine
         path = self._learned_file(engine)
         if path is not None and path.is_file():
             return self._learned_profile(path)
-        return derive_profile(described, described.version, engine.image)
+        return derive_profile(described_engine, described_engine.version, engine.image)
 
     def learned_in(self, engine: EngineRef) -> Path:
         """The folder for the profile that an engine in its image gives of itself."""
@@ -235,7 +240,7 @@ class Profiles(ProfileTables):
             if engine_ref.partition("==")[0] == kind
             and self.engine(engine_ref).guessed_from is None
         ]
-        older = [
+        older_refs = [
             engine_ref for engine_ref in same_kind if _version_key(engine_ref) <= _version_key(ref)
         ]
         if not same_kind or not _WORD.fullmatch(ref.partition("==")[2]):
@@ -246,7 +251,7 @@ class Profiles(ProfileTables):
                 f"There is no engine {ref}.",
                 hint=f"Write KIND==VERSION, as vllm==0.33.0; known kinds: {kinds}.",
             )
-        return self.engine((older or same_kind[-1:])[0])
+        return self.engine((older_refs or same_kind[-1:])[0])
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
         """The rules of these engine versions, for versions with a folder of rules."""
@@ -287,8 +292,12 @@ class Profiles(ProfileTables):
         for version, names in self.engine(ref).kernels_as.items():
             rules = self._rules(version)
             if rules is not None and rules.linear is not None:
-                theirs = rules.linear.kernels
-                kernels |= {name: theirs[name] for name in names if name in kernels.keys() & theirs}
+                other_kernels = rules.linear.kernels
+                kernels |= {
+                    name: other_kernels[name]
+                    for name in names
+                    if name in kernels.keys() & other_kernels
+                }
         return linear if kernels == linear.kernels else linear.evolve(kernels=kernels)
 
     def _rules_folder(self, ref: str) -> Path | None:
@@ -380,21 +389,21 @@ class Profiles(ProfileTables):
         """The image of every engine."""
         images = {ref: str(self._head(ref).get("image")) for ref in self.engine_files}
         # Versions of a kind have images of one name.
-        derived = {
+        derived_images = {
             image.replace(ref.partition("==")[2], diff_file.partition("==")[2])
             for diff_file in self.diff_files
             for ref, image in images.items()
             if ref.partition("==")[0] == diff_file.partition("==")[0]
         }
-        return frozenset(images.values()) | derived
+        return frozenset(images.values()) | derived_images
 
-    def allowed_images(self, named: str | None) -> AllowedImages:
+    def allowed_images(self, named_images: str | None) -> AllowedImages:
         """The images that may be started: the named ones, else the repositories of all profiles.
 
         A profile that an image gave of itself (`learned`) allows nothing.
         """
-        if named is not None:
-            return AllowedImages(named.split(","))
+        if named_images is not None:
+            return AllowedImages(named_images.split(","))
         shipped_refs = [
             ref
             for ref, path in self.engine_files.items()
@@ -426,12 +435,14 @@ def _nearest_hint(ref: str, choices: Iterable[str]) -> str:
     same_kind = [
         engine_ref for engine_ref in refs if engine_ref.startswith(ref.partition("==")[0] + "==")
     ]
-    older = [
+    older_refs = [
         engine_ref for engine_ref in same_kind if _version_key(engine_ref) <= _version_key(ref)
     ]
-    near = older[:1] or same_kind[-1:] or difflib.get_close_matches(ref, refs, n=1, cutoff=0.0)
+    near_refs = (
+        older_refs[:1] or same_kind[-1:] or difflib.get_close_matches(ref, refs, n=1, cutoff=0.0)
+    )
     known_refs = f"; known are {', '.join(same_kind)}" if len(same_kind) > 1 else ""
-    return f"The nearest known one is {near[0]}{known_refs}." if near else ""
+    return f"The nearest known one is {near_refs[0]}{known_refs}." if near_refs else ""
 
 
 def _version_key(ref: str) -> tuple[Version, str]:

@@ -121,10 +121,10 @@ def _merged_list(base: list[Any], change: list[Any]) -> list[Any]:
 
 
 def _remove_fields(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    removed = change.get("without", ())
-    if removed == "*":
+    removed_names = change.get("without", ())
+    if removed_names == "*":
         return {}
-    return {key: value for key, value in base.items() if key not in removed}
+    return {key: value for key, value in base.items() if key not in removed_names}
 
 
 def _with_sources(rules: Any, sources: Any) -> Any:

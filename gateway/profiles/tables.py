@@ -92,10 +92,10 @@ class ProfileTables:
         machine = self._machine(name)
         if machine is None:
             names = [*self.snapshot_names(), *(card.name for card in self.cards.cards)]
-            near = near_name(name, names)
+            suggestion = near_name(name, names)
             raise NotFound(
                 f"No machine or card is named {name[:80]}"
-                f"{f'; did you mean {near}?' if near else '.'}",
+                f"{f'; did you mean {suggestion}?' if suggestion else '.'}",
                 hint=(
                     "`fitserve plan --hardware list` prints the names: 4x4090 is four cards,"
                     " 3090+4090 two unlike ones, 2x(8xh100) two machines. Or give a file that"
@@ -282,9 +282,9 @@ class ProfileTables:
         for root in reversed(self.roots):
             for path in (root / "engine_diffs" / kind).glob("*.yaml"):
                 diff = self.document(path)
-                near = names.get(str(diff["guessed_from"]).rpartition("==")[2], frozenset())
-                missing = (diff.get("without") or {}).get(field) or ()
-                names[path.stem] = near.difference(missing).union(diff.get(field) or ())
+                near_names = names.get(str(diff["guessed_from"]).rpartition("==")[2], frozenset())
+                missing_names = (diff.get("without") or {}).get(field) or ()
+                names[path.stem] = near_names.difference(missing_names).union(diff.get(field) or ())
         return names
 
     def _history(self, kind: str) -> CodeHistory:
@@ -346,12 +346,13 @@ def shipped_profiles() -> Path:
 
     Raises SettingsError.
     """
-    inside, checkout = Path(__file__).parent / "data", Path(__file__).parents[2] / "profiles"
-    for folder in (inside, checkout):
+    packaged_data, checkout = Path(__file__).parent / "data", Path(__file__).parents[2] / "profiles"
+    for folder in (packaged_data, checkout):
         if folder.is_dir():
             return folder
     raise SettingsError(
-        f"The profiles of fitserve are missing: there is no folder {inside} and no {checkout}.",
+        f"The profiles of fitserve are missing: there is no folder {packaged_data} and no"
+        f" {checkout}.",
         hint=_REINSTALL,
     )
 

@@ -47,7 +47,7 @@ class Documents:
             None,
         )
 
-    def _documents(self, path: Path, name: str, most: int | None) -> list[Any]:
+    def _documents(self, path: Path, name: str, limit: int | None) -> list[Any]:
         """The documents of the file, or the first of them, which the cache knows by `name`."""
         state = path.stat()
         stamp = [state.st_mtime_ns, state.st_size]
@@ -56,7 +56,7 @@ class Documents:
                 match msgspec.msgpack.decode(self._parsed[name]):
                     case [mtime, size, list(documents)] if [mtime, size] == stamp:
                         return documents
-        documents = list(islice(_parse(path), most))
+        documents = list(islice(_parse(path), limit))
         if self._cache is not None:
             self._keep(name, [*stamp, documents])
         return documents

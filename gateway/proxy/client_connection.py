@@ -199,14 +199,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             return  # see `_end`
         self._stall = None
         self._update_reading()
-        current = self._current
-        if current is None:
+        current_exchange = self._current
+        if current_exchange is None:
             if self._turns:
                 self._start_next()
-        elif self._unsent and isinstance(current, Exchange):
-            self._send_list(current)
+        elif self._unsent and isinstance(current_exchange, Exchange):
+            self._send_list(current_exchange)
         else:
-            current.resume()
+            current_exchange.resume()
 
     # --- reading requests, at the speed of memory and of readers of bodies ---
 
@@ -345,11 +345,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Ends the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
         self._current = None
-        whole = request.upload.is_whole
-        if request.keep_alive and whole:
+        is_whole = request.upload.is_whole
+        if request.keep_alive and is_whole:
             self._start_next()
         else:
-            self._close(discard=not whole)
+            self._close(discard=not is_whole)
 
     def abort_answer(self, request: AsgiRequest) -> None:
         """Ends the connection, because the answer to `request` cannot be completed."""
@@ -385,11 +385,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             refusal = refusal[: refusal.find(b"\r\n\r\n") + 4]
         incoming, self._reader.incoming = self._reader.incoming, None
         if incoming is not None:
-            started = incoming.answer.has_started
+            has_started = incoming.answer.has_started
             incoming.abandon()
             if incoming is self._current:
                 self._current = None
-                if started:
+                if has_started:
                     self._abort()
                     return
             else:

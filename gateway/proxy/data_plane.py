@@ -104,8 +104,11 @@ class DataPlane:
             for connection in self.connections
             if (exchange := connection.exchange) is not None
         ]
-        if exchanges and abs((ahead := time.time() - self.loop.time()) - self._ahead) > _STEP_S:
-            self._ahead = ahead
+        if (
+            exchanges
+            and abs((clock_lead := time.time() - self.loop.time()) - self._ahead) > _STEP_S
+        ):
+            self._ahead = clock_lead
         return oldest(exchanges, self.routes.table, self._ahead)
 
     async def cancel(self, id_: str) -> int:

@@ -389,27 +389,27 @@ class Exchange:
         """Retries once on another replica. A replica that accepted no connection has not seen the
         request."""
         self._dial = None
-        failed, route = self.replica, self.plane.routes.table.models.get(self.call.model)
-        log.warning("%s: no connection to %s: %r", self.id, failed, error)
-        routed = route is not None and failed in route.replicas
+        failed_replica, route = self.replica, self.plane.routes.table.models.get(self.call.model)
+        log.warning("%s: no connection to %s: %r", self.id, failed_replica, error)
+        routed = route is not None and failed_replica in route.replicas
         if (
-            failed is not None
+            failed_replica is not None
             and not self._was_retried
             and (route is None or not routed or len(route.replicas) > 1 or route.wait_s)
         ):
-            self._retry(failed.id if routed else None)
+            self._retry(failed_replica.id if routed else None)
             return
         self.outcome = "unreachable"
         self._release()
         self.refuse(refusals.no_connection())
 
-    def _leave_frozen_replica(self, frozen: RoutedReplica) -> None:
+    def _leave_frozen_replica(self, frozen_replica: RoutedReplica) -> None:
         """Leaves a frozen replica, which may never resume."""
         upstream = self._upstream
         if upstream is not None and upstream.is_active:
             upstream.is_active = False  # bytes arrived since the last check, so it may recover
             return
-        log.warning("%s: %s is frozen", self.id, frozen)
+        log.warning("%s: %s is frozen", self.id, frozen_replica)
         answer = self.answer
         answer.forget()
         # The head of a stream may be sent already: it is the same for every replica. The head of
@@ -602,8 +602,8 @@ class Exchange:
             self.plane.meter.count_refusal(self, error)
         self.keep_alive = False
         answer.break_off(error, self.tail)
-        cut: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
-        self._finish(cut if answer.status else "refused")
+        outcome: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
+        self._finish(outcome if answer.status else "refused")
         self.connection.end_turn(self)
 
     def _finish(self, outcome: Outcome) -> None:

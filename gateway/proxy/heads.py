@@ -134,12 +134,12 @@ class AnswerHead:
 def client_lines(headers: Headers) -> tuple[bytes, bool]:
     """The header lines for the client, and whether an event stream follows. Cached, because engines
     send the same few sets."""
-    plain = [(name, value) for name, value in headers if _PLAIN_VALUE(value)]
+    plain_headers = [(name, value) for name, value in headers if _PLAIN_VALUE(value)]
     events = any(
         name == b"content-type" and value[:17].lower() == b"text/event-stream"
-        for name, value in plain
+        for name, value in plain_headers
     )
-    return b"".join(b"%b: %b\r\n" % pair for pair in plain), events
+    return b"".join(b"%b: %b\r\n" % pair for pair in plain_headers), events
 
 
 def answer_head(

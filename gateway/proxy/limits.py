@@ -103,11 +103,11 @@ class Limits:
 
 
 def read_head(
-    target: bytes, headers: list[tuple[bytes, bytes]], version: str, received: int
+    target: bytes, headers: list[tuple[bytes, bytes]], version: str, received_bytes: int
 ) -> dict[bytes, bytes]:
     """The headers that the gateway uses, by lower-case name. Raises BadRequest, HeadTooLarge.
 
-    `received`: bytes of the reads that contain the head; they may contain more.
+    `received_bytes`: bytes of the reads that contain the head; they may contain more.
     """
     # The parser accepts a request line without a version, for HTTP/0.9.
     if version not in ("1.0", "1.1"):
@@ -128,7 +128,7 @@ def read_head(
         elif b"_" in name:
             raise BadRequest("A header name contains an underscore.", hint="Use a dash instead.")
     if (
-        received > HEAD_BYTES
+        received_bytes > HEAD_BYTES
         and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES
     ):
         raise head_too_large()

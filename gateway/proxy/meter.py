@@ -67,5 +67,5 @@ def usage(tail: Sequence[bytes]) -> TokenUsage:
     except DECODE_ERRORS:
         return structured_usage(data)
     details = block.prompt_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    return block.prompt_tokens, block.completion_tokens, cached
+    cached_tokens = details.cached_tokens if details is not None else None
+    return block.prompt_tokens, block.completion_tokens, cached_tokens

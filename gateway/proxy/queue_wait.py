@@ -58,8 +58,8 @@ class QueueWait:
                 self._since = time
             self._state = state
         if time - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
-            why = f"this request has waited for {time - self._since:.0f} s"
-            self.reject(plane.routes.refusal(route, why) if ready else route.not_ready())
+            reason = f"this request has waited for {time - self._since:.0f} s"
+            self.reject(plane.routes.refusal(route, reason) if ready else route.not_ready())
         elif self._streams and time - self._commented_at >= plane.limits.waiting_comment_s > 0:
             self._commented_at = time
             exchange = self._exchange

@@ -71,11 +71,11 @@ def no_answer(status: int) -> UpstreamError:
 def missing_authorization(*, key: bool) -> UpstreamError:
     """`key`: the gateway has one for the engine. The client's own key was good, and the engine's
     words may repeat the gateway's."""
-    why = (
+    reason = (
         "refused the key of the gateway" if key else "wants a key, and the gateway has none for it"
     )
     return UpstreamError(
-        f"The engine of this model {why}.",
+        f"The engine of this model {reason}.",
         hint="Your own key is valid. The operator sees more with `fitserve show`.",
     )
 

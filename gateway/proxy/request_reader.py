@@ -149,14 +149,14 @@ class RequestReader:
                 connection.refuse_and_close(refusals.not_http())
         return not connection.is_discarding
 
-    def _read_again(self, rest: bytes | memoryview) -> None:
+    def _read_again(self, tail: bytes | memoryview) -> None:
         """Reads a request for another protocol as one without that wish; Java's HTTP client asks
         for h2c. The parser has not read the body."""
         head = head_without_upgrade(
             self.method, self.url, self._parser.get_http_version(), self.headers
         )
         self._parser = self._new_parser()
-        self.read(head + rest)
+        self.read(head + tail)
 
     # --- called by the parser ---
 

@@ -198,7 +198,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_between_chunks and self._is_chunk(data):
             exchange.answer.writer.write(data)
             return
-        first, sent = self._is_first, self.sent
+        first, sent_bytes = self._is_first, self.sent
         if first:
             self._is_first = False
             is_known = self._previous_head
@@ -234,7 +234,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._out or self.lead:
             self.flush()
-        if self.sent != sent:
+        if self.sent != sent_bytes:
             self._bare = 0
             return
         self._bare += len(data)

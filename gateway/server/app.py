@@ -121,15 +121,15 @@ def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    shared: Shared | None = None,
+    shared_parts: Shared | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI application with its data plane. Most parts are built when a server
     starts it.
 
     host, gpus: None takes those of the settings and of this machine.
-    shared: None serves clients from this process.
+    shared_parts: None serves clients from this process.
     """
-    front = build_front(settings, gpus, shared)
+    front = build_front(settings, gpus, shared_parts)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -176,14 +176,14 @@ async def _run_parts(
 
 
 def build_front(
-    settings: Settings, gpus: GpuWatch | None = None, shared: Shared | None = None
+    settings: Settings, gpus: GpuWatch | None = None, shared_parts: Shared | None = None
 ) -> Front:
-    """The parts that need no event loop. `gpus`: None reads the GPUs of this machine; `shared`:
-    None serves clients from this process."""
+    """The parts that need no event loop. `gpus`: None reads the GPUs of this machine;
+    `shared_parts`: None serves clients from this process."""
     keys = Keys(
         settings.admin_key,
         settings.api_key,
-        failed_logins=FailedLogins(memory=shared[0] if shared is not None else None),
+        failed_logins=FailedLogins(memory=shared_parts[0] if shared_parts is not None else None),
         origins=Origins(frozenset(settings.web_origins)),
     )
     limits = Limits(
@@ -199,12 +199,16 @@ def build_front(
         end_revoked=settings.end_revoked,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
-    workers = _workers(settings, limits, keys, metrics, shared) if shared is not None else None
+    workers = (
+        _workers(settings, limits, keys, metrics, shared_parts)
+        if shared_parts is not None
+        else None
+    )
     routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
     return Front(
         settings=settings,
-        profiles=Profiles(settings.profiles_dir, learned=settings.data / "learned"),
-        gpus=gpus or GpuWatch(allowed=allowed_devices(settings.data, settings)),
+        profiles=Profiles(settings.profiles_dir, learned_path=settings.data / "learned"),
+        gpus=gpus or GpuWatch(allowed_devices=allowed_devices(settings.data, settings)),
         keys=keys,
         metrics=metrics,
         routes=routes,
@@ -223,18 +227,18 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     store = await asyncio.to_thread(open_store, database)
     instance = installation_id(database, store)
     keyring = await _load_keyring(app, front, store)
-    allowed = front.profiles.allowed_images(settings.allowed_images)
-    host = host or await choose_host(settings, instance, allowed)
+    allowed_images = front.profiles.allowed_images(settings.allowed_images)
+    host = host or await choose_host(settings, instance, allowed_images)
     hub = Hub(
         settings.hf_endpoint, settings.hf_token, settings.data / "hub", models=settings.models
     )
-    config = _planning_start(front, host, hub, allowed)
+    config = _planning_start(front, host, hub, allowed_images)
     planning = PlanProcess(config)
     launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
     loop = Loop(
         store,
-        _build_planner(front, host, planning, allowed, store),
+        _build_planner(front, host, planning, allowed_images, store),
         launcher,
         front.gpus,
         _signatures(front, host),
@@ -274,10 +278,10 @@ def _build_tuning(
     loop: Loop,
     launcher: Launcher,
     store: Store,
-    ended: Callable[[], Mapping[str, float]],
+    ended_counts: Callable[[], Mapping[str, float]],
 ) -> Tuning:
     profile = front.profiles.engine_in_image
-    traffic = ServedTraffic(loop.fleet.models, front.routes.is_working, ended, profile)
+    traffic = ServedTraffic(loop.fleet.models, front.routes.is_working, ended_counts, profile)
     measurements = Measurements(loop.fleet, loop.plan_preview, store, traffic)
     tools = SearchTools(loop.plan_preview, loop.trials, launcher, traffic, profile, measurements)
     tunings = Tunings(loop.fleet, loop.orders, tools)
@@ -292,12 +296,12 @@ def _build_tuning(
 
 
 def _workers(
-    settings: Settings, limits: Limits, keys: Keys, metrics: Metrics, shared: Shared
+    settings: Settings, limits: Limits, keys: Keys, metrics: Metrics, shared_parts: Shared
 ) -> Workers:
     # A gateway of one process does without this module.
     from gateway.proxy.workers.supervisor import Workers
 
-    return Workers(settings, limits, keys, *shared, metrics.usage)
+    return Workers(settings, limits, keys, *shared_parts, metrics.usage)
 
 
 async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
@@ -316,7 +320,9 @@ async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
     return keyring
 
 
-def _planning_start(front: Front, host: Host, hub: Hub, allowed: AllowedImages) -> WorkerConfig:
+def _planning_start(
+    front: Front, host: Host, hub: Hub, allowed_images: AllowedImages
+) -> WorkerConfig:
     settings = front.settings
     return WorkerConfig(
         roots=tuple(map(str, front.profiles.roots)),
@@ -324,7 +330,7 @@ def _planning_start(front: Front, host: Host, hub: Hub, allowed: AllowedImages) 
         hf_endpoint=settings.hf_endpoint,
         hf_token=hub.token,
         installed_only=host.kind == "process",
-        allowed_images=allowed.patterns if host.kind == "docker" else None,
+        allowed_images=allowed_images.patterns if host.kind == "docker" else None,
         engine_env=tuple(settings.engine_env.items()),
         models=str(settings.models),
     )
@@ -348,11 +354,11 @@ def _signatures(front: Front, host: Host) -> Callable[[], Signatures]:
 
 
 def _build_planner(
-    front: Front, host: Host, planning: PlanProcess, allowed: AllowedImages, store: Store
+    front: Front, host: Host, planning: PlanProcess, allowed_images: AllowedImages, store: Store
 ) -> MachinePlanner:
     data = front.settings.data
     inquirer = Inquirer(host, AnswerCache(data / "answers"))
-    images = allowed if host.kind != "process" else None
+    images = allowed_images if host.kind != "process" else None
     cluster = host.machines.cluster if host.machines is not None else None
     return MachinePlanner(
         data,
@@ -374,9 +380,9 @@ async def _start_events(
     observer = Observer(
         events, loop.fleet.models, front.gpus, lambda: keyring.stored, front.settings
     )
-    removed = await asyncio.to_thread(observer.begin, store)
+    removed_events = await asyncio.to_thread(observer.begin, store)
     loop.passed = observer.look
-    observer.start(removed)
+    observer.start(removed_events)
     return events, observer
 
 

@@ -47,8 +47,8 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, FitserveError):
         raise error
     headers = {"x-gateway-source": "gateway", "x-request-id": request_id(request.scope)}
-    more = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return JSONResponse(error.envelope(), error.status, headers | more)
+    extra_headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return JSONResponse(error.envelope(), error.status, headers | extra_headers)
 
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
@@ -64,8 +64,8 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
         return await _on_error(request, broken)
     field = ".".join(str(part) for part in first["loc"][1:]) or "body"
     problem = first["msg"].removeprefix("Value error, ").rstrip(".")
-    bad = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
-    return await _on_error(request, bad)
+    bad_request = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
+    return await _on_error(request, bad_request)
 
 
 async def _on_disk(request: Request, error: Exception) -> JSONResponse:
@@ -81,11 +81,11 @@ async def _on_half_character(request: Request, error: Exception) -> JSONResponse
     nothing can store. Any other error is a bug."""
     if not _SURROGATE.search(await request.body()):
         raise error
-    bad = BadRequest(
+    bad_request = BadRequest(
         "A text of the request body has half of a character, such as \\ud83d. Nothing was changed.",
         hint="Send each character whole, in UTF-8 or as both of its escapes.",
     )
-    return await _on_error(request, bad)
+    return await _on_error(request, bad_request)
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
@@ -94,29 +94,29 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     method = request.method
     if error.status_code == 404:
         path = request.url.path
-        general = _BASE_URL if lacks_prefix(path) else _DESCRIPTION
+        general_hint = _BASE_URL if lacks_prefix(path) else _DESCRIPTION
         hint = next(
             (
                 words
                 for route, words in _FOREIGN_ROUTES.items()
                 if path == route or path.startswith(f"{route}/")
             ),
-            general,
+            general_hint,
         )
         return await _on_error(
             request, NotFound(f"The route {method} {path[:200]} does not exist.", hint=hint)
         )
     if error.status_code != 405:
         # FastAPI's error for an unreadable body: no UTF-8, or nested too deeply.
-        unread = BadRequest(
+        unread_request = BadRequest(
             "The request body is not JSON in UTF-8, or nested too deeply.",
             hint=_DESCRIPTION,
         )
-        return await _on_error(request, unread)
-    bad = MethodNotAllowed(
+        return await _on_error(request, unread_request)
+    error_answer = MethodNotAllowed(
         f"{request.url.path[:200]} does not accept {method}.",
         hint=_DESCRIPTION,
     )
-    response = await _on_error(request, bad)
+    response = await _on_error(request, error_answer)
     response.headers.update(error.headers or {})
     return response

@@ -100,15 +100,15 @@ class GatewayApp:
         else:
             await self._handle(scope, receive, send)
 
-    def handle_loop_end(self, running: asyncio.Task[None]) -> None:
+    def handle_loop_end(self, loop_task: asyncio.Task[None]) -> None:
         """Ends the gateway after its loop has ended: no engine is watched any more, and the
         supervisor of this process should restart it."""
-        error = None if running.cancelled() else running.exception()
+        error = None if loop_task.cancelled() else loop_task.exception()
         self.failure = (
             f"{type(error).__name__}: {error}"
             if error
             else "it was cancelled"
-            if running.cancelled()
+            if loop_task.cancelled()
             else "it returned"
         )
         log.critical(

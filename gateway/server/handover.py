@@ -90,10 +90,10 @@ class Takeover:
             async with asyncio.timeout(_ADOPT_S):
                 while not routed().issuperset(self.ready):  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_S)
-        if missing := sorted({*self.ready} - routed()):
+        if missing_names := sorted({*self.ready} - routed()):
             log.warning(
                 "models of the previous gateway are not ready yet; requests are accepted anyway",
-                models=missing,
+                models=missing_names,
             )
 
 

@@ -9,9 +9,9 @@ from gateway.hosts.host import Host
 from gateway.settings import Settings
 
 
-async def choose_host(settings: Settings, instance: str, allowed: AllowedImages) -> Host:
-    """The host that the settings select. `allowed`: the images that may be started; an agent has
-    its own list.
+async def choose_host(settings: Settings, instance: str, allowed_images: AllowedImages) -> Host:
+    """The host that the settings select. `allowed_images`: the images that may be started; an agent
+    has its own list.
 
     Docker is chosen even while it does not answer. Its containers may be engines of an earlier run,
     and a process would start a second copy. The loop then waits for Docker, and /readyz names the
@@ -31,7 +31,9 @@ async def choose_host(settings: Settings, instance: str, allowed: AllowedImages)
         from gateway.hosts.docker.host import DockerHost
 
         if kind == "docker" or await asyncio.to_thread(listening):
-            return DockerHost(network=settings.docker_network, instance=instance, allowed=allowed)
+            return DockerHost(
+                network=settings.docker_network, instance=instance, allowed_images=allowed_images
+            )
     from gateway.hosts.process.host import ProcessHost
 
     return ProcessHost(settings.data, settings.prepared_engines)

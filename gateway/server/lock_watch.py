@@ -13,18 +13,18 @@ _LOOK_S = 1.0
 
 
 class LockWatch:
-    """Calls `lost` once after another process has become the owner of the data folder."""
+    """Calls `on_lost` once after another process has become the owner of the data folder."""
 
     def __init__(
         self,
         data: Path,
         descriptor: int,
-        lost: Callable[[], Awaitable[object]],
+        on_lost: Callable[[], Awaitable[object]],
         look_s: float = _LOOK_S,
     ) -> None:
         self._data = data
         self._descriptor = descriptor
-        self._lost = lost
+        self._lost = on_lost
         self._look_s = look_s
         self._work = SupervisedTask(self._check_lock, "the watch of the data folder's lock")
 

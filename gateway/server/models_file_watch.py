@@ -63,23 +63,23 @@ class ModelsFileWatch:
     async def _check(self) -> float:
         """Applies the file after a change. The seconds until the next check."""
         try:
-            current = await self._stamps.result()
+            current_stamp = await self._stamps.result()
         except OSError as error:
             self._report(f"The file of models {self._path} cannot be read: {error.strerror}.")
             return _RETRY_S
-        if current == self._applied and self._problem != _INCOMPLETE_PROBLEM:
+        if current_stamp == self._applied and self._problem != _INCOMPLETE_PROBLEM:
             return _CHECK_S
-        if current != self._stable and self._was_read:
+        if current_stamp != self._stable and self._was_read:
             # The author may still be writing the file.
-            self._stable = current
+            self._stable = current_stamp
             return _CHECK_S
-        self._stable, self._was_read, problem = current, True, ""
+        self._stable, self._was_read, problem = current_stamp, True, ""
         try:
             if not await self._apply(await self._contents.result()):
                 problem = _INCOMPLETE_PROBLEM
         except (FitserveError, OSError) as error:
             problem = str(error)
-        self._applied = current
+        self._applied = current_stamp
         self._report(problem)
         return _RETRY_S if problem == _INCOMPLETE_PROBLEM else _CHECK_S
 

@@ -29,12 +29,12 @@ class OpenAnswer:
         """The next message for the application."""
         if self._next is None:
             self._next = asyncio.create_task(self._read())
-        ended = asyncio.create_task(self._ended.wait())
+        end_wait = asyncio.create_task(self._ended.wait())
         try:
-            waiting: set[asyncio.Task[Any]] = {self._next, ended}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            pending_tasks: set[asyncio.Task[Any]] = {self._next, end_wait}
+            await asyncio.wait(pending_tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended.cancel()
+            end_wait.cancel()
         if self._ended.is_set() or not self._next.done():
             return {"type": "http.disconnect"}
         message, self._next = self._next.result(), None

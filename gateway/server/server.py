@@ -68,17 +68,17 @@ def limit_connections(settings: Settings) -> Settings:
     Raises SettingsError if too few files remain.
     """
     target = 2 * settings.max_connections + 512
-    allowed = open_files.raise_fd_limit(target)
+    allowed_files = open_files.raise_fd_limit(target)
     # Two files for each connection, and one for each connection being refused.
     allowed_connections = bisect_right(
         range(1, settings.max_connections + 1),
-        allowed - _OWN_FILES,
+        allowed_files - _OWN_FILES,
         key=lambda connections: 2 * connections + refusal_capacity(connections),
     )
     if allowed_connections < min(_MIN_CONNECTIONS, settings.max_connections):
         minimum = _OWN_FILES + 2 * _MIN_CONNECTIONS + refusal_capacity(_MIN_CONNECTIONS)
         raise SettingsError(
-            f"This process may open {allowed} files, but needs at least {minimum}.",
+            f"This process may open {allowed_files} files, but needs at least {minimum}.",
             hint=(
                 f"Raise the limit (`ulimit -n {target}`, or LimitNOFILE={target} in a systemd"
                 " unit)."
@@ -180,7 +180,7 @@ def _server(
         else sockets.distribute(listeners, settings.workers)
     )
     control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared=(SharedMemory(), shares, path))
+    app = create_app(settings, shared_parts=(SharedMemory(), shares, path))
     workers = app.workers
     assert workers is not None  # noqa: S101 - given above
     control_server = ControlServer(settings, app, workers, app.end_streams)
@@ -237,7 +237,7 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
     data_lock = takeover.lock if takeover is not None else lock(settings.data)
     try:
         listeners = takeover.listeners if takeover is not None else _service_sockets(settings)
-        ours = not listeners
+        owns_listeners = not listeners
         listeners = listeners or [_listen(settings)]
         address, port = listeners[0].getsockname()[:2]
         log.info(
@@ -250,7 +250,7 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
         if takeover is not None:
             takeover.take()
             own_lock(data_lock)
-        app, server, sockets = _server(settings, listeners, bound_here=ours)
+        app, server, sockets = _server(settings, listeners, bound_here=owns_listeners)
         app.stop = partial(_end, server, settings)
         app.started = lambda: server.started
         app.lock, app.takeover = data_lock, takeover

@@ -35,12 +35,12 @@ class SharedAnswer:
         async with self._rendering:
             await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
             self._next = None
-            began = time.monotonic()
+            start_s = time.monotonic()
             try:
                 body = await self._render()
             finally:
-                ended = time.monotonic()
-                self._free_at = ended + _REST_FACTOR * (ended - began)
+                end_s = time.monotonic()
+                self._free_at = end_s + _REST_FACTOR * (end_s - start_s)
         if body != self._body:
             self._body = body
         return self._body

@@ -274,12 +274,12 @@ class _Room:
             self._learned -= entry.size
         if min(self._files, self._learned, self._bytes_left) < 0:
             return False
-        free = shutil.disk_usage(self._folder).free
-        if entry.size > free - _SPARE_BYTES and entry.size > _PIECE:
+        free_bytes = shutil.disk_usage(self._folder).free
+        if entry.size > free_bytes - _SPARE_BYTES and entry.size > _PIECE:
             raise StoreError(
                 f"The backup cannot be unpacked: {entry.name[:100]} has"
                 f" {entry.size / 1024**2:,.0f} MiB, and the disk of {self._folder.parent} has"
-                f" {free / 1024**2:,.0f} MiB free. Nothing was changed.",
+                f" {free_bytes / 1024**2:,.0f} MiB free. Nothing was changed.",
                 hint="Free disk space, then try again.",
             )
         return True
@@ -308,8 +308,8 @@ def _check_version(manifest: _Manifest) -> None:
 def _check_installation(data: Path, draft: Path, archive: Path) -> None:
     """Raise SettingsError if the folder is another gateway's, whose engines would be lost."""
     with contextlib.suppress(FileNotFoundError):
-        current, restored = (folder / "installation" for folder in (data, draft))
-        if current.read_bytes().strip() != restored.read_bytes().strip():
+        current_path, restored = (folder / "installation" for folder in (data, draft))
+        if current_path.read_bytes().strip() != restored.read_bytes().strip():
             raise SettingsError(
                 f"{data} belongs to another installation than {archive}.",
                 hint="Set FITSERVE_DATA_DIR to an empty folder, or to that of the backup.",
@@ -324,33 +324,33 @@ def _check_database(database: Path, archive: Path) -> tuple[int, int, int]:
     if (problem := foreign_part(database)) is not None:
         raise _no_backup(archive, f"its database is damaged: {problem}")
     try:
-        opened = Database(database, is_mirrored=False)
+        opened_database = Database(database, is_mirrored=False)
     except Damaged as error:
         raise _no_backup(archive, f"its database is damaged: {error.problem}") from None
     try:
         models, keys, facts = (
-            int(opened.rows(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608
+            int(opened_database.rows(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608
             for table in ("models", "keys", "facts")
         )
     finally:
-        opened.close()
+        opened_database.close()
     return models, keys, facts
 
 
 def _set_aside(data: Path) -> Path | None:
     """Move the former files into a folder, and return it. Records of running engines stay known."""
-    present = [data / name for name in _REPLACED_FILES if (data / name).exists()]
-    if not present:
+    present_paths = [data / name for name in _REPLACED_FILES if (data / name).exists()]
+    if not present_paths:
         return None
     former_folder = data / f"before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     former_folder.mkdir(mode=0o700)
-    for path in present:
+    for path in present_paths:
         path.rename(former_folder / path.name)
     return former_folder
 
 
-def _no_backup(archive: Path, why: str) -> BadRequest:
+def _no_backup(archive: Path, reason: str) -> BadRequest:
     return BadRequest(
-        f"{archive} is not a complete backup: {why}. Nothing was changed.",
+        f"{archive} is not a complete backup: {reason}. Nothing was changed.",
         hint="Give a file that `fitserve backup` wrote.",
     )

@@ -63,7 +63,7 @@ def close_data_folder(data: Path) -> None:
         )
     if not mode & _FOREIGN_ACCESS:
         return
-    was = oct(stat.S_IMODE(mode))
+    former_mode = oct(stat.S_IMODE(mode))
     try:
         # The folder first, so that no other process opens its files.
         data.chmod(stat.S_IMODE(mode) & ~_FOREIGN_ACCESS)
@@ -71,7 +71,7 @@ def close_data_folder(data: Path) -> None:
         log.warning(
             "other users can open the data folder, and it could not be closed",
             data=str(data),
-            mode=was,
+            mode=former_mode,
             error=str(error),
         )
     else:
@@ -79,7 +79,7 @@ def close_data_folder(data: Path) -> None:
         log.warning(
             "other users could open the data folder; it was closed",
             data=str(data),
-            mode=was,
+            mode=former_mode,
             files=files,
         )
 

@@ -241,10 +241,10 @@ class Database:
                 self._execute(SCHEMA + KEYS + ";".join(ADDITIONS))
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
-        for older in range(version or VERSION, VERSION):
+        for old_version in range(version or VERSION, VERSION):
             with transaction(self.connection) as db:
-                self._execute(UPGRADES[older])
-                db.execute(f"PRAGMA user_version={older + 1}")
+                self._execute(UPGRADES[old_version])
+                db.execute(f"PRAGMA user_version={old_version + 1}")
         seal_changes(self.connection)
         if 0 < version < VERSION:
             self._seal_all()
@@ -263,12 +263,12 @@ class Database:
             self.connection.execute(statement)
 
     def _damage(self, problem: str) -> Damaged:
-        damaged = Damaged(
+        damage = Damaged(
             f"The database {self.path} is damaged: {problem}.",
             hint="Move the file away to start with an empty database.",
         )
-        damaged.problem = problem
-        return damaged
+        damage.problem = problem
+        return damage
 
     @contextmanager
     def _translate_errors(self, doing: str) -> Iterator[None]:
@@ -301,9 +301,9 @@ class Database:
             if doing == "written":
                 self._write_error = str(error)
             # The text of an error of SQLite can contain bytes of a damaged file.
-            thing = f"The database {self.path} could not be {doing}"
+            problem_words = f"The database {self.path} could not be {doing}"
             if isinstance(error, UnicodeDecodeError):
                 raise StoreError(
-                    f"{thing}: {error}. Nothing was changed.", hint="Restore a backup."
+                    f"{problem_words}: {error}. Nothing was changed.", hint="Restore a backup."
                 ) from None
-            raise unwritten(thing, self.path.parent, error) from None
+            raise unwritten(problem_words, self.path.parent, error) from None

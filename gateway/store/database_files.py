@@ -30,11 +30,11 @@ def stamp(path: Path) -> Stamp:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
-def difference(former: Stamp | None, present: Stamp) -> str | None:
+def difference(former_stamp: Stamp | None, current_stamp: Stamp) -> str | None:
     """The end or exchange of a file, in words; None: it is the same file."""
-    if present == Stamp():
+    if current_stamp == Stamp():
         return "the file is gone"
-    if former is not None and former[:2] != present[:2]:
+    if former_stamp is not None and former_stamp[:2] != current_stamp[:2]:
         return "another file is in its place"
     return None
 

@@ -108,10 +108,10 @@ def remove_old_logs(data: Path, instances: Collection[str], age_s: float) -> Non
 
     instances: their logs stay. A gateway of the cluster has copies of all.
     """
-    oldest = time.time() - age_s
+    oldest_at = time.time() - age_s
     for path in (data / "logs").glob("*.log*"):
         with suppress(OSError):
-            if path.name.partition(".log")[0] not in instances and path.stat().st_mtime < oldest:
+            if path.name.partition(".log")[0] not in instances and path.stat().st_mtime < oldest_at:
                 path.unlink()
 
 

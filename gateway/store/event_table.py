@@ -36,33 +36,33 @@ class EventTable:
     def add(self, events: Iterable[Event], now_s: float) -> list[Event]:
         """Store events and remove too old ones. Returns the events with their numbers."""
         with self._database.change() as db:
-            newest = _newest(db)
-            number = newest or int(now_s)
+            newest_number = _newest(db)
+            number = newest_number or int(now_s)
             added: list[Event] = []
             for event in events:
                 number += 1
-                stored = event.evolve(id=number)
-                added.append(stored)
+                stored_event = event.evolve(id=number)
+                added.append(stored_event)
                 row = (
-                    stored.id,
-                    stored.at,
-                    stored.kind,
-                    stored.model,
-                    stored.replica,
-                    stored.attempt,
-                    stored.words,
-                    json.dumps(stored.data),
+                    stored_event.id,
+                    stored_event.at,
+                    stored_event.kind,
+                    stored_event.model,
+                    stored_event.replica,
+                    stored_event.attempt,
+                    stored_event.words,
+                    json.dumps(stored_event.data),
                 )
                 db.execute(_INSERT, row)
-            oldest = number - MAX_EVENTS, now_s - EVENT_LIFE_S
-            db.execute("DELETE FROM events WHERE id <= ? OR at < ?", oldest)
+            oldest_bounds = number - MAX_EVENTS, now_s - EVENT_LIFE_S
+            db.execute("DELETE FROM events WHERE id <= ? OR at < ?", oldest_bounds)
             db.execute("INSERT OR REPLACE INTO meta VALUES ('newest_event', ?)", (str(number),))
         return added
 
     def bounds(self) -> Bounds:
         row = self._database.rows("SELECT min(id) FROM events")[0]
-        newest = self._database.rows("SELECT value FROM meta WHERE key='newest_event'")
-        return Bounds(row[0] or 0, int(newest[0][0]) if newest else 0)
+        newest_rows = self._database.rows("SELECT value FROM meta WHERE key='newest_event'")
+        return Bounds(row[0] or 0, int(newest_rows[0][0]) if newest_rows else 0)
 
     def events_after(self, number: int, limit: int, model: str | None = None) -> list[Event]:
         """The next events after this one, oldest first."""

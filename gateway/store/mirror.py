@@ -165,7 +165,7 @@ class Mirror:
 
     def _inspect(self, source: sqlite3.Connection) -> None:
         """Read the whole file, and note its damage."""
-        began = time.monotonic()
+        start_s = time.monotonic()
         stamp = database_files.stamp(self.path)
         self._has_changed = False
         problem = database_files.difference(self._stamp, stamp) or self._problem_of_file()
@@ -173,7 +173,7 @@ class Mirror:
             problem = self._compare(self.connection, source, is_foreign=stamp != self._stamp)
         self._stamp = stamp
         self._inspected_at = time.monotonic()
-        self._inspection_s = self._inspected_at - began
+        self._inspection_s = self._inspected_at - start_s
         if problem is not None:
             self.note_damage(problem)
 

@@ -31,8 +31,8 @@ log = Logger("fitserve.store")
 
 def open_store(path: Path) -> Store:
     """The database at `path`; if it cannot be used, one in memory with the `problem`."""
-    began = installation_file(path).exists()
-    if began and path.exists() and path.stat().st_size == 0:
+    has_begun = installation_file(path).exists()
+    if has_begun and path.exists() and path.stat().st_size == 0:
         return _set_aside(path, "the database was cut to nothing")
     try:
         return Store(path)
@@ -61,8 +61,8 @@ def installation_id(path: Path, store: Store) -> str:
     """
     file = installation_file(path)
     with contextlib.suppress(OSError):
-        if stored := file.read_text().strip():
-            return stored
+        if stored_id := file.read_text().strip():
+            return stored_id
     identity = store.instance
     with contextlib.suppress(OSError):
         atomic_file.write(file, identity.encode())

@@ -41,8 +41,10 @@ class RunningEngines:
         try:
             atomic_file.write(self._folder / f"{name}.json", entry.model_dump_json().encode())
         except OSError as error:
-            thing = f"{self._folder} cannot be written"
-            raise unwritten(thing, self._folder, error, "The engine is not started.") from None
+            problem_words = f"{self._folder} cannot be written"
+            raise unwritten(
+                problem_words, self._folder, error, "The engine is not started."
+            ) from None
 
     def remove(self, name: str) -> None:
         """Remove a record. A failure is harmless: only a database without models reads records."""
@@ -63,11 +65,11 @@ class RunningEngines:
         return entries
 
 
-def restore_running(store: Store, running: RunningEngines) -> int:
+def restore_running(store: Store, running_engines: RunningEngines) -> int:
     """Add the recorded engines to a database without models. Returns the number of attempts."""
     if store.models():
         return 0
-    entries = running.entries()
+    entries = running_engines.entries()
     for entry in entries:
         store.restore(entry.wish, entry.created_at, entry.attempt)
     return len(entries)

@@ -24,8 +24,8 @@ def seal_changes(connection: sqlite3.Connection) -> None:
     """Have the connection seal each row that it adds or changes."""
     connection.create_function("seal_of", -1, seal_of, deterministic=True)
     for table, columns in SEALED_COLUMNS.items():
-        new = f"seal_of(new.{columns.replace(', ', ', new.')})"
-        sealed = f"UPDATE {table} SET seal={new} WHERE rowid=new.rowid"  # noqa: S608
+        new_seal = f"seal_of(new.{columns.replace(', ', ', new.')})"
+        sealed = f"UPDATE {table} SET seal={new_seal} WHERE rowid=new.rowid"  # noqa: S608
         for name, event in (("added", "INSERT"), ("changed", f"UPDATE OF {columns}")):
             connection.execute(
                 f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN {sealed}; END"

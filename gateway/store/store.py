@@ -123,7 +123,7 @@ class Store:
     def residences(self) -> dict[str, tuple[bool, float]]:
         """(stopped by its owner, last used) of every model."""
         rows = self._database.rows("SELECT name, stopped, used_at FROM models")
-        return {name: (bool(stopped), used_at) for name, stopped, used_at in rows}
+        return {name: (bool(is_stopped), used_at) for name, is_stopped, used_at in rows}
 
     def set_stopped(self, name: str, *, is_stopped: bool) -> None:
         """Raises NotFound."""
@@ -252,14 +252,14 @@ class Store:
     def save_plan(self, attempt: Attempt) -> None:
         """Replace the plan of a recorded attempt before its start."""
         with self._database.change() as db:
-            changed = (attempt.plan.model_dump_json(), attempt.fingerprint, attempt.id)
-            db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed)
+            changed_values = (attempt.plan.model_dump_json(), attempt.fingerprint, attempt.id)
+            db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed_values)
 
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
         """Write the attempt's changed fields, and the facts of its failure, in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None
         abilities = attempt.abilities.model_dump_json() if attempt.abilities else None
-        asleep = attempt.asleep.model_dump_json() if attempt.asleep else None
+        asleep_json = attempt.asleep.model_dump_json() if attempt.asleep else None
         phases = json.dumps(attempt.phases) if attempt.phases else None
         with self._database.change() as db:
             db.execute(
@@ -271,7 +271,7 @@ class Store:
                     attempt.ended_at,
                     failure,
                     abilities,
-                    asleep,
+                    asleep_json,
                     phases,
                     attempt.id,
                 ),
@@ -342,17 +342,17 @@ class Store:
         Facts of kind speed_ratio are removed, because they depend on the former figures.
         """
         with self._database.change() as db:
-            old: dict[tuple[str, object], list[int]] = {}
+            old_ids: dict[tuple[str, object], list[int]] = {}
             for number, text in db.execute("SELECT id, fact FROM facts"):
-                old.setdefault(_subject(text), []).append(number)
+                old_ids.setdefault(_subject(text), []).append(number)
             outdated = [
                 number
-                for (kind, _), numbers in old.items()
+                for (kind, _), numbers in old_ids.items()
                 if kind == "speed_ratio" and facts
                 for number in numbers
             ]
             rows = [(fact.model_dump_json(), fact.at or 0.0) for fact in facts]
-            outdated += [number for text, _ in rows for number in old.get(_subject(text), [])]
+            outdated += [number for text, _ in rows for number in old_ids.get(_subject(text), [])]
             db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in outdated])
             db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
 
@@ -433,13 +433,13 @@ class Store:
 
 
 def _learn_speeds(db: sqlite3.Connection, facts: Iterable[Fact]) -> None:
-    old = {
+    old_values = {
         _subject(row[1]): row[0]
         for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")
     }
     for fact in facts:
         text = fact.model_dump_json()
-        db.execute("DELETE FROM facts WHERE id=?", (old.get(_subject(text), 0),))
+        db.execute("DELETE FROM facts WHERE id=?", (old_values.get(_subject(text), 0),))
         values = (text, fact.attempt, fact.at or 0.0)
         db.execute(
             "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values

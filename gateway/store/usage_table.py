@@ -29,7 +29,7 @@ class UsageTable:
         """Add to the rows of the same day, key and model."""
         updates = ", ".join(f"{name}={name}+excluded.{name}" for name in _SUMS.split(", "))
         with self._database.change() as db:
-            newest = db.execute("SELECT max(day) FROM usage").fetchone()[0]
+            newest_day = db.execute("SELECT max(day) FROM usage").fetchone()[0]
             db.executemany(
                 f"INSERT INTO usage (day, key, model, {_SUMS})"  # noqa: S608
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -37,13 +37,13 @@ class UsageTable:
                 rows,
             )
             today = max(row.day for row in rows)
-            if newest is None or today > newest:
+            if newest_day is None or today > newest_day:
                 db.execute("DELETE FROM usage WHERE day <= ?", (today - KEPT_DAYS,))
-                oldest = db.execute(
+                oldest_day = db.execute(
                     "SELECT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?", (_MAX_ROWS,)
                 ).fetchone()
-                if oldest is not None:
-                    db.execute("DELETE FROM usage WHERE day <= ?", oldest)
+                if oldest_day is not None:
+                    db.execute("DELETE FROM usage WHERE day <= ?", oldest_day)
 
     def sums(
         self, first: int, last: int, parts: Collection[Part], key: str | None, model: str | None

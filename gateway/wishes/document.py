@@ -103,13 +103,13 @@ def _values(node: yaml.Node, counts: dict[int, int]) -> int:
     """The number of values in a node, aliases counted at each use; a cycle is too many."""
     if (count := counts.get(id(node))) is None:
         counts[id(node)] = _MAX_VALUES + 1
-        inner = (
+        inner_nodes = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)
             else node.value
         )
         count = counts[id(node)] = 1 + (
-            sum(_values(child, counts) for child in inner)
+            sum(_values(child, counts) for child in inner_nodes)
             if not isinstance(node, yaml.ScalarNode)
             else 0
         )

@@ -56,10 +56,10 @@ class ModelRequest(Wish):
                 param="chat_template",
             )
         for low, high in combinations(("min_context", "context", "max_context"), 2):
-            least, most = getattr(self, low), getattr(self, high)
-            if least and most and least > most:
+            minimum, maximum = getattr(self, low), getattr(self, high)
+            if minimum and maximum and minimum > maximum:
                 raise BadRequest(
-                    f"{low} is larger than {high}: {least} and {most} tokens.",
+                    f"{low} is larger than {high}: {minimum} and {maximum} tokens.",
                     hint="Swap or drop one.",
                     param=low,
                 )

@@ -54,14 +54,14 @@ def load(path: Path) -> ModelsFile:
     """The wishes of a models file. Raises BadRequest with all mistakes: file, line, column."""
     try:
         text = read_file(path, 4 * _MAX_CHARACTERS + 1).decode("utf-8-sig")
-        why = (
+        reason = (
             f"it is longer than {_MAX_CHARACTERS} characters" if len(text) > _MAX_CHARACTERS else ""
         )
     except (OSError, UnicodeDecodeError) as error:
-        text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
-    if why:
+        text, reason = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
+    if reason:
         raise BadRequest(
-            f"The file of models {path} cannot be read: {why}.",
+            f"The file of models {path} cannot be read: {reason}.",
             hint="Correct the path, or make the file.",
         )
     document, references = read(text), References(path.absolute().parent)
@@ -98,7 +98,7 @@ def load(path: Path) -> ModelsFile:
 def schema() -> dict[str, Any]:
     """The file as a JSON schema, for editors."""
     model_schema = TypeAdapter(ModelRequest).json_schema(ref_template="#/$defs/{model}")
-    shared = model_schema.pop("$defs", {})
+    shared_definitions = model_schema.pop("$defs", {})
     del model_schema["properties"]["name"]
     model_schema["required"] = []
     model_schema["title"] = "Model"
@@ -115,7 +115,7 @@ def schema() -> dict[str, Any]:
         },
         "patternProperties": {f"^{_EXTENSION_PREFIX}": {}},
         "additionalProperties": False,
-        "$defs": {**shared, "Model": model_schema},
+        "$defs": {**shared_definitions, "Model": model_schema},
     }
 
 
@@ -141,7 +141,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
         return []
     if data is not None and not isinstance(data, dict):
         return [Mistake(document.place(()), "the file has to be a mapping with the key `models`")]
-    wrong = [
+    wrong_keys = [
         Mistake(document.place((str(key),)), _unknown_key(str(key), {"models"}))
         for key in data or {}
         if str(key) != "models" and not str(key).startswith(_EXTENSION_PREFIX)
@@ -152,16 +152,16 @@ def _top_mistakes(document: Document) -> list[Mistake]:
         no_models = Mistake(
             document.place(("models",)), "there are no models; a file without any says `models: {}`"
         )
-        return wrong or [no_models]
+        return wrong_keys or [no_models]
     if not isinstance(models, dict):
         return [
-            *wrong,
+            *wrong_keys,
             Mistake(
                 document.place(("models",)),
                 "`models` has to be a mapping: a name, and below it what the model is",
             ),
         ]
-    bare = [
+    bare_keys = [
         Mistake(
             document.place(("models", str(name))),
             f"{name} has to be a mapping, as `source: org/name`",
@@ -177,7 +177,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
         for name in models
         if not _is_name(name)
     ]
-    return wrong + bare + names
+    return wrong_keys + bare_keys + names
 
 
 _NAME = (
@@ -197,9 +197,9 @@ def _wish(
             mistakes.append(Mistake(document.place(keys), f"{problem}"))
     if mistakes:
         return mistakes
-    resolved = references.resolve({str(key): value for key, value in fields.items()})
-    folders = [(resolved, key, (*top, key)) for key in _FOLDERS if key in resolved]
-    if isinstance(adapters := resolved.get("loras"), dict):
+    resolved_fields = references.resolve({str(key): value for key, value in fields.items()})
+    folders = [(resolved_fields, key, (*top, key)) for key in _FOLDERS if key in resolved_fields]
+    if isinstance(adapters := resolved_fields.get("loras"), dict):
         folders += [(adapters, key, (*top, "loras", str(key))) for key in adapters]
     for folder, key, at in folders:
         try:
@@ -215,7 +215,7 @@ def _wish(
     if mistakes:
         return mistakes
     try:
-        wish = ModelRequest.model_validate({"name": name, **resolved}).wish()
+        wish = ModelRequest.model_validate({"name": name, **resolved_fields}).wish()
     except ValidationError as error:
         return _field_mistakes(document, top, error, references)
     except BadRequest as error:
@@ -301,15 +301,15 @@ _FOREIGN_KEYS = {
 
 
 def _unknown_key(key: str, keys: set[str]) -> str:
-    plain = key.replace("-", "_")
-    near = near_name(plain, sorted(keys))
-    foreign = _FOREIGN_KEYS.get(key) or _FOREIGN_KEYS.get(plain)
+    plain_key = key.replace("-", "_")
+    suggestion = near_name(plain_key, sorted(keys))
+    foreign_hint = _FOREIGN_KEYS.get(key) or _FOREIGN_KEYS.get(plain_key)
     # A near key of a model may mean something else; of the whole file, there is one key.
-    if foreign and ("source" in keys or not near):
-        return f"there is no key `{key}`: {foreign}"
+    if foreign_hint and ("source" in keys or not suggestion):
+        return f"there is no key `{key}`: {foreign_hint}"
     for parent, nested in _NESTED_FIELDS.items():
-        if plain in nested and parent in keys:
-            return f"`{plain}` stands below `{parent}`: write `{parent}: {{{plain}: ...}}`"
+        if plain_key in nested and parent in keys:
+            return f"`{plain_key}` stands below `{parent}`: write `{parent}: {{{plain_key}: ...}}`"
     return f"there is no key `{key}`" + (
-        f"; `{near}` may be meant" if near else f"; known are {', '.join(sorted(keys))}"
+        f"; `{suggestion}` may be meant" if suggestion else f"; known are {', '.join(sorted(keys))}"
     )

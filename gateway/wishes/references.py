@@ -38,8 +38,8 @@ class References:
         """The value with references replaced. Raises Unresolved."""
         if isinstance(value, str):
             text = _REFERENCE.sub(self._read, value)
-            inner = [self.values[match[0]] for match in _REFERENCE.finditer(value)]
-            if any(reference.is_short for reference in inner):
+            inner_secrets = [self.values[match[0]] for match in _REFERENCE.finditer(value)]
+            if any(reference.is_short for reference in inner_secrets):
                 # Letters around a short value make another word of it.
                 self.values[value] = Secret(text)
             return text

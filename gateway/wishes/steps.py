@@ -57,13 +57,17 @@ def steps(
             planned_steps.append(Step("change", name, {"aliases": free_aliases}))
             wishes_now[name] = {**wishes_now[name], "aliases": free_aliases}
     for name, wish in wishes.items():
-        new = wish.model_dump(mode="json")
+        new_fields = wish.model_dump(mode="json")
         if name not in wishes_now:
             planned_steps.append(
                 Step(
                     "add",
                     name,
-                    {key: value for key, value in new.items() if value not in (None, {}, [])},
+                    {
+                        key: value
+                        for key, value in new_fields.items()
+                        if value not in (None, {}, [])
+                    },
                 )
             )
             continue
@@ -76,20 +80,20 @@ def steps(
         kept_fields = _FIXED_FIELDS - ({"commits"} if wish.commits else set())
         if body := patch(
             {key: value for key, value in wishes_now[name].items() if key not in kept_fields},
-            {key: value for key, value in new.items() if key not in kept_fields},
+            {key: value for key, value in new_fields.items() if key not in kept_fields},
         ):
             planned_steps.append(Step("change", name, body))
     return planned_steps
 
 
-def patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def patch(old_fields: Mapping[str, Any], new_fields: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON merge patch (RFC 7396) that makes one of the other; empty where they are equal."""
-    changes: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
-    for key, value in new.items():
-        before = old.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inner := patch(before, value):
-                changes[key] = inner
-        elif value != before:
+    changes: dict[str, Any] = dict.fromkeys(old_fields.keys() - new_fields.keys())
+    for key, value in new_fields.items():
+        former_value = old_fields.get(key)
+        if isinstance(value, dict) and isinstance(former_value, dict):
+            if inner_changes := patch(former_value, value):
+                changes[key] = inner_changes
+        elif value != former_value:
             changes[key] = value
     return changes

@@ -147,7 +147,7 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
     if not isinstance(harness, AgentHarness):
         images = AllowedImages([repository(BASE_IMAGE)])
         host, refusal = (
-            DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed=images),
+            DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed_images=images),
             "",
         )
         harness.hosts.append(host)

@@ -90,7 +90,7 @@ def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
     result = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))
     assert result.returncode == 0, result.stderr
-    profiles = Profiles(learned=engine_data / "learned")
+    profiles = Profiles(learned_path=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
     new_engine, known_engine = (
         Engine.model_validate(yaml.safe_load(path.read_text())),

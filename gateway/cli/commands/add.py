@@ -85,7 +85,7 @@ def add(
     name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
     endpoints: EndpointOptions,
     wish: WishOptions,
-    serving: ServingOptions,
+    options: ServingOptions,
     run: RunOptions,
     source: Annotated[
         str | None, typer.Argument(help="Model folder or Hugging Face repository.")
@@ -103,14 +103,14 @@ def add(
         "endpoints": endpoints.endpoint or [],
         **wish.fields(),
         **without_none({"source": absolute_source(source), "endpoint_key": endpoints.endpoint_key}),
-        **serving.fields(),
+        **options.fields(),
     }
     if run.dry_run:
         _show_plan(body, as_json=as_json)
         return
     view = call("POST", "/admin/models", body, idempotency_key=uuid.uuid4().hex)
     if run.wait:
-        view = wait_until_ready(name, limit_s, quiet=as_json)
+        view = wait_until_ready(name, limit_s, is_quiet=as_json)
     print_view(view, as_json=as_json)
     for stage in () if as_json else (view.get("plan") or {}).get("unrehearsed", ()):
         print_paragraph(f"{CHECK_OMISSION}: {stage}")

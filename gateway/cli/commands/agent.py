@@ -35,21 +35,23 @@ async def _serve(settings: Settings) -> None:
     models = Mount(
         source=settings.shared_models or str(settings.models), target=str(settings.models)
     )
-    stopped = stop_event()
+    stop = stop_event()
     host = DockerHost(settings.docker_network, _installation_id(settings.data))
     try:
-        allowed, resolved = (
+        allowed_images, resolved_images = (
             profiles.allowed_images(settings.allowed_images),
             ResolvedImages(settings.data / "images.json"),
         )
-        async with Agent(host, profiles.engine, models, allowed, resolved).serving(settings.agent):
+        async with Agent(host, profiles.engine, models, allowed_images, resolved_images).serving(
+            settings.agent
+        ):
             log.info(
                 "listening",
                 socket=str(settings.agent),
                 models=models.source,
                 network=settings.docker_network,
             )
-            await stopped.wait()
+            await stop.wait()
     finally:
         await host.close()
 

@@ -46,14 +46,14 @@ def apply(
     models_file = load(file)
     views = call("GET", "/admin/models")["data"]
     rows: list[dict[str, Any]] = []
-    failed = False
+    has_failed = False
     leaving_names: set[str] = set()
     wishes = {view["name"]: view["wish"] for view in views}
     for step in steps(views, models_file.wishes, [view["name"] for view in views] if prune else ()):
         try:
             answer = _preview(step, leaving_names) if diff else call(*step.request, step.body)
         except FitserveError as error:
-            failed = True
+            has_failed = True
             print_message(
                 f"fitserve: {step.name}: {models_file.references.hide_values(str(error))}"
             )
@@ -81,11 +81,11 @@ def apply(
                 print_paragraph(line, indent=4, first="  ")
             if row["differences"]:
                 show_changes(row["differences"])
-        if not rows and not failed:
+        if not rows and not has_failed:
             print_paragraph(
                 f"The gateway matches {file}: {plural(len(models_file.wishes), 'model')}"
             )
-    if failed:
+    if has_failed:
         raise typer.Exit(1)
 
 

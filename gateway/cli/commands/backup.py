@@ -82,11 +82,11 @@ def backup(
 def _write_to_standard_output() -> None:
     """Write the backup once it is whole, so that a failed one leaves the output empty. Raises
     WriteFailed."""
-    with tempfile.TemporaryFile() as whole:
+    with tempfile.TemporaryFile() as archive:
         try:
-            _write_backup(whole)
-            whole.seek(0)
-            print_bytes(iter(lambda: whole.read(_PIECE_BYTES), b""), raw=True)
+            _write_backup(archive)
+            archive.seek(0)
+            print_bytes(iter(lambda: archive.read(_PIECE_BYTES), b""), raw=True)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -117,7 +117,7 @@ def restore(
     file: Annotated[
         Path, typer.Argument(help="File written by `fitserve backup`, or - for the standard input.")
     ],
-    yes: Annotated[
+    is_confirmed: Annotated[
         bool, typer.Option("--yes", "-y", help="Replace existing data without asking.")
     ] = False,
     as_json: Json = False,
@@ -136,7 +136,7 @@ def restore(
     lock_fd = lock(data)
 
     def confirm_replacement() -> None:
-        if yes or not (data / "fitserve.db").exists():
+        if is_confirmed or not (data / "fitserve.db").exists():
             return
         if file == _STANDARD_STREAM:
             raise BadRequest(

@@ -138,55 +138,55 @@ def update(
     engine: Annotated[
         str | None, typer.Option(help="New engine version, KIND==VERSION; the weights stay.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    is_confirmed: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
     """Update a running model to a new commit or engine version. Without --engine, the latest commit
     of its repository is used. The differences are shown first."""
-    asks = not change.dry_run and not yes
+    asks_user = not change.dry_run and not is_confirmed
     patch = (
-        _commit_patch(name, asks=asks, as_json=as_json)
+        _commit_patch(name, asks_user=asks_user, as_json=as_json)
         if engine is None
-        else _engine_patch(name, engine, asks=asks, as_json=as_json)
+        else _engine_patch(name, engine, asks_user=asks_user, as_json=as_json)
     )
     if patch is not None:
         _change(name, patch, change, as_json=as_json)
 
 
-def _engine_patch(name: str, engine: str, *, asks: bool, as_json: bool) -> dict[str, Any]:
+def _engine_patch(name: str, engine: str, *, asks_user: bool, as_json: bool) -> dict[str, Any]:
     """The change to another engine version, which is shown. asks: the user has to agree."""
     patch: dict[str, Any] = {"engines": [engine]}
     answer = call("PATCH", model_path(name, "?dry_run=true"), patch)
     if not as_json:
         show_changes(wish_and_plan(answer))
     is_possible = answer["wish"] and not answer["reason"]
-    if is_possible and asks:
+    if is_possible and asks_user:
         _ask(name)
     return patch
 
 
-def _commit_patch(name: str, *, asks: bool, as_json: bool) -> dict[str, Any] | None:
+def _commit_patch(name: str, *, asks_user: bool, as_json: bool) -> dict[str, Any] | None:
     """The change to the latest commits, which are shown; None: the model has them already.
 
-    asks: the user has to agree.
+    asks_user: the user has to agree.
     """
     answer = call("PATCH", model_path(name, "?dry_run=true"), {"commits": None})
-    old = call("GET", model_path(name))["wish"]["commits"]
-    new = answer["commits"]
-    if new == old:
-        _show_up_to_date(name, answer, old, as_json=as_json)
+    old_commits = call("GET", model_path(name))["wish"]["commits"]
+    new_commits = answer["commits"]
+    if new_commits == old_commits:
+        _show_up_to_date(name, answer, old_commits, as_json=as_json)
         return None
     if not as_json:
         changes = [
-            {"what": repo, "old": old.get(repo, "-"), "new": commit}
-            for repo, commit in new.items()
-            if old.get(repo) != commit
+            {"what": repo, "old": old_commits.get(repo, "-"), "new": commit}
+            for repo, commit in new_commits.items()
+            if old_commits.get(repo) != commit
         ]
         show_changes(changes)
-    if asks:
+    if asks_user:
         _ask(name)
     # Exactly the commits that were shown, even if the branch has moved since.
-    return {"commits": {**dict.fromkeys(old.keys() - new.keys()), **new}}
+    return {"commits": {**dict.fromkeys(old_commits.keys() - new_commits.keys()), **new_commits}}
 
 
 def _ask(name: str) -> None:
@@ -199,8 +199,8 @@ def _show_up_to_date(name: str, answer: Any, commits: dict[str, str], *, as_json
     if as_json:
         say(json.dumps(answer, indent=2))
         return
-    current = ", ".join(commits.values()) or "its source is a folder"
-    print_paragraph(f"{name}: up to date: {current}")
+    current_commits = ", ".join(commits.values()) or "its source is a folder"
+    print_paragraph(f"{name}: up to date: {current_commits}")
 
 
 def _reset_option(patch: dict[str, Any], option: str) -> None:

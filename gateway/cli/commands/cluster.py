@@ -141,7 +141,7 @@ def drain(
     from gateway.hosts.cluster.commands import drain_machine
 
     settings = _settings()
-    view = drain_machine(_membership(settings), name, drained=not undo)
+    view = drain_machine(_membership(settings), name, is_drained=not undo)
     say(
         f"{name} starts engines again."
         if undo

@@ -60,7 +60,7 @@ def engine_install(
     if python is not None and as_script:
         usage_error("--script cannot describe the environment of --python; give one of them.")
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
     ref = engine or _default_engine(settings, profiles)
     profile = _profile_to_install(ref, profiles)
     if python is not None:
@@ -141,7 +141,7 @@ def engine_learn(
     if image is not None and python is not None:
         usage_error("Give --image or --python, not both.")
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
     nearest = profiles.nearest(engine)
     kind, _, version = engine.partition("==")
     ref = EngineRef(kind=kind, version=version, image=derive_profile(nearest, version, image).image)
@@ -201,9 +201,9 @@ def engine_warm(
     if gpu is not None and model is None:
         body["gpus"] = [gpu["uuid"]]
     if not as_json:
-        expected = call("POST", "/admin/models?dry_run=true", body)["start"]
-        if expected is not None:
-            print_paragraph(expected_start_text(expected))
+        expected_start = call("POST", "/admin/models?dry_run=true", body)["start"]
+        if expected_start is not None:
+            print_paragraph(expected_start_text(expected_start))
     start_s = time.monotonic()
     call("POST", "/admin/models", body)
     try:
@@ -236,15 +236,15 @@ def _free_gpu(engine: str) -> Any | None:
         for gpu in call("GET", "/admin/hardware")["gpus"]
         if not (gpu.get("lost") or gpu.get("kept"))
     ]
-    free = next((gpu for gpu in gpus if gpu["uuid"] not in owners and _is_unused(gpu)), None)
-    if gpus and free is None:
+    free_gpu = next((gpu for gpu in gpus if gpu["uuid"] not in owners and _is_unused(gpu)), None)
+    if gpus and free_gpu is None:
         models = sorted({owners[gpu["uuid"]] for gpu in gpus if gpu["uuid"] in owners})
         raise NotReady(
             f"No GPU is free to warm {engine}: all are used by"
             f" {', '.join(models or ['other programs'])}.",
             hint="Warm an engine before the first model, or remove a model first.",
         )
-    return free
+    return free_gpu
 
 
 def _wait_for_warm_engine(engine: str, start_s: float) -> list[tuple[float, str]]:
@@ -386,7 +386,7 @@ def engine_ls(as_json: Json = False) -> None:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
     rows = []
     for ref in (*profiles.engine_files, *profiles.diff_files):
         engine = profiles.engine(ref)

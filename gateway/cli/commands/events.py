@@ -72,10 +72,10 @@ def _follow(query: dict[str, Any], as_json: bool) -> None:
 
 def _events(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """The data of server-sent events, with an event's own name as `event`."""
-    rest = b""
+    tail = b""
     for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n\n")
-        for event in whole:
+        *events, tail = (tail + piece).split(b"\n\n")
+        for event in events:
             fields = dict(
                 line.split(b": ", 1)
                 for line in event.split(b"\n")

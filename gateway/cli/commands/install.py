@@ -59,11 +59,11 @@ def install(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_installed(settings.data, engine):
             return folder
-        free = shutil.disk_usage(folder).free
-        if free < _FREE_BYTES:
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < _FREE_BYTES:
             raise InstallFailed(
-                f"Installing {engine.ref} needs {_FREE_BYTES >> 30} GiB, but only {free >> 30} GiB"
-                f" are free at {folder}.",
+                f"Installing {engine.ref} needs {_FREE_BYTES >> 30} GiB, but only"
+                f" {free_bytes >> 30} GiB are free at {folder}.",
                 hint="Free disk space, or set FITSERVE_DATA_DIR to a larger disk.",
             )
         say(f"Installing {engine.ref} into {folder}. This takes minutes and several GiB of disk.")
@@ -306,17 +306,17 @@ def _fill(
         )
     text = " ".join(message.split())
     matches = (re.search(pattern, text) for pattern in _MISSING_PACKAGE)
-    missing = next((match[1] for match in matches if match), None)
+    missing_module = next((match[1] for match in matches if match), None)
     reason = (
-        f"{wheels} has no wheel of {missing} for this Python and machine"
-        if missing
+        f"{wheels} has no wheel of {missing_module} for this Python and machine"
+        if missing_module
         else f"uv says: {text[-_MESSAGE_CHARACTERS:]}"
     )
     raise InstallFailed(
         f"{reason}.",
         hint=(
-            f"Run `pip download {missing or 'NAME'} -d FOLDER` on a machine with a network, add the"
-            " wheel to the folder, and repeat the command."
+            f"Run `pip download {missing_module or 'NAME'} -d FOLDER` on a machine with a network,"
+            " add the wheel to the folder, and repeat the command."
         ),
     )
 

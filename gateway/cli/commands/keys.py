@@ -44,9 +44,9 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Create a key and print it once. The key itself is not stored."""
-    if unknown := set(scope or ()) - SCOPES:
+    if unknown_scopes := set(scope or ()) - SCOPES:
         usage_error(
-            f"There is no scope {min(unknown)}; a key may have {', '.join(sorted(SCOPES))}."
+            f"There is no scope {min(unknown_scopes)}; a key may have {', '.join(sorted(SCOPES))}."
         )
     body: dict[str, Any] = {"name": name, "scopes": scope or ["inference"]}
     limits = {
@@ -60,22 +60,22 @@ def add(
         print_message(f"This is the first key: {_FIRST_KEY_WARNING}")
         typer.confirm("Create it?", abort=True, err=True)
     # The first key closes the gateway to this command.
-    missing = _missing_models(model or ())
-    created = call(
+    missing_models = _missing_models(model or ())
+    created_key = call(
         "POST",
         "/admin/keys",
         body | {key: value for key, value in limits.items() if value is not None},
     )
-    say(json.dumps(created, indent=2) if as_json else created["key"])
-    if missing:
+    say(json.dumps(created_key, indent=2) if as_json else created_key["key"])
+    if missing_models:
         print_message(
-            f"note: no model is named {', '.join(missing)} now. `fitserve ps` lists the models, and"
-            f" `fitserve keys rm {name}` removes the key."
+            f"note: no model is named {', '.join(missing_models)} now. `fitserve ps` lists the"
+            f" models, and `fitserve keys rm {name}` removes the key."
         )
     if first:
         print_message(
             f"fitserve: This was the first key: {_FIRST_KEY_WARNING} For this shell: export"
-            f" FITSERVE_KEY={created['key']}"
+            f" FITSERVE_KEY={created_key['key']}"
         )
 
 

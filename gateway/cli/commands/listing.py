@@ -55,11 +55,11 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
     # The state and the reason count more than times, which `fitserve show` has too.
     optional = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
     print_table(head, rows, empty=_NO_MODELS, optional=optional)
-    if prepared := call("GET", "/admin/prepared")["data"]:
+    if prepared_engines := call("GET", "/admin/prepared")["data"]:
         say("")
         print_table(
             ("PREPARED", "PID", "MEMORY", "UP"),
-            [_prepared_row(process, now_s) for process in prepared],
+            [_prepared_row(process, now_s) for process in prepared_engines],
         )
 
 
@@ -142,23 +142,23 @@ def _entry(view: Any, revisions: list[Any]) -> dict[str, Any]:
 
 
 def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]:
-    planned = [replica for replica in view["replicas"] if replica["engine"]]
-    serving = [replica for replica in planned if replica["state"] == "ready"]
-    replicas = serving or planned
+    planned_replicas = [replica for replica in view["replicas"] if replica["engine"]]
+    ready_replicas = [replica for replica in planned_replicas if replica["state"] == "ready"]
+    replicas = ready_replicas or planned_replicas
     gpus = [numbers.get(uuid) for replica in replicas for uuid in replica["gpus"]]
     # A lost GPU has no number.
     gpu_numbers = ",".join(
         "?" if number is None else str(number) for number in sorted(gpus, key=str)
     )
     ready_at = min(
-        (replica["ready_at"] for replica in serving if replica["ready_at"]), default=None
+        (replica["ready_at"] for replica in ready_replicas if replica["ready_at"]), default=None
     )
     engines = dict.fromkeys(replica["engine"] for replica in replicas)
     contexts = {replica["max_model_len"] for replica in replicas}
     memory_bytes = max((replica["memory_bytes"] for replica in replicas), default=None)
     return (
         view["name"],
-        _state(view, len(serving)),
+        _state(view, len(ready_replicas)),
         ", ".join(engines) or "-",
         f"{min(contexts):,}" if contexts else "-",
         gpu_numbers or ("cpu" if replicas else "-"),
@@ -185,10 +185,10 @@ def _prepared_row(view: Any, now_s: float) -> tuple[object, ...]:
     return view["engine"], view["pid"], memory, in_words(max(0.0, now_s - view["since"]))
 
 
-def _state(view: Any, serving: int) -> str:
+def _state(view: Any, ready_count: int) -> str:
     """The state, with the number of serving replicas where several are wanted."""
     replicas = len(view["replicas"])
-    return f"{view['state']} {serving}/{replicas}" if replicas > 1 else str(view["state"])
+    return f"{view['state']} {ready_count}/{replicas}" if replicas > 1 else str(view["state"])
 
 
 def _age_text(time_s: float | None, now_s: float) -> str:
@@ -205,8 +205,8 @@ def _numbers(views: list[Any]) -> dict[str, int]:
 def _detail(view: Any) -> str:
     change_text = ""
     if change := view["change"]:
-        refused = change["state"] == "refused"
-        prefix = "the last change failed" if refused else "change in progress"
+        is_refused = change["state"] == "refused"
+        prefix = "the last change failed" if is_refused else "change in progress"
         change_text = f"{prefix}: {change['detail']}"
     return "; ".join(filter(None, (detail_text(view), change_text))) or _rival_hint(view)
 

@@ -21,7 +21,7 @@ _REPEAT_S = 15.0
 _FINAL_STATES = ("no_plan", "quarantined", "stopped", "stopping")
 
 
-def show(name: ModelName, full: AllRows = False, as_json: Json = False) -> None:
+def show(name: ModelName, shows_all: AllRows = False, as_json: Json = False) -> None:
     """Show a model's state, plan and attempts, with reasons. Exit code 3 unless it is ready."""
     view = call("GET", model_path(name))
     if as_json:
@@ -30,7 +30,9 @@ def show(name: ModelName, full: AllRows = False, as_json: Json = False) -> None:
         has_gpus = view["plan"] or view["wish"]["gpus"]
         gpus = call("GET", "/admin/hardware")["gpus"] if has_gpus else []
         show_model(
-            view, {gpu["uuid"]: gpu["index"] for gpu in gpus}, FULL_DETAIL if full else SHORT_DETAIL
+            view,
+            {gpu["uuid"]: gpu["index"] for gpu in gpus},
+            FULL_DETAIL if shows_all else SHORT_DETAIL,
         )
     if view["state"] != "ready":
         raise typer.Exit(3)
@@ -128,7 +130,7 @@ class WaitReports:
         return line
 
 
-def wait_until_ready(name: str, limit_s: float, *, quiet: bool) -> Any:
+def wait_until_ready(name: str, limit_s: float, *, is_quiet: bool) -> Any:
     """The view of the model once a request can reach it. Exits with code 3 when the gateway has
     given up, or after `limit_s`."""
     import time
@@ -143,7 +145,7 @@ def wait_until_ready(name: str, limit_s: float, *, quiet: bool) -> Any:
         if view["state"] in _FINAL_STATES:
             print_message(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}")
             raise typer.Exit(3)
-        if not quiet and (line := reports.line(view, time.monotonic())):
+        if not is_quiet and (line := reports.line(view, time.monotonic())):
             print_message(line)
         if time.monotonic() > deadline:
             print_message(

@@ -66,7 +66,7 @@ def plan(
             "--check/--no-check", help="Ask the code of installed engines; takes about 20 s."
         ),
     ] = False,
-    full: AllRows = False,
+    shows_all: AllRows = False,
     as_json: Json = False,
 ) -> None:
     """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
@@ -84,7 +84,7 @@ def plan(
             decision = _plan_here(wish)
         else:
             decision = _plan_for_snapshot(wish, hardware)
-    show_decision(decision, as_json=as_json, detail=FULL_DETAIL if full else SHORT_DETAIL)
+    show_decision(decision, as_json=as_json, detail=FULL_DETAIL if shows_all else SHORT_DETAIL)
     if not decision.plans:
         raise typer.Exit(3)
 

@@ -79,8 +79,8 @@ def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
     source = absolute_source(model)
     views = call("GET", "/admin/models")["data"]
     # Ollama's clients and users add this tag.
-    served = {alias for view in views for alias in (view["name"], *view["wish"]["aliases"])}
-    if model not in served and model.removesuffix(":latest") in served:
+    served_names = {alias for view in views for alias in (view["name"], *view["wish"]["aliases"])}
+    if model not in served_names and model.removesuffix(":latest") in served_names:
         model = model.removesuffix(":latest")
     for view in views:
         wish = view["wish"]
@@ -89,10 +89,10 @@ def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
         ):
             return str(view["name"])
     # Neither a folder nor a repository: probably the name of a served model.
-    if "/" not in model and source == model and (near := near_name(model, served)):
+    if "/" not in model and source == model and (suggestion := near_name(model, served_names)):
         raise NotFound(
             f"{model} is no served model, folder or repository.",
-            hint=f"Did you mean {near}? `fitserve ps` lists the models.",
+            hint=f"Did you mean {suggestion}? `fitserve ps` lists the models.",
         )
     from gateway.domain import Decision
 
@@ -104,18 +104,20 @@ def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
     from gateway.planner.explain import headline
 
     print_message(headline(decision))
-    planned = decision.plans[0].model
-    if planned.revision is not None:
-        download(planned.source, planned.revision)
+    planned_model = decision.plans[0].model
+    if planned_model.revision is not None:
+        download(planned_model.source, planned_model.revision)
     return str(call("POST", "/admin/models", body)["name"])
 
 
 def _default_name(model: str) -> str:
     """The name of the repository or folder. Raises BadRequest."""
-    plain = model if re.fullmatch(NAME_PATTERN, model) else model.rstrip("/").rpartition("/")[2]
-    if not re.fullmatch(NAME_PATTERN, plain):
+    plain_name = (
+        model if re.fullmatch(NAME_PATTERN, model) else model.rstrip("/").rpartition("/")[2]
+    )
+    if not re.fullmatch(NAME_PATTERN, plain_name):
         raise BadRequest(f"{model!r} gives no valid model name.", hint="Set one with --name.")
-    return plain
+    return plain_name
 
 
 def _wait_until_ready(name: str) -> Any:

@@ -156,8 +156,8 @@ class _Tensor(NamedTuple):
 def _tensors(
     shape: ModelShape, vocab: dict[str, int], words: list[int], stop: bool
 ) -> Iterator[_Tensor]:
-    hidden, inner = shape.hidden, shape.inner
-    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden, inner_size = shape.hidden, shape.inner
+    query_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     follower = dict.fromkeys(vocab.values(), words[0])
     follower.update(pairwise(words))
@@ -186,13 +186,13 @@ def _tensors(
         prefix = f"model.layers.{layer}"
         yield _ones_tensor(f"{prefix}.input_layernorm.weight", hidden)
         yield _ones_tensor(f"{prefix}.post_attention_layernorm.weight", hidden)
-        yield _noise_tensor(f"{prefix}.self_attn.q_proj.weight", wide, hidden)
-        yield _noise_tensor(f"{prefix}.self_attn.k_proj.weight", narrow, hidden)
-        yield _noise_tensor(f"{prefix}.self_attn.v_proj.weight", narrow, hidden)
-        yield _zeros_tensor(f"{prefix}.self_attn.o_proj.weight", hidden, wide)
-        yield _noise_tensor(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
-        yield _noise_tensor(f"{prefix}.mlp.up_proj.weight", inner, hidden)
-        yield _zeros_tensor(f"{prefix}.mlp.down_proj.weight", hidden, inner)
+        yield _noise_tensor(f"{prefix}.self_attn.q_proj.weight", query_size, hidden)
+        yield _noise_tensor(f"{prefix}.self_attn.k_proj.weight", kv_size, hidden)
+        yield _noise_tensor(f"{prefix}.self_attn.v_proj.weight", kv_size, hidden)
+        yield _zeros_tensor(f"{prefix}.self_attn.o_proj.weight", hidden, query_size)
+        yield _noise_tensor(f"{prefix}.mlp.gate_proj.weight", inner_size, hidden)
+        yield _noise_tensor(f"{prefix}.mlp.up_proj.weight", inner_size, hidden)
+        yield _zeros_tensor(f"{prefix}.mlp.down_proj.weight", hidden, inner_size)
 
 
 def _bfloat16(value: float) -> bytes:

@@ -53,8 +53,8 @@ class MachineCheck(NamedTuple):
 
 def short_list(names: Sequence[str]) -> str:
     """The first three names, and the number of further ones."""
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
+    suffix = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + suffix
 
 
 def memory_errors(cards: Sequence[GpuCondition]) -> MachineCheck | None:
@@ -64,15 +64,15 @@ def memory_errors(cards: Sequence[GpuCondition]) -> MachineCheck | None:
         for card in cards
         if card.uncorrected
     ]
-    waiting = [
+    waiting_cards = [
         f"GPU {card.number}: memory rows wait for a remap" for card in cards if card.remapping
     ]
-    if broken or waiting:
+    if broken or waiting_cards:
         cure = (
             "Reset it when no engine runs (`sudo nvidia-smi --gpu-reset -i INDEX`) or reboot. If"
             " the error comes back, the card is failing."
         )
-        return MachineCheck("GPU memory", "warn", "; ".join([*broken, *waiting]), cure)
+        return MachineCheck("GPU memory", "warn", "; ".join([*broken, *waiting_cards]), cure)
     with_ecc = [card for card in cards if card.ecc is not None]
     if not with_ecc:
         return None
@@ -129,10 +129,10 @@ def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck
     The driver gives an allocation only free memory: `available` counts pages of files too, which
     Linux drops too late for it (github.com/NVIDIA/xr-ai/issues/440).
     """
-    shared = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]
-    if not shared:
+    shared_gpus = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]
+    if not shared_gpus:
         return None
-    name, free_bytes = "memory of GPU and host", max(map(left_bytes, shared))
+    name, free_bytes = "memory of GPU and host", max(map(left_bytes, shared_gpus))
     if memory is None:
         return MachineCheck(name, "unknown", "/proc/meminfo cannot be read")
     pages = max(0, memory.available - memory.free)
@@ -190,13 +190,13 @@ def driver(hardware: Hardware, engines: Iterable[Engine]) -> MachineCheck | None
         if release(hardware.driver) < release(minimum)
     }
     if too_old:
-        newest = max(too_old.values(), key=release)
+        newest_release = max(too_old.values(), key=release)
         finding = f"{hardware.driver} is too old for {short_list(sorted(too_old))}"
         return MachineCheck(
             "driver",
             "fail" if len(too_old) == len(min_drivers) else "warn",
             finding,
-            f"Install driver {newest} or newer.",
+            f"Install driver {newest_release} or newer.",
         )
     if len(known_drivers) < len(min_drivers):
         return MachineCheck(
@@ -228,9 +228,9 @@ def wsl(version: str | None) -> MachineCheck | None:
     )
 
 
-def open_files(soft: int | None, hard: int | None) -> MachineCheck:
+def open_files(soft: int | None, hard_limit: int | None) -> MachineCheck:
     """The limit of open files: engines raise their soft limit up to the hard limit."""
-    if hard is not None and hard < _OPEN_FILES:
+    if hard_limit is not None and hard_limit < _OPEN_FILES:
         cure = (
             f"Raise the hard limit: LimitNOFILE={_OPEN_FILES} in a systemd unit, or `{_OPEN_FILES}`"
             " in /etc/security/limits.conf."
@@ -238,25 +238,25 @@ def open_files(soft: int | None, hard: int | None) -> MachineCheck:
         return MachineCheck(
             "open files",
             "warn",
-            f"at most {hard:,}; engines with many clients need {_OPEN_FILES:,}",
+            f"at most {hard_limit:,}; engines with many clients need {_OPEN_FILES:,}",
             cure,
         )
-    texts = ["unlimited" if limit is None else f"{limit:,}" for limit in (soft, hard)]
+    texts = ["unlimited" if limit is None else f"{limit:,}" for limit in (soft, hard_limit)]
     return MachineCheck("open files", "ok", f"{texts[0]}, may be raised to {texts[1]}")
 
 
-def locked_memory(hard: int | None, hardware: Hardware) -> MachineCheck | None:
+def locked_memory(hard_limit: int | None, hardware: Hardware) -> MachineCheck | None:
     """The limit of locked memory, for RDMA between several GPUs. CUDA's own pinned memory does not
     count."""
     if len(hardware.gpus) < 2:
         return None
-    if hard is None:
+    if hard_limit is None:
         return MachineCheck("locked memory", "ok", "unlimited")
     cure = (
         "Only for NCCL over InfiniBand or RoCE: LimitMEMLOCK=infinity in a systemd unit, or `ulimit"
         " -l unlimited`."
     )
-    return MachineCheck("locked memory", "warn", f"at most {gib(hard)}", cure)
+    return MachineCheck("locked memory", "warn", f"at most {gib(hard_limit)}", cure)
 
 
 def toolchains(environments: Sequence[Toolchain]) -> list[MachineCheck]:
@@ -289,14 +289,14 @@ def toolchains(environments: Sequence[Toolchain]) -> list[MachineCheck]:
                     cure,
                 )
             )
-        missing = [
+        missing_tools = [
             name
             for name, path in (("nvcc", toolchain.nvcc), ("ninja", toolchain.ninja))
             if path is None
         ]
-        if missing and not toolchain.prebuilt:
+        if missing_tools and not toolchain.prebuilt:
             finding = (
-                f"{toolchain.engine}: without {' and '.join(missing)}, a start cannot build"
+                f"{toolchain.engine}: without {' and '.join(missing_tools)}, a start cannot build"
                 " kernels of FlashInfer and DeepGEMM"
             )
             cure = (
@@ -304,17 +304,23 @@ def toolchains(environments: Sequence[Toolchain]) -> list[MachineCheck]:
                 " FITSERVE_ENGINE_ENV=CUDA_HOME=/usr/local/cuda."
             )
             checks.append(MachineCheck("CUDA compiler", "warn", finding, cure))
-        if not lacking and (not missing or toolchain.prebuilt):
-            built = f", kernels of FlashInfer come with {toolchain.prebuilt[0]}" if missing else ""
+        if not lacking and (not missing_tools or toolchain.prebuilt):
+            kernel_note = (
+                f", kernels of FlashInfer come with {toolchain.prebuilt[0]}"
+                if missing_tools
+                else ""
+            )
             checks.append(
-                MachineCheck("compiler", "ok", f"{toolchain.engine}: {toolchain.compiler}{built}")
+                MachineCheck(
+                    "compiler", "ok", f"{toolchain.engine}: {toolchain.compiler}{kernel_note}"
+                )
             )
     return checks
 
 
-def prepared_engines(views: Sequence[PreparedView], most: int) -> MachineCheck | None:
+def prepared_engines(views: Sequence[PreparedView], max_engines: int) -> MachineCheck | None:
     """The processes that have imported an engine; None where no start is to be prepared."""
-    if not most:
+    if not max_engines:
         return None
     if not views:
         return MachineCheck(
@@ -323,15 +329,15 @@ def prepared_engines(views: Sequence[PreparedView], most: int) -> MachineCheck |
     texts = []
     for view in views:
         size = gib(view.pss_bytes) if view.pss_bytes is not None else "unknown memory"
-        refused = short_list(sorted(view.refused))
+        refused_names = short_list(sorted(view.refused))
         texts.append(
             f"{view.engine} (process {view.pid}, {size}, {view.modules} modules"
-            f"{f'; left to the fork: {refused}' if refused else ''})"
+            f"{f'; left to the fork: {refused_names}' if refused_names else ''})"
         )
     return MachineCheck("prepared engines", "ok", "; ".join(texts))
 
 
-def disk(free: Mapping[str, tuple[str, int | None]]) -> list[MachineCheck]:
+def disk(free_by_folder: Mapping[str, tuple[str, int | None]]) -> list[MachineCheck]:
     """Free disk space by use. free: folder and free bytes of each use."""
     minimum = {
         "weights": _WEIGHTS_BYTES,
@@ -349,7 +355,7 @@ def disk(free: Mapping[str, tuple[str, int | None]]) -> list[MachineCheck]:
         "temporary files": "Compilers need space: free some, or set TMPDIR to a larger disk.",
     }
     checks = []
-    for use, (folder, count) in free.items():
+    for use, (folder, count) in free_by_folder.items():
         if count is None:
             checks.append(MachineCheck(f"disk for {use}", "unknown", f"{folder} could not be read"))
             continue
@@ -451,10 +457,10 @@ def container_gpus(docker: Containers | None, hardware: Hardware) -> MachineChec
         return MachineCheck("container toolkit", "unknown", "Docker does not report its runtimes")
     if "nvidia" in docker.runtimes:
         return MachineCheck("container toolkit", "ok", "NVIDIA's runtime is installed")
-    missing = [
+    missing_uuids = [
         gpu.uuid for gpu in hardware.usable().gpus if f"nvidia.com/gpu={gpu.uuid}" not in docker.cdi
     ]
-    if docker.cdi and not missing:
+    if docker.cdi and not missing_uuids:
         return MachineCheck("container toolkit", "ok", "Docker knows the GPUs through CDI")
     if docker.cdi:
         cure = (
@@ -462,7 +468,7 @@ def container_gpus(docker: Containers | None, hardware: Hardware) -> MachineChec
             " --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml`."
         )
         return MachineCheck(
-            "container toolkit", "fail", f"CDI does not name {short_list(missing)}", cure
+            "container toolkit", "fail", f"CDI does not name {short_list(missing_uuids)}", cure
         )
     cure = (
         "Install the NVIDIA Container Toolkit, run `sudo nvidia-ctk runtime configure"

@@ -41,24 +41,24 @@ def examine(
     driver's."""
     hardware = allowed_devices(settings.data, settings).mark(probe(settings.data, nvml=nvml))
     docker = not settings.runs_processes and available()
-    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
     engines = profiles.engines_for(hardware)
-    installed = [engine for engine in engines if is_installed(settings.data, engine)]
+    installed_engines = [engine for engine in engines if is_installed(settings.data, engine)]
     in_containers = docker or settings.host_kind == "agent"
-    allowed = profiles.allowed_images(settings.allowed_images)
+    allowed_images = profiles.allowed_images(settings.allowed_images)
     startable = (
-        [engine for engine in engines if allowed.allows(engine.image)]
+        [engine for engine in engines if allowed_images.allows(engine.image)]
         if in_containers
-        else installed
+        else installed_engines
     )
     cards = readings.gpu_conditions(nvml)
     limits = readings.limits()
     toolchains = (
         []
         if in_containers or not hardware.gpus
-        else [_toolchain(settings, engine) for engine in installed]
+        else [_toolchain(settings, engine) for engine in installed_engines]
     )
-    several: Sequence[MachineCheck | None] = [
+    machine_checks: Sequence[MachineCheck | None] = [
         _data(settings),
         _port(settings),
         checks.wsl(readings.kernel_version()),
@@ -72,7 +72,7 @@ def examine(
         checks.display(cards),
         checks.container_gpus(readings.containers(), hardware) if docker else None,
         *_cgroups(hardware, docker=docker),
-        _engines(settings, engines, installed, docker=docker),
+        _engines(settings, engines, installed_engines, docker=docker),
         _cluster(settings),
         *checks.toolchains(toolchains),
         _prepared_engines_check(settings) if not in_containers else None,
@@ -83,7 +83,7 @@ def examine(
         *checks.disk(_free(settings)),
         *checks.hub(readings.hub(settings.hf_endpoint, settings.hf_token)),
     ]
-    all_checks = [check for check in several if check is not None]
+    all_checks = [check for check in machine_checks if check is not None]
     return (
         apply_fixes(all_checks, settings.data, settings.models, lambda: _data(settings))
         if fix
@@ -168,37 +168,40 @@ def _gpus(hardware: Hardware) -> MachineCheck:
         )
     finding = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
     finding += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
-    missing = [note for note in hardware.notes if " is left out: " in note]
-    missing += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
+    missing_notes = [note for note in hardware.notes if " is left out: " in note]
+    missing_notes += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
     excluded = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
     finding += f"; excluded from fitserve: {', '.join(excluded)}" if excluded else ""
-    if missing:
+    if missing_notes:
         reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot. Until then no engine starts on it."
-        return MachineCheck("GPUs", "warn", f"{finding}; {'; '.join(missing)}", reset)
+        return MachineCheck("GPUs", "warn", f"{finding}; {'; '.join(missing_notes)}", reset)
     return MachineCheck("GPUs", "ok", finding)
 
 
 def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     """A warning for unmeasured cards without a data sheet in the profiles."""
     cards = Profiles(settings.profiles_dir).cards
-    unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
-    measured = (
+    unknown_gpus = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
+    measured_facts_of_gpus = (
         Measured(valid_facts(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))
-        if unknown
+        if unknown_gpus
         else Measured()
     )
-    missing = sorted(
+    missing_names = sorted(
         {
             gpu.name
-            for gpu in unknown
-            if not (measured.number(gpu, "bfloat16") or measured.number(gpu, "float16"))
+            for gpu in unknown_gpus
+            if not (
+                measured_facts_of_gpus.number(gpu, "bfloat16")
+                or measured_facts_of_gpus.number(gpu, "float16")
+            )
         }
     )
-    if not missing:
+    if not missing_names:
         return []
     finding = (
-        f"{', '.join(missing)} has no known data sheet and no measurement: plans with few GPUs come"
-        " first"
+        f"{', '.join(missing_names)} has no known data sheet and no measurement: plans with few"
+        " GPUs come first"
     )
     return [
         MachineCheck("speed", "warn", finding, "Install an engine and run `fitserve calibrate`.")
@@ -237,17 +240,17 @@ def _cgroups(
 
 
 def _engines(
-    settings: Settings, engines: list[Engine], installed: list[Engine], *, docker: bool
+    settings: Settings, engines: list[Engine], installed_engines: list[Engine], *, docker: bool
 ) -> MachineCheck:
     if settings.host_kind == "agent":
         return _agent(settings)
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
-    if installed:
+    if installed_engines:
         return MachineCheck(
             "engines",
             "ok",
-            f"no Docker; installed: {', '.join(engine.ref for engine in installed)}",
+            f"no Docker; installed: {', '.join(engine.ref for engine in installed_engines)}",
         )
     return MachineCheck(
         "engines",
@@ -285,11 +288,12 @@ def _cluster(settings: Settings) -> MachineCheck | None:
         _, views = ask_machines(membership)
     except FitserveError as error:
         return MachineCheck("cluster", "fail", error.message, error.hint)
-    if exposed := asyncio.run(exposed_servers(views, membership)):
+    if exposed_addresses := asyncio.run(exposed_servers(views, membership)):
         return MachineCheck(
             "cluster",
             "warn",
-            f"{answers}; Ray answers outside the network of the cluster: {', '.join(exposed)}",
+            f"{answers}; Ray answers outside the network of the cluster:"
+            f" {', '.join(exposed_addresses)}",
             "Let only the machines of the cluster in: docs/cluster.md has the firewall rule.",
         )
     return MachineCheck("cluster", "ok", answers)

@@ -24,9 +24,9 @@ def apply_fixes(
     """The checks after the fixes; that of the data folder is repeated."""
     changes = []
     try:
-        existed, closed = data.is_dir(), data.is_dir() and not data.stat().st_mode & 0o077
+        existed, is_closed = data.is_dir(), data.is_dir() and not data.stat().st_mode & 0o077
         close_data_folder(data)
-        if not (existed and closed):
+        if not (existed and is_closed):
             changes.append("closed to others" if existed else "created")
         if not models.is_dir():
             models.mkdir(parents=True)

@@ -145,8 +145,11 @@ def limits() -> dict[str, tuple[int | None, int | None]]:
     endless = resource.RLIM_INFINITY
     limits = {}
     for name, kind in kinds.items():
-        soft, hard = resource.getrlimit(kind)
-        limits[name] = (None if soft == endless else soft, None if hard == endless else hard)
+        soft, hard_limit = resource.getrlimit(kind)
+        limits[name] = (
+            None if soft == endless else soft,
+            None if hard_limit == endless else hard_limit,
+        )
     return limits
 
 
@@ -163,14 +166,14 @@ def host_memory(proc: Path = Path("/proc")) -> HostMemory | None:
         sizes = memory_sizes((proc / "meminfo").read_text())
     except OSError:
         return None
-    free, available, swap = map(sizes.get, ("MemFree", "MemAvailable", "SwapTotal"))
-    if free is None or available is None or swap is None:
+    free_bytes, available, swap = map(sizes.get, ("MemFree", "MemAvailable", "SwapTotal"))
+    if free_bytes is None or available is None or swap is None:
         return None
     names = set()
     for entry in proc.glob("[0-9]*/comm"):
         with suppress(OSError):
             names.add(entry.read_text(errors="replace").strip())
-    return HostMemory(free, available, swap, tuple(sorted(names & _GUARDS)))
+    return HostMemory(free_bytes, available, swap, tuple(sorted(names & _GUARDS)))
 
 
 def free_bytes(path: Path) -> int | None:

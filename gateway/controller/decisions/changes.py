@@ -129,9 +129,11 @@ def next_step(
     """
     if trial is not None:
         return _trial_step(target, is_new, trial)
-    failed = next((r for r in replicas if is_new and r.generation == target and r.failed), None)
-    if failed is not None:
-        return GiveUp(failed.failed)
+    failed_replica = next(
+        (r for r in replicas if is_new and r.generation == target and r.failed), None
+    )
+    if failed_replica is not None:
+        return GiveUp(failed_replica.failed)
     # Replicas without requests come first.
     replica = min(
         (old_replica for old_replica in replicas if old_replica.generation != target),
@@ -166,12 +168,12 @@ def _trial_step(target: int, is_new: bool, trial: TrialStatus) -> Step | None:
     return None
 
 
-def may_need_restart(old: Wish, new: Wish) -> bool:
+def may_need_restart(old_wish: Wish, new_wish: Wish) -> bool:
     """Whether the new wish may need other engines."""
-    if old.policy.allow_remote_code != new.policy.allow_remote_code:
+    if old_wish.policy.allow_remote_code != new_wish.policy.allow_remote_code:
         return True
     return any(
-        getattr(old, name) != getattr(new, name)
+        getattr(old_wish, name) != getattr(new_wish, name)
         for name in Wish.model_fields
         if name not in _LIVE_FIELDS
     )
@@ -206,13 +208,13 @@ class Difference(Value):
     new: str | None
 
 
-def diff_wishes(old: Wish, new: Wish) -> tuple[Difference, ...]:
+def diff_wishes(old_wish: Wish, new_wish: Wish) -> tuple[Difference, ...]:
     """The differences between two wishes. Values of variables are hidden, as they may be
     secrets."""
     return tuple(
-        Difference(what=name, old=_shown_value(name, old), new=_shown_value(name, new))
+        Difference(what=name, old=_shown_value(name, old_wish), new=_shown_value(name, new_wish))
         for name in Wish.model_fields
-        if getattr(old, name) != getattr(new, name)
+        if getattr(old_wish, name) != getattr(new_wish, name)
     )
 
 
@@ -231,28 +233,28 @@ def _shown_value(name: str, wish: Wish) -> str | None:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def diff_plans(old: Plan, new: Plan) -> tuple[Difference, ...]:
+def diff_plans(old_plan: Plan, new_plan: Plan) -> tuple[Difference, ...]:
     """The differences between two plans, results included."""
-    before, after = dict(_plan_facts(old)), dict(_plan_facts(new))
+    old_facts, new_facts = dict(_plan_facts(old_plan)), dict(_plan_facts(new_plan))
     return tuple(
-        Difference(what=name, old=before.get(name), new=after.get(name))
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
+        Difference(what=name, old=old_facts.get(name), new=new_facts.get(name))
+        for name in dict.fromkeys((*old_facts, *new_facts))
+        if old_facts.get(name) != new_facts.get(name)
     )
 
 
-def why_no_effect(wish: Iterable[Difference], old: Plan, new: Plan) -> str:
+def why_no_effect(wish: Iterable[Difference], old_plan: Plan, new_plan: Plan) -> str:
     """The reason why a changed wish leaves the plan as it is; "": it changes the plan, or no field
     of the wish is part of a plan."""
     fields = {difference.what for difference in wish}
-    if fields <= _LIVE_FIELDS or diff_plans(old, new):
+    if fields <= _LIVE_FIELDS or diff_plans(old_plan, new_plan):
         return ""
     reasons = [
         f"{name.replace('_', ' ')} stays {choice.value}: {choice.reason}"
         for name in dict.fromkeys(
             _CHOICE_OF_FIELD[field] for field in _CHOICE_OF_FIELD if field in fields
         )
-        for choice in [getattr(new, name)]
+        for choice in [getattr(new_plan, name)]
     ]
     return (
         "; ".join(reasons)

@@ -181,28 +181,28 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     evictions: dict[Place, Eviction] = {}
     for model in models:
         evictions |= _evictions_of(model, now)
-    holds = {model.name: STOP_REASON for model in models if model.is_stopped}
+    hold_reasons = {model.name: STOP_REASON for model in models if model.is_stopped}
     in_progress = bool(evictions) or _is_any("leaves", models)
     first: LoadedModel | None = None
     for model in _queue(models, now):
         if first is not None:
-            holds[model.name] = f"it waits for its turn after {first.name}"
+            hold_reasons[model.name] = f"it waits for its turn after {first.name}"
         elif model.must_evict and not in_progress:
             first = model
             evictions |= _evictions_for(model, models, now)
             names = ", ".join(sorted({name for name, _ in model.must_evict}))
-            holds[model.name] = f"it waits for {names} to be unloaded"
+            hold_reasons[model.name] = f"it waits for {names} to be unloaded"
         elif model.has_plan or (model.is_promised_memory and not model.must_evict):
             first = model
         elif in_progress or _is_any("loads", models):
             # A loading model can be evicted later.
             first = model
-            holds[model.name] = "it waits until another model is unloaded"
+            hold_reasons[model.name] = "it waits until another model is unloaded"
     is_moving = first is not None or in_progress
     for model in models:
         if reason := _hold_of_idle_model(model, now, is_moving=is_moving):
-            holds[model.name] = reason
-    return Moves(evictions, holds, first.name if first is not None else "")
+            hold_reasons[model.name] = reason
+    return Moves(evictions, hold_reasons, first.name if first is not None else "")
 
 
 def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
@@ -269,17 +269,17 @@ def _evictions_for(
     for neighbour in models:
         for place, copy in _places(neighbour):
             ends = place in model.must_stop
-            serves = (
+            is_serving = (
                 copy.state == "serves" and place in model.must_evict and not neighbour.is_pinned
             )
-            if not serves and not (copy.state == "asleep" and ends):
+            if not is_serving and not (copy.state == "asleep" and ends):
                 continue
             # A second copy never evicts a model that has requests.
-            stays = serves and (
+            must_stay = is_serving and (
                 not _is_residence_over(neighbour, copy, now)
                 or (model.state == "serves" and neighbour.is_requested)
             )
-            if stays or copy.is_watched:
+            if must_stay or copy.is_watched:
                 return {}
             candidates[place] = Eviction("room", f"it makes room for {model.name}", ends=ends)
     return candidates

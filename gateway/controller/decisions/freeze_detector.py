@@ -88,7 +88,7 @@ class FreezeDetector:
         cpu = {process.pid: process.cpu_s for process in processes}
         if self._cpu is not None:
             measured_at, former_cpu = self._cpu
-            used_s = sum(max(0.0, spent - former_cpu.get(pid, 0.0)) for pid, spent in cpu.items())
+            used_s = sum(max(0.0, cpu_s - former_cpu.get(pid, 0.0)) for pid, cpu_s in cpu.items())
             if used_s >= _BUSY_SHARE * (now - measured_at):
                 self._worked = now
         self._cpu = (now, cpu) if cpu else None
@@ -147,9 +147,9 @@ class FreezeDetector:
         if self._silent_since is not None and (
             is_idle or self.silent_seconds(now) >= self._silent_after_s
         ):
-            does = "does nothing" if is_idle else "computes without an end"
+            verb_phrase = "does nothing" if is_idle else "computes without an end"
             return (
-                f"the engine gives its clients nothing, {does}, and does not answer the smallest"
-                " request either"
+                f"the engine gives its clients nothing, {verb_phrase}, and does not answer the"
+                " smallest request either"
             )
         return ""

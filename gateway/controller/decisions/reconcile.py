@@ -232,8 +232,8 @@ def _next_action(
     if replica.leaving.reason and (attempt.state == "starting" or replica.leaving.is_drained):
         return _evict(replica, attempt)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
-        why = "replacing an engine that runs by another plan than the recorded one"
-        return Stop(instance.name, why) if not replica.is_busy else Rest("starting", why)
+        reason = "replacing an engine that runs by another plan than the recorded one"
+        return Stop(instance.name, reason) if not replica.is_busy else Rest("starting", reason)
     if instance is not None and instance.state == "exited" and not replica.observation.log_ended:
         return Rest("starting", "reading the end of its log")
     return _serve(replica, attempt) if attempt.state == "ready" else _start(replica, attempt)
@@ -256,8 +256,8 @@ def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     abilities = replica.observation.abilities
     if abilities is not None and abilities != attempt.abilities and not replica.is_busy:
         return NoteAbilities(attempt, abilities)
-    frozen = replica.observation.frozen
-    return Rest("unreachable", frozen) if frozen else Rest("ready")
+    freeze_reason = replica.observation.frozen
+    return Rest("unreachable", freeze_reason) if freeze_reason else Rest("ready")
 
 
 def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
@@ -278,7 +278,7 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 
 def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps, falls asleep or wakes up."""
-    settled = attempt.asleep is not None and attempt.asleep.gave is not None
+    is_settled = attempt.asleep is not None and attempt.asleep.gave is not None
     if (
         replica.instance is None
         or replica.instance.state != "running"
@@ -293,9 +293,9 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
                 "starting" if replica.demand.is_requested else "asleep", replica.observation.phase
             )
         )
-    if replica.leaving.reason and not (replica.leaving.sleeps and settled):
+    if replica.leaving.reason and not (replica.leaving.sleeps and is_settled):
         return Retire(attempt)
-    if not settled:
+    if not is_settled:
         return (
             Wake(attempt)
             if replica.observation.answering
@@ -327,9 +327,9 @@ def attempts_that_count(
 
     If the clock was set back since, all attempts count.
     """
-    since = forgiven_at if forgiven_at <= now else 0.0
+    count_from = forgiven_at if forgiven_at <= now else 0.0
     return tuple(
-        attempt for attempt in undisturbed_attempts(history) if (attempt.ended_at or 0) > since
+        attempt for attempt in undisturbed_attempts(history) if (attempt.ended_at or 0) > count_from
     )
 
 
@@ -340,10 +340,10 @@ def _next_attempt(
     if replica.demand.is_stopped:
         return Rest("stopped", replica.demand.hold)
     streak = failures_in_a_row(replica.history)
-    rest = _quarantine(streak, replica.policy.max_attempts)
-    rest = rest or _back_off(streak, now, backoff_s, backoff_max_s)
-    if rest is not None:
-        return rest
+    delay = _quarantine(streak, replica.policy.max_attempts)
+    delay = delay or _back_off(streak, now, backoff_s, backoff_max_s)
+    if delay is not None:
+        return delay
     if replica.demand.hold:
         return Rest("starting" if replica.demand.is_requested else "stopped", replica.demand.hold)
     if replica.planning.blocked is not None:
@@ -357,12 +357,12 @@ def _quarantine(streak: Sequence[Attempt], max_attempts: int) -> Rest | None:
         return None
     last_failure = streak[-1].failure
     if len(streak) >= max_attempts:
-        failed = (
+        failure_words = (
             "its start failed"
             if len(streak) == 1
             else f"{len(streak)} starts failed in a row, the last"
         )
-        return Rest("quarantined", f"{failed} with {_cause(last_failure)}")
+        return Rest("quarantined", f"{failure_words} with {_cause(last_failure)}")
     if last_failure is not None and last_failure.cure == "user":
         reason = f"no other plan avoids {_cause(last_failure)} {last_failure.advice}"
         return Rest("quarantined", reason.rstrip())
@@ -382,9 +382,9 @@ def _back_off(
     deaths = len(environment_failures) - (environment_failures[-1].ready_at is not None)
     wait_s = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
     # `ended_at` is wall time: a clock that was set back must not stretch the wait.
-    until = (streak[-1].ended_at or now) + wait_s
-    if now < until <= now + wait_s:
-        return Rest("backing_off", f"after {_cause(failure)}", until)
+    retry_at = (streak[-1].ended_at or now) + wait_s
+    if now < retry_at <= now + wait_s:
+        return Rest("backing_off", f"after {_cause(failure)}", retry_at)
     return None
 
 

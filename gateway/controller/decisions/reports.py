@@ -85,8 +85,10 @@ class ReportedStages:
     def note(self, number: int, stage: Stage) -> None:
         self._stages[number] = stage
         if len(self._stages) > 2 * _ENDED_STARTS_MAX:
-            ended = sorted(number for number, stage in self._stages.items() if stage == "ended")
-            for attempt_id in ended[:_ENDED_STARTS_MAX]:
+            ended_numbers = sorted(
+                number for number, stage in self._stages.items() if stage == "ended"
+            )
+            for attempt_id in ended_numbers[:_ENDED_STARTS_MAX]:
                 del self._stages[attempt_id]
 
 
@@ -107,52 +109,60 @@ def stage(attempt: Attempt, *, is_watched: bool) -> Stage:
 
 
 def events_of_model(
-    before: ReportedModel | None, after: ReportedModel | None, reported: ReportedStages, now: float
+    former_model: ReportedModel | None,
+    new_model: ReportedModel | None,
+    reported_stages: ReportedStages,
+    now: float,
 ) -> Iterator[Event]:
     """The events between two states of a model; None: the model does not exist.
 
-    `reported` is brought up to date while the events are consumed.
+    `reported_stages` is brought up to date while the events are consumed.
     """
-    if after is None:
-        if before is not None:
-            name = before.wish.name
-            if not before.is_deleting:
+    if new_model is None:
+        if former_model is not None:
+            name = former_model.wish.name
+            if not former_model.is_deleting:
                 yield Event(
                     at=now, kind="model.removing", model=name, words=f"{name} is being removed."
                 )
             yield Event(at=now, kind="model.removed", model=name, words=f"{name} is removed.")
         return
-    yield from _wish_events(before, after, now)
-    for replica in after.replicas:
-        yield from _replica_events(after, _earlier_replica(before, replica), replica, reported, now)
-    yield from _endpoint_events(before, after, now)
-    if before is not None and before.state != after.state:
-        detail = detail_beside(after.state, after.detail)
-        text = f"{after.wish.name} {_STATE_VERBS.get(after.state, f'is {after.state}')}" + (
-            f": {detail}" if detail else "."
+    yield from _wish_events(former_model, new_model, now)
+    for replica in new_model.replicas:
+        yield from _replica_events(
+            new_model, _earlier_replica(former_model, replica), replica, reported_stages, now
         )
-        data = {"state": after.state, "before": before.state, "detail": after.detail}
-        yield Event(at=now, kind="model.state", model=after.wish.name, words=text, data=data)
+    yield from _endpoint_events(former_model, new_model, now)
+    if former_model is not None and former_model.state != new_model.state:
+        detail = detail_beside(new_model.state, new_model.detail)
+        text = (
+            f"{new_model.wish.name} {_STATE_VERBS.get(new_model.state, f'is {new_model.state}')}"
+            + (f": {detail}" if detail else ".")
+        )
+        data = {"state": new_model.state, "before": former_model.state, "detail": new_model.detail}
+        yield Event(at=now, kind="model.state", model=new_model.wish.name, words=text, data=data)
 
 
 # States whose name is no adjective.
 _STATE_VERBS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 
 
-def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float) -> Iterator[Event]:
-    wish, name = after.wish, after.wish.name
+def _wish_events(
+    former_model: ReportedModel | None, new_model: ReportedModel, now: float
+) -> Iterator[Event]:
+    wish, name = new_model.wish, new_model.wish.name
 
     def event(kind: EventKind, text: str, **data: Any) -> Event:
         return Event(at=now, kind=kind, model=name, words=text, data=data)
 
-    if before is None:
+    if former_model is None:
         data = {"source": wish.source} if wish.source else {"endpoints": list(wish.endpoints)}
         yield event(
             "model.added", f"{name} is added: {wish.source or ', '.join(wish.endpoints)}.", **data
         )
-        before = ReportedModel(wish)
-    change, old = after.change, before.change
-    if change is not None and (old is None or old.generation != change.generation):
+        former_model = ReportedModel(wish)
+    change, old_change = new_model.change, former_model.change
+    if change is not None and (old_change is None or old_change.generation != change.generation):
         differences = _differences(diff_wishes(wish, change.wish))
         yield event(
             "model.changing",
@@ -162,86 +172,103 @@ def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float)
     if (
         change is not None
         and change.refused
-        and not (old is not None and old.generation == change.generation and old.refused)
+        and not (
+            old_change is not None
+            and old_change.generation == change.generation
+            and old_change.refused
+        )
     ):
         yield event(
             "model.change_refused",
             f"{name} stays as it was: {change.refused}",
             reason=change.refused,
         )
-    if before.wish != wish and (differences := _differences(diff_wishes(before.wish, wish))):
+    if former_model.wish != wish and (
+        differences := _differences(diff_wishes(former_model.wish, wish))
+    ):
         yield event(
             "model.changed",
             f"{name} is changed: {_describe(differences)}.",
             differences=differences,
         )
-    if after.is_deleting and not before.is_deleting:
+    if new_model.is_deleting and not former_model.is_deleting:
         yield event("model.removing", f"{name} is being removed.")
-    if after.is_stopped != before.is_stopped:
-        kind: EventKind = "model.stopped" if after.is_stopped else "model.started"
-        yield event(kind, f"Its owner {'stops' if after.is_stopped else 'starts'} {name}.")
-    if after.forgiven_at != before.forgiven_at:
+    if new_model.is_stopped != former_model.is_stopped:
+        kind: EventKind = "model.stopped" if new_model.is_stopped else "model.started"
+        yield event(kind, f"Its owner {'stops' if new_model.is_stopped else 'starts'} {name}.")
+    if new_model.forgiven_at != former_model.forgiven_at:
         yield event("model.retried", f"{name} is tried again. Earlier failures no longer count.")
 
 
 def _replica_events(
     model: ReportedModel,
-    before: ReportedReplica,
-    after: ReportedReplica,
-    reported: ReportedStages,
+    former_replica: ReportedReplica,
+    new_replica: ReportedReplica,
+    reported_stages: ReportedStages,
     now: float,
 ) -> Iterator[Event]:
-    for place, attempt in enumerate(after.attempts):
-        is_watched = after.watched == attempt.id
-        was, now_is = reported.stage(attempt), stage(attempt, is_watched=is_watched)
-        if was != now_is and _STAGE_ORDER.index(was) < _STAGE_ORDER.index(now_is):
-            reported.note(attempt.id, now_is)
-            earlier = after.attempts[place - 1] if place else None
-            yield from _start_events(model, after, earlier, attempt, was, now)
+    for place, attempt in enumerate(new_replica.attempts):
+        is_watched = new_replica.watched == attempt.id
+        former_stage, now_is = reported_stages.stage(attempt), stage(attempt, is_watched=is_watched)
+        if former_stage != now_is and _STAGE_ORDER.index(former_stage) < _STAGE_ORDER.index(now_is):
+            reported_stages.note(attempt.id, now_is)
+            earlier_attempt = new_replica.attempts[place - 1] if place else None
+            yield from _start_events(
+                model, new_replica, earlier_attempt, attempt, former_stage, now
+            )
 
-        if now_is == was == "ready":
-            yield from _late_abilities(model, before, attempt, after.index, now)
+        if now_is == former_stage == "ready":
+            yield from _late_abilities(model, former_replica, attempt, new_replica.index, now)
 
     def event(kind: EventKind, text: str, **data: Any) -> Event:
-        live = after.live
+        live = new_replica.live
         number = live.id if live is not None else None
         return Event(
             at=now,
             kind=kind,
             model=name,
-            replica=after.index,
+            replica=new_replica.index,
             attempt=number,
             words=text,
             data=data,
         )
 
-    name, status = model.wish.name, after.status
+    name, status = model.wish.name, new_replica.status
     yield from (
-        event(kind, text, **data) for kind, text, data in _phase_events(name, before, after)
+        event(kind, text, **data)
+        for kind, text, data in _phase_events(name, former_replica, new_replica)
     )
-    if after.awaited_offers and after.awaited_offers != before.awaited_offers:
-        takes = [offer.words for offer in after.awaited_offers]
+    if new_replica.awaited_offers and new_replica.awaited_offers != former_replica.awaited_offers:
+        takes = [offer.words for offer in new_replica.awaited_offers]
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
-    if after.leaving is not None and before.leaving is None and not after.is_trial:
-        why, text = after.leaving
+    if (
+        new_replica.leaving is not None
+        and former_replica.leaving is None
+        and not new_replica.is_trial
+    ):
+        reason, text = new_replica.leaving
         copy = (
-            f"Copy {after.index + 1} of {name}"
+            f"Copy {new_replica.index + 1} of {name}"
             if sum(not sibling.is_trial for sibling in model.replicas) > 1
             else name
         )
-        yield event("model.leaving", f"{copy} is unloaded: {text}.", why=why)
+        yield event("model.leaving", f"{copy} is unloaded: {text}.", why=reason)
     yield from (
         event(kind, text, **data)
-        for kind, text, data in _status_events(name, before.status, status, now)
+        for kind, text, data in _status_events(name, former_replica.status, status, now)
     )
 
 
 def _late_abilities(
-    model: ReportedModel, before: ReportedReplica, attempt: Attempt, index: int, now: float
+    model: ReportedModel, former_replica: ReportedReplica, attempt: Attempt, index: int, now: float
 ) -> Iterator[Event]:
     """The abilities that an engine has shown after it was ready, as some answers take long."""
     earlier_abilities = next(
-        (former_attempt for former_attempt in before.attempts if former_attempt.id == attempt.id),
+        (
+            former_attempt
+            for former_attempt in former_replica.attempts
+            if former_attempt.id == attempt.id
+        ),
         attempt,
     ).abilities
     if attempt.abilities is None or attempt.abilities == earlier_abilities:
@@ -259,11 +286,11 @@ def _late_abilities(
 
 
 def _status_events(
-    name: str, before: Rest, status: Rest, now: float
+    name: str, former_status: Rest, status: Rest, now: float
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
-    if status == before:
+    if status == former_status:
         return
-    has_changed = (status.state, status.reason) != (before.state, before.reason)
+    has_changed = (status.state, status.reason) != (former_status.state, former_status.reason)
     reason = {"reason": status.reason}
     if status.state == "no_plan" and has_changed:
         yield "plan.none", f"There is no plan for {name}: {status.reason}", reason
@@ -273,18 +300,18 @@ def _status_events(
         yield "engine.retry", text, {"at": status.recheck_at, **reason}
     elif status.state == "quarantined" and has_changed:
         yield "engine.quarantined", f"{name} is not started again: {status.reason}", reason
-    elif status.state == "unreachable" and before.state != "unreachable":
+    elif status.state == "unreachable" and former_status.state != "unreachable":
         yield "engine.frozen", f"An engine of {name} gets no requests: {status.reason}", reason
-    elif status.state == "ready" and before.state == "unreachable":
+    elif status.state == "ready" and former_status.state == "unreachable":
         yield "engine.answers", f"An engine of {name} answers again.", {}
 
 
 def _start_events(
     model: ReportedModel,
     replica: ReportedReplica,
-    earlier: Attempt | None,
+    earlier_attempt: Attempt | None,
     attempt: Attempt,
-    was: Stage,
+    former_stage: Stage,
     now: float,
 ) -> Iterator[Event]:
     """The events of a start that were not reported yet."""
@@ -301,17 +328,19 @@ def _start_events(
             data=data,
         )
 
-    if was == "":
-        kind, text, data = _plan_event(name, earlier, attempt)
+    if former_stage == "":
+        kind, text, data = _plan_event(name, earlier_attempt, attempt)
         yield event(kind, text, attempt.started_at, **data, trial=replica.is_trial)
-    if was in ("", "chosen") and (replica.watched == attempt.id or attempt.ready_at is not None):
+    if former_stage in ("", "chosen") and (
+        replica.watched == attempt.id or attempt.ready_at is not None
+    ):
         yield event(
             "engine.started",
             f"{plan.engine} of {name} runs.",
             engine=str(plan.engine),
             instance=attempt.instance_name,
         )
-    if was in ("", "chosen", "started") and attempt.ready_at is not None:
+    if former_stage in ("", "chosen", "started") and attempt.ready_at is not None:
         tested = attempt.abilities
         abilities = tested.model_dump(mode="json") if tested is not None else {}
         text = f"{name} answers, even to a full prefill batch and to many requests at once."
@@ -336,13 +365,13 @@ def _start_events(
             failure=details,
         )
     elif not attempt.is_live:
-        why, reason = _stop_reason(model, replica)
+        stop_kind, reason = _stop_reason(model, replica)
         text = f"An engine of {name} stops: {reason}."
-        yield event("engine.stopped", text, attempt.ended_at or now, why=why, reason=reason)
+        yield event("engine.stopped", text, attempt.ended_at or now, why=stop_kind, reason=reason)
 
 
 def _plan_event(
-    name: str, earlier: Attempt | None, attempt: Attempt
+    name: str, earlier_attempt: Attempt | None, attempt: Attempt
 ) -> tuple[EventKind, str, dict[str, Any]]:
     """The kind, sentence and data of the event about a start's plan."""
     plan = attempt.plan
@@ -358,23 +387,23 @@ def _plan_event(
     }
     place = plural(len(plan.gpus), "GPU") if plan.gpus else "the CPU"
     cause = f"{plan.engine} on {place}, context {plan.max_model_len.value}"
-    if earlier is not None and earlier.failure is not None:
-        differences = _differences(diff_plans(earlier.plan, plan))
+    if earlier_attempt is not None and earlier_attempt.failure is not None:
+        differences = _differences(diff_plans(earlier_attempt.plan, plan))
         data |= {
-            "after": earlier.failure.kind,
-            "attempt_before": earlier.id,
+            "after": earlier_attempt.failure.kind,
+            "attempt_before": earlier_attempt.id,
             "differences": differences,
         }
         changes = _describe(differences) or "the same plan again"
         return (
             "plan.fallback",
-            f"{name} is tried again after {earlier.failure.kind}: {changes}.",
+            f"{name} is tried again after {earlier_attempt.failure.kind}: {changes}.",
             data,
         )
     if (
         plan.cap is not None
-        and earlier is not None
-        and plan.memory.kv_tokens < earlier.plan.memory.kv_tokens
+        and earlier_attempt is not None
+        and plan.memory.kv_tokens < earlier_attempt.plan.memory.kv_tokens
     ):
         data |= {"cap_bytes": plan.cap.bytes, "for": list(plan.cap.models)}
         return (
@@ -407,35 +436,39 @@ def _stop_reason(model: ReportedModel, replica: ReportedReplica) -> tuple[str, s
 
 
 def _phase_events(
-    name: str, before: ReportedReplica, after: ReportedReplica
+    name: str, former_replica: ReportedReplica, new_replica: ReportedReplica
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """The event about a start that goes on. Figures that change every second are left out."""
-    live = after.live
-    old, new = _head(before.phase), _head(after.phase)
-    if old == new or live is None or live.state == "ready":
+    live = new_replica.live
+    old_phase, new_phase = _head(former_replica.phase), _head(new_replica.phase)
+    if old_phase == new_phase or live is None or live.state == "ready":
         return
-    if old.startswith(_WEIGHTS) and not new.startswith(_WEIGHTS):
+    if old_phase.startswith(_WEIGHTS) and not new_phase.startswith(_WEIGHTS):
         yield (
             "weights.downloaded",
             f"The weights of {name} are here.",
             {"source": live.plan.model.source},
         )
-    if new.startswith(_WEIGHTS):
-        if not old.startswith(_WEIGHTS):
+    if new_phase.startswith(_WEIGHTS):
+        if not old_phase.startswith(_WEIGHTS):
             yield (
                 "weights.downloading",
-                f"{after.phase}, for {name}.",
-                {"source": live.plan.model.source, "detail": after.phase},
+                f"{new_replica.phase}, for {name}.",
+                {"source": live.plan.model.source, "detail": new_replica.phase},
             )
-    elif new.startswith(_IMAGE):
-        if not old.startswith(_IMAGE):
+    elif new_phase.startswith(_IMAGE):
+        if not old_phase.startswith(_IMAGE):
             yield (
                 "engine.pulling",
-                f"{after.phase}, for {name}.",
-                {"engine": str(live.plan.engine), "detail": after.phase},
+                f"{new_replica.phase}, for {name}.",
+                {"engine": str(live.plan.engine), "detail": new_replica.phase},
             )
-    elif new:
-        yield "engine.phase", f"{name}: {after.phase}", {"phase": new, "detail": after.phase}
+    elif new_phase:
+        yield (
+            "engine.phase",
+            f"{name}: {new_replica.phase}",
+            {"phase": new_phase, "detail": new_replica.phase},
+        )
 
 
 def _head(phase: str) -> str:
@@ -443,13 +476,13 @@ def _head(phase: str) -> str:
 
 
 def _endpoint_events(
-    before: ReportedModel | None, after: ReportedModel, now: float
+    former_model: ReportedModel | None, new_model: ReportedModel, now: float
 ) -> Iterator[Event]:
-    states = before.endpoints if before is not None else {}
-    for url, why in after.endpoints.items():
+    states = former_model.endpoints if former_model is not None else {}
+    for url, reason in new_model.endpoints.items():
         state_before = states.get(url)
-        name = after.wish.name
-        if not why and state_before != "":
+        name = new_model.wish.name
+        if not reason and state_before != "":
             yield Event(
                 at=now,
                 kind="endpoint.reached",
@@ -457,19 +490,21 @@ def _endpoint_events(
                 words=f"{name}: {url} answers.",
                 data={"url": url},
             )
-        elif why and state_before == "":
+        elif reason and state_before == "":
             yield Event(
                 at=now,
                 kind="endpoint.lost",
                 model=name,
-                words=f"{name}: {why}",
-                data={"url": url, "reason": why},
+                words=f"{name}: {reason}",
+                data={"url": url, "reason": reason},
             )
 
 
-def _earlier_replica(before: ReportedModel | None, replica: ReportedReplica) -> ReportedReplica:
+def _earlier_replica(
+    former_model: ReportedModel | None, replica: ReportedReplica
+) -> ReportedReplica:
     """The earlier state of the same replica."""
-    replicas = before.replicas if before is not None else ()
+    replicas = former_model.replicas if former_model is not None else ()
     matches = (
         candidate
         for candidate in replicas

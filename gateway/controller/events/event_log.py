@@ -99,8 +99,8 @@ class EventLog:
     async def bounds(self) -> Bounds:
         return await asyncio.to_thread(self._table.bounds)
 
-    async def last(self, most: int, model: str | None) -> list[Event]:
-        return await asyncio.to_thread(self._table.last, most, model)
+    async def last(self, limit: int, model: str | None) -> list[Event]:
+        return await asyncio.to_thread(self._table.last, limit, model)
 
     async def events_after(self, number: int, model: str | None = None) -> EventBatch:
         """The next events after this number, or none. Number 0 begins with the oldest event. Raises
@@ -130,8 +130,8 @@ class EventLog:
         # Events may have come since the bounds were read.
         return EventBatch(events, last if len(events) == _PAGE_EVENTS else max(last, bounds.newest))
 
-    async def next(self, number: int, most: int, model: str | None) -> list[Event]:
-        return await asyncio.to_thread(self._table.events_after, number, most, model)
+    async def next(self, number: int, limit: int, model: str | None) -> list[Event]:
+        return await asyncio.to_thread(self._table.events_after, number, limit, model)
 
     async def more(self, within_s: float) -> bool:
         """Wait for more events or the end. False: nothing came within the time."""

@@ -79,42 +79,47 @@ class Observer:
 
         Returns the removals that happened while no gateway ran, for `start`. Raises StoreError.
         """
-        bounds, reported, models = (
+        bounds, reported_attempts, models = (
             store.events.bounds(),
             store.events.of_attempts(),
             store.events.models(),
         )
-        oldest = store.events.events_after(bounds.oldest - 1, 1)
-        since = oldest[0].at if oldest else time.time()
-        event_ids = {number for number, _ in reported}
-        for number, kind in reported:
+        oldest_events = store.events.events_after(bounds.oldest - 1, 1)
+        oldest_at = oldest_events[0].at if oldest_events else time.time()
+        event_ids = {number for number, _ in reported_attempts}
+        for number, kind in reported_attempts:
             if (reached := stage_of(kind)) != "":
                 self._stages.note(number, reached)
         for name, model in self._models.items():
             for attempt in (past for replica in model.replicas for past in replica.attempts):
-                if attempt.id not in event_ids and attempt.started_at < since:
+                if attempt.id not in event_ids and attempt.started_at < oldest_at:
                     self._stages.note(attempt.id, stage(attempt, is_watched=True))
-            if models.get(name) == "model.added" or model.created_at < since:
+            if models.get(name) == "model.added" or model.created_at < oldest_at:
                 self._now[name] = _report(model)
         now = time.time()
-        removed = [
+        removed_names = [
             name
             for name, kind in models.items()
             if kind == "model.added" and name not in self._models
         ]
         self._known_keys = {key.grant.name: key for key in self._keys()}
-        return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in removed]
+        return [
+            _event(now, "model.removed", f"{name} is removed.", model=name)
+            for name in removed_names
+        ]
 
     def start(self, endings: list[Event]) -> None:
         """Start on the event loop, which all later calls use too."""
         self._events.tell(endings)
-        about: dict[str, Any] = {
+        details: dict[str, Any] = {
             "version": __version__,
             "workers": self._settings.workers,
             "models": len(self._models),
         }
         self._tell(
-            _event(time.time(), "gateway.started", f"fitserve {__version__} has started.", **about)
+            _event(
+                time.time(), "gateway.started", f"fitserve {__version__} has started.", **details
+            )
         )
         self._looking = SupervisedTask(self._look_at_engines, "the look at installed engines")
 
@@ -141,10 +146,10 @@ class Observer:
     def _observe_in_turn(self) -> None:
         if self._later is not None:
             self._later.cancel()
-        self._later, began = None, time.thread_time()
+        self._later, start_s = None, time.thread_time()
         if not self._setback.rest_s:
             self._look_at_all()
-        self._next = time.monotonic() + min(_MAX_PAUSE_S, _PAUSE * (time.thread_time() - began))
+        self._next = time.monotonic() + min(_MAX_PAUSE_S, _PAUSE * (time.thread_time() - start_s))
 
     def _look_at_all(self) -> None:
         try:
@@ -152,12 +157,14 @@ class Observer:
             for name, model in self._models.items():
                 fingerprint = _fingerprint(model)
                 if fingerprint != self._reported.get(name):
-                    self._reported[name], before, self._now[name] = (
+                    self._reported[name], former_model, self._now[name] = (
                         fingerprint,
                         self._now.get(name),
                         _report(model),
                     )
-                    self._events.tell(events_of_model(before, self._now[name], self._stages, now))
+                    self._events.tell(
+                        events_of_model(former_model, self._now[name], self._stages, now)
+                    )
             for name in [name for name in self._now if name not in self._models]:
                 self._reported.pop(name, None)
                 self._events.tell(events_of_model(self._now.pop(name), None, self._stages, now))
@@ -192,15 +199,15 @@ class Observer:
         for uuid, reading in self._gpus.readings.items():
             if reading.throttled:
                 if uuid not in self._throttled:
-                    why = list(reading.throttled)
-                    text = f"{uuid} lowers its clocks: {', '.join(why)}."
+                    throttle_reasons = list(reading.throttled)
+                    text = f"{uuid} lowers its clocks: {', '.join(throttle_reasons)}."
                     self._tell(
                         _event(
                             now,
                             "gpu.throttled",
                             text,
                             gpu=uuid,
-                            why=why,
+                            why=throttle_reasons,
                             temperature_c=reading.temperature_c,
                         )
                     )
@@ -248,12 +255,12 @@ class Observer:
 
     async def _look_at_engines(self) -> float:
         engines = await asyncio.to_thread(installed_engines, self._settings.data)
-        before, self._engines = self._engines, engines
-        if before is not None:
+        former_engines, self._engines = self._engines, engines
+        if former_engines is not None:
             now = time.time()
-            for name in sorted(engines - before):
+            for name in sorted(engines - former_engines):
                 self._tell(_event(now, "engine.installed", f"{name} is installed.", engine=name))
-            for name in sorted(before - engines):
+            for name in sorted(former_engines - engines):
                 self._tell(
                     _event(now, "engine.uninstalled", f"{name} was uninstalled.", engine=name)
                 )
@@ -319,9 +326,9 @@ def _report(model: ManagedModel) -> ReportedModel:
 def _replica(
     replica: ReplicaState, *, is_trial: bool = False, absence: str = ""
 ) -> ReportedReplica:
-    leaving = ("trials", absence) if absence else None
+    eviction_words = ("trials", absence) if absence else None
     if replica.leaving is not None:
-        leaving = replica.leaving.cause, replica.leaving.reason
+        eviction_words = replica.leaving.cause, replica.leaving.reason
     return ReportedReplica(
         replica.index,
         (
@@ -332,6 +339,6 @@ def _replica(
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,
         replica.awaited_offers,
-        leaving,
+        eviction_words,
         is_trial,
     )

@@ -93,8 +93,8 @@ class Webhook:
                     return None
                 await self._note(event.number)
             self._number = event.number
-        moved, self._number = batch.number != self._number, batch.number
-        if batch.events or batch.has_gap or moved:
+        has_moved, self._number = batch.number != self._number, batch.number
+        if batch.events or batch.has_gap or has_moved:
             await self._note(batch.number)
         elif not self._events.is_over(batch.number):
             await self._events.more(_LISTEN_S)
@@ -160,10 +160,10 @@ def headers(name: str, at: int, body: bytes, key: Secret | None) -> bytes:
     """
     lines = f"webhook-id: {name}\r\nwebhook-timestamp: {at}\r\n"
     if key is not None:
-        signed = base64.b64encode(
+        signature = base64.b64encode(
             hmac.digest(signing_key(key), f"{name}.{at}.".encode() + body, "sha256")
         ).decode()
-        lines += f"webhook-signature: v1,{signed}\r\n"
+        lines += f"webhook-signature: v1,{signature}\r\n"
     return lines.encode()
 
 

@@ -119,13 +119,13 @@ class Fleet:
         # whole change.
         is_trial = requester is model.trial and not in_place
         if in_place:
-            replaced = sum_promises(
+            replaced_bytes = sum_promises(
                 live_promises(
                     replica for replica in model.replicas if replica.index == requester.index
                 )
             )
             promised_bytes = {
-                uuid: size - replaced.get(uuid, 0) for uuid, size in promised_bytes.items()
+                uuid: size - replaced_bytes.get(uuid, 0) for uuid, size in promised_bytes.items()
             }
         sharing = self.sharing(model, wish, requester)
         restorable = restorable_plan(model, requester, sharing.cap)
@@ -161,11 +161,11 @@ class Fleet:
         """
         held_bytes = self._bytes_of_others(requester)
         neighbours = {name: self.models[name] for name in held_bytes}
-        pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
+        pinned_names = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         promises = tuple(
-            Promise(model=name, gives=gives, pinned=name in pinned)
-            for name, gives in sorted(held_bytes.items())
-            if gives
+            Promise(model=name, gives=given_bytes, pinned=name in pinned_names)
+            for name, given_bytes in sorted(held_bytes.items())
+            if given_bytes
         )
         givers = (
             (model, index) for model in neighbours.values() for index in range(len(model.replicas))
@@ -231,18 +231,18 @@ class Fleet:
             for name, model in self.models.items()
             if model is not requester and not model.is_deleting
         }
-        pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
+        pinned_names = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         replicas = {
             (name, replica.index): replica
             for name, model in neighbours.items()
             for replica in model.replicas
         }
-        awake = [
+        awake_replicas = [
             replicas[place]
             for place in may
-            if place in replicas and place[0] not in pinned and not replicas[place].is_asleep
+            if place in replicas and place[0] not in pinned_names and not replicas[place].is_asleep
         ]
-        asleep = [
+        asleep_replicas = [
             replica
             for replica in replicas.values()
             if replica.is_asleep and replica.leaving is None
@@ -250,7 +250,7 @@ class Fleet:
         return leave_offers(
             *(
                 [leaver for leaver in map(self._leaver, group) if leaver.held_bytes]
-                for group in (awake, asleep)
+                for group in (awake_replicas, asleep_replicas)
             )
         )
 
@@ -321,7 +321,7 @@ class Fleet:
             for replica in self.replicas()
             for awaited_offer in replica.awaited_offers
         )
-        waiting = sorted(
+        waiting_offers = sorted(
             (
                 (name, awaited_offer)
                 for name, awaited_offer in awaited_offers
@@ -330,7 +330,7 @@ class Fleet:
             ),
             key=lambda name_and_offer: name_and_offer[0] != requester,
         )
-        largest = next(
+        largest_offer = next(
             (
                 surplus
                 for surplus in self._surplus(model, offer.replica)
@@ -340,13 +340,13 @@ class Fleet:
         )
         chosen_offers: list[Offer] = []
         names = {requester}
-        for name, awaited_offer in waiting:
+        for name, awaited_offer in waiting_offers:
             if not chosen_offers or combined_bytes([*chosen_offers, awaited_offer]) <= max(
-                largest.gives.values()
+                largest_offer.gives.values()
             ):
                 chosen_offers.append(awaited_offer)
                 names.add(name)
-        return partial_offer(largest, combined_bytes(chosen_offers or [offer])), names
+        return partial_offer(largest_offer, combined_bytes(chosen_offers or [offer])), names
 
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
@@ -386,7 +386,7 @@ class Fleet:
         after a power cut leaves the others their memory.
         """
         model = self.models[replica.model]
-        stays = not (
+        must_stay = not (
             model.is_stopped
             or model.hold
             or replica.leaving
@@ -398,9 +398,9 @@ class Fleet:
             and replica.blocked is None
             and replica.status.state != "quarantined"
         )
-        if stays and comes and (plan := outlived_plan(replica)) is not None:
+        if must_stay and comes and (plan := outlived_plan(replica)) is not None:
             yield from ((uuid, plan.memory.promised_bytes) for uuid in plan.devices)
-        elif stays and replica.attempt is None:
+        elif must_stay and replica.attempt is None:
             awaited_gifts = (
                 offer for offer in replica.awaited_offers if self.has_given(offer, replica.model)
             )
@@ -427,10 +427,10 @@ class Fleet:
         return sum_promises(live_promises(self.replicas()))
 
     def holders(
-        self, running_names: Collection[str], begun: set[str], now: float
+        self, running_names: Collection[str], begun_names: set[str], now: float
     ) -> Iterator[PlacedEngine]:
         """See `Engines.holders` of the start gate."""
-        begun &= {
+        begun_names &= {
             replica.attempt.instance_name
             for replica in self.replicas()
             if replica.attempt is not None
@@ -438,7 +438,7 @@ class Fleet:
         for replica in self.replicas():
             for attempt in replica.attempts:
                 name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
-                if name in running_names or name in begun:
+                if name in running_names or name in begun_names:
                     model = self.models[replica.model]
                     ending = (
                         model.is_deleting

@@ -156,9 +156,9 @@ class ReplicaState:
         """The number of the last ended attempt; 0: there is none."""
         return self.history[-1].id if self.history else 0
 
-    def remember(self, *ended: Attempt) -> list[Attempt]:
+    def remember(self, *ended_attempts: Attempt) -> list[Attempt]:
         """Add ended attempts to the history. Returns the oldest, which leave it beyond a bound."""
-        attempts = sorted([*self.history, *ended], key=attrgetter("id"))
+        attempts = sorted([*self.history, *ended_attempts], key=attrgetter("id"))
         self.history = attempts[-MAX_ENDED_ATTEMPTS:]
         return attempts[:-MAX_ENDED_ATTEMPTS]
 
@@ -175,11 +175,11 @@ class ReplicaState:
         if not leftovers or self.attempt is None or leftovers[0].attempt == self.attempt.id:
             return leftovers[0] if leftovers else None
         # An engine that another plan replaces has to be gone before the other starts.
-        replaced = (
+        is_replaced = (
             self.attempt.state == "starting"
             and leftovers[0].fingerprint != self.attempt.fingerprint
         )
-        return leftovers[0] if replaced else None
+        return leftovers[0] if is_replaced else None
 
     @property
     def replan_s(self) -> float:
@@ -207,10 +207,10 @@ class ReplicaState:
             False,
         )
 
-    def rest_as_before(self, vain: VainPlan) -> None:
+    def rest_as_before(self, vain_plan: VainPlan) -> None:
         """Note that nothing has changed since its last plan, which found nothing."""
-        self.block(vain.reason)
-        self.blocked_at, self.waits_for_request = vain.at, vain.waits_for_request
+        self.block(vain_plan.reason)
+        self.blocked_at, self.waits_for_request = vain_plan.at, vain_plan.waits_for_request
 
     def wait_for(self, offers: tuple[Offer, ...], intended: Plan | None = None) -> bool:
         """Note that other models must give these offers first.
@@ -218,25 +218,27 @@ class ReplicaState:
         Returns whether the set of givers has changed.
         """
         self.block("waits: " + "; ".join(offer.words for offer in offers))
-        before, self.requested_copies = (
+        former_copies, self.requested_copies = (
             self.requested_copies,
             {(offer.model, offer.replica, offer.how) for offer in offers},
         )
         self.awaited_offers, self.intended = offers, intended
-        return self.requested_copies != before
+        return self.requested_copies != former_copies
 
     def receive(self, gifts: tuple[Offer, ...]) -> None:
         """Note that the gifts have arrived. Their memory is reserved until it is planned."""
         self.blocked, self.awaited_offers, self.gifts = None, (), gifts
 
-    def wait_for_request(self, reason: str, offers: tuple[Offer, ...], *, asks: bool) -> None:
+    def wait_for_request(
+        self, reason: str, offers: tuple[Offer, ...], *, needs_request: bool
+    ) -> None:
         """Note that there is no plan now, but a waiting request would get these offers.
 
-        `asks`: a request waits already.
+        `needs_request`: a request waits already.
         """
         remedy = (
             "It is loaded once other models may be unloaded"
-            if asks
+            if needs_request
             else "A request loads it by this"
         )
         self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in offers)}")
@@ -384,11 +386,11 @@ class ManagedModel:
 
     def wish_of(self, replica: ReplicaState) -> Wish:
         """The wish that a replica is planned by."""
-        new = (
+        is_new = (
             self.change is not None
             and replica.generation == self.change.generation == self.wanted_generation
         )
-        return self.change.wish if self.change is not None and new else self.wish
+        return self.change.wish if self.change is not None and is_new else self.wish
 
     @property
     def asks(self) -> bool:
@@ -428,11 +430,11 @@ class ManagedModel:
     def failed_inquiries(self) -> dict[str, str]:
         """Engines not to be asked now, with the reason: their inquiry has just failed."""
         self.inquiry_problems = {
-            engine: (why, at)
-            for engine, (why, at) in self.inquiry_problems.items()
+            engine: (reason, at)
+            for engine, (reason, at) in self.inquiry_problems.items()
             if time.monotonic() - at < _INQUIRY_RETRY_S
         }
-        return {engine: why for engine, (why, _) in self.inquiry_problems.items()}
+        return {engine: reason for engine, (reason, _) in self.inquiry_problems.items()}
 
     @property
     def all_replicas(self) -> list[ReplicaState]:

@@ -115,32 +115,34 @@ class RestingModels:
         names: of models with requests or engines.
         circumstances: of all models together; another value ends each rest.
         """
-        awake: list[ManagedModel] = []
+        awake_models: list[ManagedModel] = []
         for model in models:
             name = model.wish.name
-            rest = self._rests.get(name)
+            resting_model = self._rests.get(name)
             if (
-                rest is None
-                or rest.until <= now_s
-                or rest.circumstances != circumstances
+                resting_model is None
+                or resting_model.until <= now_s
+                or resting_model.circumstances != circumstances
                 or name in names
-                or rest.values != fingerprint(model)
+                or resting_model.values != fingerprint(model)
             ):
                 self._rests.pop(name, None)
-                awake.append(model)
-        return awake
+                awake_models.append(model)
+        return awake_models
 
     def note(self, models: Iterable[ManagedModel], circumstances: object, now_s: float) -> None:
         """Let the models rest that need nothing after the look at them."""
         for model in models:
             if is_at_rest(model):
-                rest = _Rest(fingerprint(model), circumstances, _next_look(model, now_s))
-                self._rests[model.wish.name] = rest
+                resting_model = _Rest(fingerprint(model), circumstances, _next_look(model, now_s))
+                self._rests[model.wish.name] = resting_model
 
     def retain(self, names: Collection[str]) -> None:
         """Forget all other models."""
         if len(self._rests) > len(names):
-            self._rests = {name: rest for name, rest in self._rests.items() if name in names}
+            self._rests = {
+                name: resting_model for name, resting_model in self._rests.items() if name in names
+            }
 
     def __contains__(self, name: str) -> bool:
         return name in self._rests

@@ -49,50 +49,52 @@ def _status(model: ManagedModel) -> tuple[str, str]:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
         return _endpoint_status(model)
-    best = min(model.replicas, key=lambda replica: _STATE_ORDER.index(replica.status.state))
-    detail = best.status.reason
-    if best.status.state == "ready":
+    best_state = min(model.replicas, key=lambda replica: _STATE_ORDER.index(replica.status.state))
+    detail = best_state.status.reason
+    if best_state.status.state == "ready":
         detail = _missing_copies(model)
-    elif best.status.state in ("starting", "verifying") and (
-        best.is_busy or (best.attempt is not None and not best.attempt.serves)
+    elif best_state.status.state in ("starting", "verifying") and (
+        best_state.is_busy or (best_state.attempt is not None and not best_state.attempt.serves)
     ):
-        detail = best.phase
-    elif best.status.state == "backing_off" and best.status.recheck_at is not None:
-        detail = f"{detail} Next start in {max(0, round(best.status.recheck_at - time.time()))} s."
-    return best.status.state, detail
+        detail = best_state.phase
+    elif best_state.status.state == "backing_off" and best_state.status.recheck_at is not None:
+        detail = (
+            f"{detail} Next start in {max(0, round(best_state.status.recheck_at - time.time()))} s."
+        )
+    return best_state.status.state, detail
 
 
 def _missing_copies(model: ManagedModel) -> str:
     """How many copies serve, and why the others cannot; "" if all do."""
-    missing = [
+    missing_replicas = [
         replica.status
         for replica in model.replicas
         if replica.status.state
         in ("no_plan", "quarantined", "backing_off", "unreachable", "stopping", "stopped", "asleep")
     ]
-    serving = sum(replica.status.state == "ready" for replica in model.replicas)
-    if not missing:
+    ready_count = sum(replica.status.state == "ready" for replica in model.replicas)
+    if not missing_replicas:
         return ""
-    reason = missing[0].reason or "another copy sleeps"
-    return f"{serving} of {len(model.replicas)} copies serve; {reason}"
+    reason = missing_replicas[0].reason or "another copy sleeps"
+    return f"{ready_count} of {len(model.replicas)} copies serve; {reason}"
 
 
 def _endpoint_status(model: ManagedModel) -> tuple[str, str]:
     unreached = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
-    why = [endpoint.detail for endpoint in unreached[:_SHOWN_ENDPOINTS_MAX]] + (
+    details = [endpoint.detail for endpoint in unreached[:_SHOWN_ENDPOINTS_MAX]] + (
         ["..."] if len(unreached) > _SHOWN_ENDPOINTS_MAX else []
     )
     states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
     if states:
-        best = min(states, key=_STATE_ORDER.index)
+        best_state = min(states, key=_STATE_ORDER.index)
         remedies = {"ready": (), "asleep": ("the next request loads it there",)}
-        remedy = remedies.get(best, (f"it is {best.replace('_', ' ')} there",))
-        return best, "; ".join(
-            [f"{len(states)} of {len(model.endpoints)} endpoints answer", *remedy, *why]
+        remedy = remedies.get(best_state, (f"it is {best_state.replace('_', ' ')} there",))
+        return best_state, "; ".join(
+            [f"{len(states)} of {len(model.endpoints)} endpoints answer", *remedy, *details]
         )
     all_contacted = model.endpoints and all(endpoint.was_contacted for endpoint in model.endpoints)
     return "unreachable" if all_contacted else "starting", "; ".join(
-        why
+        details
     ) or "its endpoints were not checked yet"
 
 
@@ -115,7 +117,7 @@ def route(
     load_wait_s: the wait for a model that is loaded on request.
     keep_alive_s: time until it is unloaded without a request; below 0: for ever.
     """
-    replicas, frozen = _routed_replicas(model, running_instances)
+    replicas, frozen_names = _routed_replicas(model, running_instances)
     attempts = sorted(
         (replica.attempt for replica in model.replicas if replica.attempt is not None),
         key=lambda replica: not replica.serves,
@@ -123,7 +125,7 @@ def route(
     plan = attempts[0].plan if attempts else None
     abilities = model.abilities
     state, detail = status(model)
-    if state == "ready" and not replicas and not frozen:
+    if state == "ready" and not replicas and not frozen_names:
         leaves = next((replica.leaving for replica in model.replicas if replica.leaving), None)
         state, detail = (
             ("stopping", leaves.reason)
@@ -131,17 +133,17 @@ def route(
             else ("starting", "none of its engines takes requests now")
         )
     # No request fails during a change: requests between two engines wait for the next one.
-    between = model.has_pending_changes or any(
+    is_between = model.has_pending_changes or any(
         replica.has_made_room or replica.unrouted_at is not None for replica in model.replicas
     )
-    wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if between else 0.0)
+    wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if is_between else 0.0)
     return routing.ModelRoute(
         name=model.wish.name,
         state=state,
         detail=detail,
         created=int(model.created_at),
         replicas=() if model.is_deleting else tuple(replicas),
-        frozen=tuple(sorted(frozen)),
+        frozen=tuple(sorted(frozen_names)),
         task=plan.model.task if plan else None,
         wait_s=_wait_s(model, state, wait_s, load_wait_s),
         card=_card(
@@ -172,7 +174,9 @@ def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> routi
         parameters=plan.model.parameters,
         quantization=_DTYPE_NAMES.get(plan.dtype.value, "") if method == "none" else method,
         weights_bytes=plan.memory.weights_bytes * len(plan.devices),
-        memory_bytes=sum(one.memory.promised_bytes * len(one.devices) for one in plans),
+        memory_bytes=sum(
+            shown_plan.memory.promised_bytes * len(shown_plan.devices) for shown_plan in plans
+        ),
         is_on_gpu=bool(plan.gpus),
         keep_alive_s=keep_alive_s,
     )
@@ -182,7 +186,7 @@ def _routed_replicas(
     model: ManagedModel, running_instances: Mapping[str, Instance]
 ) -> tuple[list[routing.RoutedReplica], set[str]]:
     """The replicas that get requests, and the names of frozen instances, which get none."""
-    serving = [
+    serving_replicas = [
         (replica, instance)
         for replica in model.replicas
         if replica.attempt is not None
@@ -192,9 +196,9 @@ def _routed_replicas(
         and (instance := running_instances.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]
-    frozen = {
+    frozen_names = {
         instance.name
-        for replica, instance in serving
+        for replica, instance in serving_replicas
         if replica.watcher is not None and replica.watcher.observation.frozen
     }
     replicas = [
@@ -215,8 +219,8 @@ def _routed_replicas(
             ),
             thoughts=engine_kind(replica.attempt.plan.engine.kind).thoughts,
         )
-        for replica, instance in serving
-        if replica.attempt is not None and instance.url and instance.name not in frozen
+        for replica, instance in serving_replicas
+        if replica.attempt is not None and instance.url and instance.name not in frozen_names
     ]
     endpoints = [
         (endpoint.replica, endpoint.state == "ready")
@@ -227,7 +231,7 @@ def _routed_replicas(
     replicas += [replica for replica, ready in endpoints if ready] or [
         replica for replica, _ in endpoints
     ]
-    return replicas, frozen
+    return replicas, frozen_names
 
 
 def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) -> float:

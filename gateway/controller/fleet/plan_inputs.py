@@ -29,9 +29,9 @@ class Knowledge(NamedTuple):
     engines: int
     refusals: frozenset[int]
 
-    def may_help(self, former: Knowledge) -> bool:
+    def may_help(self, former_state: Knowledge) -> bool:
         """Whether a plan may be possible that was not. More refusals never allow one."""
-        return self.engines != former.engines or bool(former.refusals - self.refusals)
+        return self.engines != former_state.engines or bool(former_state.refusals - self.refusals)
 
 
 class PlanInputs(NamedTuple):
@@ -45,12 +45,12 @@ class PlanInputs(NamedTuple):
     knowledge: Knowledge
     files: int = 0
 
-    def may_help(self, former: PlanInputs) -> bool:
+    def may_help(self, former_state: PlanInputs) -> bool:
         """Whether a model without a plan by the former inputs may have one by these."""
         return (
-            (self.machine, self.files) != (former.machine, former.files)
-            or self.knowledge.may_help(former.knowledge)
-            or has_more_memory(self.free, former.free)
+            (self.machine, self.files) != (former_state.machine, former_state.files)
+            or self.knowledge.may_help(former_state.knowledge)
+            or has_more_memory(self.free, former_state.free)
         )
 
 
@@ -64,14 +64,14 @@ class Room(NamedTuple):
     promised_bytes: dict[str, int]
     holders: frozenset[str]
 
-    def may_help(self, former: Room) -> bool:
+    def may_help(self, former_state: Room) -> bool:
         """Whether a plan may be possible that was not. More promised bytes never allow one."""
         return (
-            self.rest != former.rest
-            or bool(former.holders - self.holders)
+            self.rest != former_state.rest
+            or bool(former_state.holders - self.holders)
             or any(
                 self.promised_bytes.get(name, 0) < size
-                for name, size in former.promised_bytes.items()
+                for name, size in former_state.promised_bytes.items()
             )
         )
 
@@ -83,12 +83,12 @@ class PlanBasis(NamedTuple):
     room: Room
     answers: tuple[object, ...]
 
-    def may_help(self, former: PlanBasis) -> bool:
+    def may_help(self, former_state: PlanBasis) -> bool:
         """Whether a replica without a plan by the former basis may have one by this one."""
         return (
-            self.answers != former.answers
-            or self.room.may_help(former.room)
-            or self.inputs.may_help(former.inputs)
+            self.answers != former_state.answers
+            or self.room.may_help(former_state.room)
+            or self.inputs.may_help(former_state.inputs)
         )
 
 
@@ -107,17 +107,17 @@ class VainPlan(NamedTuple):
 
 def machine_and_memory(hardware: Hardware) -> tuple[tuple[Any, ...], FreeMemory]:
     """The fixed values of a machine that plans depend on, and its free memory."""
-    fixed = (
+    fixed_fields = (
         tuple(getattr(hardware, name) for name in _MACHINE_FIELDS),
         tuple(tuple(getattr(gpu, name) for name in _GPU_FIELDS) for gpu in hardware.gpus),
     )
-    free = {"": (hardware.ram_available_bytes, hardware.ram_total_bytes)}
-    free |= {
+    free_memory = {"": (hardware.ram_available_bytes, hardware.ram_total_bytes)}
+    free_memory |= {
         gpu.uuid: (gpu.free_bytes, gpu.total_bytes or 0)
         for gpu in hardware.gpus
         if gpu.free_bytes is not None
     }
-    return fixed, free
+    return fixed_fields, free_memory
 
 
 def room_of(context: PlanningContext) -> Room:
@@ -139,9 +139,12 @@ def room_of(context: PlanningContext) -> Room:
     )
 
 
-def has_more_memory(present: Mapping[str, tuple[int, int]], former: FreeMemory) -> bool:
+def has_more_memory(
+    current_memory: Mapping[str, tuple[int, int]], former_memory: FreeMemory
+) -> bool:
     """Whether a device is new, or has clearly more free memory. Less never allows a plan."""
     return any(
-        name not in former or free - former[name][0] > max(_MIN_BAND_BYTES, total * _BAND_SHARE)
-        for name, (free, total) in present.items()
+        name not in former_memory
+        or free_bytes - former_memory[name][0] > max(_MIN_BAND_BYTES, total * _BAND_SHARE)
+        for name, (free_bytes, total) in current_memory.items()
     )

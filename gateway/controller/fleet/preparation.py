@@ -52,10 +52,10 @@ class Preparation:
 
     def serves(self, plan: Plan) -> bool:
         """Whether a start by this plan needs the same, and nothing has failed."""
-        failed = self._files.done() and (
+        has_failed = self._files.done() and (
             self._files.cancelled() or self._files.exception() is not None
         )
-        return not failed and _file_sources(plan) == _file_sources(self._plan)
+        return not has_failed and _file_sources(plan) == _file_sources(self._plan)
 
     async def files(self, report: Report) -> LaunchFiles:
         """The files, once they are here. Raises HostError, BadModel and their kin."""

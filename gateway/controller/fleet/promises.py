@@ -34,8 +34,8 @@ def outlived_plan(replica: ReplicaState) -> Plan | None:
 def restorable_plan(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
     """The interrupted plan to restore; None for a trial, and for the successor of a serving
     engine."""
-    serves = replica.attempt is not None and replica.attempt.state == "ready"
-    plan = outlived_plan(replica) if not serves and replica is not model.trial else None
+    is_serving = replica.attempt is not None and replica.attempt.state == "ready"
+    plan = outlived_plan(replica) if not is_serving and replica is not model.trial else None
     return plan_to_restore(plan, cap) if plan is not None else None
 
 

@@ -106,14 +106,14 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
             name, index, live[1], generation=model.wanted_generation, seeks=True
         )
     trial_attempt = model.trial.attempt if model.trial is not None else None
-    ended = [
+    ended_attempts = [
         past_attempt
         for past_attempt in past
         if past_attempt is not replica.attempt and past_attempt is not trial_attempt
     ]
     replica.history = [
         _end_trial(store, past_attempt) if past_attempt.is_live else past_attempt
-        for past_attempt in ended
+        for past_attempt in ended_attempts
     ]
     model.replicas.append(replica)
 
@@ -137,6 +137,6 @@ def _has_made_room(past: list[Attempt]) -> bool:
 
 def _end_trial(store: Store, attempt: Attempt) -> Attempt:
     """Record the end of a trial that was live when the gateway died. The older attempt serves."""
-    ended = attempt.evolve(state="stopped", ended_at=time.time())
-    store.save_attempt(ended)
-    return ended
+    ended_attempt = attempt.evolve(state="stopped", ended_at=time.time())
+    store.save_attempt(ended_attempt)
+    return ended_attempt

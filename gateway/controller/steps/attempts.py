@@ -69,10 +69,10 @@ class Attempts:
         )
 
     async def rewrite(self, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
-        settled = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
-        await asyncio.to_thread(self._store.save_plan, settled)
-        replica.attempt = settled
-        return settled
+        settled_attempt = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
+        await asyncio.to_thread(self._store.save_plan, settled_attempt)
+        replica.attempt = settled_attempt
+        return settled_attempt
 
     async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
@@ -80,8 +80,10 @@ class Attempts:
         ready = attempt.evolve(state="ready", ready_at=now, phases=phases)
         cache_bytes = memory_bytes = None
         if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
-            moved, memory_bytes = await self._gate.foreign_change(attempt)
-            cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
+            change_words, memory_bytes = await self._gate.foreign_change(attempt)
+            cache_bytes = (
+                replica.watcher.cache_bytes if replica.watcher and not change_words else None
+            )
         await asyncio.to_thread(
             self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, memory_bytes)
         )
@@ -94,23 +96,25 @@ class Attempts:
         self, replica: ReplicaState, attempt: Attempt, abilities: Abilities
     ) -> None:
         """Record the abilities that a serving engine has shown. Raises StoreError."""
-        noted = attempt.evolve(abilities=abilities)
-        await asyncio.to_thread(self._store.save_attempt, noted)
-        replica.attempt = noted
+        noted_attempt = attempt.evolve(abilities=abilities)
+        await asyncio.to_thread(self._store.save_attempt, noted_attempt)
+        replica.attempt = noted_attempt
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
-        disturbed = self._gate.note_failure(attempt, failure) or self._gate.disturbance(attempt)
-        if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
-            disturbed, _ = await self._gate.foreign_change(attempt)
-        failure = excuse(attempt, failure, disturbed)
+        disturbance = self._gate.note_failure(attempt, failure) or self._gate.disturbance(attempt)
+        if not disturbance and failure.proves != "nothing" and attempt.state == "starting":
+            disturbance, _ = await self._gate.foreign_change(attempt)
+        failure = excuse(attempt, failure, disturbance)
         if abilities.ended_by_asking(attempt.evolve(state="failed", ended_at=now)):
             # The plan serves clients that do not use the ability.
             failure = failure.evolve(proves="nothing")
         failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         failure = await self._with_remedy(attempt, failure)
-        ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
-        await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
+        ended_attempt = attempt.evolve(state="failed", ended_at=now, failure=failure)
+        await asyncio.to_thread(
+            self._store.save_attempt, ended_attempt, *learn(attempt, failure, now)
+        )
         self._engines.remove(attempt.instance_name)
         log.warning(
             "failed",
@@ -121,11 +125,11 @@ class Attempts:
             line=failure.line,
         )
         replica.attempt = None
-        forgotten = replica.remember(ended)
+        forgotten_attempts = replica.remember(ended_attempt)
         if replica.task is not None and replica.task is not asyncio.current_task():
             replica.task.cancel()
         await replica.unwatch()
-        await self._remove_logs(forgotten)
+        await self._remove_logs(forgotten_attempts)
 
     async def refuse(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
         """End an attempt whose plan all engines refuse. Nothing was started, so nothing is tried
@@ -138,13 +142,13 @@ class Attempts:
             proves="nothing",
         )
         failure = await self._with_remedy(attempt, failure)
-        ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
-        await asyncio.to_thread(self._store.save_attempt, ended)
+        ended_attempt = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
+        await asyncio.to_thread(self._store.save_attempt, ended_attempt)
         replica.attempt = None
-        forgotten = replica.remember(ended)
+        forgotten_attempts = replica.remember(ended_attempt)
         replica.block(str(error))
         log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
-        await self._remove_logs(forgotten)
+        await self._remove_logs(forgotten_attempts)
 
     async def retire(self, replica: ReplicaState, attempt: Attempt) -> None:
         """End an attempt whose engine serves nobody and stops next. Nothing failed. Raises
@@ -160,12 +164,12 @@ class Attempts:
     ) -> None:
         """End an attempt of the replica. Its engine stops. cause: outside of its plan, which is
         restored later."""
-        ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=cause)
-        forgotten = replica.remember(ended)
+        ended_attempt = attempt.evolve(state="stopped", ended_at=time.time(), failure=cause)
+        forgotten_attempts = replica.remember(ended_attempt)
         await replica.unwatch()
-        await asyncio.to_thread(self._store.save_attempt, ended)
+        await asyncio.to_thread(self._store.save_attempt, ended_attempt)
         self._engines.remove(attempt.instance_name)
-        await self._remove_logs(forgotten)
+        await self._remove_logs(forgotten_attempts)
 
     async def _allocate_port(self, plan: Plan) -> int:
         """A port whose engine takes none of other starts. Raises HostError.
@@ -186,9 +190,9 @@ class Attempts:
             hint="Stop other programs on this machine.",
         )
 
-    async def _remove_logs(self, forgotten: Iterable[Attempt]) -> None:
+    async def _remove_logs(self, forgotten_attempts: Iterable[Attempt]) -> None:
         """Remove the logs of attempts that have left the history."""
-        for attempt in forgotten:
+        for attempt in forgotten_attempts:
             await asyncio.to_thread(remove_logs, self._data, attempt.instance_name)
 
     async def _with_remedy(self, attempt: Attempt, failure: Failure) -> Failure:

@@ -132,13 +132,13 @@ class ChangeSteps:
 
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
         attempt = replica.attempt
-        serves = attempt is not None and attempt.serves
+        is_serving = attempt is not None and attempt.serves
         is_unrouted = replica.unrouted_at is not None
         return ReplicaStatus(
             replica.index,
             replica.generation,
-            serves=serves,
-            is_starting=not serves
+            serves=is_serving,
+            is_starting=not is_serving
             and replica.status.state in ("starting", "verifying", "backing_off"),
             must_be_replaced=replica.must_be_replaced,
             is_unrouted=is_unrouted,

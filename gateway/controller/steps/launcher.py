@@ -112,7 +112,7 @@ class Launcher:
             for path in await asyncio.to_thread(files_of_weights, folder, prefix, load_format)
         ]
         async with self._reading:
-            began = time.monotonic()
+            start_s = time.monotonic()
             outcome = await read_ahead(paths, most_bytes)
         if outcome.read:
             log.info(
@@ -120,7 +120,7 @@ class Launcher:
                 source=plan.model.source,
                 gib=round(outcome.read / GIB, 2),
                 cached_gib=round(outcome.cached / GIB, 2),
-                seconds=round(time.monotonic() - began, 2),
+                seconds=round(time.monotonic() - start_s, 2),
             )
 
     async def expect(self, attempt: Attempt, *, allow_remote_code: bool) -> None:
@@ -168,8 +168,8 @@ class Launcher:
             self._place,
             remote_code=allow_remote_code,
         )
-        met = await self.conditions(plan, allow_remote_code=allow_remote_code)
-        return met.evolve(origin=(await self.host.start(spec)).origin)
+        met_conditions = await self.conditions(plan, allow_remote_code=allow_remote_code)
+        return met_conditions.evolve(origin=(await self.host.start(spec)).origin)
 
     async def conditions(self, plan: Plan, *, allow_remote_code: bool) -> StartConditions:
         """The conditions of a start now, as far as the host tells."""

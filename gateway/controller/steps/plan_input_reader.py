@@ -48,13 +48,13 @@ class PlanInputReader:
 
     async def read(self, models: Sequence[ManagedModel]) -> dict[str, PlanInputs]:
         """The present inputs of each model, by name."""
-        machine, free = machine_and_memory(await self._hardware())
+        machine, free_memory = machine_and_memory(await self._hardware())
         sources = {model.wish.name: _sources(model) for model in models}
         knowledge, files = await asyncio.to_thread(self._read, sources)
         if knowledge != self._knowledge:
             self._knowledge = knowledge
         return {
-            name: PlanInputs(machine, free, self._knowledge, digest)
+            name: PlanInputs(machine, free_memory, self._knowledge, digest)
             for name, digest in files.items()
         }
 
@@ -70,8 +70,8 @@ class PlanInputReader:
             frozenset(hash(text) for kind, text in facts if kind in _REFUSAL_KINDS),
         )
         return knowledge, {
-            name: hash(tuple(self._stamp(source) for source in several))
-            for name, several in sources.items()
+            name: hash(tuple(self._stamp(source) for source in versions))
+            for name, versions in sources.items()
         }
 
     def _stamp(self, source: str) -> tuple[Any, ...]:
@@ -80,9 +80,9 @@ class PlanInputReader:
         if folder.is_absolute() or source.startswith("."):
             return _entries(folder)
         repository = source.partition("@")[0].replace("/", "--")
-        cached = self._data / "hub" / f"models--{repository}"
+        cached_path = self._data / "hub" / f"models--{repository}"
         return (
-            *(_entries(cached / name) for name in ("blobs", "refs", "snapshots")),
+            *(_entries(cached_path / name) for name in ("blobs", "refs", "snapshots")),
             _entries(folder),
         )
 

@@ -62,21 +62,21 @@ class PlanSteps:
                 if self._rests(model, replica, basis):
                     return
                 replica.vain = None
-                planned = await self._replica_planner.decide(model, room)
+                result = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
-                    model, planned, room, in_place
+                    model, result, room, in_place
                 ):
                     replica.lacks_room = True
                     replica.block("there is no room beside what serves")
                     return
-                if await self._take(model, replica, planned):
+                if await self._take(model, replica, result):
                     return
-                engines = set(planned.engines_to_ask) - model.failed_inquiries.keys()
-                asks = bool(engines) and model.wish_of(replica).check
-                if not asks:
-                    await self._rest(model, replica, planned, room)
-            if asks:
-                await self._ask(model, replica, planned.engines_to_ask[0], room)
+                engines = set(result.engines_to_ask) - model.failed_inquiries.keys()
+                asks_engine = bool(engines) and model.wish_of(replica).check
+                if not asks_engine:
+                    await self._rest(model, replica, result, room)
+            if asks_engine:
+                await self._ask(model, replica, result.engines_to_ask[0], room)
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
@@ -121,35 +121,35 @@ class PlanSteps:
             basis, replica.blocked or "", replica.waits_for_request, replica.blocked_at
         )
 
-    async def _take(self, model: ManagedModel, replica: ReplicaState, planned: PlanResult) -> bool:
+    async def _take(self, model: ManagedModel, replica: ReplicaState, result: PlanResult) -> bool:
         """Begin the plan, or wait for the others that give. Returns whether there is one."""
-        if planned.needed_offers:
-            if replica.wait_for(planned.needed_offers, planned.plan):
+        if result.needed_offers:
+            if replica.wait_for(result.needed_offers, result.plan):
                 log.warning(
                     "others give",
                     model=replica.model,
-                    takes=[offer.words for offer in planned.needed_offers],
+                    takes=[offer.words for offer in result.needed_offers],
                 )
             return True
-        if planned.plan is not None:
-            await self._record(model, replica, planned.plan, planned.template)
-        return planned.plan is not None
+        if result.plan is not None:
+            await self._record(model, replica, result.plan, result.template)
+        return result.plan is not None
 
     async def _ask(
         self, model: ManagedModel, replica: ReplicaState, engine: str, room: CurrentContext
     ) -> None:
         """Ask the engine, as its own code may allow a plan that the rules refuse."""
         replica.progress = f"checking: {engine} is asked about what its rules refuse"
-        async with self._replica_planner.plan_after_inquiry(model, room, engine, None) as planned:
-            if planned.plan is not None:
-                await self._record(model, replica, planned.plan, planned.template)
+        async with self._replica_planner.plan_after_inquiry(model, room, engine, None) as result:
+            if result.plan is not None:
+                await self._record(model, replica, result.plan, result.template)
             else:
-                await self._rest(model, replica, planned, room)
+                await self._rest(model, replica, result, room)
 
     async def _fits_beside(
         self,
         model: ManagedModel,
-        planned: PlanResult,
+        result: PlanResult,
         room: CurrentContext,
         in_place: CurrentContext,
     ) -> bool:
@@ -159,21 +159,23 @@ class PlanSteps:
         if replacement.needed_offers or replacement.plan is None:
             # In its place others may give, or an engine may overrule a refusal of the rules.
             return not replacement.needed_offers and not replacement.engines_to_ask
-        return planned.plan is not None and is_as_good(planned.plan, replacement.plan)
+        return result.plan is not None and is_as_good(result.plan, replacement.plan)
 
     async def _rest(
-        self, model: ManagedModel, replica: ReplicaState, planned: PlanResult, room: CurrentContext
+        self, model: ManagedModel, replica: ReplicaState, result: PlanResult, room: CurrentContext
     ) -> None:
         """Let the replica rest where others would leave for it at a request. Else raises NoPlan."""
-        reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
+        reason = "; ".join([result.reason, *self._gpus.lost_messages()])
         if room().if_asked:
-            later = await self._replica_planner.decide(model, room, "leave")
-            if later.needed_offers:
-                replica.wait_for_request(reason, later.needed_offers, asks=model.asks)
+            later_result = await self._replica_planner.decide(model, room, "leave")
+            if later_result.needed_offers:
+                replica.wait_for_request(
+                    reason, later_result.needed_offers, needs_request=model.asks
+                )
                 model.waits_for_request = True
-                if later.plan is not None and model.wish_of(replica).check:
+                if later_result.plan is not None and model.wish_of(replica).check:
                     # The engine is asked now, so that its turn begins with the start itself.
-                    replica.begin_inquiry(self._ask_early(model, room, later.plan))
+                    replica.begin_inquiry(self._ask_early(model, room, later_result.plan))
                 return
         raise NoPlan(reason)
 

@@ -77,7 +77,7 @@ class PlanTurns:
         waiter = (
             waiters[0]
             if next(self._turns) % _FAIR_TURN_INTERVAL == 0
-            else min(waiters, key=lambda waiting: (waiting.urgency(), waiting.number))
+            else min(waiters, key=lambda candidate: (candidate.urgency(), candidate.number))
         )
         self._waiters.remove(waiter)
         waiter.begun.set_result(None)

@@ -66,13 +66,13 @@ class ProofSteps:
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float
     ) -> None:
         """Test the abilities for apps. Answers that take longer come while the engine serves."""
-        earlier = abilities.earlier(attempt, replica.history, forgiven_at)
-        if earlier is not None:
-            self._note(replica, attempt.evolve(abilities=earlier))
+        earlier_abilities = abilities.earlier(attempt, replica.history, forgiven_at)
+        if earlier_abilities is not None:
+            self._note(replica, attempt.evolve(abilities=earlier_abilities))
             return
-        untested = attempt.evolve(abilities=abilities.abilities_by_plan(attempt.plan))
-        await asyncio.to_thread(self._store.save_attempt, untested)
-        self._note(replica, untested)
+        untested_attempt = attempt.evolve(abilities=abilities.abilities_by_plan(attempt.plan))
+        await asyncio.to_thread(self._store.save_attempt, untested_attempt)
+        self._note(replica, untested_attempt)
         questions = asyncio.create_task(self._ask(attempt, watcher))
         watcher.keep_asking(questions)
         await asyncio.wait({questions}, timeout=_ABILITIES_S)

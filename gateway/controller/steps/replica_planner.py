@@ -50,14 +50,14 @@ class ReplicaPlanner:
         `leave` is not shown to users. Raises BadModel and its kin.
         """
         now = room()
-        planned = await self._planner.plan(_request(model, now, _request_sharing(now, neighbours)))
+        result = await self._planner.plan(_request(model, now, _request_sharing(now, neighbours)))
         if model.decision is None or not (now.is_copy or neighbours == "leave"):
-            model.decision = planned.decision
-        await self._keep_commits(model, planned.commits)
+            model.decision = result.decision
+        await self._keep_commits(model, result.commits)
         return (
-            planned._replace(plan=plan_for_images(planned.plan, model.pins))
-            if planned.plan
-            else planned
+            result._replace(plan=plan_for_images(result.plan, model.pins))
+            if result.plan
+            else result
         )
 
     @contextlib.asynccontextmanager
@@ -70,17 +70,15 @@ class ReplicaPlanner:
         other models in between. plan: the plan of this engine if the inquiry gives none.
         """
         async with model.inquiry_lock:
-            before, pins = room(), model.pins
-            planned = await self._inquire(model, before, "stay", engine, plan)
+            former_context, pins = room(), model.pins
+            result = await self._inquire(model, former_context, "stay", engine, plan)
         async with self.turns.turn():
-            if room() != before:
-                planned = await self.decide(model, room, "stay")
-            elif not before.is_copy:
-                model.decision = planned.decision
+            if room() != former_context:
+                result = await self.decide(model, room, "stay")
+            elif not former_context.is_copy:
+                model.decision = result.decision
             yield (
-                planned._replace(plan=plan_for_images(planned.plan, pins))
-                if planned.plan
-                else planned
+                result._replace(plan=plan_for_images(result.plan, pins)) if result.plan else result
             )
 
     async def ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
@@ -102,18 +100,18 @@ class ReplicaPlanner:
         """The plan after an inquiry, whose outcome the model remembers."""
         request = _request(model, context, _request_sharing(context, neighbours))
         try:
-            planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
+            result = await self._planner.check(request, model.failed_inquiries, self._asking_s)
         except FitserveError as error:
             problems = InquiryResult({}, {engine: str(error)}, {})
-            planned = PlanResult(plan, str(error), model.decision or b"null", inquiry=problems)
-        model.pins.update(planned.inquiry.pins)
-        model.remember_answers(planned.inquiry)
-        return planned
+            result = PlanResult(plan, str(error), model.decision or b"null", inquiry=problems)
+        model.pins.update(result.inquiry.pins)
+        model.remember_answers(result.inquiry)
+        return result
 
     async def smaller(
         self,
         model: ManagedModel,
-        old: Attempt,
+        old_attempt: Attempt,
         offer: Offer,
         requester: Collection[str],
         room: PlanningContext,
@@ -123,12 +121,12 @@ class ReplicaPlanner:
 
         Raises BadModel and its kin.
         """
-        plan, former_cap = old.plan, room.sharing.cap
-        near = {
+        plan, former_cap = old_attempt.plan, room.sharing.cap
+        near_models = {
             holder.model for holder in room.sharing.promises if set(plan.gpus) & holder.gives.keys()
         }
         cap = cap_after_giving(
-            offer, plan, {*requester, *near, *(former_cap.models if former_cap else ())}
+            offer, plan, {*requester, *near_models, *(former_cap.models if former_cap else ())}
         )
         fixed_choices = {
             "engines": (str(plan.engine),),
@@ -140,20 +138,20 @@ class ReplicaPlanner:
         request = _request(
             model, room, room.sharing._replace(cap=cap, offers=(), former_gpus=plan.gpus)
         )
-        planned = await self._planner.plan(
+        result = await self._planner.plan(
             replace(
                 request,
                 wish=room.wish.evolve(**fixed_choices),
                 running=RunningPlan(plan, held_bytes),
             )
         )
-        if planned.plan is None or planned.plan.cap != cap:
+        if result.plan is None or result.plan.cap != cap:
             return None
-        fixed, actual_cap = (
-            plan_for_images(planned.plan, model.pins),
-            cap.evolve(bytes=planned.plan.memory.promised_bytes),
+        fixed_plan, actual_cap = (
+            plan_for_images(result.plan, model.pins),
+            cap.evolve(bytes=result.plan.memory.promised_bytes),
         )
-        return fixed.evolve(question=None, cap=actual_cap)
+        return fixed_plan.evolve(question=None, cap=actual_cap)
 
 
 def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) -> PlanRequest:
@@ -169,8 +167,8 @@ def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) ->
 def _request_sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sharing:
     offers = context.sharing.offers
     surplus = [offer for offer in offers if offer.how == "surplus"]
-    chosen = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[neighbours]
-    return context.sharing._replace(offers=chosen)
+    chosen_offers = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[neighbours]
+    return context.sharing._replace(offers=chosen_offers)
 
 
 def plan_for_images(plan: Plan, pins: Mapping[str, str]) -> Plan:

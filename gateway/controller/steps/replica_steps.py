@@ -310,13 +310,15 @@ class ReplicaSteps:
         action: reconcile.Stop,
         snapshot: ReplicaSnapshot,
     ) -> None:
-        leaving = snapshot.leaving.reason
-        goes_on = snapshot.is_wanted and not leaving and not model.is_stopped
-        replica.status = Rest("starting" if goes_on else "stopping", leaving or action.why)
-        served = any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
-        grace_s = self._settings.stop_grace_s if served else _SHORT_GRACE_S
+        leave_reason = snapshot.leaving.reason
+        goes_on = snapshot.is_wanted and not leave_reason and not model.is_stopped
+        replica.status = Rest("starting" if goes_on else "stopping", leave_reason or action.why)
+        has_served = (
+            any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
+        )
+        grace_s = self._settings.stop_grace_s if has_served else _SHORT_GRACE_S
         replica.is_stopping = True
-        hurry = (lambda: model.is_deleting) if served else None
+        hurry = (lambda: model.is_deleting) if has_served else None
         self._start(replica, "Stop", self._stop(action.name, grace_s, hurry))
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:

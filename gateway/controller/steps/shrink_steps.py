@@ -39,21 +39,21 @@ class ShrinkSteps:
 
         Nothing changes if no such plan exists.
         """
-        replica, old = model.replicas[offer.replica], model.replicas[offer.replica].attempt
-        if old is None:
+        replica, old_attempt = model.replicas[offer.replica], model.replicas[offer.replica].attempt
+        if old_attempt is None:
             return
         log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=offer.words)
         try:
             async with self._replica_planner.turns.turn():
-                new = await self._replica_planner.smaller(
-                    model, old, offer, requester, room(), held_bytes(model, replica)
+                new_plan = await self._replica_planner.smaller(
+                    model, old_attempt, offer, requester, room(), held_bytes(model, replica)
                 )
-            if new is None or new.memory.promised_bytes > offer.keeps:
+            if new_plan is None or new_plan.memory.promised_bytes > offer.keeps:
                 raise NoPlan("no smaller plan was found")
             replica.unrouted_at = time.monotonic()
-            await self._drains.wait_until_drained(old.instance_name)
-            attempt, now = await self._attempts.begin(replica, new), replica.attempt
-            if now is None or now.id != old.id:
+            await self._drains.wait_until_drained(old_attempt.instance_name)
+            attempt, now = await self._attempts.begin(replica, new_plan), replica.attempt
+            if now is None or now.id != old_attempt.id:
                 await self._attempts.drop(attempt)
                 return
             replica.attempt, replica.has_made_room, replica.gave_to = (

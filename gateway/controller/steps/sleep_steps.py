@@ -64,15 +64,15 @@ class SleepSteps:
         """Put an idle engine to sleep. If it cannot sleep, its attempt ends instead. Raises
         StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
-        if (why := why_not_sleep(attempt.plan, machine)) or watcher is None:
-            log.warning("stopped instead of put to sleep", model=replica.model, why=why)
+        if (reason := why_not_sleep(attempt.plan, machine)) or watcher is None:
+            log.warning("stopped instead of put to sleep", model=replica.model, why=reason)
             replica.spent = attempt.id
             return
         async with self._measurement:
             await self._sleep(replica, attempt, watcher)
 
     async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:
-        began, used_bytes = time.monotonic(), await self._uses(attempt)
+        start_s, used_bytes = time.monotonic(), await self._uses(attempt)
         falling = attempt.evolve(asleep=Asleep(since=time.time()))
         await self._save(replica, falling)
         replica.progress = "falls asleep"
@@ -86,19 +86,19 @@ class SleepSteps:
                 sleep.failure_fact(attempt, f"did not fall asleep: it {error}", time.time()),
             )
             return
-        told_s = time.monotonic() - began
-        gave = await self._wait_for_freed_bytes(attempt, used_bytes)
-        fact = sleep.result_fact(attempt, gave, time.time())
-        if not sleep.freed_enough(attempt.plan, gave):
+        told_s = time.monotonic() - start_s
+        freed_bytes = await self._wait_for_freed_bytes(attempt, used_bytes)
+        fact = sleep.result_fact(attempt, freed_bytes, time.time())
+        if not sleep.freed_enough(attempt.plan, freed_bytes):
             await self._end(replica, falling, fact)
             return
-        asleep = Asleep(since=time.time(), gave=gave)
-        await self._save(replica, attempt.evolve(asleep=asleep), *await self._new_facts(fact))
+        sleep_record = Asleep(since=time.time(), gave=freed_bytes)
+        await self._save(replica, attempt.evolve(asleep=sleep_record), *await self._new_facts(fact))
         log.info(
             "sleeps",
             model=replica.model,
             replica=replica.index,
-            gave=gave,
+            gave=freed_bytes,
             seconds=round(told_s, 2),
         )
 
@@ -122,19 +122,19 @@ class SleepSteps:
             replica, attempt, promised_bytes, offers, is_spare=is_spare
         ):
             return
-        asleep = attempt.asleep or Asleep(since=time.time())
-        waking = attempt.evolve(asleep=asleep.evolve(gave=None))
-        await self._save(replica, waking)
+        sleep_record = attempt.asleep or Asleep(since=time.time())
+        waking_attempt = attempt.evolve(asleep=sleep_record.evolve(gave=None))
+        await self._save(replica, waking_attempt)
         replica.progress = "waking up"
-        await self._gate.wakes(waking)
-        began, at = time.monotonic(), time.time()
+        await self._gate.wakes(waking_attempt)
+        start_s, at = time.monotonic(), time.time()
         try:
             await self._tell(watcher, "/wake_up")
             await self._answers(watcher, attempt)
         except NoAnswerError as error:
             await self._end(
                 replica,
-                waking,
+                waking_attempt,
                 sleep.failure_fact(attempt, f"did not wake up: it {error}", time.time()),
             )
             return
@@ -152,7 +152,7 @@ class SleepSteps:
             "woke up",
             model=replica.model,
             replica=replica.index,
-            seconds=round(time.monotonic() - began, 2),
+            seconds=round(time.monotonic() - start_s, 2),
         )
 
     async def _room(
@@ -174,27 +174,27 @@ class SleepSteps:
         while True:
             async with self._turns.turn():
                 machine = await self._planner.hardware()
-                promised = bytes_promised_away(attempt, promised_bytes(), machine)
+                promised_away = bytes_promised_away(attempt, promised_bytes(), machine)
                 occupied = bytes_occupied(attempt, machine)
-                if not promised and not occupied:
-                    waking = attempt.asleep.evolve(gave=None)
-                    await self._save(replica, attempt.evolve(asleep=waking))
+                if not promised_away and not occupied:
+                    sleep = attempt.asleep.evolve(gave=None)
+                    await self._save(replica, attempt.evolve(asleep=sleep))
                     return True
-                missing = promised or (occupied if time.monotonic() > deadline else {})
-                if self._waits_for_others(replica, missing, offers()):
+                missing_bytes = promised_away or (occupied if time.monotonic() > deadline else {})
+                if self._waits_for_others(replica, missing_bytes, offers()):
                     return False
-            if missing:
-                _give_up_waking(replica, attempt, missing, is_spare=is_spare)
+            if missing_bytes:
+                _give_up_waking(replica, attempt, missing_bytes, is_spare=is_spare)
                 return False
             await asyncio.sleep(_LOOK_S)
 
     @staticmethod
     def _waits_for_others(
-        replica: ReplicaState, missing: Mapping[str, int], offers: Iterable[Offer]
+        replica: ReplicaState, missing_bytes: Mapping[str, int], offers: Iterable[Offer]
     ) -> bool:
         """Whether others can leave to free the missing bytes. The replica waits for them."""
         evictions = [offer for offer in offers if offer.how != "surplus"]
-        needed_offers = offers_to_wake(missing, evictions) or ()
+        needed_offers = offers_to_wake(missing_bytes, evictions) or ()
         if needed_offers and replica.wait_for(needed_offers):
             log.warning(
                 "others leave", model=replica.model, takes=[offer.words for offer in needed_offers]
@@ -209,10 +209,14 @@ class SleepSteps:
         end = time.monotonic() + _BACK_S
         while True:
             now = await self._uses(attempt)
-            gave = {uuid: used_bytes[uuid] - now[uuid] for uuid in used_bytes.keys() & now.keys()}
-            if sleep.freed_enough(attempt.plan, gave) or time.monotonic() > end:
-                most = sleep.expected_bytes(attempt.plan)
-                return {uuid: min(most, max(0, count)) for uuid, count in gave.items()}
+            freed_bytes = {
+                uuid: used_bytes[uuid] - now[uuid] for uuid in used_bytes.keys() & now.keys()
+            }
+            if sleep.freed_enough(attempt.plan, freed_bytes) or time.monotonic() > end:
+                expected_freed = sleep.expected_bytes(attempt.plan)
+                return {
+                    uuid: min(expected_freed, max(0, count)) for uuid, count in freed_bytes.items()
+                }
             await asyncio.sleep(_LOOK_S)
 
     async def _uses(self, attempt: Attempt) -> dict[str, int]:
@@ -223,7 +227,7 @@ class SleepSteps:
         pids = {
             process.pid for process in await self._launcher.host.processes(attempt.instance_name)
         }
-        used = {}
+        used_by_gpu = {}
         for gpu in (await self._planner.hardware()).gpus:
             if (
                 gpu.uuid not in attempt.plan.gpus
@@ -235,8 +239,8 @@ class SleepSteps:
                 process.used_bytes for process in gpu.processes or () if process.pid in pids
             ]
             total = sum(count for count in process_bytes if count is not None)
-            used[gpu.uuid] = total if total else gpu.total_bytes - gpu.free_bytes
-        return used
+            used_by_gpu[gpu.uuid] = total if total else gpu.total_bytes - gpu.free_bytes
+        return used_by_gpu
 
     async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
         """Raises NoAnswerError if the engine does not answer."""
@@ -262,7 +266,10 @@ class SleepSteps:
         facts = await asyncio.to_thread(self._store.facts)
         return (
             []
-            if any((stored.kind, stored.scope) == (fact.kind, fact.scope) for stored in facts)
+            if any(
+                (stored_fact.kind, stored_fact.scope) == (fact.kind, fact.scope)
+                for stored_fact in facts
+            )
             else [fact]
         )
 
@@ -273,14 +280,14 @@ class SleepSteps:
 
 
 def _give_up_waking(
-    replica: ReplicaState, attempt: Attempt, missing: Mapping[str, int], *, is_spare: bool
+    replica: ReplicaState, attempt: Attempt, missing_bytes: Mapping[str, int], *, is_spare: bool
 ) -> None:
     """Leave a spare engine asleep, and end any other that lacks room."""
     if is_spare:
         replica.block(
-            f"a copy of it sleeps: it lacks {gib(max(missing.values()))} of a GPU's memory, which"
-            " others have"
+            f"a copy of it sleeps: it lacks {gib(max(missing_bytes.values()))} of a GPU's memory,"
+            " which others have"
         )
         return
-    log.warning("there is no room to wake up in", model=replica.model, lacks=missing)
+    log.warning("there is no room to wake up in", model=replica.model, lacks=missing_bytes)
     replica.spent = attempt.id

@@ -48,12 +48,12 @@ class Engines(Protocol):
     """The part of `gateway.controller.fleet.fleet.Fleet` that the gate uses."""
 
     def holders(
-        self, running_names: Collection[str], begun: set[str], now: float
+        self, running_names: Collection[str], begun_names: set[str], now: float
     ) -> Iterable[PlacedEngine]:
         """The engines that exist.
 
-        `running_names` are the listed instances; `begun` those that may not be listed yet. Unknown
-        names are removed from `begun`. `now` is the clock of the stages.
+        `running_names` are the listed instances; `begun_names` those that may not be listed yet.
+        Unknown names are removed from `begun_names`. `now` is the clock of the stages.
         """
         ...
 
@@ -115,7 +115,7 @@ class StartGate:
             if name in self._holders or name in self._waiting
         }
         self._disturbed = {
-            name: noted for name, noted in self._disturbed.items() if name in self._holders
+            name: note for name, note in self._disturbed.items() if name in self._holders
         }
         self._sized &= self._holders.keys() | self._waiting.keys()
         self._looked.set()
@@ -158,14 +158,14 @@ class StartGate:
             self._waiting[start.instance] = start
             if not self._was_seen_once:
                 await self._looked.wait()
-            while (blocked := self._blocker(start)) is not None or not await self._is_stable(
+            while (obstacle := self._blocker(start)) is not None or not await self._is_stable(
                 attempt, start, report
             ):
-                if blocked is not None:
-                    report(await self._words(blocked))
+                if obstacle is not None:
+                    report(await self._words(obstacle))
                     await self._looked.wait()
-                if (met := self._engines.copy_failure(attempt)) is not None:
-                    message = f"Another copy with this plan failed first: {met.message}"
+                if (met_failure := self._engines.copy_failure(attempt)) is not None:
+                    message = f"Another copy with this plan failed first: {met_failure.message}"
                     failure = Failure(
                         kind="withdrawn",
                         phase="waiting",
@@ -231,27 +231,28 @@ class StartGate:
         read = readings(await self._hardware(), start.gpus)
         former_reading = self._readings.get(start.instance)
         self._readings[start.instance] = read
-        ours = [holder for holder in self._holders.values() if holder.gpus & start.gpus]
-        since = self._restless.setdefault(start.instance, time.monotonic())
+        own_engines = [holder for holder in self._holders.values() if holder.gpus & start.gpus]
+        restless_since = self._restless.setdefault(start.instance, time.monotonic())
         is_foreign = any(
-            len(reading.processes or ()) > sum(reading.uuid in engine.gpus for engine in ours)
+            len(reading.processes or ())
+            > sum(reading.uuid in engine.gpus for engine in own_engines)
             for reading in read.values()
         )
         if (
             is_foreign
-            and time.monotonic() - since < _FOREIGN_WAIT_MAX_S
-            and (former_reading is None or (moved := memory_change(former_reading, read)))
+            and time.monotonic() - restless_since < _FOREIGN_WAIT_MAX_S
+            and (former_reading is None or (change_words := memory_change(former_reading, read)))
         ):
             if former_reading is not None:
-                report(f"waits until the memory of its GPUs is stable: {moved}")
+                report(f"waits until the memory of its GPUs is stable: {change_words}")
             await asyncio.sleep(_POLL_S)
             return False
-        if short := memory_shortage(attempt.plan, read):
+        if shortage := memory_shortage(attempt.plan, read):
             raise WithdrawnError(
                 Failure(
                     kind="withdrawn",
                     phase="waiting",
-                    message=short,
+                    message=shortage,
                     proves="nothing",
                     disturbed="memory",
                 )
@@ -264,30 +265,30 @@ class StartGate:
 
         Also the bytes that the engine took of the GPU with the most; None if unknown.
         """
-        if not (before := self._readings.get(attempt.instance_name)):
+        if not (former_readings := self._readings.get(attempt.instance_name)):
             return "", None
-        now = readings(await self._hardware(), before)
-        moved = memory_change(before, now)
-        return moved, None if moved else bytes_taken(before, now)
+        now = readings(await self._hardware(), former_readings)
+        change_words = memory_change(former_readings, now)
+        return change_words, None if change_words else bytes_taken(former_readings, now)
 
     def _blocker(self, start: PendingStart) -> Blocked | None:
         return blocked_by(
             start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
         )
 
-    async def _words(self, blocked: Blocked) -> str:
-        if blocked.gpu is None:
-            return f"waits for {blocked.model}, which {blocked.activity}"
-        if blocked.gpu not in self._numbers:  # each reading of the machine takes part of a second
+    async def _words(self, obstacle: Blocked) -> str:
+        if obstacle.gpu is None:
+            return f"waits for {obstacle.model}, which {obstacle.activity}"
+        if obstacle.gpu not in self._numbers:  # each reading of the machine takes part of a second
             self._numbers |= {gpu.uuid: str(gpu.index) for gpu in (await self._hardware()).gpus}
-        number = self._numbers.get(blocked.gpu, blocked.gpu)
-        return f"waits for {blocked.model} on GPU {number}, which {blocked.activity}"
+        number = self._numbers.get(obstacle.gpu, obstacle.gpu)
+        return f"waits for {obstacle.model} on GPU {number}, which {obstacle.activity}"
 
 
-def _keep_since(engine: PlacedEngine, former: PlacedEngine | None) -> PlacedEngine:
+def _keep_since(engine: PlacedEngine, former_engine: PlacedEngine | None) -> PlacedEngine:
     """The engine with the time when its present stage began."""
     return (
-        engine.evolve(since=former.since)
-        if former is not None and former.stage == engine.stage
+        engine.evolve(since=former_engine.since)
+        if former_engine is not None and former_engine.stage == engine.stage
         else engine
     )

@@ -48,12 +48,12 @@ class StartSteps:
     async def launch(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: CurrentContext
     ) -> None:
-        moved = time.monotonic()
+        reported_at = time.monotonic()
 
         def report(progress: str) -> None:
-            nonlocal moved
+            nonlocal reported_at
             if progress != replica.progress:
-                moved, replica.progress = time.monotonic(), progress
+                reported_at, replica.progress = time.monotonic(), progress
 
         has_started, patience_s = False, self._launcher.settings.start_timeout_s
         bringing = asyncio.ensure_future(
@@ -63,7 +63,7 @@ class StartSteps:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[
                 0
             ]:
-                if time.monotonic() - moved > patience_s and not self._gate.waits(
+                if time.monotonic() - reported_at > patience_s and not self._gate.waits(
                     replica.attempt or attempt
                 ):
                     await self._attempts.fail(
@@ -109,13 +109,13 @@ class StartSteps:
             attempt.plan, allow_remote_code=remote_code
         )
         check = model.wish_of(replica).check
-        replaced = check and await self._is_engine_replaced(model, attempt.plan.engine)
+        is_replaced = check and await self._is_engine_replaced(model, attempt.plan.engine)
         while (
             check
-            and (replaced or attempt.plan.question is not None)
+            and (is_replaced or attempt.plan.question is not None)
             and str(attempt.plan.engine) not in model.failed_inquiries
         ):
-            attempt, replaced = await self._settle(model, replica, attempt, room, report), False
+            attempt, is_replaced = await self._settle(model, replica, attempt, room, report), False
             attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(
             wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt
@@ -153,14 +153,14 @@ class StartSteps:
         if not any(question.engine == name for question in model.answers):
             return False
         identity = await self._launcher.host.identity(engine)
-        old = [
+        old_questions = [
             engine_ref
             for engine_ref, answer in model.answers.items()
             if engine_ref.engine == name and answer.source != identity
         ]
-        for question in old:
+        for question in old_questions:
             del model.answers[question]
-        return bool(old)
+        return bool(old_questions)
 
     async def _pin(
         self,
@@ -200,10 +200,10 @@ class StartSteps:
         report(f"checking: {engine} checks the plan by its own code")
         async with self._replica_planner.plan_after_inquiry(
             model, room, str(engine), attempt.plan
-        ) as planned:
-            if planned.plan is None:
-                raise NoPlan(planned.reason)
-            return await self._replan(model, replica, attempt, planned.plan)
+        ) as result:
+            if result.plan is None:
+                raise NoPlan(result.reason)
+            return await self._replan(model, replica, attempt, result.plan)
 
     async def _replan(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, plan: Plan
@@ -212,7 +212,7 @@ class StartSteps:
             plan = plan.evolve(
                 warnings=(*plan.warnings, f"Not checked by the engine's own code: {problem}")
             )
-        settled = await self._attempts.rewrite(replica, attempt, plan)
+        settled_attempt = await self._attempts.rewrite(replica, attempt, plan)
         log.info(
             "checked",
             model=replica.model,
@@ -220,7 +220,7 @@ class StartSteps:
             grade=plan.grade,
             plan=plan.fingerprint,
         )
-        return settled
+        return settled_attempt
 
 
 def _start_failure(error: FitserveError, progress: str) -> Failure:

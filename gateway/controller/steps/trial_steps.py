@@ -77,13 +77,13 @@ class TrialSteps:
         if replica.task is not None:
             replica.task.cancel()  # a restart by the old plan is needless now
             return
-        old = replica.attempt
+        old_attempt = replica.attempt
         replica.swap_engines(trial)
         replica.status = trial.status
         replica.end_change()
         trial.attempt, trial.seeks = None, False
-        if old is not None:
-            await self._attempts.end(trial, old)
+        if old_attempt is not None:
+            await self._attempts.end(trial, old_attempt)
 
     async def end(self, model: ManagedModel) -> None:
         """Stop the trial. Raises StoreError."""

@@ -31,9 +31,11 @@ class WishChanges:
     async def refuse(self, model: ManagedModel, reason: str) -> None:
         """Give a change up, and restore the previous wish. Raises StoreError."""
         if model.change is not None:
-            refused = model.change.evolve(refused=reason)
-            await asyncio.to_thread(self._store.save_change, model.wish, model.generation, refused)
-            model.change = refused
+            refused_change = model.change.evolve(refused=reason)
+            await asyncio.to_thread(
+                self._store.save_change, model.wish, model.generation, refused_change
+            )
+            model.change = refused_change
             log.warning("a change was given up", model=model.wish.name, reason=reason)
 
     async def finish(self, model: ManagedModel) -> None:

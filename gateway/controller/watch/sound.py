@@ -20,15 +20,15 @@ def tone(seconds: float = 1.0) -> bytes:
         for at in range(int(RATE * seconds))
     )
     file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(RATE)
-        sound.writeframes(b"".join(struct.pack("<h", sample) for sample in waves))
+    with wave.open(file, "wb") as sound_file:
+        sound_file.setnchannels(1)
+        sound_file.setsampwidth(2)
+        sound_file.setframerate(RATE)
+        sound_file.writeframes(b"".join(struct.pack("<h", sample) for sample in waves))
     return file.getvalue()
 
 
-def form(model: str, sound: bytes, tokens: int) -> bytes:
+def form(model: str, samples: bytes, tokens: int) -> bytes:
     """The multipart body of a request to /v1/audio/transcriptions for at most this many tokens.
 
     Without a limit a model may repeat itself over a tone until its context is full. The field is
@@ -38,7 +38,7 @@ def form(model: str, sound: bytes, tokens: int) -> bytes:
         (b'name="model"', model.encode()),
         (b'name="response_format"', b"json"),
         (b'name="max_completion_tokens"', b"%d" % tokens),
-        (b'name="file"; filename="tone.wav"\r\ncontent-type: audio/wav', sound),
+        (b'name="file"; filename="tone.wav"\r\ncontent-type: audio/wav', samples),
     )
     lines = [
         b"--%b\r\ncontent-disposition: form-data; %b\r\n\r\n%b\r\n" % (BOUNDARY, head, content)

@@ -75,18 +75,18 @@ async def verify(
     plan: Plan,
     timeout_s: float,
     report: Callable[[str], None] = lambda _: None,
-    measured: Callable[[int, float], None] = lambda *_: None,
+    on_measured: Callable[[int, float], None] = lambda *_: None,
 ) -> Failure | None:
     """None if the engine at `url` (without /v1) serves `name` as planned; otherwise the failure.
 
-    `measured` is called with the tokens of a prompt and its seconds.
+    `on_measured` is called with the tokens of a prompt and its seconds.
     """
     try:
         probe = _OTHER_TASKS.get(plan.model.task)
         if probe is not None:
             await probe(client, url, name, plan, timeout_s)
         else:
-            await _generates(client, url, name, plan, timeout_s, report, measured)
+            await _generates(client, url, name, plan, timeout_s, report, on_measured)
     except _Refuted as refuted:
         return refuted.failure
     return None
@@ -99,7 +99,7 @@ async def _generates(
     plan: Plan,
     timeout_s: float,
     report: Callable[[str], None],
-    measured: Callable[[int, float], None],
+    on_measured: Callable[[int, float], None],
 ) -> None:
     """Raises _Refuted unless a short answer, a full prefill batch and the planned concurrency
     succeed, all asked at once."""
@@ -110,9 +110,11 @@ async def _generates(
 
     context = plan.max_model_len.value
     proofs = {"a short answer": _writes(ask, context)}
-    long = min(plan.max_num_batched_tokens.value, context - 2)
-    if long > 0:
-        proofs[f"a prompt of {long} tokens"] = _reads(ask, token_ids(plan, long, 0), measured)
+    long_length = min(plan.max_num_batched_tokens.value, context - 2)
+    if long_length > 0:
+        proofs[f"a prompt of {long_length} tokens"] = _reads(
+            ask, token_ids(plan, long_length, 0), on_measured
+        )
     burst_size, length = _burst(plan)
     if burst_size > 1:
         prompts = [token_ids(plan, length, first) for first in range(burst_size)]
@@ -167,10 +169,10 @@ async def _writes(ask: _Ask, context: int) -> None:
     )
 
 
-async def _reads(ask: _Ask, prompt: list[int], measured: Callable[[int, float], None]) -> None:
-    began = time.monotonic()
+async def _reads(ask: _Ask, prompt: list[int], on_measured: Callable[[int, float], None]) -> None:
+    start_s = time.monotonic()
     await ask(prompt, 2)
-    measured(len(prompt), time.monotonic() - began)
+    on_measured(len(prompt), time.monotonic() - start_s)
 
 
 async def _batches(ask: _Ask, prompts: list[list[int]]) -> None:
@@ -201,8 +203,8 @@ def _burst(plan: Plan) -> tuple[int, int]:
     cache."""
     context, seqs, groups = plan.max_model_len.value, plan.at_once, plan.data_parallel.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
-    fitting = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
-    room = fitting if plan.memory.kv_tokens else seqs
+    fitting_requests = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
+    room = fitting_requests if plan.memory.kv_tokens else seqs
     return max(1, min(seqs, room)), length
 
 

@@ -233,11 +233,11 @@ class Watcher:
 
     async def _health(self) -> float:
         """Look once. Returns the seconds until the next look."""
-        serves = self.observation.verified and self.observation.answering
-        if serves:
+        is_serving = self.observation.verified and self.observation.answering
+        if is_serving:
             self._freeze.note_processes(time.monotonic(), await self._processes())
             self._judge()
-        healthy = await self._is_healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
+        healthy = await self._is_healthy(self._probe_s if is_serving else PROBE_TIMEOUT_S)
         if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
             # A previous gateway may have put it to sleep.
             self.observation = self.observation.evolve(
@@ -253,7 +253,7 @@ class Watcher:
             self._fail_start()
         if not self.observation.answering:
             return _START_POLL_S
-        if serves:
+        if is_serving:
             self._judge()
         if healthy and not self._freeze.is_suspicious:
             return self._settings.health_interval_s
@@ -340,14 +340,14 @@ class Watcher:
         """Note whether the engine is frozen. A frozen engine gets no requests until it answers
         again, or is replaced."""
         now = time.monotonic()
-        frozen = self._freeze.freeze_reason(now)
-        if bool(frozen) is not bool(self.observation.frozen):
+        freeze_reason = self._freeze.freeze_reason(now)
+        if bool(freeze_reason) is not bool(self.observation.frozen):
             log.warning(
-                "frozen" if frozen else "no longer frozen",
+                "frozen" if freeze_reason else "no longer frozen",
                 instance=self.name,
-                why=frozen or self.observation.frozen,
+                why=freeze_reason or self.observation.frozen,
             )
-            self.note(frozen=frozen)
+            self.note(frozen=freeze_reason)
         stopped_s, silent_seconds = self._freeze.stopped_s(now), self._freeze.silent_seconds(now)
         if stopped_s > self._settings.hang_after_s:
             self._hangs(
@@ -384,8 +384,11 @@ class Watcher:
         A long prompt delays tokens too, but then the small request is answered.
         """
         patience_s = self._settings.hang_after_s
-        silent = self._silent_s(self.name)
-        if silent is None or min(silent, time.monotonic() - self._answered) < patience_s:
+        engine_silent_s = self._silent_s(self.name)
+        if (
+            engine_silent_s is None
+            or min(engine_silent_s, time.monotonic() - self._answered) < patience_s
+        ):
             return
         for _ in range(_CANARIES):
             if await is_alive(
@@ -397,6 +400,6 @@ class Watcher:
             if silent_s is None or silent_s < patience_s:
                 return
         self._hangs(
-            f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES}"
-            " requests for one token, though its health check is good."
+            f"The engine gave no token for {round(engine_silent_s)} seconds and did not answer"
+            f" {_CANARIES} requests for one token, though its health check is good."
         )

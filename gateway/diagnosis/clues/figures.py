@@ -24,8 +24,12 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     gray. `unsplit`: a weight is as many times larger than its layer as there are ranks.
     """
     circumstances: dict[str, Scalar] = {}
-    tried, free = values.get("tried_bytes"), values.get("free_bytes")
-    if isinstance(tried, int) and isinstance(free, int) and free > 2 * tried + _MARGIN:
+    tried_bytes, free_bytes = values.get("tried_bytes"), values.get("free_bytes")
+    if (
+        isinstance(tried_bytes, int)
+        and isinstance(free_bytes, int)
+        and free_bytes > 2 * tried_bytes + _MARGIN
+    ):
         circumstances["enough_free"] = "yes"
     if (match := _SHAPES.search(message)) and int(match[3]) == _CHANNELS * int(match[2]):
         circumstances["one_channel"] = "yes"
@@ -34,7 +38,7 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if allocated and isinstance(total, int) and 2 * float(allocated[1]) * 2**30 > total:
         circumstances["own_memory"] = "yes"
     if isinstance(ranks, int) and (match := _SIZES.search(message)):
-        less, more = sorted((int(match[1]), int(match[2])))
-        if ranks > 1 and more == ranks * less:
+        less, larger = sorted((int(match[1]), int(match[2])))
+        if ranks > 1 and larger == ranks * less:
             circumstances["unsplit"] = "yes"
     return circumstances

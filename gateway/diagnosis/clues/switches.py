@@ -32,12 +32,12 @@ def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> 
     switches: list[tuple[int, str]] = []
     for variable in variables:
         words = _PREFIX.sub("", variable).split("_")
-        off = next((_OFF_VALUES[word] for word in words if word in _OFF_VALUES), None)
+        off_value = next((_OFF_VALUES[word] for word in words if word in _OFF_VALUES), None)
         part = [word.lower() for word in words if word not in _OFF_VALUES]
-        if off is None or len("".join(part)) < _MIN_PART_CHARACTERS or variable in message:
+        if off_value is None or len("".join(part)) < _MIN_PART_CHARACTERS or variable in message:
             continue
         if any(_names(part, text) for text in texts):
-            switches.append((len("".join(part)), f"{variable}={off}"))
+            switches.append((len("".join(part)), f"{variable}={off_value}"))
     # Of equal lengths the first by name, so that the answer is the same each time.
     return min(switches, key=lambda item: (-item[0], item[1]))[1] if switches else ""
 

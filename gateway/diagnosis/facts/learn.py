@@ -37,36 +37,42 @@ _NOISE_BYTES = 64 * MIB
 _RANK_CONNECTION = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
 
 
-def judge(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], now_s: float) -> Failure:
-    """The failure with its proof, also by the `earlier` failures in a row.
+def judge(
+    attempt: Attempt, failure: Failure, earlier_attempts: Iterable[Attempt], now_s: float
+) -> Failure:
+    """The failure with its proof, also by the `earlier_attempts` failures in a row.
 
     The machine may cause one hang. A second hang of the same plan is due to the plan: to its peers
     if it has several GPUs, else to all of it.
     """
-    several, proves = len(attempt.plan.gpus) > 1, failure.proves
-    if failure.kind == "start_timeout" and several and _RANK_CONNECTION.search(failure.line or ""):
-        proves = "peers"
+    has_several_gpus, proof = len(attempt.plan.gpus) > 1, failure.proves
+    if (
+        failure.kind == "start_timeout"
+        and has_several_gpus
+        and _RANK_CONNECTION.search(failure.line or "")
+    ):
+        proof = "peers"
     served_well = attempt.ready_at is not None and now_s - attempt.ready_at >= FORGIVE_S
     hung_before = any(
-        former.failure is not None and former.failure.kind == "hang"
-        for former in earlier
-        if former.fingerprint == attempt.fingerprint
+        former_attempt.failure is not None and former_attempt.failure.kind == "hang"
+        for former_attempt in earlier_attempts
+        if former_attempt.fingerprint == attempt.fingerprint
     )
     is_hang = failure.kind == "hang" and failure.proves == "nothing" and not served_well
     if is_hang and hung_before:
-        proves = "peers" if several else "plan"
-    return failure.evolve(proves=proves)
+        proof = "peers" if has_several_gpus else "plan"
+    return failure.evolve(proves=proof)
 
 
-def excuse(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
+def excuse(attempt: Attempt, failure: Failure, disturbance: str) -> Failure:
     """The failure, without a proof if a neighbour disturbed the engine.
 
     A disturbed start proves nothing; a disturbed engine that serves proves nothing about memory.
-    disturbed: the activity of the neighbour.
+    disturbance: the activity of the neighbour.
     """
-    if not disturbed or not (attempt.state == "starting" or failure.proves == "memory"):
+    if not disturbance or not (attempt.state == "starting" or failure.proves == "memory"):
         return failure
-    return failure.evolve(proves="nothing", disturbed=disturbed)
+    return failure.evolve(proves="nothing", disturbed=disturbance)
 
 
 def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
@@ -133,17 +139,24 @@ def prove_success(
         ("plan_verified", {"fingerprint": attempt.fingerprint}, None, source)
     ]
     if cache_bytes is not None and 0 < cache_bytes < plan.memory.budget_bytes:
-        measured = f"{plan.engine} had {gib(cache_bytes)} left for its KV cache"
-        used = plan.memory.budget_bytes - cache_bytes
-        rows.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
-    missing = 0 if used_bytes is None else used_bytes - plan.memory.promised_bytes
-    if _NOISE_BYTES < missing < plan.memory.budget_bytes:
+        measurement = f"{plan.engine} had {gib(cache_bytes)} left for its KV cache"
+        used_bytes_of_engine = plan.memory.budget_bytes - cache_bytes
+        rows.append(
+            (
+                "needs_memory",
+                _memory_scope(plan, "needs_memory", "kv"),
+                used_bytes_of_engine,
+                measurement,
+            )
+        )
+    missing_bytes = 0 if used_bytes is None else used_bytes - plan.memory.promised_bytes
+    if _NOISE_BYTES < missing_bytes < plan.memory.budget_bytes:
         scope = {key: plan.scope[key] for key in _RANK_KEYS if key in plan.scope}
         excess = (
             f"{plan.engine} took {gib(used_bytes or 0)} of its GPU, and"
             f" {gib(plan.memory.promised_bytes)} were planned"
         )
-        rows.append(("beside_memory", scope, missing, excess))
+        rows.append(("beside_memory", scope, missing_bytes, excess))
     return tuple(
         Fact(
             kind=kind,
@@ -151,11 +164,11 @@ def prove_success(
             value=value,
             under=plan.under,
             grade="verified",
-            source=why,
+            source=reason,
             attempt=attempt.id,
             at=now_s,
         )
-        for kind, scope, value, why in rows
+        for kind, scope, value, reason in rows
     )
 
 
@@ -267,11 +280,11 @@ def _is_same_kernel(first: str, second: str) -> bool:
     """Whether two names mean the same kernel, as MarlinExperts and MARLIN."""
     if first == second:
         return True
-    short = {
+    short_names = {
         name.lower().replace("_", "").removesuffix("linearkernel").removesuffix("experts")
         for name in (first, second)
     }
-    return len(short) == 1
+    return len(short_names) == 1
 
 
 def _failed_feature(failure: Failure) -> dict[str, str]:

@@ -28,14 +28,14 @@ def stale_reason(
     images: of the engines for plans.
     pins: by name of an image, the digest that a start would use; other names are not compared.
     """
-    learned, image = fact.under.get("driver"), fact.under.get("image")
-    if learned is not None and driver is not None and learned != driver:
-        return f"learned under driver {learned}, and this is {driver}"
+    learned_driver, image = fact.under.get("driver"), fact.under.get("image")
+    if learned_driver is not None and driver is not None and learned_driver != driver:
+        return f"learned under driver {learned_driver}, and this is {driver}"
     if image is not None and image not in images:
         return f"learned with the image {image}, which no engine here has"
-    digest, current = fact.under.get("digest"), (pins or {}).get(image or "")
-    if digest is not None and current is not None and digest != current:
-        return f"learned with the image {digest}, and {image} is {current}"
+    digest, current_digest = fact.under.get("digest"), (pins or {}).get(image or "")
+    if digest is not None and current_digest is not None and digest != current_digest:
+        return f"learned with the image {digest}, and {image} is {current_digest}"
     return None
 
 

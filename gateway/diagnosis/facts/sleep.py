@@ -26,31 +26,31 @@ def expected_bytes(plan: Plan) -> int:
     return plan.memory.weights_bytes + plan.memory.kv_bytes
 
 
-def freed_enough(plan: Plan, freed: Mapping[str, int]) -> bool:
+def freed_enough(plan: Plan, freed_bytes: Mapping[str, int]) -> bool:
     """Whether a sleep freed its memory. freed: bytes by the UUID of a GPU."""
-    return bool(freed) and min(freed.values()) >= _MIN_SHARE * expected_bytes(plan)
+    return bool(freed_bytes) and min(freed_bytes.values()) >= _MIN_SHARE * expected_bytes(plan)
 
 
-def result_fact(attempt: Attempt, freed: Mapping[str, int], now_s: float) -> Fact:
+def result_fact(attempt: Attempt, freed_bytes: Mapping[str, int], now_s: float) -> Fact:
     """The fact of a sleep by the freed memory."""
     plan = attempt.plan
     source = (
-        f"{plan.engine} freed {gib(min(freed.values(), default=0))} of each GPU when it fell"
+        f"{plan.engine} freed {gib(min(freed_bytes.values(), default=0))} of each GPU when it fell"
         f" asleep, and {gib(expected_bytes(plan))} were expected"
     )
-    return _fact(attempt, source, now_s, works=freed_enough(plan, freed))
+    return _fact(attempt, source, now_s, is_working=freed_enough(plan, freed_bytes))
 
 
-def failure_fact(attempt: Attempt, why: str, now_s: float) -> Fact:
+def failure_fact(attempt: Attempt, reason: str, now_s: float) -> Fact:
     """The fact of a failed sleep. why: a predicate, as "did not wake up"."""
-    return _fact(attempt, f"{attempt.plan.engine} {why}", now_s, works=False)
+    return _fact(attempt, f"{attempt.plan.engine} {reason}", now_s, is_working=False)
 
 
-def _fact(attempt: Attempt, source: str, now_s: float, *, works: bool) -> Fact:
+def _fact(attempt: Attempt, source: str, now_s: float, *, is_working: bool) -> Fact:
     return Fact(
-        kind="sleep_works" if works else "sleep_fails",
+        kind="sleep_works" if is_working else "sleep_fails",
         scope=sleep_scope(attempt.plan.scope),
-        grade="verified" if works else "failed",
+        grade="verified" if is_working else "failed",
         under=attempt.plan.under,
         source=source,
         attempt=attempt.id,

@@ -35,8 +35,8 @@ class Carriers:
 
     def parse(self, text: str) -> LogLine:
         """The parsed line. Its prefix without the time counts as the name of a process."""
-        carried = self._pattern.match(text) if self._pattern is not None else None
-        if carried is None:
+        carrier_match = self._pattern.match(text) if self._pattern is not None else None
+        if carrier_match is None:
             line = parse(text)
             begins = (
                 line.header or line.process or FRAME.match(line.text) or TRACEBACK.match(line.text)
@@ -48,11 +48,11 @@ class Carriers:
                 or self._pattern is None
             ):
                 return line
-            carried = self._pattern.match(text)
-            if carried is None:
+            carrier_match = self._pattern.match(text)
+            if carrier_match is None:
                 return line
-        line = parse(text[carried.end() :])
-        return line._replace(process=_STAMP.sub("", carried[0]) + line.process)
+        line = parse(text[carrier_match.end() :])
+        return line._replace(process=_STAMP.sub("", carrier_match[0]) + line.process)
 
     def _learn(self, text: str) -> bool:
         match = _CARRIER_PREFIX.match(text)

@@ -150,8 +150,8 @@ class LineFilter:
             if len(self._rest) > _BLOCK_BYTES:
                 # A line without end: its beginning is handled, the rest is dropped.
                 self._rest, beginning = b"", self._rest
-                whole = beginning.endswith(b"\n")
-                self._block(beginning if whole else beginning + b"\n", cut=not whole)
+                is_whole = beginning.endswith(b"\n")
+                self._block(beginning if is_whole else beginning + b"\n", is_cut=not is_whole)
 
     def close(self) -> None:
         """End the log, maybe in the middle of a line."""
@@ -183,9 +183,9 @@ class LineFilter:
         """Read one whole line."""
         self._block(raw + b"\n")
 
-    def _block(self, block: bytes, *, cut: bool = False) -> None:
+    def _block(self, block: bytes, *, is_cut: bool = False) -> None:
         if self._skip:
-            self._skip, block = cut, block[block.find(b"\n") + 1 :]
+            self._skip, block = is_cut, block[block.find(b"\n") + 1 :]
             if not block:
                 return
         ends = block.count(b"\n")
@@ -194,7 +194,7 @@ class LineFilter:
             if ends > _TAIL_LINES
             else b"\n".join((self._end + block).rsplit(b"\n", _TAIL_LINES + 1)[-_TAIL_LINES - 1 :])
         )
-        if not self.attend and not cut and not _anchor_in(_distinct(block), self.anchors):
+        if not self.attend and not is_cut and not _anchor_in(_distinct(block), self.anchors):
             self.number += ends
             return
         if self._repetition.is_flood:
@@ -202,15 +202,15 @@ class LineFilter:
         for number, raw in enumerate(block[:-1].split(b"\n"), self.number + 1):
             self.number = number
             if self.attend or self._holds(raw):
-                several = (
+                block_lines = (
                     ((number, raw),)
                     if _anchor_in(raw, SERVING_WORDS)
                     else self._repetition.admit(number, raw, belongs=self.attend > 0)
                 )
-                for self.number, line in several:
+                for self.number, line in block_lines:
                     self.attend, self._handed = max(0, self.attend - 1), self.number
                     self._handle(line)
-        self._skip = cut
+        self._skip = is_cut
 
     def _has_keyword(self, raw: bytes) -> bool:
         return bool(_anchor_in(raw, self._telling)) or self._can_match(raw)

@@ -148,10 +148,10 @@ def parse(text: str) -> LogLine:
         text = _FENCE.sub("", text)
     start = 0
     for _ in range(_MAX_CARRIERS):
-        carried = _CARRIER_PREFIX.match(text, start)
-        if carried is None or carried.end() == start:
+        carrier_match = _CARRIER_PREFIX.match(text, start)
+        if carrier_match is None or carrier_match.end() == start:
             break
-        start = carried.end()
+        start = carrier_match.end()
     match = _LINE_PREFIX.match(text, start)
     if match is None:
         return LogLine("", False, None, text[start:])

@@ -27,23 +27,21 @@ class PatternIndex:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         demands = [needles(pattern) for pattern in patterns]
-        self.unindexed = tuple(at for at, several in enumerate(demands) if not several)
+        self.unindexed = tuple(at for at, grams in enumerate(demands) if not grams)
         """Expressions that may match any text."""
-        usage = Counter(
-            gram for several in demands for demand in several for gram in _grams(demand)
-        )
+        usage = Counter(gram for grams in demands for demand in grams for gram in _grams(demand))
         index: dict[Gram, dict[str, list[int]]] = {}
-        short: dict[str, list[int]] = {}
-        for at, several in enumerate(demands):
-            for needle in several:
+        short_needles: dict[str, list[int]] = {}
+        for at, grams in enumerate(demands):
+            for needle in grams:
                 if len(needle) < _GRAM_CHARACTERS:
-                    short.setdefault(needle, []).append(at)
+                    short_needles.setdefault(needle, []).append(at)
                 else:
                     rarest = min(_grams(needle), key=lambda part: (usage[part], part))
                     index.setdefault(rarest, {}).setdefault(needle, []).append(at)
         self._index, self._grams = index, frozenset(index)
         _shared_grams.add(self._grams)
-        self._numbers, self._short = short, tuple(short)
+        self._numbers, self._short = short_needles, tuple(short_needles)
         # The reader asks several times about one line.
         self._last: tuple[str, Sequence[int]] = "", self.unindexed
 
@@ -57,9 +55,9 @@ class PatternIndex:
         rows: set[int] = set()
         if not grams.isdisjoint(self._grams):
             for gram in self._grams & grams:
-                for needle, several in self._index[gram].items():
+                for needle, patterns_of_needle in self._index[gram].items():
                     if needle in lower:
-                        rows.update(several)
+                        rows.update(patterns_of_needle)
         for needle in self._short:
             if needle in lower:
                 rows.update(self._numbers[needle])
@@ -104,8 +102,8 @@ class _AskedGrams:
         self._grams: frozenset[Gram] = frozenset()
         self._texts: dict[str, str] = {}
 
-    def add(self, several: frozenset[Gram]) -> None:
-        self._indexed |= several
+    def add(self, rows: frozenset[Gram]) -> None:
+        self._indexed |= rows
         self._whole, self._grams = "", frozenset()
         self._texts.clear()
 
@@ -163,7 +161,7 @@ def _alternatives(pattern: str, at: int) -> tuple[list[str], int]:
 
 def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
     """The needles of one alternative, and the place of its end."""
-    several: list[list[str]] = []
+    sequences: list[list[str]] = []
     run = ""
     while at < len(pattern) and pattern[at] not in "|)":
         character, texts, at = _atom(pattern, at)
@@ -175,12 +173,12 @@ def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
         if character and not optional:
             run += character
         if texts and not optional:
-            several.append(texts)
+            sequences.append(texts)
         if not character or quantifier is not None:
-            several.append([run])
+            sequences.append([run])
             run = ""
-    several.append([run])
-    certain = [texts for texts in several if min(map(len, texts)) >= _MIN_CHARACTERS]
+    sequences.append([run])
+    certain = [texts for texts in sequences if min(map(len, texts)) >= _MIN_CHARACTERS]
     return max(certain, key=lambda texts: min(map(len, texts)), default=[]), at
 
 

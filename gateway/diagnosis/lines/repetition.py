@@ -58,6 +58,6 @@ class Repetition:
             self._read.add(form)
         if not self._recent_lines:
             return ((number, raw),)
-        several = (*self._recent_lines, (number, raw))
+        recent_lines = (*self._recent_lines, (number, raw))
         self._recent_lines.clear()
-        return several
+        return recent_lines

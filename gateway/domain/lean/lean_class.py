@@ -95,14 +95,14 @@ class ValueType(type):
     @property
     def model_fields(cls) -> dict[str, FieldInfo]:
         """The fields of the class, those of its bases first."""
-        cached: dict[str, FieldInfo] | None = cls.__dict__.get("_fields")
-        if cached is None:
-            cached = {}
+        cached_fields: dict[str, FieldInfo] | None = cls.__dict__.get("_fields")
+        if cached_fields is None:
+            cached_fields = {}
             for base in reversed(cls.__mro__):
-                for name, declared in base.__dict__.get("_own", ({}, {}))[0].items():
-                    cached[name] = _declared_field(base, name, declared)
-            type.__setattr__(cls, "_fields", cached)
-        return cached
+                for name, declared_field in base.__dict__.get("_own", ({}, {}))[0].items():
+                    cached_fields[name] = _declared_field(base, name, declared_field)
+            type.__setattr__(cls, "_fields", cached_fields)
+        return cached_fields
 
     @property
     def validators(cls) -> dict[str, ValidatorMark]:
@@ -116,11 +116,11 @@ class ValueType(type):
     @property
     def checks(cls) -> tuple[ValidatorMark, ...]:
         """The validators of a whole value."""
-        cached: tuple[ValidatorMark, ...] | None = cls.__dict__.get("_checks")
-        if cached is None:
-            cached = tuple(mark for mark in cls.validators.values() if not mark.fields)
-            type.__setattr__(cls, "_checks", cached)
-        return cached
+        cached_marks: tuple[ValidatorMark, ...] | None = cls.__dict__.get("_checks")
+        if cached_marks is None:
+            cached_marks = tuple(mark for mark in cls.validators.values() if not mark.fields)
+            type.__setattr__(cls, "_checks", cached_marks)
+        return cached_marks
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith(("model_", "__pydantic_", "__get_pydantic_")):
@@ -128,16 +128,16 @@ class ValueType(type):
         raise AttributeError(name)
 
 
-def _declared_field(owner: type, name: str, declared: Any) -> FieldInfo:
+def _declared_field(owner: type, name: str, declared_field: Any) -> FieldInfo:
     """A field of a class, by the statement in the body."""
-    if isinstance(declared, FieldInfo):
-        field = declared
-    elif declared is NO_FIELD:
+    if isinstance(declared_field, FieldInfo):
+        field = declared_field
+    elif declared_field is NO_FIELD:
         field = FieldInfo()
-    elif type(declared).__module__.startswith("pydantic"):
+    elif type(declared_field).__module__.startswith("pydantic"):
         refuse(f"{owner.__name__}.{name} is declared by pydantic")
     else:
-        field = FieldInfo(declared)
+        field = FieldInfo(declared_field)
     field.name, field.annotation = name, owner.__annotations__[name]
     field.module = owner.__module__
     return field

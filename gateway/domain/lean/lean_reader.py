@@ -32,10 +32,10 @@ class Inexact(Exception):
     """Only pydantic can read the data."""
 
 
-def read_value(kind: Any, data: Any, *, trusted: bool) -> Any:
+def read_value(kind: Any, data: Any, *, is_trusted: bool) -> Any:
     """Data as a value of the class. Raises NeedsPydantic."""
     try:
-        return _reader_of_class(kind, trusted)(data)
+        return _reader_of_class(kind, is_trusted)(data)
     except Inexact as error:
         refuse(f"{kind.__name__}: {error}")
 
@@ -49,7 +49,7 @@ def read_fields(kind: Any, data: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _fields_reader(kind: Any, is_trusted: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The reader of a class's fields by name. Trusted fields are all known and complete."""
     fields: dict[str, FieldInfo] = kind.model_fields
     template = {name: field.default for name, field in fields.items()}
@@ -58,7 +58,7 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
     }
     scalars, readers = [], []
     for name, field in fields.items():
-        reader = _reader_of_field(kind, field, trusted)
+        reader = _reader_of_field(kind, field, is_trusted)
         if reader in _SCALAR_OF:
             scalars.append((name, _SCALAR_OF[reader]))
         elif reader is not None:
@@ -77,7 +77,7 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
             if not ignores:
                 raise Inexact(f"unknown fields among {', '.join(data)}")
             values = {name: values[name] for name in template}
-        if not trusted and not required <= data.keys():
+        if not is_trusted and not required <= data.keys():
             raise Inexact(f"some of {', '.join(required)} are missing")
         for name, scalar in scalars:
             if type(values[name]) is not scalar and name in data:
@@ -103,19 +103,19 @@ def _rename_fields(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> 
 
 
 @cache
-def _reader_of_class(kind: Any, trusted: bool) -> Reader:
+def _reader_of_class(kind: Any, is_trusted: bool) -> Reader:
     if hasattr(kind, "read_root"):
         return lambda data: (
-            data if isinstance(data, kind) else kind.read_root(data, trusted=trusted)
+            data if isinstance(data, kind) else kind.read_root(data, trusted=is_trusted)
         )
-    checked = not trusted and bool(kind.checks)
+    checked = not is_trusted and bool(kind.checks)
     read: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def read_one(data: Any) -> Any:
         nonlocal read  # made when it is needed: a class may have values of its own as fields
         if type(data) is dict:
             if read is None:
-                read = _fields_reader(kind, trusted)
+                read = _fields_reader(kind, is_trusted)
             value = bare(kind, read(data))
             if checked:
                 run_checks(value)
@@ -127,10 +127,10 @@ def _reader_of_class(kind: Any, trusted: bool) -> Reader:
     return read_one
 
 
-def _reader_of_field(kind: Any, field: FieldInfo, trusted: bool) -> Reader | None:
+def _reader_of_field(kind: Any, field: FieldInfo, is_trusted: bool) -> Reader | None:
     """The reader of a field with its limits and the class's validators of it."""
-    reader = reader_of(type_of(field), trusted)
-    if trusted:
+    reader = reader_of(type_of(field), is_trusted)
+    if is_trusted:
         return reader
     steps = [
         (mark.mode, getattr(kind, attribute))
@@ -139,9 +139,9 @@ def _reader_of_field(kind: Any, field: FieldInfo, trusted: bool) -> Reader | Non
     ]
     if any(mode not in ("before", "after") for mode, _ in steps):
         return _refuse_all
-    before = [_guard(function) for mode, function in steps if mode == "before"]
-    after = [_guard(function) for mode, function in steps if mode == "after"]
-    return _chain([*before, reader, _limit_reader(field.limits), *after])
+    before_steps = [_guard(function) for mode, function in steps if mode == "before"]
+    after_steps = [_guard(function) for mode, function in steps if mode == "after"]
+    return _chain([*before_steps, reader, _limit_reader(field.limits), *after_steps])
 
 
 def type_of(field: FieldInfo) -> Any:
@@ -201,32 +201,32 @@ def _refuse_all(value: Any) -> Any:
 
 
 @cache
-def reader_of(kind: Hashable, trusted: bool) -> Reader | None:
+def reader_of(kind: Hashable, is_trusted: bool) -> Reader | None:
     """The reader of a type; None: any data are taken as they are."""
     if kind is Any or kind is object or isinstance(kind, TypeVar):
         return None
     if isinstance(kind, ValueType):
-        return _reader_of_class(kind, trusted)
+        return _reader_of_class(kind, is_trusted)
     if kind is float:
         return _read_float
     if kind is None or kind in _SCALARS:
         scalar: Any = type(None) if kind is None else kind
-        return None if trusted else _type_reader(scalar)
+        return None if is_trusted else _type_reader(scalar)
     if kind in (Path, Secret):
         return _text_reader(kind)
     origin = get_origin(kind)
     if origin is Annotated:
-        return _annotated_reader(kind, trusted)
+        return _annotated_reader(kind, is_trusted)
     if origin is Literal:
-        return None if trusted else _choice_reader(get_args(kind))
+        return None if is_trusted else _choice_reader(get_args(kind))
     if origin in (Union, types.UnionType):
-        return _union(get_args(kind), trusted)
+        return _union(get_args(kind), is_trusted)
     if origin is tuple:
-        return _tuple(get_args(kind), trusted)
+        return _tuple(get_args(kind), is_trusted)
     if origin is list:
-        return _list(reader_of(get_args(kind)[0], trusted))
+        return _list(reader_of(get_args(kind)[0], is_trusted))
     if origin in (dict, Mapping):
-        return _mapping(*(reader_of(part, trusted) for part in get_args(kind)))
+        return _mapping(*(reader_of(part, is_trusted) for part in get_args(kind)))
     return _refuse_all
 
 
@@ -267,34 +267,34 @@ def _text_reader(kind: type) -> Reader:
 
 def _choice_reader(values: tuple[Any, ...]) -> Reader:
     def read(value: Any) -> Any:
-        for allowed in values:
-            if value == allowed and type(value) is type(allowed):
+        for allowed_value in values:
+            if value == allowed_value and type(value) is type(allowed_value):
                 return value
         raise Inexact("none of the allowed values")
 
     return read
 
 
-def _annotated_reader(kind: Any, trusted: bool) -> Reader | None:
-    reader = reader_of(kind.__origin__, trusted)
-    if trusted:
-        before = [
+def _annotated_reader(kind: Any, is_trusted: bool) -> Reader | None:
+    reader = reader_of(kind.__origin__, is_trusted)
+    if is_trusted:
+        before_steps = [
             annotation.function
             for annotation in kind.__metadata__
             if isinstance(annotation, BeforeValidator)
         ]
-        return _chain([*before, reader])
-    before, after = [], []
+        return _chain([*before_steps, reader])
+    before_steps, after_steps = [], []
     for annotation in kind.__metadata__:
         if isinstance(annotation, BeforeValidator):
-            before.append(_guard(annotation.function))
+            before_steps.append(_guard(annotation.function))
         elif isinstance(annotation, FieldInfo):
-            after.append(_limit_reader(annotation.limits))
+            after_steps.append(_limit_reader(annotation.limits))
         elif hasattr(annotation, "check"):
-            after.append(_guard(annotation.check))
+            after_steps.append(_guard(annotation.check))
         else:
             return _refuse_all
-    return _chain([*before, reader, *after])
+    return _chain([*before_steps, reader, *after_steps])
 
 
 # Words of a declaration that limit nothing.
@@ -331,9 +331,9 @@ def _limit_reader(limits: dict[str, Any]) -> Reader | None:
     return read
 
 
-def _tuple(kinds: tuple[Any, ...], trusted: bool) -> Reader:
+def _tuple(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        reader = reader_of(kinds[0], trusted)
+        reader = reader_of(kinds[0], is_trusted)
 
         def read_all(value: Any) -> Any:
             if type(value) is not list and type(value) is not tuple:
@@ -341,7 +341,7 @@ def _tuple(kinds: tuple[Any, ...], trusted: bool) -> Reader:
             return tuple(value) if reader is None else tuple([reader(item) for item in value])
 
         return read_all
-    readers = [reader_of(kind, trusted) for kind in kinds]
+    readers = [reader_of(kind, is_trusted) for kind in kinds]
 
     def read_each(value: Any) -> Any:
         if type(value) not in (list, tuple) or len(value) != len(readers):
@@ -378,9 +378,9 @@ def _mapping(keys: Reader | None, values: Reader | None) -> Reader:
     return read
 
 
-def _union(kinds: tuple[Any, ...], trusted: bool) -> Reader | None:
+def _union(kinds: tuple[Any, ...], is_trusted: bool) -> Reader | None:
     """A reader by the type of the data, where one member of the union takes this type."""
-    readers = [reader_of(kind, trusted) for kind in kinds]
+    readers = [reader_of(kind, is_trusted) for kind in kinds]
     if all(reader is None for reader in readers):
         return None
     by_type: dict[type, Reader | None] = {}

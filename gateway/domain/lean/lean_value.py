@@ -51,13 +51,13 @@ class BaseModel(metaclass=ValueType):
 
     @classmethod
     def model_validate(cls, data: Any) -> Self:
-        value: Self = read_value(cls, data, trusted=False)
+        value: Self = read_value(cls, data, is_trusted=False)
         return value
 
     @classmethod
     def from_trusted_data(cls, data: Any) -> Self:
         """A value of data that tests have validated."""
-        value: Self = read_value(cls, data, trusted=True)
+        value: Self = read_value(cls, data, is_trusted=True)
         return value
 
     @classmethod
@@ -92,14 +92,14 @@ class BaseModel(metaclass=ValueType):
             specialized = {}
             type.__setattr__(cls, "_of_kind", specialized)
         if kind not in specialized:
-            changed = {
+            changed_kinds = {
                 name: kind.__name__
                 for name, annotation in cls.__annotations__.items()
                 if annotation == "T"
             }
             name = f"{cls.__name__}[{kind.__name__}]"
             specialized[kind] = ValueType(
-                name, (cls,), {"__module__": cls.__module__, "__annotations__": changed}
+                name, (cls,), {"__module__": cls.__module__, "__annotations__": changed_kinds}
             )
         return specialized[kind]
 
@@ -117,8 +117,10 @@ class BaseModel(metaclass=ValueType):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        mine, theirs = self.__dict__, other.__dict__
-        return mine == theirs or all(mine[name] == theirs[name] for name in type(self).model_fields)
+        own_fields, other_fields = self.__dict__, other.__dict__
+        return own_fields == other_fields or all(
+            own_fields[name] == other_fields[name] for name in type(self).model_fields
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), *(self.__dict__[name] for name in type(self).model_fields)))
@@ -141,6 +143,6 @@ class RootModel(BaseModel):
         object.__setattr__(self, "__dict__", {"root": fields["root"].get_default()})
 
     @classmethod
-    def read_root(cls, data: Any, *, trusted: bool) -> Self:
+    def read_root(cls, data: Any, *, is_trusted: bool) -> Self:
         """Raises NeedsPydantic."""
-        refuse(f"{cls.__name__} of {type(data).__name__}, {trusted=}")
+        refuse(f"{cls.__name__} of {type(data).__name__}, {is_trusted=}")

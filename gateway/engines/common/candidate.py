@@ -96,7 +96,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     @property
     def usable_bytes(self) -> int:
         """Bytes that the engine may use on each GPU."""
-        return min(free for free, _ in self.devices.room)
+        return min(free_bytes for free_bytes, _ in self.devices.room)
 
     @cached_property
     def through_host(self) -> bool:
@@ -196,22 +196,24 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         rows = {
             (row.layer, row.scheme): row.padded_to for row in self.evidence.kernels if row.padded_to
         }
-        padded = {
+        padded_sizes = {
             layer: rows[key]
             for layer in (self.stage.linears if rows else ())
             if isinstance(layer.scheme, Scheme)
             and (key := (layer.name, describe(layer.scheme))) in rows
         }
-        stored = weights_bytes(self.stage, self.rank, frozenset(self.engine.traits), padded)
-        if stored is None and answer is not None:
+        stored_bytes = weights_bytes(
+            self.stage, self.rank, frozenset(self.engine.traits), padded_sizes
+        )
+        if stored_bytes is None and answer is not None:
             return answer.weights + self.speculation.weights_bytes
-        if stored is None:
+        if stored_bytes is None:
             raise Refused(
                 "unsupported_quantization",
                 "the size of its quantized weights is not known",
                 self.source,
             )
-        return stored + self.speculation.weights_bytes
+        return stored_bytes + self.speculation.weights_bytes
 
     @property
     def kept_bytes(self) -> int:
@@ -374,7 +376,7 @@ class EngineRules(EngineKind, Protocol):
         context: a sufficient number of tokens, if nothing else limits the KV cache (on a CPU).
         """
 
-    def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
+    def largest_budget(self, footprint: Footprint, usual_budget: Budget) -> Budget | None:
         """The largest possible budget: all free memory. None: that is no more, or free memory is
         unknown."""
 
@@ -387,10 +389,10 @@ class EngineRules(EngineKind, Protocol):
         budget: Budget,
         count: int,
         *,
-        rounded: Callable[[float], int] = math.ceil,
+        round_count: Callable[[float], int] = math.ceil,
     ) -> Budget:
-        """The budget with `count` bytes instead of all of its own, in the engine's steps: `rounded`
-        up, down, or to the next one."""
+        """The budget with `count` bytes instead of all of its own, in the engine's steps:
+        `round_count` up, down, or to the next one."""
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""

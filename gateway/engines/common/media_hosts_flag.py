@@ -17,11 +17,13 @@ FLAG = "allowed-media-domains"
 HOST = re.compile(r"[a-z0-9_.][a-z0-9_.-]{0,252}|\[[0-9a-f:.]{2,45}\]")
 
 
-def host_arguments(engine: Engine, hosts: Sequence[str], planned: Sequence[str]) -> tuple[str, ...]:
+def host_arguments(
+    engine: Engine, hosts: Sequence[str], planned_flags: Sequence[str]
+) -> tuple[str, ...]:
     """Command-line items that name the hosts; () if the engine has no such flag, or a user gave
     it."""
     if not hosts or FLAG not in engine.flags:
         return ()
-    if any(item.partition("=")[0] == f"--{FLAG}" for item in planned):
+    if any(item.partition("=")[0] == f"--{FLAG}" for item in planned_flags):
         return ()
     return f"--{FLAG}", *hosts

@@ -108,14 +108,14 @@ SUBSTITUTES = {
 
 def closing_reason(name: str) -> tuple[str, str]:
     """Why users may not give a flag that is closed, and what to do instead."""
-    result = (why for why, patterns in GATEWAY_REASONS.items() if _matches(name, patterns))
-    why = next(
+    result = (reason for reason, patterns in GATEWAY_REASONS.items() if _matches(name, patterns))
+    reason = next(
         result, "it takes any text, and nobody has looked yet at what that reaches in this version"
     )
     option = next(
         (option for option, patterns in SUBSTITUTES.items() if _matches(name, patterns)), ""
     )
-    return why, f"Use {option}." if option else "Leave it out."
+    return reason, f"Use {option}." if option else "Leave it out."
 
 
 def _matches(name: str, patterns: str) -> bool:
@@ -131,8 +131,8 @@ def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
         return {"type": "json", "keys": [*NARROWED_OBJECTS[name]]}
     choices = question["choices"]
     if name in NARROWED_FLAGS:
-        allowed = NARROWED_FLAGS[name].split()
-        choices = [choice for choice in choices or allowed if choice in allowed]
+        allowed_choices = NARROWED_FLAGS[name].split()
+        choices = [choice for choice in choices or allowed_choices if choice in allowed_choices]
     reviewed = name in REVIEWED_FLAGS.split() or name in NARROWED_FLAGS
     open_value = question["type"] in ("str", "json") and not choices
     is_ours = _matches(name, " ".join(GATEWAY_REASONS.values()))

@@ -138,20 +138,20 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         """Memory of these GPUs, looked up once for all engine versions."""
         key = tuple([gpu.index for gpu in gpus])
         if key not in self._groups:
-            least = min(
+            least_bytes = min(
                 (gpu.total_bytes or 0 for gpu in gpus), default=self.hardware.ram_total_bytes
             )
             seen_bytes = min(
                 (size - driver_bytes(gpu) for gpu in gpus if (size := gpu.total_bytes)), default=0
             )
             room = {
-                (self.available[gpu.uuid] - left_bytes(gpu), gpu.total_bytes or least)
+                (self.available[gpu.uuid] - left_bytes(gpu), gpu.total_bytes or least_bytes)
                 for gpu in gpus
             }
             is_measured = all(
                 gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in gpus
             )
-            self._groups[key] = GroupMemory(least, seen_bytes, room, is_measured)
+            self._groups[key] = GroupMemory(least_bytes, seen_bytes, room, is_measured)
         return self._groups[key]
 
     def links_between(self, gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
@@ -223,9 +223,11 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
 def available_bytes(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:
     """Bytes that a new engine may use: free bytes, less the unused promises to other engines."""
     total = gpu.total_bytes or 0
-    free = total if gpu.free_bytes is None else gpu.free_bytes
-    promised = promised_bytes.get(gpu.uuid, 0)
-    return max(0, min(free, total - promised - (driver_bytes(gpu) if promised else 0)))
+    free_bytes = total if gpu.free_bytes is None else gpu.free_bytes
+    promised_count = promised_bytes.get(gpu.uuid, 0)
+    return max(
+        0, min(free_bytes, total - promised_count - (driver_bytes(gpu) if promised_count else 0))
+    )
 
 
 def available_ram(machine: Hardware, promised_bytes: Mapping[str, int]) -> int:

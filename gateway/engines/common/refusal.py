@@ -75,10 +75,10 @@ class Refused(Exception):
         """The same refusal, in the engine's own words."""
         return self._with_evidence(reason=answer.refused, source=answer.source)
 
-    def _with_evidence(self, **changed: Any) -> Refused:
+    def _with_evidence(self, **changed_evidence: Any) -> Refused:
         condition = {
             name: getattr(self, name)
             for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")
         }
         verdict = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
-        return Refused(**{**verdict, **condition, **changed})
+        return Refused(**{**verdict, **condition, **changed_evidence})

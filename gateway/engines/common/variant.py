@@ -92,8 +92,8 @@ class Variant:
 
     def rank(self, dtype: str, capability: str | None) -> Rank:
         """One of its ranks, with activations in `dtype`."""
-        whole = self.tp * self.dp if self.ep else 1
-        return Rank(self.tp, self.pp, whole, dtype, self.kv_dtype, capability or "", self.dp)
+        rank_count = self.tp * self.dp if self.ep else 1
+        return Rank(self.tp, self.pp, rank_count, dtype, self.kv_dtype, capability or "", self.dp)
 
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)
@@ -150,7 +150,7 @@ def plain(
 
 
 def _layout_variants(
-    plain: Variant, layouts: Layouts, args: Mapping[str, Scalar], wish: Wish
+    plain_variant: Variant, layouts: Layouts, args: Mapping[str, Scalar], wish: Wish
 ) -> Iterator[Variant]:
     """The layouts of the user's sizes, or all that the GPUs allow: tensor parallel ones first."""
     tensor_parallel = args.get("tensor-parallel-size", wish.tensor_parallel)
@@ -158,23 +158,26 @@ def _layout_variants(
     groups, experts = int(data_parallel or 1), _spreads_experts(args)
     if tensor_parallel is not None and layouts.counts_groups and "tensor-parallel-size" in args:
         tensor_parallel = max(1, int(tensor_parallel) // groups)
-    limit = max(1, layouts.gpus // plain.pp // groups)
+    limit = max(1, layouts.gpus // plain_variant.pp // groups)
     sizes = (
         tuple(size for size in SIZES if size <= limit)
         if tensor_parallel is None
         else (int(tensor_parallel),)
     )
-    whole = plain.ep if groups == 1 else experts is not False
-    yield from (replace(plain, tp=size, dp=groups, ep=whole) for size in sizes)
-    free = (
-        tensor_parallel is None and data_parallel is None and plain.pp == 1 and experts is not False
+    has_whole_experts = plain_variant.ep if groups == 1 else experts is not False
+    yield from (replace(plain_variant, tp=size, dp=groups, ep=has_whole_experts) for size in sizes)
+    is_free = (
+        tensor_parallel is None
+        and data_parallel is None
+        and plain_variant.pp == 1
+        and experts is not False
     )
-    if layouts.sufficient is None or not free:
+    if layouts.sufficient is None or not is_free:
         return
     for ranks in _EXPERT_RANKS:
         tp = layouts.sufficient(ranks)
         if ranks <= limit and tp < ranks:
-            yield replace(plain, tp=tp, dp=ranks // tp, ep=True)
+            yield replace(plain_variant, tp=tp, dp=ranks // tp, ep=True)
 
 
 def _spreads_experts(args: Mapping[str, Scalar]) -> bool | None:
@@ -201,5 +204,5 @@ def given_up(variant: Variant, plan: Plan) -> Variant:
     return variant
 
 
-def _kv_dtype(users: str, declared: str) -> str:
-    return declared if users == "auto" else users
+def _kv_dtype(users: str, declared_dtype: str) -> str:
+    return declared_dtype if users == "auto" else users

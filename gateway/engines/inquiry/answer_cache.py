@@ -66,13 +66,15 @@ class AnswerCache:
     def _path(
         self, question: Question, source: str, gpus: StatedGpus | None, model: ModelFiles
     ) -> Path:
-        about: list[object] = [
+        identity: list[object] = [
             self._script,
             source,
             question.model_dump(mode="json"),
             gpus and gpus.as_dict(),
         ]
-        about += [
+        identity += [
             [name, hashlib.sha256(content).hexdigest()] for name, content in model.by_name.items()
         ]
-        return self._folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:40]}.json"
+        return (
+            self._folder / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:40]}.json"
+        )

@@ -78,12 +78,12 @@ class Inquirer:
         questions: Sequence[Question],
         limit_s: float,
         starts: Mapping[Question, StartSettings] = MappingProxyType({}),
-        unproven: Container[Question] = (),
+        unproven_questions: Container[Question] = (),
     ) -> dict[Question, EngineAnswer]:
         """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
 
         starts: to rehearse beside some of the questions.
-        unproven: those of them whose kept answer about another start is none.
+        unproven_questions: those of them whose kept answer about another start is none.
 
         Raises HostError if a failure left no answer.
         """
@@ -93,22 +93,26 @@ class Inquirer:
         result = {
             question: answer
             for question, answer in result.items()
-            if question not in unproven or rehearses(answer, starts.get(question))
+            if question not in unproven_questions or rehearses(answer, starts.get(question))
         }
         end = time.monotonic() + limit_s
         problem: HostError | None = None
         # A process for each environment: engines read theirs once.
         for env in dict.fromkeys(question.env for question in questions):
-            unknown = [
+            unknown_questions = [
                 question for question in questions if question.env == env and question not in result
             ]
-            if not unknown or time.monotonic() >= end:
+            if not unknown_questions or time.monotonic() >= end:
                 continue
-            inquiry = document(engine.kind, gpus, model=model, questions=unknown, starts=starts)
-            lines, failed = await self._lines(engine, inquiry, end - time.monotonic())
-            problem = problem or failed
+            inquiry = document(
+                engine.kind, gpus, model=model, questions=unknown_questions, starts=starts
+            )
+            lines, failed_error = await self._lines(engine, inquiry, end - time.monotonic())
+            problem = problem or failed_error
             try:
-                new_answers = await asyncio.to_thread(read_answers, lines, unknown, source)
+                new_answers = await asyncio.to_thread(
+                    read_answers, lines, unknown_questions, source
+                )
             except BadAnswer as error:
                 problem = _nonsense(engine, error)
                 continue
@@ -199,8 +203,8 @@ def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
     start_asked = answer.start.asked if answer.start is not None else None
     if start is None or start_asked is None:
         return True
-    near = abs(start_asked.kv_bytes - start.kv_bytes) <= start.kv_bytes // _CACHE_SIZE_PARTS
-    return start_asked.argv == start.argv and near
+    is_near = abs(start_asked.kv_bytes - start.kv_bytes) <= start.kv_bytes // _CACHE_SIZE_PARTS
+    return start_asked.argv == start.argv and is_near
 
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:

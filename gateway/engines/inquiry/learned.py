@@ -34,11 +34,11 @@ _OWN_FIELDS = (
 
 
 def profile_of(
-    near: Engine, version: str, image: str | None, answer: Mapping[str, Any], identity: str
+    near_engine: Engine, version: str, image: str | None, answer: Mapping[str, Any], identity: str
 ) -> Engine:
     """Profile of a version from its answers.
 
-    near: the nearest known version of the kind.
+    near_engine: the nearest known version of the kind.
     answer: of `Inquirer.version`.
     identity: the source of the answers.
 
@@ -49,14 +49,16 @@ def profile_of(
             "flags": {name: flag(name, item) for name, item in answer["flags"].items()},
             "architectures": [name for names in answer["architectures"].values() for name in names],
             "quantizations": answer["quantizations"],
-            "user_env": variables.user_variables(answer["environment"], near.device),
+            "user_env": variables.user_variables(answer["environment"], near_engine.device),
             **{name: answer[name] for name in _OWN_FIELDS if name in answer},
         }
-        derived = derive_profile(near, version, image).model_dump(exclude={"sources", "head_dims"})
-        cuda = _cuda(near, answer)
+        derived_fields = derive_profile(near_engine, version, image).model_dump(
+            exclude={"sources", "head_dims"}
+        )
+        cuda = _cuda(near_engine, answer)
         return Engine.model_validate(
             {
-                **derived,
+                **derived_fields,
                 **flags_asked,
                 "cuda": cuda,
                 "min_driver": _DRIVERS.get(str(cuda).partition(".")[0]),
@@ -67,39 +69,46 @@ def profile_of(
                     if answer.get("compiled")
                     else {}
                 ),
-                "sources": {"flags": f"asked of {identity}", "rules": f"those of {near.ref}"},
+                "sources": {
+                    "flags": f"asked of {identity}",
+                    "rules": f"those of {near_engine.ref}",
+                },
             }
         )
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise HostError(
-            f"{near.kind}=={version} describes itself in a form that makes no profile:"
+            f"{near_engine.kind}=={version} describes itself in a form that makes no profile:"
             f" {str(error).splitlines()[0]}.",
             hint="Check that the image holds the engine that its name says.",
         ) from None
 
 
-def _cuda(near: Engine, answer: Mapping[str, Any]) -> str | None:
+def _cuda(near_engine: Engine, answer: Mapping[str, Any]) -> str | None:
     """torch's CUDA, where the engine's extensions are for the same; else theirs, as exactly as that
     is known."""
     runtime, torch = answer.get("cuda_runtime"), answer.get("cuda")
     if runtime is None:
         return torch
     version = next(
-        (item for item in (torch, near.cuda) if item and item.partition(".")[0] == str(runtime)),
+        (
+            item
+            for item in (torch, near_engine.cuda)
+            if item and item.partition(".")[0] == str(runtime)
+        ),
         None,
     )
     return version or f"{runtime}.0"
 
 
 async def learn(
-    inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Path, limit_s: float
+    inquirer: Inquirer, near_engine: Engine, engine: EngineRef, folder: Path, limit_s: float
 ) -> tuple[Engine, str, Path]:
     """Ask a version about itself, and store its profile.
 
     Returns the profile, the identity of its source, and its path. Raises HostError.
     """
     # Flags and registries are the same on any GPU; a small one is stated.
-    gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
+    gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near_engine.device == "cuda" else None
     answer, identity = await inquirer.version(engine, gpus, limit_s)
     version = str(answer.get("version", engine.version))[:80]
     if version.partition("+")[0] != engine.version.partition("+")[0]:
@@ -111,7 +120,7 @@ async def learn(
                 " model and add it again."
             ),
         )
-    profile = profile_of(near, engine.version, engine.image, answer, identity)
+    profile = profile_of(near_engine, engine.version, engine.image, answer, identity)
     try:
         return profile, identity, await asyncio.to_thread(keep, profile, folder)
     except OSError as error:

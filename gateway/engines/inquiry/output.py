@@ -35,20 +35,20 @@ class InquiryOutput:
     def add_output(self, text: bytes) -> Iterator[bytes]:
         """The lines that this piece of standard output completes, without their ends."""
         self._count(text)
-        *whole, rest = text.split(b"\n")
-        for piece in whole:
+        *lines, tail = text.split(b"\n")
+        for piece in lines:
             yield bytes(self._line + piece)
             self._line.clear()
-        self._line += rest
+        self._line += tail
         if len(self._line) > self._most_line:
             raise HostError("The engine's answer has a line without an end.", hint=_HINT)
 
     def add_error_output(self, text: bytes) -> None:
         """A piece of standard error; a line without an end is cut."""
         self._count(text)
-        *whole, rest = (self._rest + text).split(b"\n")
-        self._words.extend(line[-_MAX_LINE_CHARACTERS:] for line in whole if line.strip())
-        self._rest = rest[-_MAX_LINE_CHARACTERS:]
+        *lines, tail = (self._rest + text).split(b"\n")
+        self._words.extend(line[-_MAX_LINE_CHARACTERS:] for line in lines if line.strip())
+        self._rest = tail[-_MAX_LINE_CHARACTERS:]
 
     def failure(self, code: int) -> HostError:
         """The error of a process that ended with this exit code. A negative code is a signal."""

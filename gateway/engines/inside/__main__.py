@@ -69,10 +69,10 @@ def main() -> None:
     boot(inquiry)
     kind = inquiry["kind"].removesuffix("-cpu")
     if inquiry.get("version"):
-        described = importlib.import_module(f"..{kind}.inside.facts", __package__)
-        say(output, version=described.facts())
-        if inquiry.get("stand_ins") and hasattr(described, "stand_ins"):
-            say(output, stand_ins=described.stand_ins())
+        facts_module = importlib.import_module(f"..{kind}.inside.facts", __package__)
+        say(output, version=facts_module.facts())
+        if inquiry.get("stand_ins") and hasattr(facts_module, "stand_ins"):
+            say(output, stand_ins=facts_module.stand_ins())
     for index, model in enumerate(inquiry.get("models", ())):
         ask(importlib.import_module(f"..{kind}.inside.answers", __package__), output, index, model)
     say(output, done=True)
@@ -80,9 +80,9 @@ def main() -> None:
     os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
 
 
-def say(out: TextIO, **document: Any) -> None:
-    out.write(json.dumps(document) + "\n")
-    out.flush()
+def say(output: TextIO, **document: Any) -> None:
+    output.write(json.dumps(document) + "\n")
+    output.flush()
 
 
 def boot(question: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def _describe(gpu: dict[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
+def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None:
     """Answer every question about one model. A refusal of the engine is an answer, whatever it
     raises. Raises errors of this package."""
     files = {name: base64.b64decode(text) for name, text in model["files"].items()}
@@ -123,7 +123,7 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
                 starts = importlib.import_module(f"{answers.__package__}.start")
                 rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], words)
                 answer["start"] = {"asked": start, **rehearsal}
-            say(out, **place, answer=answer)
+            say(output, **place, answer=answer)
         except Exception as error:
             # The engine did not say this. So the inquiry ends, and the forecast stays.
             if of_this_package(error):
@@ -136,7 +136,7 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
                 if crash
                 else ""
             )
-            say(out, **place, refused=f"{words(error)}{at}")
+            say(output, **place, refused=f"{words(error)}{at}")
 
 
 def words(error: BaseException) -> str:

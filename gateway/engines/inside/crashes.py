@@ -97,11 +97,11 @@ def _is_of_environment(error: BaseException) -> bool:
 
 def _is_library(line: traceback.FrameSummary) -> bool:
     """Whether a library crashed by itself, or is one whose statements tell of wrong values."""
-    file, raised = line.filename, (line.line or "").startswith(("raise", "assert"))
+    file, is_raised = line.filename, (line.line or "").startswith(("raise", "assert"))
     if Path(file).is_relative_to(Path(__file__).parents[1]):
         return False
     if _PACKAGES.search(file):
-        return not raised or "/torch/nn/" in file
+        return not is_raised or "/torch/nn/" in file
     return file.startswith((_STANDARD, "<frozen "))
 
 
@@ -141,10 +141,10 @@ def of_this_package(error: Exception) -> bool:
         return True
     # A stand-in that is absent fails for the engine that imports it.
     engines = Path(__file__).parents[1]
-    passed = ("<frozen importlib", importlib.__file__, str(engines / "inside/stubs.py"))
+    passed_files = ("<frozen importlib", importlib.__file__, str(engines / "inside/stubs.py"))
     frames = [
         frame.filename
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(passed)
+        if not frame.filename.startswith(passed_files)
     ]
     return bool(frames) and Path(frames[-1]).is_relative_to(engines)

@@ -60,10 +60,10 @@ def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
         auto.CONFIG_MAPPING_NAMES.get(name) for name in tokenizers.TOKENIZER_MAPPING_NAMES
     }
     # Published tokenizers of these are known to be wrong, so their code is left alone.
-    wrong = getattr(tokenizers, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
+    wrong_names = getattr(tokenizers, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
     return {
         "config_classes": sorted(classes),
         "tokenizers": sorted(
-            name for name, item in classes.items() if item in text_classes or name in wrong
+            name for name, item in classes.items() if item in text_classes or name in wrong_names
         ),
     }

@@ -67,8 +67,8 @@ class Group:
             raise AttributeError(name)
         touch(2)
         # Also of whether there is a device communicator.
-        absent = {"device_communicator": None, "use_device_communicator": False}
-        return absent.get(name, _first_tensor)
+        absent_attributes = {"device_communicator": None, "use_device_communicator": False}
+        return absent_attributes.get(name, _first_tensor)
 
 
 def _first_tensor(*args: Any, **_: Any) -> Any:
@@ -137,24 +137,26 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
 def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One answer from the answers of all stages: all kernels and backends, bytes of the largest
     stage, and the cache of the stage with the most per request, since all keep the same tokens."""
-    largest = max(stages, key=lambda item: int(item["weights"]))
+    largest_stage = max(stages, key=lambda item: int(item["weights"]))
     caches = [item["kv"] for item in stages if item["kv"] and item["kv"]["needed"]]
-    largest_cache = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest["kv"])
+    largest_cache = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest_stage["kv"])
     return {
-        **largest,
+        **largest_stage,
         "kv": largest_cache,
         "kernels": _sum_rows(stages, "kernels", "count"),
         "attention": _sum_rows(stages, "attention", "layers"),
     }
 
 
-def _sum_rows(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
+def _sum_rows(
+    stages: Sequence[Mapping[str, Any]], rows: str, counted_field: str
+) -> list[dict[str, Any]]:
     """Rows that are alike but for their counts, as one."""
     result: dict[str, dict[str, Any]] = {}
     for row in (row for stage in stages for row in stage[rows]):
-        key = str({name: value for name, value in row.items() if name != counted})
+        key = str({name: value for name, value in row.items() if name != counted_field})
         if key in result:
-            result[key][counted] += row[counted]
+            result[key][counted_field] += row[counted_field]
         else:
             result[key] = dict(row)
     return list(result.values())

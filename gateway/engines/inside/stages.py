@@ -36,18 +36,18 @@ class Start:
         self,
         stage: str,
         step: Callable[[], Any],
-        passed: type[Exception] | tuple[()] = (),
+        passed_error: type[Exception] | tuple[()] = (),
     ) -> Any:
         """The result of the step; None where it was not run, or an earlier stage was refused.
 
-        Raises errors of the kind `passed`.
+        Raises errors of the kind `passed_error`.
         """
         if self.refused:
             return None
         forget_touches()
         try:
             result = step()
-        except passed:
+        except passed_error:
             raise
         except Exception as error:
             self._note_error(stage, error)
@@ -93,14 +93,14 @@ def raised_at(error: BaseException, package: str) -> str:
     """
     # pydantic wraps the error of a configuration's validator.
     for wrapped in error.errors() if hasattr(error, "errors") else ():
-        if isinstance(inner := wrapped.get("ctx", {}).get("error"), Exception):
-            return raised_at(inner, package) or f"{type(error).__name__}"
+        if isinstance(inner_error := wrapped.get("ctx", {}).get("error"), Exception):
+            return raised_at(inner_error, package) or f"{type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [part for frame in frames if (part := _package_path(frame.filename, package))]
+    package_paths = [part for frame in frames if (part := _package_path(frame.filename, package))]
     made_of = error.__cause__ or error.__context__
-    if not inside or _is_of_a_device(error):
-        return raised_at(made_of, package) if made_of is not None and not inside else ""
-    part, last = inside[-1], frames[-1]
+    if not package_paths or _is_of_a_device(error):
+        return raised_at(made_of, package) if made_of is not None and not package_paths else ""
+    part, last = package_paths[-1], frames[-1]
     text = linecache.getline(last.filename, last.lineno or 0).strip()
     if checks := _checks(last.filename):
         return f"{checks}:{last.lineno}" if text.startswith("raise") else ""
@@ -129,5 +129,5 @@ def _checks(filename: str) -> str:
 
 def _is_of_a_device(error: BaseException) -> bool:
     """Whether only a GPU could have prevented the error. A refused value may mention one."""
-    refused = isinstance(error, (ValueError, AssertionError, NotImplementedError))
-    return not refused and any(word in str(error) for word in _DEVICE_WORDS)
+    is_refused = isinstance(error, (ValueError, AssertionError, NotImplementedError))
+    return not is_refused and any(word in str(error) for word in _DEVICE_WORDS)

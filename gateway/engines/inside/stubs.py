@@ -152,8 +152,8 @@ class _Loader(importlib.abc.Loader):
 class StubFinder(importlib.abc.MetaPathFinder):
     """Comes before every other finder."""
 
-    def __init__(self, present: set[str], absent: set[str]) -> None:
-        self.present, self.absent = present, absent
+    def __init__(self, present_names: set[str], absent_names: set[str]) -> None:
+        self.present, self.absent = present_names, absent_names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -183,7 +183,7 @@ def import_torch() -> None:
         importlib.import_module(name)
 
 
-def install(present: set[str], absent: set[str]) -> None:
+def install(present_names: set[str], absent_names: set[str]) -> None:
     """Put the stubs in place, after torch and transformers have found (and remembered) that there
     is no triton."""
     import_torch()
@@ -195,7 +195,7 @@ def install(present: set[str], absent: set[str]) -> None:
         if name.startswith("is_") and name.endswith("_available"):
             with suppress(Exception):
                 probe()
-    stand_in(present, absent)
+    stand_in(present_names, absent_names)
     triton: Any = importlib.import_module("triton")
     triton.__version__ = "3.7.0"
     triton.cdiv = lambda a, b: -(-a // b)
@@ -219,9 +219,10 @@ def fake_triton() -> None:
     )
 
 
-def stand_in(present: set[str], absent: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Imports of `present` give modules that have every attribute, those of `absent` fail."""
-    sys.meta_path.insert(0, StubFinder(present, absent))
+def stand_in(present_names: set[str], absent_names: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Imports of `present_names` give modules that have every attribute, those of `absent_names`
+    fail."""
+    sys.meta_path.insert(0, StubFinder(present_names, absent_names))
 
 
 # Shared memory that a block may ask for, bytes; 99 KiB where not listed.
@@ -243,12 +244,12 @@ def fake_cuda(
 ) -> None:
     """`torch.cuda` answers for `count` equal GPUs of this capability."""
     torch: Any = importlib.import_module("torch")
-    shared = _SHARED_MEMORY_BYTES.get(capability, 101376)
+    shared_bytes = _SHARED_MEMORY_BYTES.get(capability, 101376)
     properties = StandIn(
         name=called, major=capability[0], minor=capability[1], total_memory=memory_bytes,
         multi_processor_count=80, is_integrated=capability == (12, 1),
-        shared_memory_per_block_optin=shared, gcnArchName="", uuid="GPU-0",
-        shared_memory_per_multiprocessor=shared + 1024, max_threads_per_multi_processor=1536,
+        shared_memory_per_block_optin=shared_bytes, gcnArchName="", uuid="GPU-0",
+        shared_memory_per_multiprocessor=shared_bytes + 1024, max_threads_per_multi_processor=1536,
         warp_size=32, regs_per_multiprocessor=65536, L2_cache_size=48 << 20,
     )  # fmt: skip
     answers = {

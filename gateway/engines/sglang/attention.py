@@ -60,25 +60,27 @@ class Selection(Value):
 
 
 @lru_cache(maxsize=1024)  # the same model is judged for every number of ranks
-def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selection:
+def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends) -> Selection:
     """The engine's selection for this model on this GPU."""
     rules = _deciding_rules(rules, model)
-    if gap := _description_gap(rules, model, forced):
+    if gap := _description_gap(rules, model, forced_backends):
         return _unknown_selection(gap)
-    chosen: dict[BackendOption, str | None] = {
-        "attention": forced.attention,
-        "prefill": forced.prefill,
-        "decode": forced.decode,
+    chosen_names: dict[BackendOption, str | None] = {
+        "attention": forced_backends.attention,
+        "prefill": forced_backends.prefill,
+        "decode": forced_backends.decode,
     }
-    page = _steps(rules.models, chosen, forced.page, model)
-    refused = _limit_refusals(rules.limits, chosen, page, model)
-    if chosen["prefill"] is not None and chosen["prefill"] == chosen["decode"]:
-        chosen["attention"] = chosen["prefill"]
-    page = _steps(rules.defaults, chosen, page, model)
-    if unknown := sorted({name for name in chosen.values() if name} - set(rules.backends)):
-        return _unknown_selection(f"these rules do not describe the backend {unknown[0]}")
+    page = _steps(rules.models, chosen_names, forced_backends.page, model)
+    refusals = _limit_refusals(rules.limits, chosen_names, page, model)
+    if chosen_names["prefill"] is not None and chosen_names["prefill"] == chosen_names["decode"]:
+        chosen_names["attention"] = chosen_names["prefill"]
+    page = _steps(rules.defaults, chosen_names, page, model)
+    if unknown_names := sorted(
+        {name for name in chosen_names.values() if name} - set(rules.backends)
+    ):
+        return _unknown_selection(f"these rules do not describe the backend {unknown_names[0]}")
     for name, backend in rules.backends.items():
-        is_chosen = any(chosen[option] == name for option in backend.page_of)
+        is_chosen = any(chosen_names[option] == name for option in backend.page_of)
         if (
             backend.page
             and is_chosen
@@ -86,26 +88,26 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
             and backend.page_where.refusal(model) is None
         ):
             page = backend.page
-        if name in (chosen["attention"], chosen["decode"]) and (
-            why := backend.named.refusal(model)
+        if name in (chosen_names["attention"], chosen_names["decode"]) and (
+            reason := backend.named.refusal(model)
         ):
-            refused.append(Refusal(kernel=name, reason=why))
+            refusals.append(Refusal(kernel=name, reason=reason))
     for item in rules.instead:
-        if chosen["attention"] == item.backend and item.where.refusal(model) is None:
-            chosen["attention"] = item.by
-    refused += _limit_refusals(rules.last_limits, chosen, page, model)
-    prefill, decode = _parts(chosen)
+        if chosen_names["attention"] == item.backend and item.where.refusal(model) is None:
+            chosen_names["attention"] = item.by
+    refusals += _limit_refusals(rules.last_limits, chosen_names, page, model)
+    prefill, decode = _parts(chosen_names)
     for name, conditions in (
         (decode, rules.backends[decode].decode),
         (prefill, rules.backends[prefill].prefill),
     ):
         backend = rules.backends[name]
-        if why := backend.known.refusal(model):
-            return _unknown_selection(f"what becomes of {name} is not known: it {why}")
-        if why := _checks_refusal(backend.any_of, model) or _checks_refusal(conditions, model):
-            refused.append(Refusal(kernel=name, reason=why))
-    if refused:
-        return Selection(refused=tuple(dict.fromkeys(refused)), status="none")
+        if reason := backend.known.refusal(model):
+            return _unknown_selection(f"what becomes of {name} is not known: it {reason}")
+        if reason := _checks_refusal(backend.any_of, model) or _checks_refusal(conditions, model):
+            refusals.append(Refusal(kernel=name, reason=reason))
+    if refusals:
+        return Selection(refused=tuple(dict.fromkeys(refusals)), status="none")
     return Selection(prefill=prefill, decode=decode, page=page or 1, status="ok")
 
 
@@ -116,14 +118,14 @@ def _deciding_rules(rules: BackendRules, model: Subject) -> BackendRules:
     return rules if lender is None else _deciding_rules(lender, model)
 
 
-def _description_gap(rules: BackendRules, model: Subject, forced: ForcedBackends) -> str:
+def _description_gap(rules: BackendRules, model: Subject, forced_backends: ForcedBackends) -> str:
     """Why these rules do not know the selection; "": they do."""
     query = _query(model)
     if numbers(model.capability) is None:
         return f"{model.capability!r} is not a compute capability"
     if query.kv_dtype not in rules.kv_dtypes:
         return f"these rules do not describe a KV cache in {query.kv_dtype}"
-    if forced == ForcedBackends() and any(
+    if forced_backends == ForcedBackends() and any(
         check.refusal(model) is None for check in rules.described
     ):
         return ""
@@ -155,7 +157,7 @@ def server_attention(
     flags = rules.undescribed_flags(args, model)
     fields = sorted(config.keys() & set(rules.own_fields))
     if flags or fields:
-        chosen = _unknown_selection(
+        chosen_selection = _unknown_selection(
             f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes"
         )
     elif any(
@@ -163,15 +165,15 @@ def server_attention(
         for group in groups
         if group.kind in ("full", "sliding")
     ):
-        chosen = _unknown_selection(
+        chosen_selection = _unknown_selection(
             "these rules do not describe layers whose keys and values differ in size"
         )
     else:
-        forced = {role: str(args[flag]) for role, flag in _FLAGS.items() if flag in args}
+        forced_names = {role: str(args[flag]) for role, flag in _FLAGS.items() if flag in args}
         page = int(args["block-size"]) if "block-size" in args else None
-        chosen = select(rules, model, ForcedBackends(**forced, page=page))
+        chosen_selection = select(rules, model, ForcedBackends(**forced_names, page=page))
     backends = _deciding_rules(rules, model).backends
-    return tuple(_row(group, rules, backends, chosen, model) for group in groups)
+    return tuple(_row(group, rules, backends, chosen_selection, model) for group in groups)
 
 
 def model_of(
@@ -201,92 +203,111 @@ def _row(
     group: AttentionGroup,
     rules: BackendRules,
     backends: Mapping[str, SglangBackend],
-    chosen: Selection,
+    chosen_selection: Selection,
     model: Subject,
 ) -> LayerAttention:
     """The row of a group. backends: of the rules that decide for the model."""
-    about: dict[str, Any] = {"kind": group.kind, "layers": group.layers, "head_dim": group.head_dim}
-    if group.kind in ("recurrent", "vision") and chosen.status != "unknown":
-        listed = rules.recurrent if group.kind == "recurrent" else rules.vision
-        rule = next((rule for rule in listed if rule.where.refusal(model) is None), None)
+    group_facts: dict[str, Any] = {
+        "kind": group.kind,
+        "layers": group.layers,
+        "head_dim": group.head_dim,
+    }
+    if group.kind in ("recurrent", "vision") and chosen_selection.status != "unknown":
+        listed_rules = rules.recurrent if group.kind == "recurrent" else rules.vision
+        rule = next((rule for rule in listed_rules if rule.where.refusal(model) is None), None)
         if rule is not None and rule.backend is not None:
-            return LayerAttention(**about, backend=rule.backend, version=rule.version, status="ok")
-        chosen = _unknown_selection(
+            return LayerAttention(
+                **group_facts, backend=rule.backend, version=rule.version, status="ok"
+            )
+        chosen_selection = _unknown_selection(
             "which kernels this version takes for such layers is not known here"
         )
-    if chosen.prefill is None or chosen.decode is None:
-        return LayerAttention(**about, backend=None, status=chosen.status, refused=chosen.refused)
+    if chosen_selection.prefill is None or chosen_selection.decode is None:
+        return LayerAttention(
+            **group_facts,
+            backend=None,
+            status=chosen_selection.status,
+            refused=chosen_selection.refused,
+        )
     name = (
-        chosen.prefill if chosen.prefill == chosen.decode else f"{chosen.prefill}/{chosen.decode}"
+        chosen_selection.prefill
+        if chosen_selection.prefill == chosen_selection.decode
+        else f"{chosen_selection.prefill}/{chosen_selection.decode}"
     )
-    if (group.kind == "encoder" or not group.causal) and backends[chosen.prefill].causal_only:
-        wrong = Refusal(
-            kernel=chosen.prefill,
+    if (group.kind == "encoder" or not group.causal) and backends[
+        chosen_selection.prefill
+    ].causal_only:
+        wrong_refusal = Refusal(
+            kernel=chosen_selection.prefill,
             reason="would answer, but wrongly: it lets no token see those after it",
         )
-        return LayerAttention(**about, backend=None, status="none", refused=(wrong,))
-    for part in dict.fromkeys((chosen.prefill, chosen.decode)):
-        if why := backends[part].starts.refusal(model):
-            late = Refusal(kernel=part, reason=f"is selected, and {why}", at_start=True)
-            return LayerAttention(**about, backend=None, status="none", refused=(late,))
+        return LayerAttention(**group_facts, backend=None, status="none", refused=(wrong_refusal,))
+    for part in dict.fromkeys((chosen_selection.prefill, chosen_selection.decode)):
+        if reason := backends[part].starts.refusal(model):
+            late_refusal = Refusal(kernel=part, reason=f"is selected, and {reason}", at_start=True)
+            return LayerAttention(
+                **group_facts, backend=None, status="none", refused=(late_refusal,)
+            )
     version = backends[name].version if name in backends else None
-    return LayerAttention(**about, backend=name, version=version, block=chosen.page, status="ok")
+    return LayerAttention(
+        **group_facts, backend=name, version=version, block=chosen_selection.page, status="ok"
+    )
 
 
-def _parts(chosen: Mapping[BackendOption, str | None]) -> tuple[str, str]:
+def _parts(chosen_names: Mapping[BackendOption, str | None]) -> tuple[str, str]:
     """Prefill and decode: "" where nothing is chosen yet."""
-    attention = chosen["attention"] or ""
-    return chosen["prefill"] or attention, chosen["decode"] or attention
+    attention = chosen_names["attention"] or ""
+    return chosen_names["prefill"] or attention, chosen_names["decode"] or attention
 
 
 def _steps(
     steps: Sequence[BackendStep],
-    chosen: dict[BackendOption, str | None],
+    chosen_names: dict[BackendOption, str | None],
     page: int | None,
     model: Subject,
 ) -> int | None:
-    """Fills `chosen`; returns the tokens of a page."""
+    """Fills `chosen_names`; returns the tokens of a page."""
     for step in steps:
         if step.where.refusal(model) is not None:
             continue
         if (step.attention or step.decode) and any(
-            chosen[option] is not None for option in step.unset
+            chosen_names[option] is not None for option in step.unset
         ):
             continue
-        chosen["attention"] = step.attention or chosen["attention"]
-        chosen["decode"] = step.decode or chosen["decode"]
+        chosen_names["attention"] = step.attention or chosen_names["attention"]
+        chosen_names["decode"] = step.decode or chosen_names["decode"]
         page = step.page or page
     return page
 
 
 def _limit_refusals(
     limits: Sequence[BackendLimit],
-    chosen: Mapping[BackendOption, str | None],
+    chosen_names: Mapping[BackendOption, str | None],
     page: int | None,
     model: Subject,
 ) -> list[Refusal]:
-    refused, architecture = [], _query(model).architecture
-    prefill, decode = _parts(chosen)
-    names = {"attention": chosen["attention"] or "", "prefill": prefill, "decode": decode}
+    refusals, architecture = [], _query(model).architecture
+    prefill, decode = _parts(chosen_names)
+    names = {"attention": chosen_names["attention"] or "", "prefill": prefill, "decode": decode}
     for limit in (limit for limit in limits if limit.where.refusal(model) is None):
-        if why := limit.requires.refusal(model):
-            refused.append(Refusal(kernel="", reason=f"{architecture} {why}"))
+        if limit_reason := limit.requires.refusal(model):
+            refusals.append(Refusal(kernel="", reason=f"{architecture} {limit_reason}"))
         if limit.page is not None and page not in (None, limit.page):
             reason = (
                 f"{architecture} takes pages of {limit.page} token{'s' if limit.page > 1 else ''}"
                 f" alone, not of {page}"
             )
-            refused.append(Refusal(kernel="", reason=reason))
+            refusals.append(Refusal(kernel="", reason=reason))
         for name in (names[option] for option in limit.of):
             if limit.accepts is not None and name not in limit.accepts:
-                refused.append(
+                refusals.append(
                     Refusal(
                         kernel=name, reason=f"{architecture} takes {', '.join(limit.accepts)} alone"
                     )
                 )
             elif name in limit.refuses:
-                refused.append(Refusal(kernel=name, reason=f"not for {architecture}"))
-    return refused
+                refusals.append(Refusal(kernel=name, reason=f"not for {architecture}"))
+    return refusals
 
 
 def _checks_refusal(any_of: Sequence[Check], model: Subject) -> str:

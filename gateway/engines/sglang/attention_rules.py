@@ -139,12 +139,12 @@ class BackendRules(RuleFile):
         """These rules with choices of the version's own code. other_rules: by version."""
         loans, steps = [], []
         for choice in choices:
-            where = Check.from_valid(dict(choice.where))
+            match_check = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(BackendLoan(where=where, rules=other_rules[choice.rules]))
+                loans.append(BackendLoan(where=match_check, rules=other_rules[choice.rules]))
             else:
                 steps.append(
-                    BackendStep(where=where, attention=choice.backend, decode=choice.decode)
+                    BackendStep(where=match_check, attention=choice.backend, decode=choice.decode)
                 )
         return self.evolve(
             loans=tuple(loans),

@@ -189,11 +189,11 @@ class SglangRules(SglangKind):
 
     def default_tokens(self, candidate: Candidate) -> Default:
         model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least / MIB
-        chosen = static_memory(
+        chosen_memory = static_memory(
             self._memory_rules(candidate), gpu_mib, model, tp=_world(candidate.rank)
         )
         return (
-            max(1, chosen.chunked_prefill // candidate.variant.dp),
+            max(1, chosen_memory.chunked_prefill // candidate.variant.dp),
             f"{ENGINE_DEFAULT} for GPUs of this size",
             candidate.source,
         )
@@ -201,13 +201,13 @@ class SglangRules(SglangKind):
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
         """SGLang sizes the graphs of decoding by the memory of the GPU alone."""
         flag = next((name for name in _GRAPH_FLAGS if name in candidate.engine.flags), None)
-        planned = min(seqs, concurrency(candidate.inputs.wish))
+        planned_requests = min(seqs, concurrency(candidate.inputs.wish))
         if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:
             return {}
-        usual = graph_batch(
+        usual_batch = graph_batch(
             self.memory, candidate.devices.least / MIB, tp=_world(candidate.rank), seqs=seqs
         )
-        return {flag: planned} if planned > usual else {}
+        return {flag: planned_requests} if planned_requests > usual_batch else {}
 
     def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
         """Each rank has as many experts: srt/layers/moe/fused_moe_triton/layer.py:200
@@ -255,23 +255,23 @@ class SglangRules(SglangKind):
         candidate = footprint.candidate
         if "gpu-memory-utilization" in candidate.args:
             return self.budget_of_share(footprint, float(candidate.args["gpu-memory-utilization"]))
-        begins, free, reserved = self._memory_parts(footprint)
+        begins, free_bytes, reserved = self._memory_parts(footprint)
         room = max(1, candidate.usable_bytes - begins)
         share = fraction_within(self._static(footprint), room)
         # Where the host has a part of the memory, the engine takes its share of that part too.
-        within = math.floor(max(0, room - reserved) * 1000 / free) / 1000
+        share_within = math.floor(max(0, room - reserved) * 1000 / free_bytes) / 1000
         return self.budget_of_share(
-            footprint, min(share, within) if candidate.has_unified_memory else share
+            footprint, min(share, share_within) if candidate.has_unified_memory else share
         )
 
-    def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
+    def largest_budget(self, footprint: Footprint, usual_budget: Budget) -> Budget | None:
         """None: the share follows from the reserve, which the engine may need."""
         return None
 
     def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
-        begins, free, reserved = self._memory_parts(footprint)
+        begins, free_bytes, reserved = self._memory_parts(footprint)
         return Budget(
-            begins + int(free * share) + reserved,
+            begins + int(free_bytes * share) + reserved,
             {"gpu-memory-utilization": share},
             f"static fraction {share:.3f}",
         )
@@ -282,12 +282,12 @@ class SglangRules(SglangKind):
         budget: Budget,
         count: int,
         *,
-        rounded: Callable[[float], int] = math.ceil,
+        round_count: Callable[[float], int] = math.ceil,
     ) -> Budget:
-        begins, free, reserved = self._memory_parts(footprint)
-        steps = max(0, count - begins - reserved) * 1000 / free
+        begins, free_bytes, reserved = self._memory_parts(footprint)
+        steps = max(0, count - begins - reserved) * 1000 / free_bytes
         return self.budget_of_share(
-            footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 1000)
+            footprint, min(float(budget.flags["gpu-memory-utilization"]), round_count(steps) / 1000)
         )
 
     def _memory_parts(self, footprint: Footprint) -> tuple[int, int, int]:
@@ -296,17 +296,17 @@ class SglangRules(SglangKind):
         begins, candidate = _process_bytes(footprint), footprint.candidate
         host_bytes = max((left_bytes(gpu) for gpu in candidate.gpus), default=0)
         seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
-        free = max(1, seen_bytes - begins)
-        return begins, free, round(self._static(footprint).reserved_mib * MIB)
+        free_bytes = max(1, seen_bytes - begins)
+        return begins, free_bytes, round(self._static(footprint).reserved_mib * MIB)
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
         begins = _process_bytes(footprint)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
         kv = max(0, budget_bytes - reserved - begins - weights_bytes)
-        most = footprint.candidate.args.get(_POOL_LIMIT)
-        if most is not None and not footprint.cache.states_per_request:
-            kv = min(kv, int(most) * per_token)
+        pool_limit = footprint.candidate.args.get(_POOL_LIMIT)
+        if pool_limit is not None and not footprint.cache.states_per_request:
+            kv = min(kv, int(pool_limit) * per_token)
         return Memory(
             gpu_bytes=footprint.candidate.devices.least,
             budget_bytes=budget_bytes,
@@ -391,15 +391,15 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     _calculate_mamba_ratio and _handle_max_mamba_cache in srt/mem_cache/kv_cache_configurator.py.
     """
     args = candidate.args
-    most = args.get("max-mamba-cache-size")
+    state_limit = args.get("max-mamba-cache-size")
     if args.get("disable-radix-cache"):
-        most = args.get("max-num-seqs") if most is None else most
-        return (0, None) if most is None else (1, int(most))
+        state_limit = args.get("max-num-seqs") if state_limit is None else state_limit
+        return (0, None) if state_limit is None else (1, int(state_limit))
     strategy = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
     buffered = candidate.inputs.spec.architecture in rules.buffered_states
     buffered = strategy.startswith("extra_buffer") if strategy != "auto" else buffered
     slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
-    return slots, None if most is None else int(most)
+    return slots, None if state_limit is None else int(state_limit)
 
 
 def _process_bytes(footprint: Footprint) -> int:

@@ -53,8 +53,8 @@ class SglangKind:
     def ports(self, port: int, groups: int, /) -> frozenset[int]:
         """Source: PortArgs.init_new in sglang/srt/server_args.py, which counts from 233 above the
         port: six of 0.5.10.post1, seven of 0.5.23, and one for each group with a Rust server."""
-        derived = range(port + 233, port + 233 + 7 + groups) if groups > 1 else ()
-        return frozenset({port, *derived})
+        derived_ports = range(port + 233, port + 233 + 7 + groups) if groups > 1 else ()
+        return frozenset({port, *derived_ports})
 
     def start_method(
         self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /

@@ -91,8 +91,8 @@ def layer_state_bytes(recurrent: Recurrent, tp: int, matrices: str | None = None
 
     Source: mamba2_state_dtype in srt/configs/mamba_utils.py.
     """
-    declared = recurrent.dtype if recurrent.kind == "gdn" else None
-    state_dtype = matrices or declared or "float32"
+    declared_dtype = recurrent.dtype if recurrent.kind == "gdn" else None
+    state_dtype = matrices or declared_dtype or "float32"
     return state_bytes(recurrent, tp, inputs="bfloat16", matrices=state_dtype)
 
 

@@ -198,7 +198,7 @@ def multimodal(rules: MemoryRules, model: ModelTraits) -> bool:
 
 
 @lru_cache(maxsize=32)
-def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
+def prefill_graph_sizes(largest_size: int) -> tuple[int, ...]:
     """The token counts that get a prefill graph (srt/server_args.py:1397,
     srt/arg_groups/cuda_graph_hook.py:480)."""
     steps = (
@@ -207,9 +207,9 @@ def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
         (288, 513, 32),
         (576, 1025, 64),
         (1280, 4097, 256),
-        (4608, largest + 1, 512),
+        (4608, largest_size + 1, 512),
     )
-    return tuple(size for step in steps for size in range(*step) if size <= largest)
+    return tuple(size for step in steps for size in range(*step) if size <= largest_size)
 
 
 def _vision_factor(model: ModelTraits) -> float:
@@ -256,7 +256,7 @@ def kv_tokens(
     if any(group.kind == "recurrent" for group in groups):
         share = math.floor(pool_bytes / (1 + rules.mamba_ratio))
         pool_bytes = share if states_bytes is None else max(0, pool_bytes - states_bytes)
-    full = sum(
+    full_bytes = sum(
         _bytes_per_token(group, tp, element_bytes)
         for group in groups
         if group.kind in ("full", "mla")
@@ -264,7 +264,7 @@ def kv_tokens(
     sliding = sum(
         _bytes_per_token(group, tp, element_bytes) for group in groups if group.kind == "sliding"
     )
-    cell = full + sliding * rules.swa_ratio if full else sliding
+    cell = full_bytes + sliding * rules.swa_ratio if full_bytes else sliding
     return math.floor(pool_bytes / cell) // page * page if cell else None
 
 

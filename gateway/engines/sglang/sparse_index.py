@@ -30,12 +30,12 @@ def stored_groups(
         if group.kind != "mla" or not group.index_dim:
             groups.append(group)
             continue
-        stored = group.evolve(head_dim=_scaled_row(group)) if scaled else group
+        stored_group = group.evolve(head_dim=_scaled_row(group)) if scaled else group
         numbers = group.numbers or range(group.layers)
-        shared = shared_indices(config, numbers) if rules.shares_index else 0
-        groups.append(stored.evolve(layers=group.layers - shared, numbers=()))
-        if shared:
-            groups.append(stored.evolve(layers=shared, index_dim=None, numbers=()))
+        shared_count = shared_indices(config, numbers) if rules.shares_index else 0
+        groups.append(stored_group.evolve(layers=group.layers - shared_count, numbers=()))
+        if shared_count:
+            groups.append(stored_group.evolve(layers=shared_count, index_dim=None, numbers=()))
     return tuple(groups)
 
 

@@ -47,7 +47,7 @@ def choose_backend(
     query: AttentionQuery,
     capability: str,
     packages: frozenset[str] | None = None,
-    forced: str | None = None,
+    forced_name: str | None = None,
 ) -> BackendChoice:
     """The backend of this layer on a GPU of this capability ("8.6").
 
@@ -65,33 +65,37 @@ def choose_backend(
         return _vision(rules, subject)
     if query.kv_dtype not in rules.kv_dtypes:
         return _unknown_choice("", f"these rules do not describe a KV cache in {query.kv_dtype}")
-    forced = _backend_name(forced)
-    names = (forced,) if forced else rules.order(subject)
+    forced_name = _backend_name(forced_name)
+    names = (forced_name,) if forced_name else rules.order(subject)
     if not names:
         return _unknown_choice(
             "", f"these rules have no list of backends for {query.kind} layers like this"
         )
-    refused: list[Refusal] = []
+    backend_refusals: list[Refusal] = []
     for name in names:
         if name not in rules.backends:
             return _unknown_choice(name, "these rules do not describe this backend")
         reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, subject)]
         certain = [reason for reason in reasons if not isinstance(reason, Undecided)]
         if certain:
-            refused.append(Refusal(kernel=name, reason="; ".join(certain)))
+            backend_refusals.append(Refusal(kernel=name, reason="; ".join(certain)))
         elif reasons:
             return BackendChoice(
                 backend=None,
-                refused=(*refused, Refusal(kernel=name, reason=reasons[0])),
+                refused=(*backend_refusals, Refusal(kernel=name, reason=reasons[0])),
                 status="unknown",
             )
         else:
             version = _flash_version(rules, subject) if name in rules.flash_backends else None
             block = query.block_size or preferred_block(rules.backends[name], subject)
             return BackendChoice(
-                backend=name, version=version, block=block, refused=tuple(refused), status="ok"
+                backend=name,
+                version=version,
+                block=block,
+                refused=tuple(backend_refusals),
+                status="ok",
             )
-    return BackendChoice(backend=None, refused=tuple(refused), status="none")
+    return BackendChoice(backend=None, refused=tuple(backend_refusals), status="none")
 
 
 def layer_attention(
@@ -100,7 +104,7 @@ def layer_attention(
     rank: Rank,
     *,
     block_size: int | None = None,
-    forced: str | None = None,
+    forced_name: str | None = None,
     drafter: bool = False,
     architecture: str = "",
     config: Mapping[str, Any] | None = None,
@@ -113,26 +117,30 @@ def layer_attention(
         layers.
     config: config.json, for sizes that a group lacks.
     """
-    forced = _backend_name(forced)
-    ahead = drafter and not all(group.causal for group in groups)
+    forced_name = _backend_name(forced_name)
+    is_drafted = drafter and not all(group.causal for group in groups)
     queries = [_query(group, rules, rank, block_size, drafter, config or {}) for group in groups]
-    step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
+    step = None if drafter else _step(rules, queries, rank.capability, architecture, forced_name)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
         target = (
-            query._replace(causal=not ahead, flash_attention=version)
-            if ahead or version is not None
+            query._replace(causal=not is_drafted, flash_attention=version)
+            if is_drafted or version is not None
             else query
         )
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
-            choice = _class_backend(rules, target, rank.capability, architecture, forced)
+            choice = _class_backend(rules, target, rank.capability, architecture, forced_name)
         elif own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
             choice = BackendChoice(backend=own_backend, status="ok")
         elif architecture in rules.plain_towers and group.kind == "vision":
             choice = BackendChoice(backend="torch", status="ok")
         else:
             choice = choose_backend(
-                rules, target, rank.capability, None, forced or (step.backend if step else None)
+                rules,
+                target,
+                rank.capability,
+                None,
+                forced_name or (step.backend if step else None),
             )
             # A tower's layers keep no cache, and have no implementation that could refuse one.
             if group.kind != "vision":
@@ -158,30 +166,30 @@ def _class_backend(
     query: AttentionQuery,
     capability: str,
     architecture: str,
-    forced: str | None,
+    forced_name: str | None,
 ) -> BackendChoice:
     """The backend that the model's own class names, whatever the lists of the engine have."""
     choices = rules.own_choices.get(architecture, ())
-    if forced or not choices:
+    if forced_name or not choices:
         return _unknown_choice("", f"{architecture} brings attention backends of its own")
     subject = Subject(capability, frozenset(rules.packages), attention=query)
-    refused: list[Refusal] = []
+    refusals: list[Refusal] = []
     for choice in choices:
         reason = choice.requires.refusal(subject)
         if reason is None:
-            return BackendChoice(backend=choice.backend, refused=tuple(refused), status="ok")
-        refused.append(Refusal(kernel=choice.backend, reason=reason))
-    return BackendChoice(backend=None, refused=tuple(refused), status="none")
+            return BackendChoice(backend=choice.backend, refused=tuple(refusals), status="ok")
+        refusals.append(Refusal(kernel=choice.backend, reason=reason))
+    return BackendChoice(backend=None, refused=tuple(refusals), status="none")
 
 
 def _check_start(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
     """The choice; none where the backend that is selected then refuses. The engine tries no
     other."""
     backend = rules.backends.get(choice.backend or "")
-    if backend is None or choice.backend is None or not (why := backend.starts.refusal(subject)):
+    if backend is None or choice.backend is None or not (reason := backend.starts.refusal(subject)):
         return choice
-    refused = Refusal(kernel=choice.backend, reason=f"is selected, and {why}", at_start=True)
-    return BackendChoice(backend=None, refused=(*choice.refused, refused), status="none")
+    refusal = Refusal(kernel=choice.backend, reason=f"is selected, and {reason}", at_start=True)
+    return BackendChoice(backend=None, refused=(*choice.refused, refusal), status="none")
 
 
 def _query(
@@ -238,11 +246,11 @@ def _multimodal_prefix(
     return model in rules.multimodal_prefix
 
 
-def _number(config: Mapping[str, Any], name: str, of: type) -> Any:
+def _number(config: Mapping[str, Any], name: str, number_type: type) -> Any:
     """The number in config.json; None: there is none. An integer counts as a float, and `true` is
     no number."""
     value = config.get(name)
-    return value if isinstance(value, (int, of)) and not isinstance(value, bool) else None
+    return value if isinstance(value, (int, number_type)) and not isinstance(value, bool) else None
 
 
 def _step(
@@ -250,7 +258,7 @@ def _step(
     queries: Sequence[AttentionQuery],
     capability: str,
     architecture: str,
-    forced: str | None,
+    forced_name: str | None,
 ) -> OverrideStep | None:
     """The backend or block that this version sets for the architecture before selection; None:
     nothing."""
@@ -258,14 +266,18 @@ def _step(
     decoders = [query for query in queries if query.kind in ("full", "sliding")]
     if model is None or not decoders:
         return None
-    largest = max(decoders, key=lambda query: query.head_dim)
-    if largest.head_dim <= model.above_head or (
+    largest_query = max(decoders, key=lambda query: query.head_dim)
+    if largest_query.head_dim <= model.above_head or (
         model.mixed_heads and len({query.head_dim for query in decoders}) == 1
     ):
         return None
-    subject = Subject(capability, frozenset(rules.packages), attention=largest)
+    subject = Subject(capability, frozenset(rules.packages), attention=largest_query)
     step = next((step for step in model.steps if step.match.refusal(subject) is None), None)
-    return step if step is not None and (forced is None or forced in step.with_forced) else None
+    return (
+        step
+        if step is not None and (forced_name is None or forced_name in step.with_forced)
+        else None
+    )
 
 
 def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
@@ -278,7 +290,7 @@ def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
 
 
 def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
-    refused: list[Refusal] = []
+    refusals: list[Refusal] = []
     for tower in rules.vision:
         reason = tower.requires.refusal(subject)
         if reason is None:
@@ -286,10 +298,10 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
                 _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
             )
             return BackendChoice(
-                backend=tower.backend, version=version, refused=tuple(refused), status="ok"
+                backend=tower.backend, version=version, refused=tuple(refusals), status="ok"
             )
-        refused.append(Refusal(kernel=tower.backend, reason=reason))
-    return BackendChoice(backend=None, refused=tuple(refused), status="none")
+        refusals.append(Refusal(kernel=tower.backend, reason=reason))
+    return BackendChoice(backend=None, refused=tuple(refusals), status="none")
 
 
 def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
@@ -298,10 +310,10 @@ def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
     )
 
 
-def _backend_name(forced: str | None) -> str | None:
+def _backend_name(forced_name: str | None) -> str | None:
     """The backend as the engine reads the option: upper or lower case alike; "auto" forces
     nothing."""
-    return None if forced is None or forced.lower() == "auto" else forced.upper()
+    return None if forced_name is None or forced_name.lower() == "auto" else forced_name.upper()
 
 
 def _unknown_choice(subject: str, reason: str) -> BackendChoice:

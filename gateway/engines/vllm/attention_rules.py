@@ -47,10 +47,10 @@ class VllmBackend(Value):
 
 
 def refusals(
-    backend: VllmBackend, asks: Iterable[Trait], subject: Subject
+    backend: VllmBackend, needed_traits: Iterable[Trait], subject: Subject
 ) -> Iterator[tuple[str, str]]:
-    """Every criterion that the backend fails, and why. `asks`: the traits that this version looks
-    at."""
+    """Every criterion that the backend fails, and why. `needed_traits`: the traits that this
+    version looks at."""
     query = _query(subject)
     if backend.package is not None and backend.package not in subject.packages:
         yield "package", f"the package {backend.package} is not installed"
@@ -70,9 +70,9 @@ def refusals(
         )
     if query.role not in backend.roles:
         yield "role", f"does not do {query.role.replace('_', '-')} attention"
-    for trait in asks:
-        has, text = _TRAITS[trait]
-        if not has(query):
+    for trait in needed_traits:
+        has_trait, text = _TRAITS[trait]
+        if not has_trait(query):
             continue
         if trait not in backend.takes:
             yield trait, f"does not take {text}"
@@ -204,8 +204,12 @@ class AttentionRules(RuleFile):
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
-        listed = {name for order in self.orders for name in order.backends}
-        listed |= {step.backend for model in self.models for step in model.steps if step.backend}
-        if unknown := sorted(listed - set(self.backends)):
-            raise ValueError(f"{', '.join(unknown)} is listed, but `backends` does not describe it")
+        listed_names = {name for order in self.orders for name in order.backends}
+        listed_names |= {
+            step.backend for model in self.models for step in model.steps if step.backend
+        }
+        if unknown_names := sorted(listed_names - set(self.backends)):
+            raise ValueError(
+                f"{', '.join(unknown_names)} is listed, but `backends` does not describe it"
+            )
         return self

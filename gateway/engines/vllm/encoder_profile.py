@@ -76,18 +76,18 @@ def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> 
     family = str(spec.config.get("model_type"))
     images, videos = _limit(args, "image"), _limit(args, "video")
     item = _find_item(spec, family, vision, args, images, videos)
-    largest = item or _Item(load.batched_tokens, load.batched_tokens * 4)
-    budget = max(load.batched_tokens, largest.tokens)
-    of_prompt = max(1, min(images or videos, _length(spec, args) // largest.tokens))
-    items = max(1, min(budget // largest.tokens, load.seqs * of_prompt))
+    largest_item = item or _Item(load.batched_tokens, load.batched_tokens * 4)
+    budget = max(load.batched_tokens, largest_item.tokens)
+    of_prompt = max(1, min(images or videos, _length(spec, args) // largest_item.tokens))
+    items = max(1, min(budget // largest_item.tokens, load.seqs * of_prompt))
     outputs = _number(vision, "out_hidden_size", spec.hidden)
-    deep = vision.get("deepstack_visual_indexes")
-    layers = 1 + (len(deep) if isinstance(deep, list) else 0)
+    deep_indexes = vision.get("deepstack_visual_indexes")
+    layers = 1 + (len(deep_indexes) if isinstance(deep_indexes, list) else 0)
     size = ITEM_BYTES[load.rank.dtype]
-    embedding_bytes = items * largest.tokens * outputs * layers * size
-    whole = args.get("mm-encoder-tp-mode") == "data"
-    patch_bytes = _patch_values(family, vision, 1 if whole else load.rank.tp) * size
-    peak_bytes = items * largest.patches * patch_bytes + embedding_bytes
+    embedding_bytes = items * largest_item.tokens * outputs * layers * size
+    is_whole = args.get("mm-encoder-tp-mode") == "data"
+    patch_bytes = _patch_values(family, vision, 1 if is_whole else load.rank.tp) * size
+    peak_bytes = items * largest_item.patches * patch_bytes + embedding_bytes
     return EncoderRun(peak_bytes, embedding_bytes, item is not None)
 
 
@@ -138,17 +138,17 @@ def _patch_values(family: str, vision: Mapping[str, Any], tp: int) -> int:
     16,900 on an A100; counted 13,600 and 16,556. The latter's windows reorder the input.
     """
     hidden = _number(vision, "embed_dim", 0) or _number(vision, "hidden_size", 1152)
-    inner = _number(vision, "intermediate_size", 4 * hidden)
+    inner_size = _number(vision, "intermediate_size", 4 * hidden)
     is_gated = family in _GATED_TOWERS or str(vision.get("model_type")) in _GATED_TOWERS
     pixels = 3 * _number(vision, "patch_size", 14) ** 2 * _number(vision, "temporal_patch_size", 1)
     inputs = (4 if "window_size" in vision else 3) * hidden
-    return inputs + max(6 * hidden, (3 if is_gated else 2) * inner) // tp + pixels
+    return inputs + max(6 * hidden, (3 if is_gated else 2) * inner_size) // tp + pixels
 
 
 def _length(spec: ModelSpec, args: Mapping[str, Scalar]) -> int:
     """Tokens of the longest request, as far as it is named."""
-    named = args.get("max-model-len")
-    return int(named) if named is not None else min(spec.max_position, _USUAL_LENGTH)
+    named_length = args.get("max-model-len")
+    return int(named_length) if named_length is not None else min(spec.max_position, _USUAL_LENGTH)
 
 
 def _limit(args: Mapping[str, Scalar], kind: str) -> int:
@@ -161,16 +161,18 @@ def _limit(args: Mapping[str, Scalar], kind: str) -> int:
     return limit if type(limit) is int else _ITEM_LIMIT
 
 
-def _pixels(args: Mapping[str, Scalar], usual: int) -> int:
+def _pixels(args: Mapping[str, Scalar], usual_pixels: int) -> int:
     """Pixels of the largest image."""
     options = flag_object(args.get("mm-processor-kwargs"))
     of_images = options.get("images_kwargs")
     options |= of_images if isinstance(of_images, Mapping) else {}
     size = options.get("size")
-    named = options.get("max_pixels", size.get("longest_edge") if isinstance(size, dict) else None)
-    return named if type(named) is int and named > 0 else usual
+    named_pixels = options.get(
+        "max_pixels", size.get("longest_edge") if isinstance(size, dict) else None
+    )
+    return named_pixels if type(named_pixels) is int and named_pixels > 0 else usual_pixels
 
 
-def _number(fields: Mapping[str, Any], name: str, usual: int) -> int:
+def _number(fields: Mapping[str, Any], name: str, default: int) -> int:
     value = fields.get(name)
-    return value if type(value) is int and 0 < value <= _FIELD_LIMIT else usual
+    return value if type(value) is int and 0 < value <= _FIELD_LIMIT else default

@@ -184,13 +184,13 @@ class VllmRules(VllmKind):
     ) -> tuple[LayerAttention, ...]:
         if self.attention is None:
             return ()
-        forced = args.get("attention-backend")
+        forced_backend = args.get("attention-backend")
         return layer_attention(
             groups,
             self.attention,
             rank,
             block_size=_block_size(args),
-            forced=None if forced is None else str(forced),
+            forced_name=None if forced_backend is None else str(forced_backend),
             architecture=spec.architecture,
             config=spec.config,
         )
@@ -258,22 +258,26 @@ class VllmRules(VllmKind):
     def default_tokens(self, candidate: Candidate) -> Default:
         engine, inputs = candidate.engine, candidate.inputs
         if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
-            longest = max(
+            longest_context = max(
                 engine.default_batched_tokens, inputs.wish.most_context or inputs.spec.max_position
             )
-            return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
-        usual: Default = engine.default_batched_tokens, ENGINE_DEFAULT, candidate.source
-        large = ((160, 16384),) if LARGE_BATCHES in engine.traits else ()
-        for least_gib, tokens in (*large, (70, 8192)):
+            return (
+                longest_context,
+                "an encoder reads a whole input at once",
+                "vllm/config/scheduler.py",
+            )
+        usual_tokens: Default = engine.default_batched_tokens, ENGINE_DEFAULT, candidate.source
+        large_batches = ((160, 16384),) if LARGE_BATCHES in engine.traits else ()
+        for least_gib, tokens in (*large_batches, (70, 8192)):
             if _is_big(candidate, least_gib):
                 reason = f"{ENGINE_DEFAULT} for GPUs of {least_gib} GiB and more"
-                usual = tokens, reason, _DEFAULTS
+                usual_tokens = tokens, reason, _DEFAULTS
                 break
         frames = inputs.spec.config.get("max_source_positions")
-        if type(frames) is int and frames > usual[0]:
+        if type(frames) is int and frames > usual_tokens[0]:
             # A speech encoder reads a whole recording at once.
             return frames, "as many as the model hears at once", _ENCODER_BUDGET
-        return usual
+        return usual_tokens
 
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
         """None: vLLM's graphs follow max_num_seqs."""
@@ -329,18 +333,18 @@ class VllmRules(VllmKind):
                 (candidate.inputs.available[gpu.uuid], gpu.total_bytes or seen_bytes)
                 for gpu in candidate.gpus
             )
-            free, total = min(result, key=lambda item: item[0] - item[1] * share)
-            if total * share > free:  # the engine would compare the same, and end
+            free_bytes, total = min(result, key=lambda item: item[0] - item[1] * share)
+            if total * share > free_bytes:  # the engine would compare the same, and end
                 reason = (
                     f"--gpu-memory-utilization={share:g} was set, which is"
-                    f" {gib(round(total * share))} of a GPU that has {gib(free)} free"
+                    f" {gib(round(total * share))} of a GPU that has {gib(free_bytes)} free"
                 )
                 raise Refused("no_memory", reason, "your flag")
             return Budget(
                 round(seen_bytes * share), {}, f"utilization {share:.2f}, set by the user"
             )
-        spared = _CONSERVATIVE_SPARE_SHARE if candidate.variant.conservative else 0
-        share = self._share(footprint, candidate.engine.default_utilization - spared)
+        spared_share = _CONSERVATIVE_SPARE_SHARE if candidate.variant.conservative else 0
+        share = self._share(footprint, candidate.engine.default_utilization - spared_share)
         if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
             # Of an encoder nothing grows: it takes no more, and more would only be kept from
             # others.
@@ -357,8 +361,8 @@ class VllmRules(VllmKind):
         memory before that, so it gets a share that fits."""
         candidate = footprint.candidate
         count = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
-        free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
-        room = free - _beside_bytes(footprint)
+        free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
+        room = free_bytes - _beside_bytes(footprint)
         if count > room:
             reason = (
                 f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(count)} with what the engine"
@@ -371,18 +375,18 @@ class VllmRules(VllmKind):
             flags = {"gpu-memory-utilization": min(share, math.floor(_MAX_UTILIZATION * 100)) / 100}
         return Budget(count, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
 
-    def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
+    def largest_budget(self, footprint: Footprint, usual_budget: Budget) -> Budget | None:
         candidate = footprint.candidate
         if (
             CACHE_BYTES in candidate.args
             or not candidate.devices.is_measured
-            or not usual.flags
+            or not usual_budget.flags
             or not candidate.gpus
             or candidate.variant.conservative
         ):
             return None
         usual_share, share = (
-            usual.flags["gpu-memory-utilization"],
+            usual_budget.flags["gpu-memory-utilization"],
             self._share(footprint, _MAX_UTILIZATION),
         )
         if share <= float(usual_share):
@@ -411,20 +415,25 @@ class VllmRules(VllmKind):
         budget: Budget,
         count: int,
         *,
-        rounded: Callable[[float], int] = math.ceil,
+        round_count: Callable[[float], int] = math.ceil,
     ) -> Budget:
         steps = count * 100 / max(1, footprint.candidate.devices.visible_bytes)
         return self.budget_of_share(
-            footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100)
+            footprint, min(float(budget.flags["gpu-memory-utilization"]), round_count(steps) / 100)
         )
 
     def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `limit` at most."""
         candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
-        room = min((free - beside_bytes) * 100 // total for free, total in candidate.devices.room)
-        spared = math.ceil(_spare_bytes(candidate) * 100 / max(1, candidate.devices.visible_bytes))
-        return max(0.0, (min(math.floor(limit * 100), room) - spared) / 100)
+        room = min(
+            (free_bytes - beside_bytes) * 100 // total
+            for free_bytes, total in candidate.devices.room
+        )
+        spared_percent = math.ceil(
+            _spare_bytes(candidate) * 100 / max(1, candidate.devices.visible_bytes)
+        )
+        return max(0.0, (min(math.floor(limit * 100), room) - spared_percent) / 100)
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate
@@ -469,24 +478,24 @@ class VllmRules(VllmKind):
         leave."""
         candidate = footprint.candidate
         hardware = candidate.inputs.hardware
-        free = available_ram(hardware, candidate.inputs.promised_bytes)
+        free_bytes = available_ram(hardware, candidate.inputs.promised_bytes)
         used_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0))
         cache_words = _cache_of_user(candidate)
         if cache_words is not None:
             kv, reason = cache_words
-            if used_bytes + kv > free:
+            if used_bytes + kv > free_bytes:
                 text = (
                     f"{reason}, and with {gib(used_bytes)} beside it that is more than the"
-                    f" {gib(free)} of RAM that is available"
+                    f" {gib(free_bytes)} of RAM that is available"
                 )
                 raise Refused("no_memory", text, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
         item = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
-        if used_bytes > free:
-            return Budget(max(0, free), {}, "of RAM, beside other engines")
+        if used_bytes > free_bytes:
+            return Budget(max(0, free_bytes), {}, "of RAM, beside other engines")
         half = available_ram(hardware, {}) // 2 - used_bytes
-        least = -(-item // _RAM_STEP_BYTES) * _RAM_STEP_BYTES
-        kv = _round_down(min(max(least, min(4 * item, half)), free - used_bytes))
+        least_bytes = -(-item // _RAM_STEP_BYTES) * _RAM_STEP_BYTES
+        kv = _round_down(min(max(least_bytes, min(4 * item, half)), free_bytes - used_bytes))
         return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
 
 

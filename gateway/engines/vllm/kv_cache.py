@@ -194,13 +194,19 @@ def cache(
     # 1.
     batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
     blocks_aside = 1 if "null_block" in traits else 0
-    merged = _merge_layers(layer_tables)
-    if len({(table.kind, table.window, table.block) for table in merged}) <= 1:
+    merged_tables = _merge_layers(layer_tables)
+    if len({(table.kind, table.window, table.block) for table in merged_tables}) <= 1:
         # UniformTypeKVCacheSpecs: one group, each layer with a page of its own size.
-        total = sum(table.layers * table.page for table in merged)
-        return Cache(merged[0].block if merged else block, total, merged[:1], batches, blocks_aside)
-    pages = _one_page(merged, "pages_are_padded" in traits)
-    size = _group_size([table.layers for table in merged])
+        total = sum(table.layers * table.page for table in merged_tables)
+        return Cache(
+            merged_tables[0].block if merged_tables else block,
+            total,
+            merged_tables[:1],
+            batches,
+            blocks_aside,
+        )
+    pages = _one_page(merged_tables, "pages_are_padded" in traits)
+    size = _group_size([table.layers for table in merged_tables])
     tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
     return Cache(
@@ -329,18 +335,20 @@ def _merge_layers(tables: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     return tuple(kind.evolve(layers=layers) for kind, layers in result.items())
 
 
-def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
+def _one_page(tables: Sequence[BlockTable], is_padded: bool) -> list[BlockTable]:
     """All pages as large as the largest: by more tokens in a block, or by padding.
     unify_kv_cache_spec_page_size."""
-    largest = max(table.page for table in tables)
+    largest_page = max(table.page for table in tables)
     result = []
     for table in tables:
         if table.kind == "state":
-            result.append(table.evolve(page=largest))
-        elif largest % table.page == 0:
-            result.append(table.evolve(page=largest, block=table.block * (largest // table.page)))
+            result.append(table.evolve(page=largest_page))
+        elif largest_page % table.page == 0:
+            result.append(
+                table.evolve(page=largest_page, block=table.block * (largest_page // table.page))
+            )
         else:
-            result.append(table.evolve(page=largest) if padded else table)
+            result.append(table.evolve(page=largest_page) if is_padded else table)
     return result
 
 

@@ -66,12 +66,12 @@ def dtype_refusal(quant: Quant | None, engine: Engine, dtype: str) -> str:
 
 def _modelopt(config: Mapping[str, Any]) -> str:
     """get_kv_cache_quant_algo_string in vllm/utils/torch_utils.py."""
-    inner = config.get("quantization", config)
-    inner = inner if isinstance(inner, Mapping) else config
+    quantization = config.get("quantization", config)
+    quantization = quantization if isinstance(quantization, Mapping) else config
     places = [
         (block, name)
         for name in ("kv_cache_scheme", "kv_cache_quant_algo")
-        for block in (inner, config)
+        for block in (quantization, config)
     ]
     algorithm = next((block[name] for block, name in places if block.get(name)), None)
     if isinstance(algorithm, Mapping):

@@ -106,7 +106,7 @@ _SECOND_RUNNER = frozenset(
 )
 
 
-def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> int:
+def runner_of(spec: ModelSpec, built_model: BuiltModel, traits: Collection[str]) -> int:
     """Number of vLLM's model runner that serves this model by default."""
     if SECOND_RUNNER in traits:
         return 2
@@ -118,12 +118,12 @@ def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> in
             return 2
     if DENSE_SECOND_RUNNER not in traits or not spec.generates:
         return 1
-    if any(group.kind in ("recurrent", "encoder") for group in built.attention):
+    if any(group.kind in ("recurrent", "encoder") for group in built_model.attention):
         return 1
     return 2 if not spec.experts or spec.architecture in _SECOND_RUNNER else 1
 
 
-def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
+def position_bytes(spec: ModelSpec, built_model: BuiltModel, dtype: str) -> int:
     """Bytes of the table of sines and cosines for rotary positions, which every rank holds once for
     all layers.
 
@@ -132,13 +132,13 @@ def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
     """
     heads = [
         group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim
-        for group in built.attention
+        for group in built_model.attention
     ]
     return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
 
 
 def activation_bytes(
-    spec: ModelSpec, built: BuiltModel, load: Workload, encoder: EncoderRun | None = None
+    spec: ModelSpec, built_model: BuiltModel, load: Workload, encoder: EncoderRun | None = None
 ) -> int:
     """Peak of the engine's profile run: the widest of the encoder's pass, of a full batch's forward
     pass, of sampling, and of compiling.
@@ -149,11 +149,11 @@ def activation_bytes(
     """
     item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
     hidden = spec.hidden * item * tokens
-    widest = _widest(built, load.rank.tp)
-    if not built.is_known:
+    widest = _widest(built_model, load.rank.tp)
+    if not built_model.is_known:
         columns = [
             t.shape[0]
-            for t in built.other_tensors
+            for t in built_model.other_tensors
             if t.shard in ("column", "expert_column") and len(t.shape) == 2
         ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
@@ -162,12 +162,14 @@ def activation_bytes(
     if spec.experts:
         # Groups of ranks gather the tokens of all for whole experts.
         grouped = load.rank.dp > 1
-        inner = spec.experts.intermediate // (load.rank.expert_parts if grouped else load.rank.tp)
-        rows = max(inner, spec.hidden) + max(2 * inner, spec.hidden)
-        gathered = tokens * load.rank.dp
-        experts = (spec.experts.per_token * rows + spec.hidden) * item * gathered
-    kinds = {group.kind for group in built.attention}
-    sees = "vision" in kinds or _has_tower(built)
+        inner_size = spec.experts.intermediate // (
+            load.rank.expert_parts if grouped else load.rank.tp
+        )
+        rows = max(inner_size, spec.hidden) + max(2 * inner_size, spec.hidden)
+        gathered_tokens = tokens * load.rank.dp
+        experts = (spec.experts.per_token * rows + spec.hidden) * item * gathered_tokens
+    kinds = {group.kind for group in built_model.attention}
+    sees = "vision" in kinds or _has_tower(built_model)
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
     # Profiled images are kept by size.
     images = encoder is not None and encoder.is_known
@@ -190,25 +192,25 @@ def activation_bytes(
 
 
 @lru_cache(maxsize=256)  # asked for each budget that is tried, by all engine versions
-def _widest(built: BuiltModel, tp: int) -> int:
+def _widest(built_model: BuiltModel, tp: int) -> int:
     """Outputs of the widest layer of text on one rank."""
     text = [
         layer
-        for layer in built.linears
+        for layer in built_model.linears
         if not layer.experts and layer.shard in ("column", "merged", "qkv")
     ]
     return max(((per_rank(layer, tp) or (0, 0))[1] for layer in text), default=0)
 
 
 @lru_cache(maxsize=256)
-def _has_tower(built: BuiltModel) -> bool:
+def _has_tower(built_model: BuiltModel) -> bool:
     """Whether layers of it are in a vision tower."""
-    return any(is_in_tower(layer.name) for layer in built.linears)
+    return any(is_in_tower(layer.name) for layer in built_model.linears)
 
 
 def beside_bytes(
     spec: ModelSpec,
-    built: BuiltModel,
+    built_model: BuiltModel,
     load: Workload,
     *,
     graphs_in_budget: bool = True,
@@ -224,7 +226,7 @@ def beside_bytes(
     if load.runner == 2 and spec.generates:
         outside_bytes += _warm_bytes(spec, load)
     if load.graphs and not graphs_in_budget:
-        outside_bytes += _graphs(spec, built, load, _CAPTURE_BYTES_OF_LAYER)
+        outside_bytes += _graphs(spec, built_model, load, _CAPTURE_BYTES_OF_LAYER)
     return outside_bytes
 
 
@@ -248,8 +250,8 @@ def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
 def graph_sizes(seqs: int, query: int = 1) -> int:
     """How many sizes of batches get a graph, where so many requests are computed at once."""
     limit = min(2 * seqs * query, _MAX_GRAPH_TOKENS)
-    small = sum(size <= limit for size in (1, 2, 4))
-    return small + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
+    small_count = sum(size <= limit for size in (1, 2, 4))
+    return small_count + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
 
 
 def _named_layers(spec: ModelSpec) -> int:
@@ -260,10 +262,10 @@ def _named_layers(spec: ModelSpec) -> int:
     return layers if type(layers) is int and layers < _MAX_LAYERS else 0
 
 
-def _graphs(spec: ModelSpec, built: BuiltModel, load: Workload, of_layer: int) -> int:
+def _graphs(spec: ModelSpec, built_model: BuiltModel, load: Workload, of_layer: int) -> int:
     """Bytes of all graphs. of_layer: those of one layer in all sizes. Layers that share the keys of
     others are in graphs too."""
-    layers = sum(group.layers for group in built.attention if group.kind != "vision")
+    layers = sum(group.layers for group in built_model.attention if group.kind != "vision")
     if load.rank.pp == 1:
         layers = max(layers, _named_layers(spec))
     part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (
@@ -274,7 +276,7 @@ def _graphs(spec: ModelSpec, built: BuiltModel, load: Workload, of_layer: int) -
 
 def memory(
     spec: ModelSpec,
-    built: BuiltModel,
+    built_model: BuiltModel,
     cache: KvCache,
     load: Workload,
     *,
@@ -294,7 +296,7 @@ def memory(
     encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
     """
     activation, ranks = (
-        activation_bytes(spec, built, load, encoder),
+        activation_bytes(spec, built_model, load, encoder),
         load.rank.tp * load.rank.pp * load.rank.dp,
     )
     overhead, outside_bytes = 2 * GIB, GIB // 2
@@ -302,20 +304,26 @@ def memory(
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
         outside_bytes = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
         overhead += _fused_bytes(spec, load)
-    overhead += position_bytes(spec, built, load.rank.dtype)
-    graph = _graphs(spec, built, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
+    overhead += position_bytes(spec, built_model, load.rank.dtype)
+    graph = (
+        _graphs(spec, built_model, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
+    )
     used_bytes = weights_bytes + activation + overhead + (graph if graphs_in_budget else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv, per_token = max(0, budget_bytes - used_bytes) if grows else 0, cache.bytes_per_token
-    unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
+    unsure_bytes = (
+        0
+        if built_model.is_known and not built_model.guessed
+        else round(weights_bytes * _UNKNOWN_FAMILY)
+    )
     # Once kernels are compiled, a start has no peak of compiling.
     compiled = (
-        activation_bytes(spec, built, load._replace(graphs=False), encoder)
+        activation_bytes(spec, built_model, load._replace(graphs=False), encoder)
         if load.graphs
         else activation
     )
-    least = weights_bytes - unsure + min(activation // 2, compiled) + overhead // 2
-    most = _count_peak(spec, built, load, activation, encoder)
+    low_bytes = weights_bytes - unsure_bytes + min(activation // 2, compiled) + overhead // 2
+    peak_bytes = _count_peak(spec, built_model, load, activation, encoder)
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,
@@ -327,8 +335,13 @@ def memory(
         kv_bytes=kv,
         kv_bytes_per_token=per_token,
         kv_tokens=kv // per_token if per_token else 0,
-        low=least,
-        high=weights_bytes + weights_bytes // 50 + unsure + most + overhead + outside_bytes,
+        low=low_bytes,
+        high=weights_bytes
+        + weights_bytes // 50
+        + unsure_bytes
+        + peak_bytes
+        + overhead
+        + outside_bytes,
     )
 
 
@@ -342,14 +355,14 @@ def _graph_bytes(load: Workload, graphs_in_budget: bool) -> int:
 
 def _count_peak(
     spec: ModelSpec,
-    built: BuiltModel,
+    built_model: BuiltModel,
     load: Workload,
     activation: int,
     encoder: EncoderRun | None,
 ) -> int:
     """The largest peak, with graphs, with the sampling of a warm-up, and with an encoder whose
     largest images are not known."""
-    warm = _warm_bytes(spec, load) if spec.generates else 0
-    limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
-    limit += _graphs(spec, built, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
+    warmup_bytes = _warm_bytes(spec, load) if spec.generates else 0
+    limit = max(2 * activation, activation + warmup_bytes) if load.runner == 2 else 2 * activation
+    limit += _graphs(spec, built_model, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
     return limit + (encoder.peak_bytes if encoder is not None and not encoder.is_known else 0)

@@ -149,12 +149,12 @@ class HostServer:
         except (TimeoutError, asyncio.IncompleteReadError):
             return
         except (asyncio.LimitOverrunError, ValidationError) as error:
-            why = (
+            reason = (
                 f"{error.error_count()} faults"
                 if isinstance(error, ValidationError)
                 else f"more than {MAX_BYTES_OF_CALL} bytes"
             )
-            log.warning("refused", reason="an unknown call", why=why)
+            log.warning("refused", reason="an unknown call", why=reason)
             await _write(
                 writer,
                 FailedAnswer(
@@ -165,14 +165,14 @@ class HostServer:
             return
         working = asyncio.ensure_future(self._work(call, writer))
         # A gateway that disconnects gives its call up. It sends nothing after the call.
-        leaving = asyncio.ensure_future(reader.read(1))
+        disconnection = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, disconnection}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
+            disconnection.cancel()
             if not working.done():
                 working.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+            await asyncio.gather(disconnection, return_exceptions=True)
             with contextlib.suppress(asyncio.CancelledError):
                 await working
 
@@ -191,7 +191,7 @@ class HostServer:
     async def _admit(self, call: Call) -> None:
         """Raises HostError for a call that is not allowed."""
 
-    async def _note_image(self, exact: EngineRef) -> None:
+    async def _note_image(self, exact_ref: EngineRef) -> None:
         """Remember an image that was found under an allowed name. Raises HostError."""
 
     async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
@@ -223,13 +223,13 @@ class HostServer:
                         yield LineAnswer(text=line.decode("latin-1"))
                 yield DoneAnswer()
             case ResolveCall(engine=engine):
-                exact = await self._host.resolve(engine)
-                await self._note_image(exact)
-                yield DoneAnswer(engine=exact)
+                exact_ref = await self._host.resolve(engine)
+                await self._note_image(exact_ref)
+                yield DoneAnswer(engine=exact_ref)
             case IdentityCall(engine=engine):
                 yield DoneAnswer(identity=await self._host.identity(engine))
-            case InquireCall(engine=engine, asked=packed, gpus=gpus):
-                async with aclosing(self._inquire(engine, packed, gpus)) as answers:
+            case InquireCall(engine=engine, asked=packed_document, gpus=gpus):
+                async with aclosing(self._inquire(engine, packed_document, gpus)) as answers:
                     async for answer in answers:
                         yield answer
                 yield DoneAnswer()
@@ -244,11 +244,11 @@ class HostServer:
                 )
 
     async def _inquire(
-        self, engine: EngineRef, packed: str, gpus: tuple[str, ...]
+        self, engine: EngineRef, packed_document: str, gpus: tuple[str, ...]
     ) -> AsyncGenerator[LineAnswer, None]:
         """The lines of an inquiry. Documents are large, so a few are unpacked, by threads."""
         async with self._documents:
-            document = await asyncio.to_thread(_unpack, packed)
+            document = await asyncio.to_thread(_unpack, packed_document)
             async with aclosing(self._host.inquire(engine, document, gpus)) as lines:
                 async for line in lines:
                     yield LineAnswer(text=line.decode("latin-1"))
@@ -275,15 +275,15 @@ class HostServer:
                 reports.get_nowait()
             reports.put_nowait(text)
 
-        preparing = asyncio.ensure_future(self._host.prepare(engine, report))
-        preparing.add_done_callback(lambda _: report(None))
+        preparation = asyncio.ensure_future(self._host.prepare(engine, report))
+        preparation.add_done_callback(lambda _: report(None))
         try:
             while (text := await reports.get()) is not None:
                 yield ProgressAnswer(text=text)
-            await preparing
+            await preparation
         finally:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
+            preparation.cancel()
+            await asyncio.gather(preparation, return_exceptions=True)
 
 
 class Agent(HostServer):
@@ -291,7 +291,7 @@ class Agent(HostServer):
 
     `engine` gives the profile of an engine by name, and raises NotFound.
 
-    `models` is the mount of engines; `resolved` are the images found under allowed names.
+    `models` is the mount of engines; `resolved_images` are the images found under allowed names.
     """
 
     def __init__(
@@ -299,14 +299,14 @@ class Agent(HostServer):
         host: Host,
         engine: Callable[[str], Engine],
         models: Mount,
-        allowed: AllowedImages,
-        resolved: ResolvedImages,
+        allowed_images: AllowedImages,
+        resolved_images: ResolvedImages,
     ) -> None:
         super().__init__(host)
         self._engine = engine
         self._models = models
-        self._allowed = allowed
-        self._resolved = resolved
+        self._allowed = allowed_images
+        self._resolved = resolved_images
 
     async def _admit(self, call: Call) -> None:
         match call:
@@ -327,8 +327,8 @@ class Agent(HostServer):
             case _:
                 pass
 
-    async def _note_image(self, exact: EngineRef) -> None:
-        await asyncio.to_thread(self._resolved.keep, exact)
+    async def _note_image(self, exact_ref: EngineRef) -> None:
+        await asyncio.to_thread(self._resolved.keep, exact_ref)
 
     async def _profile(self, engine: EngineRef) -> Engine:
         try:
@@ -379,10 +379,10 @@ def _failed_answer(error: FitserveError) -> FailedAnswer:
 
 def stop_event() -> asyncio.Event:
     """An event of the running loop that SIGTERM and SIGINT set."""
-    stopped = asyncio.Event()
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def listen(path: Path) -> socket.socket:

@@ -126,13 +126,13 @@ class AgentHost:
         while True:
             try:
                 # The agent gives the log from its first line each time.
-                passed = 0
+                passed_bytes = 0
                 async with aclosing(self._ask(FollowCall(name=name), None)) as answers:
                     async for answer in answers:
                         if isinstance(answer, LineAnswer):
-                            passed += 1
-                            if passed > line_count:
-                                line_count = passed
+                            passed_bytes += 1
+                            if passed_bytes > line_count:
+                                line_count = passed_bytes
                                 yield answer.text.encode("latin-1")
             except AgentAway:
                 await asyncio.sleep(_RETRY_S)
@@ -153,14 +153,14 @@ class AgentHost:
     async def inquire(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        packed = base64.b64encode(zlib.compress(document)).decode()
-        if len(packed) > MAX_BYTES_OF_CALL // 2:
+        packed_document = base64.b64encode(zlib.compress(document)).decode()
+        if len(packed_document) > MAX_BYTES_OF_CALL // 2:
             raise HostError(
                 "The model has too many tensors for a call to the agent.",
                 hint="fitserve plans by its own rules; nothing is to be done.",
             )
         async with aclosing(
-            self._ask(InquireCall(engine=engine, asked=packed, gpus=gpus), None)
+            self._ask(InquireCall(engine=engine, asked=packed_document, gpus=gpus), None)
         ) as answers:
             async for answer in answers:
                 if isinstance(answer, LineAnswer):
@@ -219,9 +219,9 @@ class AgentHost:
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
 
-    def _unreachable(self, why: str) -> AgentAway:
+    def _unreachable(self, reason: str) -> AgentAway:
         return AgentAway(
-            f"The agent does not answer: {why}.",
+            f"The agent does not answer: {reason}.",
             hint=(
                 "Start it (`fitserve agent`; with compose `docker compose up -d agent`), or set"
                 " FITSERVE_AGENT_SOCKET to its socket."
@@ -229,7 +229,7 @@ class AgentHost:
         )
 
 
-def _error(failed: FailedAnswer) -> FitserveError:
+def _error(failed_answer: FailedAnswer) -> FitserveError:
     kinds: tuple[type[HostError | Conflict], ...] = (
         AgentAway,
         AgentRefusal,
@@ -237,5 +237,5 @@ def _error(failed: FailedAnswer) -> FitserveError:
         ForeignInstance,
         HostError,
     )
-    kind = next(kind for kind in kinds if kind.__name__ == failed.error)
-    return kind(failed.message, hint=failed.hint)
+    kind = next(kind for kind in kinds if kind.__name__ == failed_answer.error)
+    return kind(failed_answer.message, hint=failed_answer.hint)

@@ -32,26 +32,30 @@ _MAX_PIDS = 2**19
 
 
 def check_engine(
-    requested: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]
+    requested_ref: EngineRef,
+    engine: Engine,
+    allowed_images: AllowedImages,
+    resolved_images: Mapping[str, str],
 ) -> None:
     """Raises AgentRefusal unless the engine is that of the profile, in an allowed image.
 
-    `resolved` maps digests to image names that the agent itself found. A caller alone could name
-    any image of this machine.
+    `resolved_images` maps digests to image names that the agent itself found. A caller alone could
+    name any image of this machine.
     """
-    if (requested.kind, requested.version) != (engine.kind, engine.version):
-        raise _refusal(f"this is the profile of {engine.ref}, not of {str(requested)[:80]!r}")
-    if not allowed.allows(requested.image or ""):
-        message, hint = allowed.refusal(requested.image or "")
+    if (requested_ref.kind, requested_ref.version) != (engine.kind, engine.version):
+        raise _refusal(f"this is the profile of {engine.ref}, not of {str(requested_ref)[:80]!r}")
+    if not allowed_images.allows(requested_ref.image or ""):
+        message, hint = allowed_images.refusal(requested_ref.image or "")
         raise AgentRefusal(f"The agent refuses: {message[0].lower()}{message[1:]}", hint=hint)
-    if requested.digest is None:
+    if requested_ref.digest is None:
         return
-    if not is_digest_of(requested.digest, requested.image or "") or (
-        "@" not in requested.digest and resolved.get(requested.digest) != requested.image
+    if not is_digest_of(requested_ref.digest, requested_ref.image or "") or (
+        "@" not in requested_ref.digest
+        and resolved_images.get(requested_ref.digest) != requested_ref.image
     ):
         raise AgentRefusal(
-            f"The agent refuses: {requested.digest[:80]!r} is not an image that it found under the"
-            f" name {requested.image}.",
+            f"The agent refuses: {requested_ref.digest[:80]!r} is not an image that it found under"
+            f" the name {requested_ref.image}.",
             hint="`fitserve retry NAME` uses the present image of that name.",
         )
 
@@ -60,15 +64,15 @@ def check_launch(
     spec: LaunchSpec,
     engine: Engine,
     models: Mount,
-    allowed: AllowedImages,
-    resolved: Mapping[str, str],
+    allowed_images: AllowedImages,
+    resolved_images: Mapping[str, str],
 ) -> None:
     """Raises AgentRefusal for a launch that no plan for this engine makes.
 
     `models` is the only allowed mount. A folder below it could be replaced by a link after the
     check.
     """
-    check_engine(spec.engine, engine, allowed, resolved)
+    check_engine(spec.engine, engine, allowed_images, resolved_images)
     field_names = (
         _NAME.fullmatch(spec.name)
         and re.fullmatch(NAME_PATTERN, spec.model)
@@ -104,9 +108,9 @@ def check_launch(
         "memory": (GIB, spec.memory_bytes or 0, MAX_BYTES),
         "number of processes": (1, spec.pids, _MAX_PIDS),
     }
-    for name, (least, value, most) in bounds.items():
-        if not least <= value <= most:
-            raise _refusal(f"the {name} must be {least} to {most}")
+    for name, (minimum, value, maximum) in bounds.items():
+        if not minimum <= value <= maximum:
+            raise _refusal(f"the {name} must be {minimum} to {maximum}")
     try:
         check_command(
             engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target
@@ -122,9 +126,9 @@ def check_gpus(gpus: tuple[str, ...]) -> None:
         raise _refusal("GPUs must be named by UUID, each once")
 
 
-def _refusal(why: str) -> AgentRefusal:
+def _refusal(reason: str) -> AgentRefusal:
     return AgentRefusal(
-        f"The agent refuses: {why}.",
+        f"The agent refuses: {reason}.",
         hint=(
             "Gateway and agent must be of one version, with the same FITSERVE_PROFILES_DIR,"
             " FITSERVE_MODELS_DIR and FITSERVE_MODELS_SOURCE."

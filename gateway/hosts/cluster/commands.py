@@ -57,13 +57,13 @@ def run(settings: Settings, membership: Membership) -> None:
 
 
 async def _serve(settings: Settings, membership: Membership) -> None:
-    stopped = stop_event()
+    stop = stop_event()
     host = ProcessHost(settings.data, settings.prepared_engines, membership.address)
     service = NodeService(host, membership, settings.data, settings.stop_grace_s)
     try:
         async with service.running():
             log.info("the node service listens", node=membership.name, address=membership.address)
-            await stopped.wait()
+            await stop.wait()
     finally:
         await host.close()
 
@@ -90,22 +90,22 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
 
 
 async def _join(data: Path, membership: Membership) -> None:
-    stopped = stop_event()
+    stop = stop_event()
     is_checked = False
     if membership.role == "node":
         with suppress(HeadAway):
             await check_head(membership, os.environ)
             is_checked = True
     write_membership(data, membership)
-    running = asyncio.ensure_future(supervise(membership, data, checked=is_checked))
-    waiting = asyncio.ensure_future(stopped.wait())
-    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if not running.done():
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    supervision = asyncio.ensure_future(supervise(membership, data, checked=is_checked))
+    stop_wait = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({supervision, stop_wait}, return_when=asyncio.FIRST_COMPLETED)
+    stop_wait.cancel()
+    if not supervision.done():
+        supervision.cancel()
+        await asyncio.gather(supervision, return_exceptions=True)
         return
-    failure = running.exception()
+    failure = supervision.exception()
     if isinstance(failure, BaseExceptionGroup):
         raise failure.exceptions[0]
 
@@ -198,9 +198,11 @@ def ask_machines(membership: Membership) -> tuple[dict[str, str], Sequence[NodeV
     return _ask_over_link(membership, ask)
 
 
-def drain_machine(membership: Membership, name: str, *, drained: bool) -> NodeView:
+def drain_machine(membership: Membership, name: str, *, is_drained: bool) -> NodeView:
     async def ask(link: Path) -> NodeView | None:
-        return await ClusterHost(link, "", answer_s=_ANSWER_S).node(name).drain(drained=drained)
+        return (
+            await ClusterHost(link, "", answer_s=_ANSWER_S).node(name).drain(is_drained=is_drained)
+        )
 
     view = _ask_over_link(membership, ask)
     assert view is not None  # noqa: S101 - a node answers with its view

@@ -22,7 +22,7 @@ async def exposed_servers(views: Iterable[NodeView], membership: Membership) -> 
     membership: this machine's, whose ports of Ray all machines have. An address that this machine
     has too, such as that of Docker's bridge, leads to this machine's own servers and is left out.
     """
-    local = await asyncio.to_thread(network.addresses)
+    local_addresses = await asyncio.to_thread(network.addresses)
     head_port = int(membership.head.rpartition(":")[2])
     of_ray = {head_port, *range(membership.first_port, membership.first_port + PORTS)}
     servers = [
@@ -30,7 +30,7 @@ async def exposed_servers(views: Iterable[NodeView], membership: Membership) -> 
         for view in views
         if view.name != membership.name
         for address in view.addresses
-        if address != view.address and address not in local
+        if address != view.address and address not in local_addresses
         for port in view.ports
         if port in of_ray
     ]

@@ -32,12 +32,12 @@ class HeadAway(SettingsError):
 def check_ray() -> None:
     """Raises SettingsError unless Ray is installed in its one version."""
     try:
-        present = version("ray")
+        ray_version = version("ray")
     except PackageNotFoundError:
-        present = "none"
-    if present != RAY_VERSION:
+        ray_version = "none"
+    if ray_version != RAY_VERSION:
         raise SettingsError(
-            f"A cluster needs Ray {RAY_VERSION}; installed is {present}.",
+            f"A cluster needs Ray {RAY_VERSION}; installed is {ray_version}.",
             hint="Run `pip install 'fitserve[cluster]'` in the environment of fitserve.",
         )
 
@@ -46,7 +46,7 @@ async def check_head(membership: Membership, inherited: Mapping[str, str]) -> No
     """Raises HeadAway, and SettingsError where a try later would fail too."""
     check_ray()
     check_token(membership.token_file)
-    asking = await asyncio.create_subprocess_exec(
+    asking_process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.hosts.cluster.head_check", membership.head),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -55,14 +55,14 @@ async def check_head(membership: Membership, inherited: Mapping[str, str]) -> No
     )
     try:
         async with asyncio.timeout(_ANSWER_S):
-            output, _ = await asking.communicate()
+            output, _ = await asking_process.communicate()
         answer = json.loads(output)
     except (TimeoutError, ValueError):
         answer = {"state": "away", "why": "it gives no answer"}
     finally:
-        if asking.returncode is None:
-            asking.kill()
-            await asking.wait()
+        if asking_process.returncode is None:
+            asking_process.kill()
+            await asking_process.wait()
     judge(membership, answer, {"ray": RAY_VERSION, "python": platform.python_version()})
 
 
@@ -83,12 +83,12 @@ def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[s
             hint=f"Copy the head's token file with its mode: scp -p HEAD:TOKEN_FILE {path}",
         )
     for name, title in (("ray", "Ray"), ("python", "Python")):
-        at_head, local = answer[name], versions[name]
-        if at_head != local:
+        at_head, local_version = answer[name], versions[name]
+        if at_head != local_version:
             raise SettingsError(
-                f"The head runs {title} {at_head}, and this machine {local}. All machines of a"
-                " cluster need the same.",
-                hint=f"Install fitserve with {title} {at_head} here, or {local} there.",
+                f"The head runs {title} {at_head}, and this machine {local_version}. All machines"
+                " of a cluster need the same.",
+                hint=f"Install fitserve with {title} {at_head} here, or {local_version} there.",
             )
 
 

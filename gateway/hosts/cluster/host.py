@@ -131,17 +131,17 @@ class ClusterHost:
             node = await self._choose(spec)
             self._places[spec.name] = node.name
             try:
-                started = await node.start(self._portable(spec))
+                started_instance = await node.start(self._portable(spec))
             finally:
                 self._ports.pop(spec.port, None)
-            instance = started.evolve(node=node.name)
+            instance = started_instance.evolve(node=node.name)
             self._note_start(instance)
         return instance
 
     async def list(self) -> Instances:
         nodes = await self._alive_nodes()
         names = [node.name for node in nodes]
-        lost = sorted(self._listings.keys() - set(names))
+        lost_names = sorted(self._listings.keys() - set(names))
         for name in self._silent_calls.keys() - set(names):
             del self._silent_calls[name]
         if self._machines != (machines := frozenset(names)):
@@ -149,20 +149,20 @@ class ClusterHost:
             self.on_change()
         listings = await asyncio.gather(
             *(self._list_instances(node) for node in nodes),
-            *(self._list_unreachable(name) for name in lost),
+            *(self._list_unreachable(name) for name in lost_names),
         )
-        for name, remaining in zip(lost, listings[len(names) :], strict=True):
+        for name, remaining in zip(lost_names, listings[len(names) :], strict=True):
             if not remaining:
                 log.warning("a machine of the cluster is lost", node=name)
         self._listings = {
             name: listing
-            for name, listing in zip((*names, *lost), listings, strict=True)
+            for name, listing in zip((*names, *lost_names), listings, strict=True)
             if listing or (name in names and listing is not None)
         }
         self._lost_at = {
             name: at
             for name, at in self._lost_at.items()
-            if name in lost and name in self._listings
+            if name in lost_names and name in self._listings
         }
         self._has_listed = True
         return self._merge()
@@ -196,9 +196,9 @@ class ClusterHost:
         """A port of the machine with the fewest engines, which then gets the engine."""
         # Models that are added together are spread too.
         async with self._allocating:
-            oldest = asyncio.get_running_loop().time() - _RESERVATION_S
+            oldest_at = asyncio.get_running_loop().time() - _RESERVATION_S
             self._ports = {
-                port: reserved for port, reserved in self._ports.items() if reserved.at > oldest
+                port: reserved for port, reserved in self._ports.items() if reserved.at > oldest_at
             }
             node = min(await self._open_nodes(), key=self._load)
             port = await node.allocate_port()
@@ -306,8 +306,8 @@ class ClusterHost:
     async def _choose(self, spec: LaunchSpec) -> NodeHost:
         """The machine of a start: a running instance's, the named one, that of its GPUs or port, or
         the one with the fewest engines. Raises HostError."""
-        running = {instance.name: instance.node for instance in await self.list()}
-        if place := running.get(spec.name):
+        running_nodes = {instance.name: instance.node for instance in await self.list()}
+        if place := running_nodes.get(spec.name):
             return self.node(place)
         if spec.node:
             if spec.node not in self._machines:
@@ -333,7 +333,7 @@ class ClusterHost:
 
     def _load(self, node: NodeHost) -> int:
         """Engines of a machine, with those that start soon."""
-        reserved = sum(one.node == node.name for one in self._ports.values())
+        reserved = sum(reservation.node == node.name for reservation in self._ports.values())
         return len(self._listings.get(node.name, ())) + reserved
 
     async def _node_with(self, engine: EngineRef) -> tuple[NodeHost, str]:
@@ -420,20 +420,20 @@ class ClusterHost:
 
     def _merge(self) -> Instances:
         """All instances, each name once; a twin is stopped."""
-        merged: dict[str, Instance] = {}
+        merged_instances: dict[str, Instance] = {}
         for node, instances in sorted(self._listings.items()):
             for instance in instances:
-                if (first := merged.get(instance.name)) is None:
-                    merged[instance.name] = instance
+                if (first := merged_instances.get(instance.name)) is None:
+                    merged_instances[instance.name] = instance
                     continue
-                stays = first if self._places.get(instance.name) != node else instance
-                merged[instance.name] = stays
-                twin = instance if stays is first else first
+                remaining_instance = first if self._places.get(instance.name) != node else instance
+                merged_instances[instance.name] = remaining_instance
+                twin = instance if remaining_instance is first else first
                 self._stop_twin(twin)
-        self._places.update((name, instance.node) for name, instance in merged.items())
+        self._places.update((name, instance.node) for name, instance in merged_instances.items())
         for name in [*self._places][:-_MAX_PLACES]:
             del self._places[name]
-        return [*merged.values()]
+        return [*merged_instances.values()]
 
     def _stop_twin(self, twin: Instance) -> None:
         async def stop() -> None:

@@ -85,13 +85,13 @@ class LinkServer:
             return
         line = await reader.readuntil(b"\n")
         passing = asyncio.ensure_future(self._pass(name, line, writer))
-        leaving = asyncio.ensure_future(reader.read(1))
+        disconnection = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({passing, disconnection}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (passing, leaving):
+            for task in (passing, disconnection):
                 task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
+            await asyncio.gather(passing, disconnection, return_exceptions=True)
 
     async def _pass(self, name: str, line: bytes, writer: asyncio.StreamWriter) -> None:
         number = 0
@@ -99,8 +99,8 @@ class LinkServer:
         try:
             node = self._nodes.get(name)
             if node is None or node["state"] != "alive":
-                why = node["state"] if node is not None else "Ray does not know it"
-                writer.write(absence_line(f"The machine {name} is not in the cluster: {why}."))
+                reason = node["state"] if node is not None else "Ray does not know it"
+                writer.write(absence_line(f"The machine {name} is not in the cluster: {reason}."))
                 return
             relay = self._relay(name)
             number, chunk = await relay.call.remote(line)
@@ -147,9 +147,9 @@ async def _run(ray: Any, path: Path) -> None:
     looking = asyncio.ensure_future(link.looking())
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    leaving = asyncio.ensure_future(_wait_for_parent(sys.stdin.fileno()))
+    parent_exit = asyncio.ensure_future(_wait_for_parent(sys.stdin.fileno()))
     async with server:
-        await asyncio.wait({leaving, looking}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({parent_exit, looking}, return_when=asyncio.FIRST_COMPLETED)
     # Threads of both may never end.
     os._exit(0)
 

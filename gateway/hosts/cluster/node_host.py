@@ -37,11 +37,11 @@ class NodeHost(AgentHost):
     async def view(self) -> NodeView | None:
         return (await self.final_answer(NodeCall(), self._timeout_s)).node
 
-    async def drain(self, *, drained: bool) -> NodeView | None:
-        return (await self.final_answer(DrainCall(drained=drained), self._timeout_s)).node
+    async def drain(self, *, is_drained: bool) -> NodeView | None:
+        return (await self.final_answer(DrainCall(drained=is_drained), self._timeout_s)).node
 
-    def _unreachable(self, why: str) -> AgentAway:
+    def _unreachable(self, reason: str) -> AgentAway:
         return AgentAway(
-            f"The machine {self.name} does not answer: {why}.",
+            f"The machine {self.name} does not answer: {reason}.",
             hint="Run `fitserve cluster status`. Its `fitserve cluster join` has a log.",
         )

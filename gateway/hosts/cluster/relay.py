@@ -55,8 +55,8 @@ class Relay:
             streams[1].transport.abort()
 
 
-def absence_line(why: str) -> bytes:
+def absence_line(reason: str) -> bytes:
     """The line of an answer that says why a machine does not answer."""
     hint = "Run `fitserve cluster status`."
-    failed = {"answer": "failed", "error": "AgentAway", "message": why, "hint": hint}
-    return json.dumps(failed).encode() + b"\n"
+    failure = {"answer": "failed", "error": "AgentAway", "message": reason, "hint": hint}
+    return json.dumps(failure).encode() + b"\n"

@@ -20,15 +20,15 @@ def end_strays(socket: Path) -> int:
 
     Ray refuses a start while one of them lives. Engines have another environment.
     """
-    ended = set[int]()
+    ended_pids = set[int]()
     deadline = time.monotonic() + _LIMIT_S
     while (pids := _processes(socket)) and time.monotonic() < deadline:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ended.update(pids)
+        ended_pids.update(pids)
         time.sleep(_POLL_S)
-    return len(ended)
+    return len(ended_pids)
 
 
 def _processes(socket: Path) -> Sequence[int]:

@@ -84,11 +84,11 @@ async def _keep(
         except HeadAway as error:
             log.warning("waiting for the head", reason=str(error))
         else:
-            began = asyncio.get_running_loop().time()
+            start_s = asyncio.get_running_loop().time()
             log.info("starting", program=name)
             code = await _run(command, environment, output)
             log.warning("ended; it is started again", program=name, code=code)
-            was_well = asyncio.get_running_loop().time() - began > _HEALTHY_RUN_S
+            was_well = asyncio.get_running_loop().time() - start_s > _HEALTHY_RUN_S
         await pause.rest(was_well=was_well)
 
 

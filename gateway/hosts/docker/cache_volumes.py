@@ -42,9 +42,9 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
     """
     if not spec.cache:
         return None
-    name, mine = _name(image, spec.cache, owner), _volumes(client, owner)
-    other_volumes = [volume for volume in mine if volume["Name"] != name]
-    if len(other_volumes) == len(mine):
+    name, own_volumes = _name(image, spec.cache, owner), _volumes(client, owner)
+    other_volumes = [volume for volume in own_volumes if volume["Name"] != name]
+    if len(other_volumes) == len(own_volumes):
         user = _user(client, image)
         if user is None:
             return None
@@ -85,8 +85,8 @@ def give_folders(
     client: APIClient, container: str, labels: Mapping[str, str], spec: LaunchSpec
 ) -> None:
     """Make the folders in the volume for the user of the image: a new volume belongs to root."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as folders:
+    archive_stream = io.BytesIO()
+    with tarfile.open(fileobj=archive_stream, mode="w") as folders:
         for folder in sorted({*spec.caches.values()}):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode, entry.uid = (
@@ -95,7 +95,7 @@ def give_folders(
                 int(labels.get("fitserve.user", "0")),
             )
             folders.addfile(entry)
-    client.put_archive(container, FOLDER, packed.getvalue())
+    client.put_archive(container, FOLDER, archive_stream.getvalue())
 
 
 def _name(image: Attributes, cache: str, owner: str) -> str:
@@ -163,12 +163,12 @@ def _user(client: APIClient, image: Attributes) -> int | None:
     ]
     try:
         pieces, _ = client.get_archive(container, _PASSWD)
-        packed = b""
+        archive = b""
         for piece in pieces:
-            packed += piece
-            if len(packed) > _MAX_PASSWD_BYTES:
+            archive += piece
+            if len(archive) > _MAX_PASSWD_BYTES:
                 return None
-        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             file = files.extractfile("passwd")
             lines = file.read().decode(errors="replace") if file is not None else ""
     except (APIError, tarfile.TarError, KeyError):

@@ -161,12 +161,12 @@ class DockerClient:
 
     def _explain_silence(self, timeout_s: float) -> None:
         """Ping Docker. Raises HostError that says why it does not answer."""
-        silent = "Docker does not answer"
+        problem = "Docker does not answer"
         try:
             ping(self.path, min(self.timeout_s, timeout_s))
         except FileNotFoundError:
             raise HostError(
-                f"{silent}: there is no socket {self.path}.",
+                f"{problem}: there is no socket {self.path}.",
                 hint=(
                     f"{_START}, set DOCKER_HOST to its socket, or set FITSERVE_HOST_KIND=process to"
                     " run without Docker."
@@ -174,7 +174,7 @@ class DockerClient:
             ) from None
         except PermissionError:
             raise HostError(
-                f"{silent}: this user may not use the socket {self.path}.",
+                f"{problem}: this user may not use the socket {self.path}.",
                 hint=(
                     f"Add the user to the socket's group (`stat -c %G {self.path}`); with compose,"
                     " set DOCKER_GID to that group's number."
@@ -182,14 +182,14 @@ class DockerClient:
             ) from None
         except ConnectionRefusedError:
             raise HostError(
-                f"{silent}: nothing listens on {self.path}.", hint=f"{_START}."
+                f"{problem}: nothing listens on {self.path}.", hint=f"{_START}."
             ) from None
         except TimeoutError:
             raise HostError(
-                f"{silent} on {self.path}: it does not reply in time.", hint=_LOG
+                f"{problem} on {self.path}: it does not reply in time.", hint=_LOG
             ) from None
         except OSError as error:
-            raise HostError(f"{silent} on {self.path}: {error}.", hint=_LOG) from None
+            raise HostError(f"{problem} on {self.path}: {error}.", hint=_LOG) from None
 
 
 _START = "Start Docker (`systemctl start docker`)"

@@ -140,8 +140,8 @@ def _host_config(
 
 
 def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:
-    most = int(machine_bytes * _MAX_RAM_SHARE)
-    return min(spec.memory_bytes, most) if spec.memory_bytes is not None else None
+    max_bytes = int(machine_bytes * _MAX_RAM_SHARE)
+    return min(spec.memory_bytes, max_bytes) if spec.memory_bytes is not None else None
 
 
 def _mount(mount: Mount) -> DockerMount:

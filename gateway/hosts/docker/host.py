@@ -75,7 +75,8 @@ _RETRY_S = 0.1
 class DockerHost:
     """See the module's docstring and `Host`.
 
-    `instance` is the id of this installation. `allowed` are images that may be started or asked;
+    `instance` is the id of this installation. `allowed_images` are images that may be started or
+    asked;
     None: the caller has checked.
     """
 
@@ -90,12 +91,12 @@ class DockerHost:
         base_url: str | None = None,
         *,
         timeout_s: float = 10,
-        allowed: AllowedImages | None = None,
+        allowed_images: AllowedImages | None = None,
     ) -> None:
         self._network = network
         self._owner = instance
         self._docker = DockerClient(socket_path(base_url), timeout_s)
-        self._images = LocalImages(self._docker, allowed)
+        self._images = LocalImages(self._docker, allowed_images)
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         await self._images.bring(engine, report)
@@ -151,10 +152,9 @@ class DockerHost:
             # log may lack its end. So there are two passes or more. A broken pass is repeated, also
             # for long while Docker restarts.
             try:
-                version, running = await self._docker.call(partial(_docker_facts, container))
-                query = (
-                    f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
-                )
+                version, is_running = await self._docker.call(partial(_docker_facts, container))
+                query = "stdout=1&stderr=1&timestamps=1"
+                query += f"&since={lines.resume()}&follow={int(is_running)}"
                 request = f"GET /v{version}/containers/{container}/logs?{query}"
                 async with aclosing(
                     stream(self._docker.path, request, head_s=self._docker.timeout_s)
@@ -162,16 +162,16 @@ class DockerHost:
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             yield line
-            except DockerRefused as refused:
-                if refused.status not in (404, 409):
+            except DockerRefused as refusal:
+                if refusal.status not in (404, 409):
                     raise HostError(
-                        f"Docker refuses to give the log of {name}: {refused}."
-                    ) from refused
+                        f"Docker refuses to give the log of {name}: {refusal}."
+                    ) from refusal
                 break
             except (HostError, OSError):
                 await asyncio.sleep(1)
                 continue
-            if not running:
+            if not is_running:
                 break
             await asyncio.sleep(0.1)
         for line in lines.rest():
@@ -204,7 +204,7 @@ class DockerHost:
                 ),
                 conversation(
                     path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s
-                ) as (ended, _),
+                ) as (ended_reader, _),
             ):
                 await self._docker.call(
                     partial(_start_inquiry, container, image), _SLOW_CALL_TIMEOUT_S
@@ -220,7 +220,7 @@ class DockerHost:
                             continue
                         for line in output.add_output(text):
                             yield line
-                if code := int(json.loads(await ended.read())["StatusCode"]):
+                if code := int(json.loads(await ended_reader.read())["StatusCode"]):
                     raise output.failure(code)
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(

@@ -26,12 +26,12 @@ _PULL_SILENCE_S = 600.0
 class LocalImages:
     """Finds and pulls engine images in Docker on this machine.
 
-    `allowed` are images that may be started or asked; None: the caller has checked.
+    `allowed_images` are images that may be started or asked; None: the caller has checked.
     """
 
-    def __init__(self, docker: DockerClient, allowed: AllowedImages | None) -> None:
+    def __init__(self, docker: DockerClient, allowed_images: AllowedImages | None) -> None:
         self._docker = docker
-        self._allowed = allowed
+        self._allowed = allowed_images
 
     def name_of(self, engine: EngineRef) -> str:
         """The name of the image of `image_of`. Raises HostError for an image that may not be

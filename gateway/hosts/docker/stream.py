@@ -116,8 +116,8 @@ class LogLines:
         self._sent_stamp = self._last
         if not self._last:
             return "0"
-        whole, fraction = self._last[:19].decode(), self._last[20:-1].decode()
-        return f"{calendar.timegm(time.strptime(whole, '%Y-%m-%dT%H:%M:%S'))}.{fraction}"
+        whole_seconds, fraction = self._last[:19].decode(), self._last[20:-1].decode()
+        return f"{calendar.timegm(time.strptime(whole_seconds, '%Y-%m-%dT%H:%M:%S'))}.{fraction}"
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The lines that `chunk` completes."""

@@ -47,13 +47,13 @@ class Caches:
             **{variable: str(path / name) for variable, name in caches.items()},
         }
 
-    def trim(self, used: Collection[Path]) -> None:
+    def trim(self, used_paths: Collection[Path]) -> None:
         """Remove the unused folders with the oldest use, until the rest is small enough."""
         sizes = {path: _size(path) for path in self._folder.glob("*/*")}
         for path in sorted(sizes, key=_last_use):
             if sum(sizes.values()) <= self._most_bytes:
                 return
-            if path not in used:
+            if path not in used_paths:
                 shutil.rmtree(path, ignore_errors=True)
                 sizes[path] = 0
 

@@ -178,11 +178,11 @@ class ProcessHost:
             return
         with reader:
             while True:
-                ended = record is None or record.leader is None
+                has_ended = record is None or record.leader is None
                 if reader.has_more():
                     for line in await asyncio.to_thread(reader.read):
                         yield line
-                elif ended:
+                elif has_ended:
                     break
                 else:
                     await asyncio.sleep(FOLLOW_S)
@@ -323,17 +323,20 @@ class ProcessHost:
         once. Without space for the note, this process remembers it."""
         if record.exited or record.leader is not None:
             return record
-        ended = self._unwritten_ends.get(record.name)
-        if ended is None or (ended.pid, ended.start_ticks) != (record.pid, record.start_ticks):
-            ended = self._with_end(record)
-        if not ended.exited:
+        ended_record = self._unwritten_ends.get(record.name)
+        if ended_record is None or (ended_record.pid, ended_record.start_ticks) != (
+            record.pid,
+            record.start_ticks,
+        ):
+            ended_record = self._with_end(record)
+        if not ended_record.exited:
             return record
         try:
-            self._records.write(ended)
+            self._records.write(ended_record)
             self._unwritten_ends.pop(record.name, None)
         except OSError:
-            self._unwritten_ends[record.name] = ended
-        return ended
+            self._unwritten_ends[record.name] = ended_record
+        return ended_record
 
     def _with_end(self, record: Record) -> Record:
         """The record of an instance without its leader, with its end if that is certain."""
@@ -342,8 +345,8 @@ class ProcessHost:
         if record.forked:
             code = self._exit_code(record)
         elif process is not None:
-            ended, code = procfs.reap(process.pid)
-            if not ended:
+            has_ended, code = procfs.reap(process.pid)
+            if not has_ended:
                 return record
         return record.evolve(exited=True, exit_code=code)
 
@@ -401,13 +404,13 @@ class ProcessHost:
         finally:
             self._spawning.discard(spec.name)
 
-    def _expect(self, spec: LaunchSpec, prepared: PreparedEngines) -> None:
+    def _expect(self, spec: LaunchSpec, prepared_engines: PreparedEngines) -> None:
         with as_host_error():
             self._home.mkdir(parents=True, exist_ok=True)
             inherited = self._caches.make(self._cache(spec), spec.caches) if spec.cache else {}
             argv = self._argv(spec, None)
             env = variables(argv[0], self._home) | inherited | _engine_variables(spec, None)
-            prepared.expect(self._process_start(spec, argv, env))
+            prepared_engines.expect(self._process_start(spec, argv, env))
 
     def _spawn_with_record(self, spec: LaunchSpec, record: Record) -> Record:
         for folder in (self._logs, self._home, self._run / spec.name):
@@ -522,9 +525,9 @@ class ProcessHost:
         """Send SIGTERM to the main process, which ends its workers, or to the workers when it is
         gone. Then SIGKILL to all."""
         signalled: set[int] = set()
-        begun = time.monotonic()
+        start_s = time.monotonic()
         while family := await run_to_end(record.family):
-            waited_s = time.monotonic() - begun
+            waited_s = time.monotonic() - start_s
             if waited_s > grace_s + KILL_S:
                 stuck = ", ".join(str(process.pid) for process in family)
                 raise HostError(

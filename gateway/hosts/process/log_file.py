@@ -66,14 +66,14 @@ def trim(path: Path) -> bool:
             return False
     except FileNotFoundError:
         return False
-    older = path.with_name(f"{path.name}.1")
+    older_path = path.with_name(f"{path.name}.1")
     try:
-        with path.open("rb") as log, older.open("wb") as copy:
+        with path.open("rb") as log, older_path.open("wb") as copy:
             log.seek(-LIMIT, os.SEEK_END)
             shutil.copyfileobj(log, copy)
     except OSError:
         with suppress(OSError):
-            older.unlink(missing_ok=True)
+            older_path.unlink(missing_ok=True)
     try:
         os.truncate(path, KEEP)
     except OSError:  # of a disk that became read-only

@@ -46,10 +46,10 @@ class ProcessStat:
         """Processor time in seconds."""
         return self.cpu_ticks / os.sysconf("SC_CLK_TCK")
 
-    def command(self, most: int) -> str:
+    def command(self, max_bytes: int) -> str:
         """The beginning of its command line; empty if it is gone."""
         with suppress(OSError), (PROC / str(self.pid) / "cmdline").open("rb") as file:
-            return file.read(most).replace(b"\0", b" ").decode(errors="replace").strip()
+            return file.read(max_bytes).replace(b"\0", b" ").decode(errors="replace").strip()
         return ""
 
 
@@ -135,9 +135,9 @@ def listening_ports() -> frozenset[int]:
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for row in (PROC / "net" / table).read_text().splitlines()[1:]:
-                _, local, _, state, *_ = row.split()
+                _, local_address, _, state, *_ = row.split()
                 if state == _LISTEN:
-                    ports.add(int(local.rpartition(":")[2], 16))
+                    ports.add(int(local_address.rpartition(":")[2], 16))
     return frozenset(ports)
 
 
@@ -158,7 +158,7 @@ def reap(pid: int) -> tuple[bool, int | None]:
     """Take the exit of a child: whether it has ended, and its exit code if it is ours (-9 for
     SIGKILL)."""
     try:
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return True, None
-    return (True, os.waitstatus_to_exitcode(status)) if ended else (False, None)
+    return (True, os.waitstatus_to_exitcode(status)) if ended_pid else (False, None)

@@ -81,10 +81,12 @@ class LoadTest:
             long_answers = await self._measure_alone(
                 min(_LONG_PROMPT_TOKENS, self.context - 1), 1, seconds
             )
-        measured = []
+        levels_measured = []
         for level in levels:
             self.report(f"{level} at once")
-            measured.append(await self._measure_level(level, prompt_tokens, answer_tokens, seconds))
+            levels_measured.append(
+                await self._measure_level(level, prompt_tokens, answer_tokens, seconds)
+            )
         paces = [
             (answer.tokens - 1) / (answer.whole_s - answer.first_s)
             for answer in single_answers
@@ -102,13 +104,13 @@ class LoadTest:
                 if long_answers
                 else None
             ),
-            levels=tuple(measured),
+            levels=tuple(levels_measured),
         )
 
     async def _measure_alone(self, prompt: int, tokens: int, seconds: float) -> list[TimedAnswer]:
         """One or more answers, one after the other."""
-        began, answers = time.perf_counter(), list[TimedAnswer]()
-        while not answers or (len(answers) < _TRIES and time.perf_counter() - began < seconds):
+        start_s, answers = time.perf_counter(), list[TimedAnswer]()
+        while not answers or (len(answers) < _TRIES and time.perf_counter() - start_s < seconds):
             answers.append(await self._ask(prompt, tokens))
         return answers
 
@@ -116,20 +118,20 @@ class LoadTest:
         self, concurrency: int, prompt_tokens: int, answer_tokens: int, seconds: float
     ) -> BenchLevel:
         first = [self._request(prompt_tokens, answer_tokens) for _ in range(concurrency)]
-        began, answers = time.perf_counter(), list[TimedAnswer]()
+        start_s, answers = time.perf_counter(), list[TimedAnswer]()
 
         async def stream(request: bytes) -> None:
             answers.append(await self._send(request))
-            while time.perf_counter() - began < seconds:
+            while time.perf_counter() - start_s < seconds:
                 answers.append(await self._ask(prompt_tokens, answer_tokens))
 
         await _run_all([stream(request) for request in first])
-        whole = time.perf_counter() - began
+        total_s = time.perf_counter() - start_s
         return BenchLevel(
             concurrency=concurrency,
             requests=len(answers),
-            seconds=_round_digits(whole),
-            tokens_per_s=_round_digits(sum(answer.tokens for answer in answers) / whole),
+            seconds=_round_digits(total_s),
+            tokens_per_s=_round_digits(sum(answer.tokens for answer in answers) / total_s),
             latency_p50_s=_quantile([answer.whole_s for answer in answers], 0.5),
             latency_p95_s=_quantile([answer.whole_s for answer in answers], 0.95),
             first_token_p50_s=_quantile([answer.first_s for answer in answers], 0.5),
@@ -168,8 +170,10 @@ async def _run_all(requests: list[Coroutine[Any, Any, object]]) -> None:
 
 def _quantile(values: list[float], share: float) -> float:
     """The value that this share of all values does not exceed."""
-    ordered = sorted(values)
-    return _round_digits(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+    ordered_values = sorted(values)
+    return _round_digits(
+        ordered_values[min(len(ordered_values) - 1, int(share * len(ordered_values)))]
+    )
 
 
 def _round_digits(value: float) -> float:

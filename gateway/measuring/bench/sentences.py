@@ -29,5 +29,5 @@ _SENTENCES = tuple(
 def text_prompt(characters: int) -> str:
     """Random sentences, cut to this length."""
     count = max(1, characters // 40)
-    chosen = random.choices(_SENTENCES, k=count + 1)  # noqa: S311 - no secret
-    return " ".join(chosen)[: max(1, characters)]
+    sentences = random.choices(_SENTENCES, k=count + 1)  # noqa: S311 - no secret
+    return " ".join(sentences)[: max(1, characters)]

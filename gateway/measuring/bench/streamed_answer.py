@@ -72,11 +72,11 @@ async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswe
     tls = (target.tls or ssl.create_default_context()) if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)
     stream = _StreamConnection(request, loop.create_future())
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s):
             await loop.create_connection(lambda: stream, parts.hostname or "", port, ssl=tls)
-            ended = await stream.ended
+            end_s = await stream.ended
     except TimeoutError:
         raise NoAnswer(f"no complete answer within {limit_s:g} s") from None
     except OSError as error:
@@ -87,14 +87,14 @@ async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswe
     if stream.status != 200 or not stream.first or not token_counts or _END not in stream.tail:
         excerpt = " ".join(stream.tail[-_EXCERPT:].decode(errors="replace").split())
         raise NoAnswer(f"status {stream.status}: {excerpt or 'nothing'}")
-    return TimedAnswer(stream.first - began, ended - began, int(token_counts[-1]))
+    return TimedAnswer(stream.first - start_s, end_s - start_s, int(token_counts[-1]))
 
 
 class _StreamConnection(asyncio.Protocol):
     """The connection of one request. ended: its end by time.perf_counter."""
 
-    def __init__(self, request: bytes, ended: asyncio.Future[float]) -> None:
-        self.ended, self.first, self.tail, self.status = ended, 0.0, b"", 0
+    def __init__(self, request: bytes, end_time: asyncio.Future[float]) -> None:
+        self.ended, self.first, self.tail, self.status = end_time, 0.0, b"", 0
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None

@@ -49,11 +49,11 @@ class Calibrator:
                 hint="`fitserve doctor` shows the reason.",
             )
         busy = in_use(hardware, holders)
-        free = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
+        free_gpus = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
         facts: list[Fact] = []
         problems: list[str] = []
-        engine = await self._engine() if free else None
-        for gpu_set in gpu_sets(free, hardware.links):
+        engine = await self._engine() if free_gpus else None
+        for gpu_set in gpu_sets(free_gpus, hardware.links):
             source, measurement, set_problems = await self._measure_set(gpu_set, engine)
             problems += set_problems
             if measurement is not None:
@@ -68,9 +68,9 @@ class Calibrator:
         """An installed engine; none is downloaded."""
         for engine in await asyncio.to_thread(self.profiles.references, "cuda"):
             with contextlib.suppress(HostError):
-                resolved = await self.host.resolve(engine)
-                await self.host.identity(resolved)
-                return resolved
+                resolved_ref = await self.host.resolve(engine)
+                await self.host.identity(resolved_ref)
+                return resolved_ref
         return None
 
     async def _measure_set(

@@ -64,11 +64,11 @@ def _busy_reason(gpu: Gpu) -> str | None:
 def gpu_sets(gpus: Sequence[Gpu], links: Iterable[Link]) -> Iterator[GpuSet]:
     """The sets of these GPUs. A process sees only one MIG device, so each is a set."""
     links_by_pair = {frozenset((link.a, link.b)): link for link in links}
-    whole = tuple(
+    whole_gpus = tuple(
         sorted((gpu for gpu in gpus if not gpu.mig), key=lambda gpu: (gpu.name, gpu.index))
     )
-    if whole:
-        yield GpuSet(whole, links_by_pair, tuple(_groups(whole, links_by_pair)))
+    if whole_gpus:
+        yield GpuSet(whole_gpus, links_by_pair, tuple(_groups(whole_gpus, links_by_pair)))
     yield from (GpuSet((gpu,), {}, ()) for gpu in gpus if gpu.mig)
 
 

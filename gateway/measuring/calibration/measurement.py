@@ -108,9 +108,9 @@ def read_measurement(lines: Iterable[bytes], count: int) -> Measurement:
     return measurement
 
 
-def _invalid_answer(why: str) -> HostError:
+def _invalid_answer(reason: str) -> HostError:
     return HostError(
-        f"The GPU measurement returned an invalid answer: {why}.",
+        f"The GPU measurement returned an invalid answer: {reason}.",
         hint="Check the engine's image or environment.",
     )
 

@@ -65,14 +65,14 @@ class DriverMeasurer:
         """The address of new memory on the current GPU, filled with random bytes."""
         address = _POINTER()
         self.call("cuMemAlloc_v2", ctypes.byref(address), _SIZE(size))
-        filled = min(size, 1 << 20)
-        self.call("cuMemcpyHtoD_v2", address, os.urandom(filled), _SIZE(filled))
-        while filled < size:
-            size_left = min(filled, size - filled)
+        filled_bytes = min(size, 1 << 20)
+        self.call("cuMemcpyHtoD_v2", address, os.urandom(filled_bytes), _SIZE(filled_bytes))
+        while filled_bytes < size:
+            size_left = min(filled_bytes, size - filled_bytes)
             self.call(
-                "cuMemcpyDtoD_v2", _POINTER(address.value + filled), address, _SIZE(size_left)
+                "cuMemcpyDtoD_v2", _POINTER(address.value + filled_bytes), address, _SIZE(size_left)
             )
-            filled += size_left
+            filled_bytes += size_left
         return address
 
     def wait(self) -> None:
@@ -127,12 +127,15 @@ class DriverMeasurer:
         checked = min(size, _CHECKED_BYTES)
         copy(checked)
         self.wait()
-        sent, received = ctypes.create_string_buffer(checked), ctypes.create_string_buffer(checked)
-        self.call("cuMemcpyDtoH_v2", sent, source, _SIZE(checked))
+        sent_buffer, received_buffer = (
+            ctypes.create_string_buffer(checked),
+            ctypes.create_string_buffer(checked),
+        )
+        self.call("cuMemcpyDtoH_v2", sent_buffer, source, _SIZE(checked))
         self.use(pair[1])
-        self.call("cuMemcpyDtoH_v2", received, target, _SIZE(checked))
+        self.call("cuMemcpyDtoH_v2", received_buffer, target, _SIZE(checked))
         self.use(pair[0])
-        is_equal = sent.raw == received.raw
+        is_equal = sent_buffer.raw == received_buffer.raw
         yield number("peer_access", pair, float(bool(can.value)), 0.0)
         if is_equal:
             for quantity, count in (("peer_latency", min(size, _SMALL_COPY)), ("peer", size)):

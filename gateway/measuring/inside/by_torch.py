@@ -71,8 +71,8 @@ class TorchMeasurer:
 
     def launch(self) -> tuple[float, float]:
         """Seconds of Python for the launch of one short operation."""
-        small = torch.zeros(256, device=self.device)
-        return time_runs(lambda: small.add_(1), lambda: None, self.question["sample_s"])
+        small_tensor = torch.zeros(256, device=self.device)
+        return time_runs(lambda: small_tensor.add_(1), lambda: None, self.question["sample_s"])
 
     def products(self) -> Iterator[tuple[str, Callable[[], tuple[float, float]]]]:
         capability = torch.cuda.get_device_capability(self.device) if self.cuda else (0, 0)
@@ -185,14 +185,16 @@ class TorchMeasurer:
         if self.rank != pair[0]:
             return
         source_device, target_device = self.torch_device(pair[0]), self.torch_device(pair[1])
-        works = not self.cuda or torch.cuda.can_device_access_peer(pair[0], pair[1])
-        sent = torch.randint(-128, 127, (_CHECKED_BYTES,), dtype=torch.int8, device=source_device)
-        received = torch.zeros_like(sent, device=target_device)
-        received.copy_(sent)
-        is_equal = torch.equal(sent.cpu(), received.cpu())
-        yield number("peer_access", pair, float(works), 0.0)
+        is_accessible = not self.cuda or torch.cuda.can_device_access_peer(pair[0], pair[1])
+        sent_tensor = torch.randint(
+            -128, 127, (_CHECKED_BYTES,), dtype=torch.int8, device=source_device
+        )
+        received_tensor = torch.zeros_like(sent_tensor, device=target_device)
+        received_tensor.copy_(sent_tensor)
+        is_equal = torch.equal(sent_tensor.cpu(), received_tensor.cpu())
+        yield number("peer_access", pair, float(is_accessible), 0.0)
         if not is_equal:
-            yield number("peer_broken", pair, float(works), 0.0)
+            yield number("peer_broken", pair, float(is_accessible), 0.0)
             yield {"problem": f"a copy from GPU {pair[0]} to GPU {pair[1]} was corrupted"}
             return
         for quantity, size in (

@@ -89,7 +89,7 @@ def run_part(
     ranks: list[RankProcess], part: dict[str, Any], limit_s: float, result: dict[str, Any]
 ) -> bool:
     """Run a part on all ranks and collect its numbers. False ends the measurement."""
-    deadline_s, waiting, all_done = (
+    deadline_s, waiting_ranks, all_done = (
         time.monotonic() + limit_s,
         {rank.answers: rank for rank in ranks},
         True,
@@ -98,16 +98,16 @@ def run_part(
         for rank in ranks:
             rank.send(part)
             selector.register(rank.answers, selectors.EVENT_READ)
-        while waiting:
+        while waiting_ranks:
             ready = selector.select(max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                late = ", ".join(str(rank.number) for rank in waiting.values())
+                late_ranks = ", ".join(str(rank.number) for rank in waiting_ranks.values())
                 result["problems"].append(
-                    f"{part_text(part)}: nothing came from GPU {late} within {limit_s:.2g} s"
+                    f"{part_text(part)}: nothing came from GPU {late_ranks} within {limit_s:.2g} s"
                 )
                 return False
             for key, _ in ready:
-                rank = waiting[key.fd]
+                rank = waiting_ranks[key.fd]
                 lines = rank.lines()
                 if lines is None:
                     result["problems"].append(
@@ -116,7 +116,7 @@ def run_part(
                     if part["part"] != "own":
                         return False
                     all_done = False
-                    del waiting[key.fd]
+                    del waiting_ranks[key.fd]
                     selector.unregister(key.fd)
                     continue
                 for line in lines:
@@ -127,7 +127,7 @@ def run_part(
                     elif "what" in line:
                         result["numbers"].append(line)
                     else:
-                        del waiting[key.fd]
+                        del waiting_ranks[key.fd]
                         selector.unregister(key.fd)
     return all_done
 
@@ -156,8 +156,8 @@ class RankProcess:
     def lines(self) -> list[dict[str, Any]] | None:
         """New lines of the process. None after its end."""
         text = os.read(self.answers, 1 << 16)
-        *whole, self._rest = (self._rest + text).split(b"\n")
-        return [json.loads(line) for line in whole] if text else None
+        *lines, self._rest = (self._rest + text).split(b"\n")
+        return [json.loads(line) for line in lines] if text else None
 
     def end(self) -> None:
         os.kill(self._pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ def sample_times(
 
 
 def number(
-    quantity: str, gpus: list[int], value: float, spread: float, **more: Any
+    quantity: str, gpus: list[int], value: float, spread: float, **extra_calls: Any
 ) -> dict[str, Any]:
     """A measured number as a message."""
-    return {"what": quantity, "gpus": gpus, "value": value, "spread": spread, **more}
+    return {"what": quantity, "gpus": gpus, "value": value, "spread": spread, **extra_calls}

@@ -144,10 +144,10 @@ class AutomaticTuning:
     def _seconds_idle(self, model: ManagedModel) -> float:
         """Seconds since the last request; running and waiting requests count as now."""
         name, now_s = model.wish.name, time.monotonic()
-        ended = self._traffic.request_counts().get(name, 0.0)
+        ended_count = self._traffic.request_counts().get(name, 0.0)
         last_count, last_s = self._last_requests.get(name, (-1.0, now_s))
-        if ended != last_count or model.has_requests or self._traffic.is_working(name):
-            last_count, last_s = ended, now_s
+        if ended_count != last_count or model.has_requests or self._traffic.is_working(name):
+            last_count, last_s = ended_count, now_s
         self._last_requests[name] = last_count, last_s
         return now_s - last_s
 
@@ -155,5 +155,5 @@ class AutomaticTuning:
 def _plans(model: ManagedModel) -> frozenset[str]:
     """The fingerprints of the served plan and of the plan that should be better."""
     rivals = {model.rival.plan.fingerprint} if model.rival is not None else set()
-    served = {attempt.fingerprint for attempt in model.serving}
-    return frozenset(served | rivals)
+    served_fingerprints = {attempt.fingerprint for attempt in model.serving}
+    return frozenset(served_fingerprints | rivals)

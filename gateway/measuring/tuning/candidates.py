@@ -78,24 +78,24 @@ def pin_layout(wish: Wish, plan: Plan) -> Wish:
     return wish.evolve(engines=(str(plan.engine),), replicas=plan.replicas.value, **layout)
 
 
-def neighbours(about: BasePlan) -> tuple[PlanChange, ...]:
+def neighbours(base: BasePlan) -> tuple[PlanChange, ...]:
     """The candidates that differ from the plan in one respect. The planner may refuse some."""
     return (
-        *_layouts(about),
-        *_cache_dtypes(about),
-        *speculation(about),
-        *_batches(about),
-        *_requests(about),
-        *_graphs(about),
+        *_layouts(base),
+        *_cache_dtypes(base),
+        *speculation(base),
+        *_batches(base),
+        *_requests(base),
+        *_graphs(base),
     )
 
 
-def engine_defaults(about: BasePlan) -> tuple[PlanChange, ...]:
+def engine_defaults(base: BasePlan) -> tuple[PlanChange, ...]:
     """The engine's own batch and cache on one GPU, or on as many as a copy of the plan has.
 
     Choices that the planner leaves to the engine are its defaults already.
     """
-    engine, plan = about.engine, about.plan
+    engine, plan = base.engine, base.plan
     defaults: tuple[tuple[str, Scalar, Choice[int] | Choice[str]], ...] = (
         (_SEQS, engine.default_seqs, plan.max_num_seqs),
         (_TOKENS, engine.default_batched_tokens, plan.max_num_batched_tokens),
@@ -104,10 +104,10 @@ def engine_defaults(about: BasePlan) -> tuple[PlanChange, ...]:
     args = {
         engine.spelling.get(name, name): value
         for name, value, choice in defaults
-        if choice.source in ("memory model", "fact") and _open_flag(about, name)
+        if choice.source in ("memory model", "fact") and _open_flag(base, name)
     }
     fields = {"replicas": 1, "speculative": None, "drafter": None, "num_speculative_tokens": None}
-    wish = about.wish.evolve(**fields, args={**about.wish.args, **args})
+    wish = base.wish.evolve(**fields, args={**base.wish.args, **args})
     sizes = dict.fromkeys((1, plan.tensor_parallel.value) if plan.gpus else (None,))
     return tuple(
         PlanChange("the engine's defaults", "to compare with", wish.evolve(tensor_parallel=size))
@@ -115,15 +115,15 @@ def engine_defaults(about: BasePlan) -> tuple[PlanChange, ...]:
     )
 
 
-def other_engines(owner: Wish, plans: Sequence[Plan], served: Plan) -> tuple[PlanChange, ...]:
+def other_engines(owner: Wish, plans: Sequence[Plan], served_plan: Plan) -> tuple[PlanChange, ...]:
     """The best plan of each engine besides that of the served plan. plans: best first."""
-    best: dict[str, Plan] = {}
+    best_by_engine: dict[str, Plan] = {}
     for plan in plans:
-        best.setdefault(plan.engine.kind, plan)
+        best_by_engine.setdefault(plan.engine.kind, plan)
     return tuple(
         PlanChange(str(plan.engine), "another engine", pin_layout(owner, plan))
-        for kind, plan in best.items()
-        if kind != served.engine.kind
+        for kind, plan in best_by_engine.items()
+        if kind != served_plan.engine.kind
     )
 
 
@@ -135,20 +135,24 @@ def forecast_best(owner: Wish, rival: Rival | None) -> tuple[PlanChange, ...]:
     return (PlanChange(change, rival_words(rival), pin_layout(owner, rival.plan)),)
 
 
-def keeps_quality(plan: Plan, about: BasePlan) -> bool:
+def keeps_quality(plan: Plan, base_plan: BasePlan) -> bool:
     """Whether a plan has the context, inputs, weights and precision of the base plan."""
-    base = about.plan
+    base = base_plan.plan
     is_precise = plan.kv_cache_dtype.value in ("auto", base.kv_cache_dtype.value)
     is_same = plan.drops == base.drops and plan.dtype.value == base.dtype.value
-    return (is_precise or about.allows_lossy) and is_same and is_no_worse(plan, base, about.owner)
+    return (
+        (is_precise or base_plan.allows_lossy)
+        and is_same
+        and is_no_worse(plan, base, base_plan.owner)
+    )
 
 
-def may_win(plan: Plan, about: BasePlan) -> bool:
+def may_win(plan: Plan, base: BasePlan) -> bool:
     """Whether the expectation of a plan is near enough to that of the best plan so far."""
-    if plan.speed is None or about.plan.speed is None:
+    if plan.speed is None or base.plan.speed is None:
         return True
-    best = worth_of(about.plan, about.plan.speed, about.owner)
-    return worth_of(plan, plan.speed, about.owner) >= _MIN_WORTH_SHARE * best
+    best_worth = worth_of(base.plan, base.plan.speed, base.owner)
+    return worth_of(plan, plan.speed, base.owner) >= _MIN_WORTH_SHARE * best_worth
 
 
 def at_once(wish: Wish, plan: Plan) -> int:
@@ -156,107 +160,107 @@ def at_once(wish: Wish, plan: Plan) -> int:
     return max(1, math.ceil(concurrency(wish) / plan.replicas.value))
 
 
-def _layouts(about: BasePlan) -> Iterator[PlanChange]:
+def _layouts(base: BasePlan) -> Iterator[PlanChange]:
     """The same GPUs as copies, tensor parallel ranks, and groups of ranks with shared experts."""
-    owner, plan = about.owner, about.plan
+    owner, plan = base.owner, base.plan
     ranks, copies = plan.tensor_parallel.value, plan.replicas.value
     groups, stages = plan.data_parallel.value, plan.pipeline_parallel.value
     set_by_owner = owner.tensor_parallel or owner.data_parallel or owner.replicas
     if not plan.gpus or stages > 1 or set_by_owner or isinstance(owner.gpus, tuple):
         return
-    whole = ranks * groups * copies
-    sizes = [size for size in range(1, whole + 1) if whole % size == 0]
+    gpu_count = ranks * groups * copies
+    sizes = [size for size in range(1, gpu_count + 1) if gpu_count % size == 0]
     for size in sorted(sizes, key=lambda size: (abs(math.log2(size / ranks)), size)):
-        for spread in sorted({1, whole // size if plan.expert_parallel.value else 1}):
-            count = whole // size // spread
+        for spread in sorted({1, gpu_count // size if plan.expert_parallel.value else 1}):
+            count = gpu_count // size // spread
             if (size, spread, count) != (ranks, groups, copies):
                 text = f"TP={size}" + (f" DP={spread}" if spread > 1 else "")
                 fields = {"data_parallel": spread if spread > 1 else None}
                 yield PlanChange(
                     text + (f", {count} copies" if count > 1 else ""),
                     "fewer ranks exchange less; more ranks read the weights faster",
-                    about.wish.evolve(tensor_parallel=size, replicas=count, **fields),
+                    base.wish.evolve(tensor_parallel=size, replicas=count, **fields),
                 )
 
 
-def _cache_dtypes(about: BasePlan) -> Iterator[PlanChange]:
-    now = about.plan.kv_cache_dtype
-    flag = _open_flag(about, _KV_DTYPE)
+def _cache_dtypes(base: BasePlan) -> Iterator[PlanChange]:
+    now = base.plan.kv_cache_dtype
+    flag = _open_flag(base, _KV_DTYPE)
     if flag is None:
         return
     if now.source == "memory model":
         yield _with_flag(
-            about, _KV_DTYPE, "auto", "the KV cache in full precision", "no accuracy is lost"
+            base, _KV_DTYPE, "auto", "the KV cache in full precision", "no accuracy is lost"
         )
-    dtypes = about.engine.flags[flag].choices or ()
+    dtypes = base.engine.flags[flag].choices or ()
     name = next((name for name in _EIGHT_BITS if name in dtypes), None)
-    if about.allows_lossy and now.value == "auto" and name is not None:
+    if base.allows_lossy and now.value == "auto" and name is not None:
         yield _with_flag(
-            about, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
+            base, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
         )
 
 
-def speculation(about: BasePlan) -> tuple[PlanChange, ...]:
+def speculation(base: BasePlan) -> tuple[PlanChange, ...]:
     """Tokens drafted by layers of the checkpoint, which answers stay the same with.
 
     Drafts from the prompt pay only for prompts that repeat themselves, so they are not tried.
     """
-    owner = about.owner
-    if owner.speculative or owner.drafter or about.plan.speculation.value != "none":
+    owner = base.owner
+    if owner.speculative or owner.drafter or base.plan.speculation.value != "none":
         return ()
     text = "tokens drafted by layers of the checkpoint"
-    return (PlanChange(text, "a step gives several", about.wish.evolve(speculative="mtp")),)
+    return (PlanChange(text, "a step gives several", base.wish.evolve(speculative="mtp")),)
 
 
-def _batches(about: BasePlan) -> Iterator[PlanChange]:
-    now = about.plan.max_num_batched_tokens.value
+def _batches(base: BasePlan) -> Iterator[PlanChange]:
+    now = base.plan.max_num_batched_tokens.value
     for count, reason in (
         (now * 2, "prompts are read in fewer steps"),
         (now // 2, "answers wait less for the prompts of others"),
     ):
-        if _MIN_TOKENS <= count <= _MAX_TOKENS and _open_flag(about, _TOKENS):
-            yield _with_flag(about, _TOKENS, count, f"{count:,} tokens in a batch", reason)
+        if _MIN_TOKENS <= count <= _MAX_TOKENS and _open_flag(base, _TOKENS):
+            yield _with_flag(base, _TOKENS, count, f"{count:,} tokens in a batch", reason)
 
 
-def _requests(about: BasePlan) -> Iterator[PlanChange]:
-    plan, now = about.plan, about.plan.max_num_seqs.value
-    places = at_once(about.owner, plan)
-    if plan.data_parallel.value > 1 or _open_flag(about, _SEQS) is None:
+def _requests(base: BasePlan) -> Iterator[PlanChange]:
+    plan, now = base.plan, base.plan.max_num_seqs.value
+    places = at_once(base.owner, plan)
+    if plan.data_parallel.value > 1 or _open_flag(base, _SEQS) is None:
         return
     if now < places:
         text = f"{min(places, now * 2):,} requests at once"
-        yield _with_flag(about, _SEQS, min(places, now * 2), text, "no request waits for a place")
+        yield _with_flag(base, _SEQS, min(places, now * 2), text, "no request waits for a place")
     fewer = max(_FEW_SEQS, 1 << (places - 1).bit_length())
     if now >= 2 * fewer:
         reason = "no more are expected, and places take memory"
-        yield _with_flag(about, _SEQS, fewer, f"{fewer:,} requests at once", reason)
+        yield _with_flag(base, _SEQS, fewer, f"{fewer:,} requests at once", reason)
 
 
-def _graphs(about: BasePlan) -> Iterator[PlanChange]:
-    plan, places = about.plan, at_once(about.owner, about.plan)
+def _graphs(base: BasePlan) -> Iterator[PlanChange]:
+    plan, places = base.plan, at_once(base.owner, base.plan)
     eager = plan.enforce_eager
-    if eager.value and eager.source != "user" and _open_flag(about, _EAGER):
-        yield _with_flag(about, _EAGER, False, "compiled graphs", "steps start with less work")
-    size = next((name for name in _GRAPH_SIZE if _open_flag(about, name)), None)
-    most = min(places, plan.max_num_seqs.value)
-    if not eager.value and size is not None and most > _OWN_GRAPHS:
-        text = f"graphs for {most:,} requests"
-        yield _with_flag(about, size, most, text, "larger batches run without graphs else")
+    if eager.value and eager.source != "user" and _open_flag(base, _EAGER):
+        yield _with_flag(base, _EAGER, False, "compiled graphs", "steps start with less work")
+    size = next((name for name in _GRAPH_SIZE if _open_flag(base, name)), None)
+    max_batch = min(places, plan.max_num_seqs.value)
+    if not eager.value and size is not None and max_batch > _OWN_GRAPHS:
+        text = f"graphs for {max_batch:,} requests"
+        yield _with_flag(base, size, max_batch, text, "larger batches run without graphs else")
 
 
-def _open_flag(about: BasePlan, planned: str) -> str | None:
+def _open_flag(base: BasePlan, planned_name: str) -> str | None:
     """The engine's name of a flag by the planner's name; None: the engine has none, or the owner
     has set it."""
-    engine = about.engine
-    name = engine.spelling.get(planned, planned)
-    args = about.owner.args.items()
+    engine = base.engine
+    name = engine.spelling.get(planned_name, planned_name)
+    args = base.owner.args.items()
     options = {key.removeprefix("--").replace("_", "-"): value for key, value in args}
-    is_set = planned in canonical(engine, options)
+    is_set = planned_name in canonical(engine, options)
     return name if name in engine.flags and not engine.flags[name].ours and not is_set else None
 
 
 def _with_flag(
-    about: BasePlan, planned: str, value: Scalar, change: str, reason: str
+    base: BasePlan, planned_name: str, value: Scalar, change: str, reason: str
 ) -> PlanChange:
-    name = about.engine.spelling.get(planned, planned)
-    return PlanChange(change, reason, about.wish.evolve(args={**about.wish.args, name: value}))
+    name = base.engine.spelling.get(planned_name, planned_name)
+    return PlanChange(change, reason, base.wish.evolve(args={**base.wish.args, name: value}))

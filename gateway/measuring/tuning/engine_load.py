@@ -37,14 +37,20 @@ async def measure(
     text: prompts are sentences.
     """
     plan = attempt.plan
-    planned = at_once or (plan.speed.concurrency if plan.speed else min(32, plan.at_once))
+    planned_concurrency = at_once or (
+        plan.speed.concurrency if plan.speed else min(32, plan.at_once)
+    )
     job: dict[str, object] = {
         "url": instance.url,
         "key": instance.key,
         "model": attempt.served_name,
         "vocabulary": plan.model.vocab,
     }
-    job |= {"context": plan.max_model_len.value, "levels": sorted({1, planned}), "seconds": seconds}
+    job |= {
+        "context": plan.max_model_len.value,
+        "levels": sorted({1, planned_concurrency}),
+        "seconds": seconds,
+    }
     job |= {"text": text}
     child = await spawn("gateway.measuring.bench", {}, errors=True)
     with contextlib.suppress(OSError):

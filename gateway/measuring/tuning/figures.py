@@ -15,12 +15,12 @@ _BAND = 0.05
 
 def measured_speed(plan: Plan, report: BenchReport) -> Speed:
     """The speed of all copies of the plan, from a report of one copy."""
-    most, copies = report.levels[-1], plan.replicas.value
+    last_level, copies = report.levels[-1], plan.replicas.value
     first = report.first_token_32k_s
     return Speed(
-        stream=estimate(report.stream or most.tokens_per_s, _BAND),
-        total=estimate(most.tokens_per_s * copies, _BAND),
-        concurrency=most.concurrency * copies,
+        stream=estimate(report.stream or last_level.tokens_per_s, _BAND),
+        total=estimate(last_level.tokens_per_s * copies, _BAND),
+        concurrency=last_level.concurrency * copies,
         first_token_2k_s=estimate(report.first_token_2k_s or 0.0, _BAND),
         first_token_32k_s=estimate(first, _BAND) if first is not None else None,
         grade="measured",
@@ -41,14 +41,14 @@ def rebase(report: TuningReport, speed: Speed, ratio: float) -> TuningReport:
 
     The worth of each plan is relative to the served one. A gain below the noise proposes nothing.
     """
-    served, *trials = report.tried
-    tried = (
-        served.evolve(speed=speed),
+    served_plan, *trials = report.tried
+    tried_plans = (
+        served_plan.evolve(speed=speed),
         *(
             trial.evolve(worth=round(trial.worth / ratio, 3)) if trial.worth is not None else trial
             for trial in trials
         ),
     )
-    is_better = (tried[report.best].worth or 0.0) >= MEASURED_GAIN
-    best, wish = (report.best, report.wish) if is_better else (0, None)
-    return report.evolve(tried=tried, best=best, wish=wish)
+    is_better = (tried_plans[report.best].worth or 0.0) >= MEASURED_GAIN
+    best_index, wish = (report.best, report.wish) if is_better else (0, None)
+    return report.evolve(tried=tried_plans, best=best_index, wish=wish)

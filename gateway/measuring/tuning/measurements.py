@@ -50,18 +50,21 @@ class Measurements:
         Conflict, StoreError."""
         self._store.changeable()
         model = self._fleet.model(name)
-        serving = model.serving
-        plans = [attempt.fingerprint for attempt in serving]
+        serving_attempts = model.serving
+        plans = [attempt.fingerprint for attempt in serving_attempts]
         if report.fingerprint not in plans if plans else report.fingerprint is not None:
             raise Conflict(
                 f"The plan of {name} changed since it was measured.",
                 hint=f"The result was not stored. Run `fitserve bench {name}` again.",
             )
         result = await self._store_report(
-            name, serving[0].plan if serving else None, report, _unusable(serving, report)
+            name,
+            serving_attempts[0].plan if serving_attempts else None,
+            report,
+            _unusable(serving_attempts, report),
         )
         if not result.why:
-            await self._compare_plans(model, serving[0])
+            await self._compare_plans(model, serving_attempts[0])
         return result
 
     async def keep_measurement(self, model: ManagedModel, plan: Plan, report: BenchReport) -> None:
@@ -69,16 +72,16 @@ class Measurements:
 
         The measurement of a served plan is also one of the model. Raises StoreError.
         """
-        single, name = for_copies(plan, 1), model.wish.name
+        single_plan, name = for_copies(plan, 1), model.wish.name
         attempt = next((attempt for attempt in model.serving if attempt.plan == plan), None)
         if attempt is not None:
-            await self._store_report(name, single, report)
+            await self._store_report(name, single_plan, report)
         else:
             # Another plan's figures are no measurement of this model.
             fields = {**report.model_dump(), "model": name, "at": time.time()}
             facts_stored = await asyncio.to_thread(self._store.facts)
             facts = learn_from_bench(
-                single, Bench.model_validate(fields), facts_stored, time.time()
+                single_plan, Bench.model_validate(fields), facts_stored, time.time()
             )
             await asyncio.to_thread(self._store.learn_speeds, facts)
         if model.serving:
@@ -93,7 +96,7 @@ class Measurements:
         return speed if speed is not None and speed.grade == "measured" else None
 
     async def _store_report(
-        self, name: str, plan: Plan | None, report: BenchReport, why: str = ""
+        self, name: str, plan: Plan | None, report: BenchReport, reason: str = ""
     ) -> BenchKept:
         now_s = time.time()
         fields = {
@@ -103,21 +106,26 @@ class Measurements:
             "engine": str(plan.engine) if plan else None,
         }
         bench = Bench.model_validate(fields)
-        earlier, facts_known = await asyncio.gather(
+        earlier_benches, facts_known = await asyncio.gather(
             asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts)
         )
-        facts = () if why or plan is None else learn_from_bench(plan, bench, facts_known, now_s)
+        facts = () if reason or plan is None else learn_from_bench(plan, bench, facts_known, now_s)
         await asyncio.to_thread(self._store.add_bench, bench, facts)
-        log.info("measured", model=name, stream=bench.stream, learned=len(facts), why=why or None)
-        return BenchKept(bench, earlier[-1] if earlier else None, why)
+        log.info(
+            "measured", model=name, stream=bench.stream, learned=len(facts), why=reason or None
+        )
+        return BenchKept(bench, earlier_benches[-1] if earlier_benches else None, reason)
 
     async def _learn_measurements(self) -> float:
         for name, model in list(self._fleet.models.items()):
-            serving = model.serving
-            if serving and self._compared_plans.get(name) != serving[0].fingerprint:
-                self._compared_plans[name] = serving[0].fingerprint
-                await self._compare_plans(model, serving[0])
-            if serving:
+            serving_attempts = model.serving
+            if (
+                serving_attempts
+                and self._compared_plans.get(name) != serving_attempts[0].fingerprint
+            ):
+                self._compared_plans[name] = serving_attempts[0].fingerprint
+                await self._compare_plans(model, serving_attempts[0])
+            if serving_attempts:
                 await self._learn(model)
         self._traffic.forget()
         self._compared_plans = {
@@ -128,16 +136,16 @@ class Measurements:
     async def _measured_plan(self, plan: Plan) -> Plan:
         """The plan with its measured speed, where it or one copy of it was measured."""
         facts = KnownFacts(await asyncio.to_thread(self._store.facts))
-        single = for_copies(plan, 1)
-        for form in (plan, single):
+        single_plan = for_copies(plan, 1)
+        for form in (plan, single_plan):
             measured_form = correct_by_measurement(form, facts.of_plan(form.fingerprint))
             if measured_form.speed is not None and measured_form.speed.grade != "predicted":
                 return for_copies(measured_form, plan.replicas.value)
         return plan
 
-    async def _compare_plans(self, model: ManagedModel, serving: Attempt) -> None:
+    async def _compare_plans(self, model: ManagedModel, serving_attempt: Attempt) -> None:
         """Update the measured speed of the serving plan and the better plan, if any."""
-        name, measured_plan = model.wish.name, await self._measured_plan(serving.plan)
+        name, measured_plan = model.wish.name, await self._measured_plan(serving_attempt.plan)
         model.measured = (
             measured_plan
             if measured_plan.speed is not None and measured_plan.speed.grade != "predicted"
@@ -165,11 +173,11 @@ class Measurements:
         """Learn from the traffic of clients."""
         await self._traffic.read(model)
         stretches = self._traffic.due(model)
-        if not stretches or not (serving := model.serving):
+        if not stretches or not (serving_attempts := model.serving):
             return
         try:
             compared = await self._plan_preview.plan_against_running(
-                model, serving[0].plan, stretches
+                model, serving_attempts[0].plan, stretches
             )
             if not compared.learned:
                 return
@@ -188,16 +196,16 @@ class Measurements:
             stretches=len(stretches),
             **parts,
         )
-        await self._compare_plans(model, serving[0])
+        await self._compare_plans(model, serving_attempts[0])
 
 
-def _unusable(serving: list[Attempt], report: BenchReport) -> str:
+def _unusable(serving_attempts: list[Attempt], report: BenchReport) -> str:
     """The reason why nothing can be learned from the measurement, or an empty string."""
     if report.disturbed:
         return report.disturbed
-    if not serving:
+    if not serving_attempts:
         return "the plan of an endpoint is unknown"
-    planned = serving[0].plan.replicas.value
-    if len(serving) != planned:
-        return f"only {len(serving)} of {planned} replicas serve"
+    planned_replicas = serving_attempts[0].plan.replicas.value
+    if len(serving_attempts) != planned_replicas:
+        return f"only {len(serving_attempts)} of {planned_replicas} replicas serve"
     return ""

@@ -118,21 +118,21 @@ class PlanSearch:
     async def check(self) -> None:
         """Raises Conflict if the model cannot be tuned as it is."""
         model, name = self._model, self.wish.name
-        serving = model.serving
+        serving_attempts = model.serving
         is_settled = not (
             model.has_pending_changes or model.is_deleting or model.is_stopped or model.trial
         )
-        if not serving or len(serving) < len(model.replicas) or not is_settled:
+        if not serving_attempts or len(serving_attempts) < len(model.replicas) or not is_settled:
             raise Conflict(
                 f"{name} does not serve with all its copies, so its plans cannot be compared.",
                 hint=f"`fitserve show {name}` shows its state. Try again when it is ready.",
             )
-        if serving[0].plan.model.task != "generate":
+        if serving_attempts[0].plan.model.task != "generate":
             raise Conflict(
                 f"{name} generates no text, so its speed cannot be measured.",
                 hint="Tune a model that generates text.",
             )
-        if not self._options.may_be_away and not await self._fits_beside(serving[0].plan):
+        if not self._options.may_be_away and not await self._fits_beside(serving_attempts[0].plan):
             raise Conflict(
                 f"There is no memory for a second engine of {name} beside the one that serves.",
                 hint=f"`fitserve tune {name} --offline` stops it meanwhile, and brings it back.",
@@ -161,53 +161,59 @@ class PlanSearch:
     async def _search(self) -> str:
         """The reason of its end."""
         attempt = self._model.serving[0]
-        served = attempt.plan
-        engine = await asyncio.to_thread(self._tools.engine, served.engine)
-        wish = pin_layout(self.wish, served)
-        best = BasePlan(self.wish, wish, served, engine, allows_lossy=self._options.allows_lossy)
-        self._uses_sentences = served.speculation.value != "none" or await self._can_speculate(best)
+        served_plan = attempt.plan
+        engine = await asyncio.to_thread(self._tools.engine, served_plan.engine)
+        wish = pin_layout(self.wish, served_plan)
+        best_plan = BasePlan(
+            self.wish, wish, served_plan, engine, allows_lossy=self._options.allows_lossy
+        )
+        self._uses_sentences = served_plan.speculation.value != "none" or await self._can_speculate(
+            best_plan
+        )
         self._trial_s = (attempt.ready_at or attempt.started_at) - attempt.started_at
-        began = time.monotonic()
-        await self._measure_trial("the served plan", "", served, attempt)
-        self._trial_s += time.monotonic() - began
+        start_s = time.monotonic()
+        await self._measure_trial("the served plan", "", served_plan, attempt)
+        self._trial_s += time.monotonic() - start_s
         if self._report.tried[0].speed is None:
             return f"the served plan could not be measured: {self._report.tried[0].problem}"
-        best = self._with_last_speed(best)
+        best_plan = self._with_last_speed(best_plan)
         if self._options.may_be_away:
             if self._options.is_automatic and self._model.rival is None:
                 return "no plan should be better, and none has memory beside the served one"
             self._set_phase("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
             self._report = self._report.evolve(offline=True)
-        self._shapes_tried.add(_fingerprint_without_gpus(served))
-        await self._compare_defaults(best)
-        reason = await self._climb(best)
+        self._shapes_tried.add(_fingerprint_without_gpus(served_plan))
+        await self._compare_defaults(best_plan)
+        reason = await self._climb(best_plan)
         if self._report.wish is not None and self._has_time():
-            await self._confirm_gain(served, attempt)
+            await self._confirm_gain(served_plan, attempt)
         return reason
 
-    async def _compare_defaults(self, served: BasePlan) -> None:
+    async def _compare_defaults(self, served_plan: BasePlan) -> None:
         """Measure the engine's own defaults, where they are another plan."""
-        for candidate in engine_defaults(served):
+        for candidate in engine_defaults(served_plan):
             plan = await self._plan(candidate)
             if plan is not None:
                 self._shapes_tried.add(_fingerprint_without_gpus(plan))
-                is_other = _fingerprint_without_gpus(plan) != _fingerprint_without_gpus(served.plan)
+                is_other = _fingerprint_without_gpus(plan) != _fingerprint_without_gpus(
+                    served_plan.plan
+                )
                 if is_other and self._has_time():
                     await self._measure_trial(candidate.change, candidate.reason, plan)
                 return
 
-    async def _climb(self, best: BasePlan) -> str:
+    async def _climb(self, best_plan: BasePlan) -> str:
         """Try changes of the best plan so far. The reason of the end."""
-        first, without_gain = best, 0
+        first, without_gain = best_plan, 0
         other_engine_plans = other_engines(self.wish, await self._alternatives(), first.plan)
         forecast = forecast_best(self.wish, self._model.rival)
-        candidates = iter((*forecast, *neighbours(best), *other_engine_plans))
+        candidates = iter((*forecast, *neighbours(best_plan), *other_engine_plans))
         while (candidate := next(candidates, None)) is not None:
             plan = await self._plan(candidate)
             if plan is None or _fingerprint_without_gpus(plan) in self._shapes_tried:
                 continue
-            if not (keeps_quality(plan, first) and may_win(plan, best)):
+            if not (keeps_quality(plan, first) and may_win(plan, best_plan)):
                 continue
             if not self._has_time():
                 return "the time is over"
@@ -216,18 +222,18 @@ class PlanSearch:
             if worth is not None and worth > _GAIN * self._best_worth():
                 self._record_best(candidate)
                 engine = await asyncio.to_thread(self._tools.engine, plan.engine)
-                best = BasePlan(
-                    self.wish, candidate.wish, plan, engine, allows_lossy=best.allows_lossy
+                best_plan = BasePlan(
+                    self.wish, candidate.wish, plan, engine, allows_lossy=best_plan.allows_lossy
                 )
-                best = self._with_last_speed(best)
-                candidates, without_gain = iter((*neighbours(best), *other_engine_plans)), 0
+                best_plan = self._with_last_speed(best_plan)
+                candidates, without_gain = iter((*neighbours(best_plan), *other_engine_plans)), 0
                 continue
             without_gain += 1
             if without_gain >= _PATIENCE:
                 return f"the last {_PATIENCE} changes gave nothing"
         return "no change is left to try"
 
-    async def _confirm_gain(self, served: Plan, attempt: Attempt) -> None:
+    async def _confirm_gain(self, served_plan: Plan, attempt: Attempt) -> None:
         """Measure the served plan a second time, as the machine may have been busy before.
 
         Its better figure counts. A plan that is no better than it is not proposed.
@@ -235,16 +241,16 @@ class PlanSearch:
         change = "the served plan, a second time"
         try:
             if self._report.offline:
-                report = await self._start_and_measure(served, change)
+                report = await self._start_and_measure(served_plan, change)
             else:
                 report = await self._measure_attempt(attempt, change)
         except _NoFigures as error:
             log.info("the gain could not be confirmed", model=self.wish.name, reason=str(error))
             return
         if not self._uses_sentences:
-            await self._tools.measurements.keep_measurement(self._model, served, report)
-        speed = measured_speed(served, report)
-        ratio = worth_of(served, speed, self.wish) / self._served_worth
+            await self._tools.measurements.keep_measurement(self._model, served_plan, report)
+        speed = measured_speed(served_plan, report)
+        ratio = worth_of(served_plan, speed, self.wish) / self._served_worth
         if ratio > 1:
             self._report = rebase(self._report, speed, ratio)
 
@@ -298,32 +304,32 @@ class PlanSearch:
     # --- one trial ---
 
     async def _measure_trial(
-        self, change: str, reason: str, plan: Plan, serving: Attempt | None = None
+        self, change: str, reason: str, plan: Plan, serving_attempt: Attempt | None = None
     ) -> float | None:
         """Measure a plan, by the engine that serves or by one of its own. The relative worth; None:
         it could not be measured."""
-        began, trial = time.monotonic(), TriedPlan(change=change, reason=reason)
+        start_s, trial = time.monotonic(), TriedPlan(change=change, reason=reason)
         trial = trial.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
         try:
-            speed = await self._speed(change, plan, serving)
+            speed = await self._speed(change, plan, serving_attempt)
             worth = worth_of(plan, speed, self.wish)
             self._served_worth = self._served_worth or worth
             trial = trial.evolve(speed=speed, worth=round(worth / self._served_worth, 3))
         except _NoFigures as error:
             trial = trial.evolve(problem=str(error))
         self._report = self._report.evolve(tried=(*self._report.tried, trial))
-        self._trial_s = max(self._trial_s, time.monotonic() - began)
+        self._trial_s = max(self._trial_s, time.monotonic() - start_s)
         return trial.worth
 
-    async def _speed(self, change: str, plan: Plan, serving: Attempt | None) -> Speed:
+    async def _speed(self, change: str, plan: Plan, serving_attempt: Attempt | None) -> Speed:
         """The measured speed of a plan. Raises _NoFigures."""
         if self._options.is_automatic and not self._uses_sentences:
             # An earlier search may have ended for a request.
             speed = await self._tools.measurements.tried_speed(plan)
             if speed is not None:
                 return speed
-        if serving is not None:
-            report = await self._measure_attempt(serving, change)
+        if serving_attempt is not None:
+            report = await self._measure_attempt(serving_attempt, change)
         else:
             report = await self._start_and_measure(plan, change)
         # Expectations are about random tokens.
@@ -376,14 +382,15 @@ class PlanSearch:
         """
         name, traffic = self.wish.name, self._tools.traffic
         is_shared = any(
-            set(attempt.plan.devices) & set(serving.plan.devices) for serving in self._model.serving
+            set(attempt.plan.devices) & set(serving_attempt.plan.devices)
+            for serving_attempt in self._model.serving
         )
-        ended = traffic.request_counts().get(name, 0.0)
+        ended_count = traffic.request_counts().get(name, 0.0)
 
         def watch() -> bool:
             self._keep_model_awake()
             self._raise_if_over()
-            is_new = traffic.request_counts().get(name, 0.0) != ended
+            is_new = traffic.request_counts().get(name, 0.0) != ended_count
             return is_shared and (is_new or traffic.is_working(name))
 
         return watch

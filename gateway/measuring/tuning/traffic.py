@@ -85,11 +85,11 @@ class ServedTraffic:
 
     def forget(self) -> None:
         """Drop the readings of engines that stopped serving."""
-        serving = {
+        serving_names = {
             attempt.instance_name for model in self._models.values() for attempt in model.serving
         }
         self._engines = {
-            name: readings for name, readings in self._engines.items() if name in serving
+            name: readings for name, readings in self._engines.items() if name in serving_names
         }
 
     def due(self, model: ManagedModel) -> tuple[Served, ...]:
@@ -148,7 +148,11 @@ class ServedTraffic:
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
         """Ended requests of other models on the same GPUs. None while one of them starts, stops or
         works."""
-        gpus, counts, ended = set(attempt.plan.gpus), dict[str, float](), self.request_counts()
+        gpus, counts, ended_counts = (
+            set(attempt.plan.gpus),
+            dict[str, float](),
+            self.request_counts(),
+        )
         for name, model in self._models.items():
             for replica_beside in model.all_replicas:
                 shares = any(
@@ -160,5 +164,5 @@ class ServedTraffic:
                     continue
                 if replica_beside.stage != "settled" or model.is_deleting or self.is_working(name):
                     return None
-                counts[name] = ended.get(name, 0.0)
+                counts[name] = ended_counts.get(name, 0.0)
         return counts

@@ -26,9 +26,9 @@ class Tunings:
         Conflict."""
         model = self._fleet.model(name)
         if not options.is_automatic and self._running is not None:
-            running = self._running[0]
-            if self._searches[running].report.automatic:
-                await self.stop(running, "its owner tunes by order")
+            running_name = self._running[0]
+            if self._searches[running_name].report.automatic:
+                await self.stop(running_name, "its owner tunes by order")
         self._refuse_second()
         search = PlanSearch(model, self._tools, options)
         await search.check()
@@ -47,11 +47,11 @@ class Tunings:
         """The running or last search of a model. Raises NotFound."""
         return self._search(name).report
 
-    async def stop(self, name: str, why: str = "its owner stopped it") -> TuningReport:
+    async def stop(self, name: str, reason: str = "its owner stopped it") -> TuningReport:
         """End the running search of a model, if any. why: for people. Raises NotFound."""
         search = self._search(name)
         if self._running is not None and self._running[0] == name:
-            self._running[1].cancel(why)
+            self._running[1].cancel(reason)
             await asyncio.wait({self._running[1]})
         return search.report
 

@@ -36,33 +36,37 @@ def scan_cache(cache: Path) -> CacheScan:
         info = scan_cache_dir(cache)
     except CacheNotFound:
         return CacheScan(None, {})
-    whole = {repo.repo_path for repo in info.repos}
-    missing: dict[tuple[str, str], tuple[str, ...]] = {}
-    damaged = [
-        _repository(folder, missing)
+    whole_paths = {repo.repo_path for repo in info.repos}
+    missing_files: dict[tuple[str, str], tuple[str, ...]] = {}
+    damaged_repos = [
+        _repository(folder, missing_files)
         for folder in sorted(cache.glob(f"{_MODELS}*"))
-        if folder not in whole and (folder / "snapshots").is_dir()
+        if folder not in whole_paths and (folder / "snapshots").is_dir()
     ]
-    damaged_bytes = sum(repo.size_on_disk for repo in damaged)
-    joined = dataclasses.replace(
-        info, repos=info.repos | frozenset(damaged), size_on_disk=info.size_on_disk + damaged_bytes
+    damaged_bytes = sum(repo.size_on_disk for repo in damaged_repos)
+    joined_info = dataclasses.replace(
+        info,
+        repos=info.repos | frozenset(damaged_repos),
+        size_on_disk=info.size_on_disk + damaged_bytes,
     )
-    return CacheScan(joined, missing)
+    return CacheScan(joined_info, missing_files)
 
 
-def _repository(folder: Path, missing: dict[tuple[str, str], tuple[str, ...]]) -> CachedRepoInfo:
+def _repository(
+    folder: Path, missing_files: dict[tuple[str, str], tuple[str, ...]]
+) -> CachedRepoInfo:
     from huggingface_hub import CachedRepoInfo
 
     name = folder.name.removeprefix(_MODELS).replace("--", "/")
     refs = _refs(folder / "refs")
     revisions = []
     for snapshot in sorted(path for path in (folder / "snapshots").iterdir() if path.is_dir()):
-        revision, lost = _revision(snapshot, refs.get(snapshot.name, set()))
+        revision, lost_files = _revision(snapshot, refs.get(snapshot.name, set()))
         revisions.append(revision)
-        if lost:
-            missing[name, snapshot.name] = lost
+        if lost_files:
+            missing_files[name, snapshot.name] = lost_files
     blobs = {file.blob_path: file for revision in revisions for file in revision.files}.values()
-    changed = folder.stat()
+    folder_stat = folder.stat()
     return CachedRepoInfo(
         repo_id=name,
         repo_type="model",
@@ -70,8 +74,12 @@ def _repository(folder: Path, missing: dict[tuple[str, str], tuple[str, ...]]) -
         size_on_disk=sum(file.size_on_disk for file in blobs),
         nb_files=len(blobs),
         revisions=frozenset(revisions),
-        last_accessed=max((file.blob_last_accessed for file in blobs), default=changed.st_atime),
-        last_modified=max((file.blob_last_modified for file in blobs), default=changed.st_mtime),
+        last_accessed=max(
+            (file.blob_last_accessed for file in blobs), default=folder_stat.st_atime
+        ),
+        last_modified=max(
+            (file.blob_last_modified for file in blobs), default=folder_stat.st_mtime
+        ),
     )
 
 
@@ -79,14 +87,14 @@ def _revision(snapshot: Path, refs: set[str]) -> tuple[CachedRevisionInfo, tuple
     """The revision of a snapshot folder, and the files that it lacks."""
     from huggingface_hub import CachedRevisionInfo
 
-    files, missing = [], []
+    files, lost_files = [], []
     for path in sorted(snapshot.glob("**/*")):
         if path.is_dir():
             continue
         try:
             files.append(_file(path))
         except FileNotFoundError:
-            missing.append(path.relative_to(snapshot).as_posix())
+            lost_files.append(path.relative_to(snapshot).as_posix())
     modified = [file.blob_last_modified for file in files]
     sizes = {file.blob_path: file.size_on_disk for file in files}
     revision = CachedRevisionInfo(
@@ -97,7 +105,7 @@ def _revision(snapshot: Path, refs: set[str]) -> tuple[CachedRevisionInfo, tuple
         refs=frozenset(refs),
         last_modified=max(modified, default=snapshot.stat().st_mtime),
     )
-    return revision, tuple(missing)
+    return revision, tuple(lost_files)
 
 
 def _file(path: Path) -> CachedFileInfo:

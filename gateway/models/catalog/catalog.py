@@ -171,7 +171,7 @@ def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: H
 
 def weight_files(files: Files) -> list[str]:
     """The safetensors files that make up the model; empty when it has no weights here."""
-    present = sorted(name for name in files.names if name.endswith(".safetensors"))
+    present_names = sorted(name for name in files.names if name.endswith(".safetensors"))
     if INDEX in files.names:
         weight_map = _json_object(files, INDEX, MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not all(
@@ -184,18 +184,19 @@ def weight_files(files: Files) -> list[str]:
         shards = sorted(set(weight_map.values()))
         _check_complete(files, shards, f"that {INDEX} lists")
         return shards
-    if "model.safetensors" in present:
+    if "model.safetensors" in present_names:
         return ["model.safetensors"]
-    foreign = sorted(name for name in files.names if name.endswith(_FOREIGN_SUFFIXES))
-    if not present and foreign:
+    foreign_names = sorted(name for name in files.names if name.endswith(_FOREIGN_SUFFIXES))
+    if not present_names and foreign_names:
         raise BadModel(
-            f"The weights are in {files.location(foreign[0])}, and only safetensors are served.",
+            f"The weights are in {files.location(foreign_names[0])}, and only safetensors are"
+            " served.",
             hint=(
                 "Convert them to safetensors with save_pretrained of transformers, or choose a"
                 " repository that has safetensors."
             ),
         )
-    matches = [match for match in map(_SHARD.fullmatch, present) if match is not None]
+    matches = [match for match in map(_SHARD.fullmatch, present_names) if match is not None]
     for begin, count in sorted(
         {
             (match["begin"], match["count"])
@@ -207,20 +208,20 @@ def weight_files(files: Files) -> list[str]:
             f"{begin}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)
         ]
         _check_complete(files, shards, "that their names count")
-    return present
+    return present_names
 
 
 def _check_complete(files: Files, shards: list[str], origin: str) -> None:
     """Raises BadModel where shards are missing. origin: where their names come from."""
-    missing = [shard for shard in shards if shard not in files.names]
-    if missing:
-        rest = len(missing) - _MAX_NAMED_SHARDS
-        rest_words = f" and {rest} more" if rest > 0 else ""
-        are = "are" if len(missing) > 1 else "is"
-        names = ", ".join(map(files.location, missing[:_MAX_NAMED_SHARDS]))
+    missing_shards = [shard for shard in shards if shard not in files.names]
+    if missing_shards:
+        unnamed_count = len(missing_shards) - _MAX_NAMED_SHARDS
+        rest_words = f" and {unnamed_count} more" if unnamed_count > 0 else ""
+        are = "are" if len(missing_shards) > 1 else "is"
+        names = ", ".join(map(files.location, missing_shards[:_MAX_NAMED_SHARDS]))
         raise BadModel(
             f"{names}{rest_words} {are} missing,"
-            f" {len(missing)} of the {len(shards)} shards {origin}.",
+            f" {len(missing_shards)} of the {len(shards)} shards {origin}.",
             hint="Download or copy the model again.",
         )
 

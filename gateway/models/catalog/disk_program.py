@@ -31,7 +31,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
     """Sizes in bytes of the cache, of each revision in it and of each engine."""
     cache = Path(job.cache)
     existing = next(parent for parent in (cache, *cache.parents) if parent.is_dir())
-    info, missing = scan_cache(cache)
+    info, missing_files = scan_cache(cache)
     revisions = [
         {
             "repo": repo.repo_id,
@@ -42,7 +42,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
             ),
             "names": sorted(ref for ref in revision.refs if not ref.startswith(_GATEWAY_REFS)),
             "ours": any(ref.startswith(_GATEWAY_REFS) for ref in revision.refs),
-            "missing": missing.get((repo.repo_id, revision.commit_hash), ()),
+            "missing": missing_files.get((repo.repo_id, revision.commit_hash), ()),
         }
         for repo in (info.repos if info is not None else ())
         if repo.repo_type == "model"
@@ -63,7 +63,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
 
 def remove_weights(job: DiskJob) -> dict[str, Any]:
     """Remove the revisions of the job; blobs that other revisions use stay."""
-    freed, revisions, disk = 0, [], HubCache(Path(job.cache), Path(job.notes))
+    freed_bytes, revisions, disk = 0, [], HubCache(Path(job.cache), Path(job.notes))
     for repo, commit in job.remove:
         info, _ = scan_cache(Path(job.cache))
         if info is None:
@@ -77,9 +77,9 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
         strategy = dataclasses.replace(info, repos=copies).delete_revisions(commit)
         disk.forget(repo, commit)
         strategy.execute()
-        freed += strategy.expected_freed_size
+        freed_bytes += strategy.expected_freed_size
         revisions.append([repo, commit])
-    return {"freed_bytes": freed, "removed": revisions}
+    return {"freed_bytes": freed_bytes, "removed": revisions}
 
 
 def _engine(data: Path, folder: Path) -> dict[str, Any]:

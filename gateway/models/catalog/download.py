@@ -144,8 +144,8 @@ class Rate:
     def add(self, bytes_done: int) -> float | None:
         """Bytes a second after `bytes_done` bytes; None: nothing was downloaded yet."""
         self._samples.append((time.monotonic(), bytes_done))
-        (began, first), (ended, last) = self._samples[0], self._samples[-1]
-        return (last - first) / (ended - began) if last > first and ended > began else None
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
 
 
 def _progress_text(repo: str, progress: DownloadProgress, rate: Rate) -> str:
@@ -167,8 +167,8 @@ async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
     Raises BadModel with the failure that the child reports.
     """
     # The library's warnings hold signed addresses.
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
-    child = await spawn(_PROGRAM, {"HF_HOME": job.notes, **quiet})
+    quiet_env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
+    child = await spawn(_PROGRAM, {"HF_HOME": job.notes, **quiet_env})
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job, default=secret_text).encode() + b"\n")

@@ -91,15 +91,15 @@ def _write(progress: DownloadProgress) -> None:
 @contextmanager
 def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
     """Report progress in the background, without the downloads of other programs."""
-    ended, blobs = threading.Event(), disk.repository(listing.repo) / "blobs"
-    foreign = set(blobs.glob("*.incomplete"))
+    end_event, blobs = threading.Event(), disk.repository(listing.repo) / "blobs"
+    foreign_paths = set(blobs.glob("*.incomplete"))
 
     def report() -> None:
         folder = disk.snapshot(listing.repo, listing.commit)
         total, last = sum(listing.files.values()), -1
-        while not ended.wait(REPORT_INTERVAL_S):
-            unfinished = set(blobs.glob("*.incomplete")) - foreign
-            paths = (*(folder / name for name in listing.files), *unfinished)
+        while not end_event.wait(REPORT_INTERVAL_S):
+            unfinished_paths = set(blobs.glob("*.incomplete")) - foreign_paths
+            paths = (*(folder / name for name in listing.files), *unfinished_paths)
             done_bytes = min(sum(size_of(path) or 0 for path in paths), total)
             if done_bytes != last:
                 _write(DownloadProgress(done_bytes, total))
@@ -110,24 +110,26 @@ def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        end_event.set()
         thread.join()
 
 
 @contextmanager
 def _memory_limit() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     _lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard_limit))
 
 
 def _lower_limit(kind: int, limit: int) -> None:
     """Lower a resource limit; a limit of the gateway that is lower stays."""
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    soft, hard_limit = resource.getrlimit(kind)
+    resource.setrlimit(
+        kind, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard_limit)
+    )
 
 
 def _exit_at_end_of_stdin() -> None:
@@ -177,21 +179,21 @@ def check_disk_space(disk: HubCache, listing: Listing) -> None:
             blob is not None and size_of(blobs / blob) == size
         )
 
-    missing = sum(size for path, size in listing.files.items() if not is_in_cache(path, size))
-    if not missing:
+    missing_bytes = sum(size for path, size in listing.files.items() if not is_in_cache(path, size))
+    if not missing_bytes:
         return
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(cache).free
+        free_bytes = shutil.disk_usage(cache).free
     except OSError as error:
         raise BadModel(
             f"The folder {cache} cannot be made: {error.strerror}.",
             hint="Set FITSERVE_MODELS_DIR to a folder that the gateway can write.",
         ) from None
-    if missing + MARGIN_BYTES > free:
+    if missing_bytes + MARGIN_BYTES > free_bytes:
         raise BadModel(
-            f"The download needs {words(missing + MARGIN_BYTES)} (1 GiB of it as a margin), and"
-            f" {words(free)} are free at {cache}.",
+            f"The download needs {words(missing_bytes + MARGIN_BYTES)} (1 GiB of it as a margin),"
+            f" and {words(free_bytes)} are free at {cache}.",
             hint=(
                 "Free space there (`fitserve df` lists unused weights), or set FITSERVE_MODELS_DIR"
                 " to a folder on a larger disk."
@@ -215,9 +217,9 @@ def fetch(job: Job, hub: Hub, listing: Listing) -> None:
         _drop_orphans(disk.repository(job.repo))
         if _remove_wrong_sizes(disk, listing):
             _transfer(job, hub, listing)
-            if wrong := _remove_wrong_sizes(disk, listing):
+            if wrong_files := _remove_wrong_sizes(disk, listing):
                 raise BadModel(
-                    f"The download of {job.repo} is not complete: {', '.join(wrong[:5])}.",
+                    f"The download of {job.repo} is not complete: {', '.join(wrong_files[:5])}.",
                     hint="Start the download again.",
                 )
         _check_digests(disk, listing)
@@ -300,9 +302,9 @@ def _allow_reading(disk: HubCache, listing: Listing) -> None:
     ):
         # Files of another user of the cache keep the rights that this user gave.
         with suppress(OSError):
-            present = stat.S_IMODE(path.stat().st_mode)
-            if present & mode != mode:
-                path.chmod(present | mode)
+            current_mode = stat.S_IMODE(path.stat().st_mode)
+            if current_mode & mode != mode:
+                path.chmod(current_mode | mode)
 
 
 def _protect(disk: HubCache, listing: Listing) -> None:
@@ -318,13 +320,13 @@ def _remove_wrong_sizes(disk: HubCache, listing: Listing) -> list[str]:
 
     Returns a line for each of them, and for each missing file.
     """
-    wrong = []
+    wrong_files = []
     for path, size in listing.files.items():
-        present = size_of(disk.snapshot(listing.repo, listing.commit) / path)
-        if present != size:
+        current_size = size_of(disk.snapshot(listing.repo, listing.commit) / path)
+        if current_size != size:
             _remove(disk, listing, path)
-            wrong.append(f"{path} has {present or 0} of {size} bytes")
-    return wrong
+            wrong_files.append(f"{path} has {current_size or 0} of {size} bytes")
+    return wrong_files
 
 
 def _remove(disk: HubCache, listing: Listing, name: str) -> None:

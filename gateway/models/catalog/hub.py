@@ -121,10 +121,11 @@ class Hub:
                 listing = self._request_listing(repo, commit or revision)
                 self.disk.keep(listing)
             except HubUnreachable:
-                local = commit or self.disk.commit_of(repo, revision)
+                local_commit = commit or self.disk.commit_of(repo, revision)
                 listing = (
-                    self.disk.listing(repo, local) or self.disk.local_files(repo, local)
-                    if local is not None
+                    self.disk.listing(repo, local_commit)
+                    or self.disk.local_files(repo, local_commit)
+                    if local_commit is not None
                     else None
                 )
                 if listing is None or self.disk.folder_of(repo, listing.commit) is None:
@@ -180,11 +181,11 @@ class Hub:
                 f"{self.place} returned {repo} at commit {commit[0]} instead of {revision}.",
                 hint="The Hub returned another commit than requested; check FITSERVE_HF_ENDPOINT.",
             )
-        outside = [path for path in sizes if not stays_inside(path)]
-        if outside:
+        outside_paths = [path for path in sizes if not stays_inside(path)]
+        if outside_paths:
             raise BadModel(
-                f"{self.place} lists a file {str(outside[0])[:200]!a} of {repo}, whose path can"
-                " leave the repository's folder.",
+                f"{self.place} lists a file {str(outside_paths[0])[:200]!a} of {repo}, whose path"
+                " can leave the repository's folder.",
                 hint="Nothing was downloaded. Choose another repository, or another Hub.",
             )
         return Listing(
@@ -244,20 +245,21 @@ class Hub:
     def fetch(self, listing: Listing, name: str) -> bytes:
         """A small file, of exactly its listed size. Raises BadModel."""
         size = listing.files[name]
-        cached = self.disk.small_file(listing.repo, listing.commit, name)
+        cached_path = self.disk.small_file(listing.repo, listing.commit, name)
         with suppress(OSError):
-            if len(data := cached.read_bytes()) == size:
+            if len(data := cached_path.read_bytes()) == size:
                 return data
         # The library's hf_hub_download would write an answer of any length.
         data = self.part(listing, name, 0, size + 1)
         if len(data) != size:
-            sent = "more" if len(data) > size else f"only {len(data)}"
+            amount_words = "more" if len(data) > size else f"only {len(data)}"
             raise BadModel(
-                f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends {sent}.",
+                f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends"
+                f" {amount_words}.",
                 hint="Try again later.",
             )
         with self.explain_errors(listing.repo, listing.commit):
-            write_atomically(cached, data)
+            write_atomically(cached_path, data)
         return data
 
     def part(self, listing: Listing, name: str, offset: int, length: int) -> bytes:
@@ -289,12 +291,12 @@ class Hub:
         ) as response:
             utils.hf_raise_for_status(response)
             skip = 0 if response.status_code == 206 else offset
-            received = bytearray()
+            received_bytes = bytearray()
             for chunk in response.iter_raw():
-                received += chunk
-                if len(received) >= skip + length:
+                received_bytes += chunk
+                if len(received_bytes) >= skip + length:
                     break
-        return bytes(received[skip : skip + length])
+        return bytes(received_bytes[skip : skip + length])
 
     @property
     def auth(self) -> str | bool:
@@ -374,8 +376,8 @@ class Hub:
             )
         if isinstance(error, OSError) and error.errno is not None:
             path = Path(os.fsdecode(error.filename or self.disk.notes))
-            full = unwritten(f"{path} cannot be written", path.parent, error, "")
-            return BadModel(full.message, hint=full.hint)
+            disk_error = unwritten(f"{path} cannot be written", path.parent, error, "")
+            return BadModel(disk_error.message, hint=disk_error.hint)
         return HubUnreachable(
             f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
             f" ({short_reason(error)}).",

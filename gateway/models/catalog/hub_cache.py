@@ -195,7 +195,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def stays_inside(path: Any) -> bool:
     """Whether a path of a listing stays below the repository's folder."""
     try:
-        plain = (
+        is_plain = (
             isinstance(path, str)
             and len(path.encode()) <= _MAX_PATH_CHARACTERS
             and "\0" not in path
@@ -203,4 +203,4 @@ def stays_inside(path: Any) -> bool:
         )
     except UnicodeEncodeError:
         return False
-    return plain and not any(part in ("", ".", "..") for part in path.split("/"))
+    return is_plain and not any(part in ("", ".", "..") for part in path.split("/"))

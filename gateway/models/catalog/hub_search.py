@@ -120,8 +120,8 @@ def search_hub(
         return models[:limit]
     models = _sort_by_usage(models)
     if use == "code":  # those made for code are few among the most used
-        general = [model for model in models if not model.is_for_code]
-        models = _interleave([[model for model in models if model.is_for_code], general])
+        general_models = [model for model in models if not model.is_for_code]
+        models = _interleave([[model for model in models if model.is_for_code], general_models])
     return models[:limit]
 
 
@@ -158,8 +158,10 @@ def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
     """Models in these folders or below, with all these words in their paths. Raises BadRequest for
     a folder that is not there."""
     starts = [_absolute(start) for start in folders]
-    if missing := [start for start in starts if not _is_folder(start)]:
-        raise BadRequest(f"There is no folder {str(missing[0])[:200]}.", hint="Correct the folder.")
+    if missing_paths := [start for start in starts if not _is_folder(start)]:
+        raise BadRequest(
+            f"There is no folder {str(missing_paths[0])[:200]}.", hint="Correct the folder."
+        )
     candidates = (
         FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)
     )
@@ -210,10 +212,10 @@ def _count_parameters(safetensors: object) -> int:
     return total if isinstance(total, int) else 0
 
 
-def _counted_days(created: object) -> float:
+def _counted_days(created_at: object) -> float:
     """The days that the Hub's count of downloads covers: 30, fewer for a new repository."""
     try:
-        age = datetime.now(UTC) - datetime.fromisoformat(str(created))
+        age = datetime.now(UTC) - datetime.fromisoformat(str(created_at))
     except (ValueError, TypeError):
         return _COUNT_DAYS
     return min(_COUNT_DAYS, max(1.0, age.total_seconds() / _DAY_S))
@@ -226,8 +228,10 @@ def _base(tags: Sequence[str]) -> str:
 
 def _interleave(lists: Sequence[Sequence[FoundModel]]) -> list[FoundModel]:
     """The firsts of all lists, then the seconds, each model once."""
-    longest = max(map(len, lists), default=0)
-    turns = (models[place] for place in range(longest) for models in lists if place < len(models))
+    max_length = max(map(len, lists), default=0)
+    turns = (
+        models[place] for place in range(max_length) for models in lists if place < len(models)
+    )
     return list({model.name: model for model in turns}.values())
 
 

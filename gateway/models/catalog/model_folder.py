@@ -35,10 +35,12 @@ def reach(folder: Path) -> Path:
 def shared_blobs(folder: Path) -> Path | None:
     """The folder of blobs that the repositories of the cache share; None: there is none."""
     repository = reach(folder)
-    shared = repository.parent / "blobs"
+    shared_folder = repository.parent / "blobs"
     return (
-        shared
-        if repository != folder and _is_folder(shared) and (shared / _SHARED_MARK).is_file()
+        shared_folder
+        if repository != folder
+        and _is_folder(shared_folder)
+        and (shared_folder / _SHARED_MARK).is_file()
         else None
     )
 
@@ -52,9 +54,12 @@ def check_reach(descriptor: int, folder: Path, place: str) -> None:
 
     The kernel knows the path of the open file, so a link that changes in between has no effect.
     """
-    root, shared = reach(folder), shared_blobs(folder)
-    opened = Path(f"/proc/self/fd/{descriptor}").readlink()
-    if not (opened.is_relative_to(root) or (shared is not None and opened.is_relative_to(shared))):
+    root, shared_folder = reach(folder), shared_blobs(folder)
+    open_path = Path(f"/proc/self/fd/{descriptor}").readlink()
+    if not (
+        open_path.is_relative_to(root)
+        or (shared_folder is not None and open_path.is_relative_to(shared_folder))
+    ):
         raise BadModel(
             f"{place} is a link to a file outside of {root}, which an engine cannot read.",
             hint="Replace the link by the file itself.",

@@ -109,7 +109,7 @@ def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
     except msgspec.ValidationError:
         _refuse_entry(place, entries)
     tensors: dict[str, Tensor] = {}
-    end = covered = 0
+    end = covered_bytes = 0
     for name, entry in checked.items():
         dtype, shape, (start, stop) = entry.dtype, entry.shape, entry.data_offsets
         bits = _BITS.get(dtype)
@@ -120,7 +120,7 @@ def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
                 f" {start} to {stop}",
             )
         end = max(end, stop)
-        covered += stop - start
+        covered_bytes += stop - start
         tensors[name] = Tensor(dtype, shape)
     if end != data_bytes:
         fault = "is cut off" if end > data_bytes else "is longer"
@@ -129,7 +129,7 @@ def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
             f"its header describes {end} bytes of weights and the file has {data_bytes}, so it"
             f" {fault}",
         )
-    if covered != end:
+    if covered_bytes != end:
         _refuse(place, "its tensors overlap or leave holes")
     return tensors
 

@@ -27,13 +27,13 @@ def _decoder(
     fields: Fields,
     family: str,
     path: str,
-    *around: str,
+    *surrounding_names: str,
     bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
     tied: bool = False,
 ) -> Blueprint:
-    """A decoder of equal layers with the norms `around`."""
+    """A decoder of equal layers with the norms `surrounding_names`."""
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
@@ -43,7 +43,9 @@ def _decoder(
     linears += mlp(
         f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias
     )
-    parameters = ends(fields, path, tied=tied) + norms(layer, len(numbers), hidden, *around)
+    parameters = ends(fields, path, tied=tied) + norms(
+        layer, len(numbers), hidden, *surrounding_names
+    )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
@@ -67,7 +69,7 @@ def glm4(fields: Fields, family: str, path: str) -> Blueprint:
 def olmo(fields: Fields, family: str, path: str) -> Blueprint:
     """OLMo 2 and 3: one norm over all heads, replicated on every rank."""
     bias = fields.flag("attention_bias")
-    plain = _decoder(
+    plain_blueprint = _decoder(
         fields,
         family,
         path,
@@ -77,11 +79,15 @@ def olmo(fields: Fields, family: str, path: str) -> Blueprint:
         out_bias=bias,
     )
     heads, kv_heads, head_dim = heads_of(fields, family)
-    layers, inner = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
-    parameters = norms(inner, layers, heads * head_dim, "q_norm") + norms(
-        inner, layers, kv_heads * head_dim, "k_norm"
+    layers, attention_path = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
+    parameters = norms(attention_path, layers, heads * head_dim, "q_norm") + norms(
+        attention_path, layers, kv_heads * head_dim, "k_norm"
     )
-    return Blueprint(plain.linears, plain.attention, (*plain.parameters, *parameters))
+    return Blueprint(
+        plain_blueprint.linears,
+        plain_blueprint.attention,
+        (*plain_blueprint.parameters, *parameters),
+    )
 
 
 def cohere(fields: Fields, family: str, path: str) -> Blueprint:

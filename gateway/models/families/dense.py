@@ -43,11 +43,11 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
         fused=is_fused,
         bias=mlp_bias,
     )
-    around = ["input_layernorm", "post_attention_layernorm"]
+    surrounding_names = ["input_layernorm", "post_attention_layernorm"]
     if family in _FOUR_NORMS:
-        around += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        surrounding_names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     parameters = ends(fields, path, tied=family in _GEMMA) + norms(
-        layer, len(numbers), hidden, *around
+        layer, len(numbers), hidden, *surrounding_names
     )
     if family == "gemma2":
         # The head is always the embedding (models/gemma2.py).

@@ -48,7 +48,7 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
         f"{path}.embeddings.LayerNorm", 1, hidden
     )
     parameters += _embeddings(
-        f"{path}.embeddings", rows, hidden, whole=family != "bert" and WHOLE_POSITIONS in traits
+        f"{path}.embeddings", rows, hidden, is_whole=family != "bert" and WHOLE_POSITIONS in traits
     )
     for name in ("attention.output.LayerNorm", "output.LayerNorm"):
         parameters += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
@@ -151,9 +151,9 @@ def _qkv(
 
 
 def _embeddings(
-    path: str, rows: Mapping[str, int], hidden: int, *, whole: bool = False
+    path: str, rows: Mapping[str, int], hidden: int, *, is_whole: bool = False
 ) -> list[TensorGroup]:
-    shard: Shard = "replicated" if whole else "vocab"
+    shard: Shard = "replicated" if is_whole else "vocab"
     return [
         tensor(f"{path}.{name}.weight", 1, count, hidden, shard=shard)
         for name, count in rows.items()

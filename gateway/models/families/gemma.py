@@ -48,10 +48,10 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    shared = fields.integer("num_kv_shared_layers", default=0, minimum=0)
-    if shared >= len(numbers):
+    shared_count = fields.integer("num_kv_shared_layers", default=0, minimum=0)
+    if shared_count >= len(numbers):
         raise fields.wrong("num_kv_shared_layers", "less than the number of layers")
-    first = len(numbers) - shared
+    first = len(numbers) - shared_count
     width = fields.integer("intermediate_size")
     linears = mlp(f"{layer}.mlp", numbers[:first], hidden, width)
     linears += mlp(
@@ -61,35 +61,35 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         width * (2 if fields.flag("use_double_wide_mlp") else 1),
     )
     parameters = ends(fields, path, tied=True)
-    around = [
+    surrounding_names = [
         "input_layernorm",
         "post_attention_layernorm",
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ]
     groups = []
-    early = EARLY_GEMMA4 in traits
+    is_early = EARLY_GEMMA4 in traits
     for heads in _heads(fields, numbers):
         own_numbers = [number for number in heads.numbers if number < first]
-        projecting = heads.numbers if early else own_numbers
+        projecting = heads.numbers if is_early else own_numbers
         linears += _projections(
             heads, hidden, f"{layer}.self_attn", projecting, bias=fields.flag("attention_bias")
         )
         parameters += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
         parameters += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
-        placed = heads.numbers if SHARED_LAYERS_HAVE_PLACES in traits else own_numbers
-        if placed:
-            groups.append(heads.group(placed))
+        placed_numbers = heads.numbers if SHARED_LAYERS_HAVE_PLACES in traits else own_numbers
+        if placed_numbers:
+            groups.append(heads.group(placed_numbers))
     if fields.config.get("num_experts") is not None:
-        inputs, inner = _mixture(fields, layer, numbers, hidden, early=early)
-        linears, parameters = linears + inputs, parameters + inner
-        around += [
+        inputs, inner_groups = _mixture(fields, layer, numbers, hidden, is_early=is_early)
+        linears, parameters = linears + inputs, parameters + inner_groups
+        surrounding_names += [
             "pre_feedforward_layernorm_2",
             "post_feedforward_layernorm_1",
             "post_feedforward_layernorm_2",
         ]
-    inputs, inner = _layer_inputs(fields, path, numbers, hidden)
-    parameters += inner + norms(layer, len(numbers), hidden, *around)
+    inputs, inner_groups = _layer_inputs(fields, path, numbers, hidden)
+    parameters += inner_groups + norms(layer, len(numbers), hidden, *surrounding_names)
     return Blueprint(tuple(linears + inputs), tuple(groups), tuple(parameters))
 
 
@@ -132,21 +132,21 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
         raise fields.wrong(
             "layer_types", f"a list of {len(numbers)} times full_attention or sliding_attention"
         )
-    full = [
+    full_numbers = [
         number for number in numbers if kinds[number] == "full_attention" or number == numbers[-1]
     ]
-    sliding = sorted(set(numbers) - set(full))
+    sliding = sorted(set(numbers) - set(full_numbers))
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     head_dim = fields.integer("head_dim", default=256)
-    wide, global_dim = _full_heads(fields, full)
+    global_heads, global_dim = _full_heads(fields, full_numbers)
     groups = [
         _Heads("sliding", sliding, heads, kv_heads, head_dim, fields.integer("sliding_window")),
-        _Heads("full", full, heads, wide, global_dim, None),
+        _Heads("full", full_numbers, heads, global_heads, global_dim, None),
     ]
     return [kind for kind in groups if kind.numbers]
 
 
-def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
+def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
     """(KV heads, head size) of the full layers: one value, or one per layer from transformers
     5.19."""
     kv_heads, head_dim = (
@@ -154,17 +154,18 @@ def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
         fields.integer("head_dim", default=256),
     )
     if fields.config.get("per_layer_config") is None:
-        wide = (
+        global_heads = (
             fields.integer("num_global_key_value_heads", default=kv_heads)
             if fields.flag("attention_k_eq_v")
             else kv_heads
         )
-        return wide, fields.integer("global_head_dim", default=512)
+        return global_heads, fields.integer("global_head_dim", default=512)
     layers = {
-        name.lstrip("0") or "0": of for name, of in fields.mapping("per_layer_config", {}).items()
+        name.lstrip("0") or "0": layer_config
+        for name, layer_config in fields.mapping("per_layer_config", {}).items()
     }
     full_heads = set()
-    for number in full:
+    for number in full_numbers:
         layer_fields = layers.get(str(number), {})
         if not isinstance(layer_fields, Mapping):
             raise fields.wrong("per_layer_config", "an object with an object for each layer")
@@ -186,10 +187,10 @@ def _projections(
     """The projections: layers in `layers` project keys and values, the rest queries only."""
     query, key = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     reading = sorted(set(heads.numbers) - set(layers))
-    built = [Built(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
+    linears = [Built(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
     if layers:
         parts, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
-        built.append(
+        linears.append(
             Built(
                 f"{path}.qkv_proj",
                 layers,
@@ -203,29 +204,29 @@ def _projections(
             )
         )
     if reading:
-        built.append(
+        linears.append(
             Built(
                 f"{path}.q_proj", reading, hidden, (query,), "column", heads=heads.heads, bias=bias
             )
         )
-    return built
+    return linears
 
 
 def _mixture(
-    fields: Fields, layer: str, numbers: Sequence[int], hidden: int, *, early: bool
+    fields: Fields, layer: str, numbers: Sequence[int], hidden: int, *, is_early: bool
 ) -> tuple[list[Built], list[TensorGroup]]:
     """Experts beside the MLP of every layer."""
-    count, path = fields.integer("num_experts"), f"{layer}.moe" if early else layer
+    count, path = fields.integer("num_experts"), f"{layer}.moe" if is_early else layer
     width = fields.integer("moe_intermediate_size", "expert_intermediate_size")
-    built = [
+    linears = [
         router(f"{layer}.router.proj", numbers, hidden, count),
         *experts(path, numbers, hidden, width, count),
     ]
     parameters = [
         tensor(f"{layer}.router.scale", len(numbers), hidden),
-        tensor(f"{path if early else f'{layer}.router'}.per_expert_scale", len(numbers), count),
+        tensor(f"{path if is_early else f'{layer}.router'}.per_expert_scale", len(numbers), count),
     ]
-    return built, parameters
+    return linears, parameters
 
 
 def _layer_inputs(
@@ -237,7 +238,7 @@ def _layer_inputs(
         return [], []
     layer, count = f"{path}.layers.*", len(numbers)
     vocab = fields.integer("vocab_size_per_layer_input", default=262144)
-    built = [
+    linears = [
         Built(f"{path}.per_layer_model_projection", (0,), hidden, (count * size,), "column"),
         Built(f"{layer}.per_layer_input_gate", numbers, hidden, (size,), "replicated"),
         Built(f"{layer}.per_layer_projection", numbers, size, (hidden,), "replicated"),
@@ -246,7 +247,7 @@ def _layer_inputs(
         tensor(f"{path}.embed_tokens_per_layer.weight", 1, vocab, count * size, shard="vocab")
     ]
     parameters += norms(path, 1, size, "per_layer_projection_norm")
-    return built, parameters + norms(layer, count, hidden, "post_per_layer_input_norm")
+    return linears, parameters + norms(layer, count, hidden, "post_per_layer_input_norm")
 
 
 VARIED_FAMILIES: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {

@@ -41,7 +41,9 @@ def gemma_towers(top: Fields) -> Blueprint:
         if top.config.get(name) is not None:
             fields = Fields(top.mapping(name, {}), top.source)
             text = Fields(top.mapping("text_config", {}), top.source)
-            tower, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN_SIZE))
+            tower, inner_groups = build(
+                fields, text.integer("hidden_size", default=_TEXT_HIDDEN_SIZE)
+            )
             method = top.mapping("quantization_config", {}).get("quant_method")
             is_odd = any(
                 fields.integer(size, default=64) % 64
@@ -49,7 +51,7 @@ def gemma_towers(top: Fields) -> Blueprint:
             )
             if is_odd and method not in _ANY_SIZE:
                 tower = [layer.evolve(is_quantizable=False) for layer in tower]
-            linears, parameters = linears + tower, parameters + inner
+            linears, parameters = linears + tower, parameters + inner_groups
     return Blueprint(tuple(linears), (), tuple(parameters))
 
 
@@ -99,13 +101,13 @@ def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorG
         tensor("vision_tower.patch_embedder.position_embedding_table", 1, 2, positions, hidden)
     ]
     parameters += norms(f"{path}.self_attn", depth, head, "q_norm", "k_norm")
-    around = (
+    surrounding_names = (
         "input_layernorm",
         "post_attention_layernorm",
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     )
-    return linears, parameters + norms(path, depth, hidden, *around)
+    return linears, parameters + norms(path, depth, hidden, *surrounding_names)
 
 
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
@@ -122,7 +124,7 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
         or not all(type(size) is int and size >= 4 for size in channels)
     ):
         raise fields.wrong("subsampling_conv_channels", "a list of two whole numbers from 4 on")
-    near, far = channels
+    near_channels, far_channels = channels
     path, depth = "audio_tower.layers.*", len(blocks)
     linears = [
         _replicated_layer(f"{path}.self_attn.{name}.linear", blocks, hidden, hidden)
@@ -140,7 +142,10 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
         _replicated_layer(f"{path}.lconv1d.linear_start.linear", blocks, hidden, 2 * hidden),
         _replicated_layer(f"{path}.lconv1d.linear_end.linear", blocks, hidden, hidden),
         _replicated_layer(
-            "audio_tower.subsample_conv_projection.input_proj_linear", (0,), near // 4 * far, hidden
+            "audio_tower.subsample_conv_projection.input_proj_linear",
+            (0,),
+            near_channels // 4 * far_channels,
+            hidden,
         ),
         _replicated_layer("audio_tower.output_proj", (0,), hidden, output, bias=True),
         _replicated_layer("embed_audio.embedding_projection", (0,), output, text_hidden),
@@ -153,10 +158,10 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
             hidden // fields.integer("num_attention_heads", default=8),
         ),
         tensor(f"{path}.lconv1d.depthwise_conv1d.weight", depth, hidden, 1, kernel),
-        tensor(f"{first}.layer0.conv.weight", 1, near, 1, 3, 3),
-        tensor(f"{first}.layer1.conv.weight", 1, far, near, 3, 3),
-        *norms(first, 1, near, "layer0.norm"),
-        *norms(first, 1, far, "layer1.norm"),
+        tensor(f"{first}.layer0.conv.weight", 1, near_channels, 1, 3, 3),
+        tensor(f"{first}.layer1.conv.weight", 1, far_channels, near_channels, 3, 3),
+        *norms(first, 1, near_channels, "layer0.norm"),
+        *norms(first, 1, far_channels, "layer1.norm"),
         *norms(f"{path}.lconv1d", depth, hidden, "conv_norm", "pre_layer_norm"),
         *norms(path, depth, hidden, "norm_out", "norm_post_attn", "norm_pre_attn"),
     ]

@@ -78,11 +78,11 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     linears, groups = _attention_layers(fields, layer, attends, kinds)
     if recurs:
         guessed.append("its recurrent layers")
-        built, group = _recurrent_layers(fields, layer, recurs, hidden)
-        linears += built
+        built_linears, group = _recurrent_layers(fields, layer, recurs, hidden)
+        linears += built_linears
         groups.append(group)
-    built, count = _mlps(fields, f"{layer}.mlp", layers_with_mlp(fields, layers), hidden)
-    linears += built
+    built_linears, count = _mlps(fields, f"{layer}.mlp", layers_with_mlp(fields, layers), hidden)
+    linears += built_linears
     if is_paired(fields):
         # A second attention, and two dense MLPs beside the experts: FlashDecoderLayer in
         # vllm/model_executor/models/longcat_flash.py.
@@ -111,22 +111,24 @@ def _attention_layers(
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
     for config, members in by_kv_heads(fields, len(kinds), attends):
-        built, template = _attention(config, f"{layer}.self_attn", members, hidden)
-        linears += built
+        built_linears, template = _attention(config, f"{layer}.self_attn", members, hidden)
+        linears += built_linears
         slides = [number for number in members if kinds[number] == "sliding"]
         window = fields.largest(
             ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0
         )
-        full = members
+        full_numbers = members
         if slides and window:
-            full = [number for number in members if number not in {*slides}]
+            full_numbers = [number for number in members if number not in {*slides}]
         for kind, numbers, size in (
-            ("full", full, None),
+            ("full", full_numbers, None),
             ("sliding", slides if window else (), window),
         ):
             if numbers:
-                plain = {} if template.kind == "mla" else {"kind": kind, "window": size}
-                groups.append(template.evolve(layers=len(numbers), numbers=tuple(numbers), **plain))
+                plain_fields = {} if template.kind == "mla" else {"kind": kind, "window": size}
+                groups.append(
+                    template.evolve(layers=len(numbers), numbers=tuple(numbers), **plain_fields)
+                )
     if any(fields.config.get("model_type") == family for family in ENCODERS):
         groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
     return linears, groups
@@ -220,8 +222,8 @@ def _attention(
     heads = fields.largest(HEAD_COUNT)
     if fields.config.get("kv_lora_rank"):
         return _latent(fields, path, numbers, hidden, heads)
-    single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
-    kv_heads = 1 if single else max(1, fields.largest(KV_HEADS, default=heads))
+    is_single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
+    kv_heads = 1 if is_single else max(1, fields.largest(KV_HEADS, default=heads))
     size = fields.largest(
         ("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head"), default=0
     ) or max(1, hidden // heads)
@@ -231,7 +233,7 @@ def _attention(
     parts = (heads * size, kv_heads * size, kv_heads * value)
     modules = ("q_proj", "k_proj", "v_proj")
     bias = any(fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_qkv_bias"))
-    built = [
+    linears = [
         Built(
             f"{path}.qkv_proj",
             numbers,
@@ -246,7 +248,7 @@ def _attention(
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     head_dim = value if value != size else None
-    return built, AttentionGroup(
+    return linears, AttentionGroup(
         kind="full", layers=1, heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=head_dim
     )
 
@@ -261,7 +263,7 @@ def _low_rank_attention(
     """
     rank, output_rank = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
     groups = fields.largest(("o_groups",), default=1)
-    built = [
+    linears = [
         Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"),
         Built(f"{path}.kv_proj", numbers, hidden, (size,), "replicated"),
         Built(f"{path}.q_b_proj", numbers, rank, (heads * size,), "column", heads=heads),
@@ -270,7 +272,7 @@ def _low_rank_attention(
         ),
         Built(f"{path}.o_b_proj", numbers, groups * output_rank, (hidden,), "row"),
     ]
-    return built, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=1, head_dim=size)
+    return linears, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=1, head_dim=size)
 
 
 def _latent(
@@ -278,35 +280,42 @@ def _latent(
 ) -> tuple[list[Built], AttentionGroup]:
     """Latent attention: latents are replicated, heads are sharded."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim", default=64)
-    nope, value = (
+    nope_dim, value = (
         fields.integer("qk_nope_head_dim", default=128),
         fields.integer("v_head_dim", default=128),
     )
     rank = fields.largest(("q_lora_rank",), default=0)
-    built = [
+    linears = [
         Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
         Built(
             f"{path}.q_b_proj",
             numbers,
             rank or hidden,
-            (heads * (nope + rope),),
+            (heads * (nope_dim + rope),),
             "column",
             heads=heads,
         ),
         Built(
-            f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads
+            f"{path}.kv_b_proj",
+            numbers,
+            latent,
+            (heads * (nope_dim + value),),
+            "column",
+            heads=heads,
         ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     if rank:
-        built.append(Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"))
+        linears.append(Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"))
     index = fields.largest(("index_head_dim",), default=0)
     if index:
-        wide = fields.largest(("index_n_heads",), default=1) * index
-        built.append(
-            Built(f"{path}.indexer.wq_b", numbers, rank or hidden, (max(1, wide),), "replicated")
+        index_size = fields.largest(("index_n_heads",), default=1) * index
+        linears.append(
+            Built(
+                f"{path}.indexer.wq_b", numbers, rank or hidden, (max(1, index_size),), "replicated"
+            )
         )
-        built.append(Built(f"{path}.indexer.wk", numbers, hidden, (index,), "replicated"))
+        linears.append(Built(f"{path}.indexer.wk", numbers, hidden, (index,), "replicated"))
     group = AttentionGroup(
         kind="mla",
         layers=1,
@@ -316,7 +325,7 @@ def _latent(
         value_dim=latent,
         index_dim=index or None,
     )
-    return built, group
+    return linears, group
 
 
 def _recurrent(
@@ -333,36 +342,36 @@ def _recurrent(
             {**fields.config, **state_fields, "linear_key_head_dim": linear.get("head_dim")},
             fields.source,
         )
-    inner = fields.largest(("mamba_d_ssm", "mamba_intermediate_size"), default=0)
+    inner_size = fields.largest(("mamba_d_ssm", "mamba_intermediate_size"), default=0)
     heads, rows = (
         fields.largest(STATE_HEADS, default=0),
         fields.largest(STATE_ROWS, default=0),
     )
     columns = fields.largest(STATE_COLUMNS, default=0)
     expand = fields.largest(("mamba_expand", "expand"), default=2) if columns else 1
-    inner = inner or heads * rows or expand * hidden
-    rows = rows or max(1, inner // max(1, heads or 1))
-    heads = heads or max(1, inner // rows)
+    inner_size = inner_size or heads * rows or expand * hidden
+    rows = rows or max(1, inner_size // max(1, heads or 1))
+    heads = heads or max(1, inner_size // rows)
     groups = max(1, fields.largest(STATE_GROUPS, default=1))
-    shared = 2 * groups * columns
+    shared_size = 2 * groups * columns
     kernel = max(1, fields.largest(STATE_KERNEL, default=4))
-    wide = 2 * inner + shared + (heads if columns else inner)
-    built = [
-        Built(f"{path}.in_proj", numbers, hidden, (-(-wide // 64) * 64,), "column"),
-        Built(f"{path}.out_proj", numbers, inner, (hidden,), "row"),
+    input_size = 2 * inner_size + shared_size + (heads if columns else inner_size)
+    linears = [
+        Built(f"{path}.in_proj", numbers, hidden, (-(-input_size // 64) * 64,), "column"),
+        Built(f"{path}.out_proj", numbers, inner_size, (hidden,), "row"),
     ]
     if not columns:
-        heads, rows, columns, shared = 1, 1, 1, 0
+        heads, rows, columns, shared_size = 1, 1, 1, 0
     state = Recurrent(
         kind="mamba2",
         heads=heads,
         rows=rows,
         columns=columns,
         groups=groups,
-        conv_channels=inner + shared,
+        conv_channels=inner_size + shared_size,
         conv_kernel=kernel,
     )
-    return built, state
+    return linears, state
 
 
 def _width(fields: Fields, hidden: int) -> int:
@@ -383,29 +392,36 @@ def _mlps(
     """The MLPs, and the number of experts."""
     function = next((fields.config[name] for name in ACTIVATIONS if name in fields.config), "silu")
     is_gated = not (isinstance(function, str) and function in _PLAIN_ACTIVATIONS)
-    built: list[Built] = []
-    plain, sparse = numbers["plain"], numbers["sparse"]
-    blocks = sized_blocks(fields, len(plain))
+    linears: list[Built] = []
+    plain_numbers, sparse_numbers = numbers["plain"], numbers["sparse"]
+    blocks = sized_blocks(fields, len(plain_numbers))
     for width in sorted({block.width for block in blocks} - {0}):
-        built += _mlp(
+        linears += _mlp(
             path,
-            [number for number in plain if blocks[number].width == width],
+            [number for number in plain_numbers if blocks[number].width == width],
             hidden,
             width,
             gated=is_gated,
         )
-    if plain and not blocks:
-        built += _mlp(path, plain, hidden, _width(fields, hidden), gated=is_gated)
-    if not sparse:
-        return built, 0
+    if plain_numbers and not blocks:
+        linears += _mlp(path, plain_numbers, hidden, _width(fields, hidden), gated=is_gated)
+    if not sparse_numbers:
+        return linears, 0
     count, width = fields.largest(EXPERT_COUNT), fields.largest(EXPERT_WIDTH)
-    built.append(router(f"{path}.gate", sparse, hidden, count))
-    mlp_experts = experts(path, sparse, hidden, width, count)
-    built += (
+    linears.append(router(f"{path}.gate", sparse_numbers, hidden, count))
+    mlp_experts = experts(path, sparse_numbers, hidden, width, count)
+    linears += (
         mlp_experts
         if is_gated
         else [
-            Built(mlp_experts[0].name, sparse, hidden, (width,), "expert_column", experts=count),
+            Built(
+                mlp_experts[0].name,
+                sparse_numbers,
+                hidden,
+                (width,),
+                "expert_column",
+                experts=count,
+            ),
             mlp_experts[1],
         ]
     )
@@ -415,14 +431,14 @@ def _mlps(
         default=1 if shared_width or "interleave_moe_layer_step" in fields.config else 0,
     )
     if shared_count:
-        built += _mlp(
+        linears += _mlp(
             f"{path}.shared_experts",
-            sparse,
+            sparse_numbers,
             hidden,
             shared_width or shared_count * width,
             gated=is_gated,
         )
-    return built, count
+    return linears, count
 
 
 def _mlp(path: str, numbers: Sequence[int], hidden: int, width: int, *, gated: bool) -> list[Built]:

@@ -29,33 +29,37 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    full = _full_layers(fields, numbers)
-    recurrent = sorted(set(numbers) - set(full))
+    full_numbers = _full_layers(fields, numbers)
+    recurrent = sorted(set(numbers) - set(full_numbers))
     parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
     heads, kv_heads, head_dim = heads_of(fields, family)
-    if full:
+    if full_numbers:
         is_gated = fields.config.get("attn_output_gate", True) is not False
         bias = fields.flag("qkv_bias")
         linears += attention(
-            fields, family, f"{layer}.self_attn", full, gated=is_gated, biases=(bias, False)
+            fields, family, f"{layer}.self_attn", full_numbers, gated=is_gated, biases=(bias, False)
         )
-        parameters += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
+        parameters += norms(f"{layer}.self_attn", len(full_numbers), head_dim, "q_norm", "k_norm")
         is_causal = fields.config.get("is_causal") is not False
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         groups.append(
             AttentionGroup(
-                kind="full", layers=len(full), numbers=tuple(full), **size, causal=is_causal
+                kind="full",
+                layers=len(full_numbers),
+                numbers=tuple(full_numbers),
+                **size,
+                causal=is_causal,
             )
         )
     if recurrent:
         state = delta_net_state(fields)
-        net, inner = delta_net(
+        net, inner_groups = delta_net(
             fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next"
         )
         linears += net
-        parameters += inner
+        parameters += inner_groups
         groups.append(
             AttentionGroup(
                 kind="recurrent",
@@ -106,7 +110,7 @@ def delta_net(
     mixed = () if interleaved else ("in_proj_qkv", "in_proj_z")
     gates = () if interleaved else ("in_proj_b", "in_proj_a")
     ba = (2 * heads,) if interleaved else (heads, heads)
-    built = [
+    linears = [
         Built(
             f"{path}.conv1d",
             numbers,
@@ -122,7 +126,7 @@ def delta_net(
     parameters = norms(path, len(numbers), state.rows, "norm")
     parameters.append(tensor(f"{path}.A_log", len(numbers), heads, shard="column", dtype="F32"))
     parameters.append(tensor(f"{path}.dt_bias", len(numbers), heads, shard="column"))
-    return built, parameters
+    return linears, parameters
 
 
 def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:

@@ -20,8 +20,8 @@ SPLIT_INDEXER = "split_indexer"
 def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
     numbers, layer = layer_numbers(fields), f"{path}.layers.*"
     mlps, parameters = late_moe(fields, layer, numbers)
-    projections, inner = latent_attention(fields, f"{layer}.self_attn", numbers)
-    parameters += inner + ends(fields, path)
+    projections, inner_groups = latent_attention(fields, f"{layer}.self_attn", numbers)
+    parameters += inner_groups + ends(fields, path)
     parameters += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
     return Blueprint(
         tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(parameters)
@@ -43,21 +43,21 @@ def latent_attention(
     """Source: MultiHeadLatentAttention modules of DeepseekV2MLAAttention."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
-    nope, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
-    query = heads * (nope + rope)
+    nope_dim, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    query = heads * (nope_dim + rope)
     parameters = norms(path, len(numbers), latent, "kv_a_layernorm")
     # null: no low rank. transformers reads a missing field as 1536.
     if "q_lora_rank" not in fields.config:
         raise fields.missing("q_lora_rank")
     if fields.config["q_lora_rank"] is None:
-        built = [
+        linears = [
             Built(f"{path}.q_proj", numbers, hidden, (query,), "column", heads=heads),
             Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
         ]
     else:
         rank = fields.integer("q_lora_rank")
         fused = ("q_a_proj", "kv_a_proj_with_mqa")
-        built = [
+        linears = [
             Built(
                 f"{path}.fused_qkv_a_proj",
                 numbers,
@@ -69,18 +69,23 @@ def latent_attention(
             Built(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
         ]
         parameters += norms(path, len(numbers), rank, "q_a_layernorm")
-    built += [
+    linears += [
         Built(
-            f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads
+            f"{path}.kv_b_proj",
+            numbers,
+            latent,
+            (heads * (nope_dim + value),),
+            "column",
+            heads=heads,
         ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
-    return built, parameters
+    return linears, parameters
 
 
 def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
     """DeepSeek V3.2: latent attention with a replicated indexer."""
-    inner, numbers = deepseek(fields, family, path), layer_numbers(fields)
+    inner_blueprint, numbers = deepseek(fields, family, path), layer_numbers(fields)
     hidden, rank = fields.integer("hidden_size"), fields.integer("q_lora_rank")
     heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
     indexer = f"{path}.layers.*.self_attn.indexer"
@@ -113,8 +118,10 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
         tensor(f"{indexer}.k_norm.{name}", len(numbers), size, dtype="F32")
         for name in ("weight", "bias")
     )
-    attention = tuple(group.evolve(index_dim=size) for group in inner.attention)
-    return Blueprint((*inner.linears, *linears), attention, inner.parameters + parameters)
+    attention = tuple(group.evolve(index_dim=size) for group in inner_blueprint.attention)
+    return Blueprint(
+        (*inner_blueprint.linears, *linears), attention, inner_blueprint.parameters + parameters
+    )
 
 
 FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(

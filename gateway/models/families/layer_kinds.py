@@ -58,8 +58,8 @@ def _block(fields: Fields, config: Mapping[str, Any]) -> _Block:
         Fields(part if isinstance(part, Mapping) else {}, fields.source)
         for part in map(config.get, ("attention", "ffn"))
     )
-    absent = attention.flag("no_op") or attention.flag("replace_with_linear")
-    sharing = 0 if absent else attention.largest(("n_heads_in_group",), default=1)
+    is_absent = attention.flag("no_op") or attention.flag("replace_with_linear")
+    sharing = 0 if is_absent else attention.largest(("n_heads_in_group",), default=1)
     factor = mlp.config.get("ffn_mult")
     width = mlp.largest(("intermediate_size",), default=0)
     if isinstance(factor, int | float) and 0 < factor < MAX_FACTOR:
@@ -144,10 +144,10 @@ def _kinds_of_flags(fields: Fields, layers: int) -> list[LayerKind] | None:
 
 def _kinds_of_full_layers(fields: Fields, layers: int) -> list[LayerKind] | None:
     """The kinds by the numbers of the layers with full attention; the others are recurrent."""
-    full = _full_layers(fields, layers)
-    if full is None:
+    full_numbers = _full_layers(fields, layers)
+    if full_numbers is None:
         return None
-    return ["full" if number in full else "recurrent" for number in range(layers)]
+    return ["full" if number in full_numbers else "recurrent" for number in range(layers)]
 
 
 def _kinds_of_chunks(fields: Fields, layers: int) -> list[LayerKind] | None:
@@ -211,24 +211,24 @@ def layers_with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
         and len(kinds) == layers
         and {"-", "E", "mlp", "moe"} & {str(code) for code in kinds}
     ):
-        plain = [number for number in numbers if kinds[number] in ("-", "mlp")]
+        plain_numbers = [number for number in numbers if kinds[number] in ("-", "mlp")]
         return {
-            "plain": plain,
+            "plain": plain_numbers,
             "sparse": [number for number in numbers if kinds[number] in ("E", "moe")],
         }
     if not fields.largest(EXPERT_COUNT, default=0) or fields.largest(EXPERT_COUNT, default=0) == 1:
         return {"plain": numbers, "sparse": []}
-    sparse = [number for number in numbers if _is_sparse(fields, number)]
-    return {"plain": sorted(set(numbers) - set(sparse)), "sparse": sparse}
+    sparse_numbers = [number for number in numbers if _is_sparse(fields, number)]
+    return {"plain": sorted(set(numbers) - set(sparse_numbers)), "sparse": sparse_numbers}
 
 
 def _is_sparse(fields: Fields, number: int) -> bool:
     config = fields.config
     layer_numbers = config.get("moe_layers") if isinstance(config.get("moe_layers"), list) else None
-    if isinstance(listed := config.get("moe_layers_enum"), str):
+    if isinstance(listed_numbers := config.get("moe_layers_enum"), str):
         layer_numbers = [
             int(digits)
-            for digits in listed.split(",")
+            for digits in listed_numbers.split(",")
             if digits.strip().isdecimal() and len(digits) < 9
         ]
     if layer_numbers is not None:

@@ -51,10 +51,10 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         raise fields.wrong("layer_types", f"a list of {len(numbers)} times mamba or attention")
     head = fields.integer("mamba_d_head", default=0, minimum=0)
     heads = fields.integer("mamba_n_heads", default=128)
-    inner = fields.integer("mamba_expand", default=2) * hidden
+    inner_size = fields.integer("mamba_expand", default=2) * hidden
     state = _state(
         heads=heads,
-        rows=head or max(1, inner // heads),
+        rows=head or max(1, inner_size // heads),
         columns=fields.integer("mamba_d_state", default=256),
         groups=fields.integer("mamba_n_groups", default=1),
         kernel=fields.integer("mamba_d_conv", default=4),
@@ -74,13 +74,19 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         block = f"{layer}.block_sparse_moe"
         linears.append(router(f"{block}.gate", numbers, hidden, count))
         linears += experts(block, numbers, hidden, fields.integer("intermediate_size"), count)
-    shared = fields.integer("shared_intermediate_size", default=1024, minimum=0)
-    if shared:
+    shared_size = fields.integer("shared_intermediate_size", default=1024, minimum=0)
+    if shared_size:
         linears.append(
-            Built(f"{layer}.shared_mlp.input_linear", numbers, hidden, (shared, shared), "merged")
+            Built(
+                f"{layer}.shared_mlp.input_linear",
+                numbers,
+                hidden,
+                (shared_size, shared_size),
+                "merged",
+            )
         )
         linears.append(
-            Built(f"{layer}.shared_mlp.output_linear", numbers, shared, (hidden,), "row")
+            Built(f"{layer}.shared_mlp.output_linear", numbers, shared_size, (hidden,), "row")
         )
     return Blueprint(tuple(linears), groups, tuple(parameters))
 
@@ -118,17 +124,21 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
     biases = (fields.config.get("use_conv_bias", True) is not False, fields.flag("use_bias"))
     mixer = f"{layer}.mixer"
     linears, groups = _mixers(fields, family, kinds, state, biases, parameters, (mixer, mixer))
-    plain, sparse = _layers_of(kinds, "mlp"), _layers_of(kinds, "moe")
-    if plain:
+    plain_numbers, sparse_numbers = _layers_of(kinds, "mlp"), _layers_of(kinds, "moe")
+    if plain_numbers:
         linears += _mlp(
-            mixer, plain, hidden, fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")
+            mixer,
+            plain_numbers,
+            hidden,
+            fields.integer("intermediate_size"),
+            bias=fields.flag("mlp_bias"),
         )
-    if sparse:
-        linears += _nemotron_experts(fields, mixer, sparse, hidden)
+    if sparse_numbers:
+        linears += _nemotron_experts(fields, mixer, sparse_numbers, hidden)
         parameters.append(
             tensor(
                 f"{mixer}.gate.e_score_correction_bias",
-                len(sparse),
+                len(sparse_numbers),
                 fields.integer("n_routed_experts"),
                 dtype="F32",
             )
@@ -141,24 +151,30 @@ def _nemotron_experts(
 ) -> list[Built]:
     """Experts without a gate; latent experts stand between two projections (NemotronHMoE)."""
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
-    inner = fields.integer("moe_latent_size", default=hidden)
-    built = [
-        router(f"{mixer}.gate", numbers, hidden, count, exact=True),
-        Built(f"{mixer}.experts.w13", numbers, inner, (width,), "expert_column", experts=count),
-        Built(f"{mixer}.experts.w2", numbers, width, (inner,), "expert_row", experts=count),
+    inner_size = fields.integer("moe_latent_size", default=hidden)
+    linears = [
+        router(f"{mixer}.gate", numbers, hidden, count, is_exact=True),
+        Built(
+            f"{mixer}.experts.w13", numbers, inner_size, (width,), "expert_column", experts=count
+        ),
+        Built(f"{mixer}.experts.w2", numbers, width, (inner_size,), "expert_row", experts=count),
     ]
     if fields.config.get("moe_latent_size") is not None:
         bias = fields.flag("mlp_bias")
-        built.append(
-            Built(f"{mixer}.fc1_latent_proj", numbers, hidden, (inner,), "replicated", bias=bias)
+        linears.append(
+            Built(
+                f"{mixer}.fc1_latent_proj", numbers, hidden, (inner_size,), "replicated", bias=bias
+            )
         )
-        built.append(
-            Built(f"{mixer}.fc2_latent_proj", numbers, inner, (hidden,), "replicated", bias=bias)
+        linears.append(
+            Built(
+                f"{mixer}.fc2_latent_proj", numbers, inner_size, (hidden,), "replicated", bias=bias
+            )
         )
-    if shared := fields.integer("n_shared_experts", default=0, minimum=0):
-        size = fields.integer("moe_shared_expert_intermediate_size") * shared
-        built += _mlp(f"{mixer}.shared_experts", numbers, hidden, size)
-    return built
+    if shared_count := fields.integer("n_shared_experts", default=0, minimum=0):
+        size = fields.integer("moe_shared_expert_intermediate_size") * shared_count
+        linears += _mlp(f"{mixer}.shared_experts", numbers, hidden, size)
+    return linears
 
 
 def _mlp(
@@ -217,19 +233,23 @@ def _mixers(
 ) -> tuple[list[Built], tuple[AttentionGroup, ...]]:
     """Mamba and attention under `paths`; `biases` of (convolution, projections). Adds to
     `parameters`."""
-    built: list[Built] = []
+    linears: list[Built] = []
     groups: list[AttentionGroup] = []
     if recurrent := _layers_of(kinds, "mamba"):
-        built += mixer(paths[0], recurrent, fields.integer("hidden_size"), state, biases)
+        linears += mixer(paths[0], recurrent, fields.integer("hidden_size"), state, biases)
         parameters += mixer_parameters(paths[0], len(recurrent), state)
         groups.append(mixer_group(recurrent, state))
-    if full := _layers_of(kinds, "attention"):
+    if full_numbers := _layers_of(kinds, "attention"):
         bias = fields.flag("attention_bias")
-        built += attention(fields, family, paths[1], full, biases=(bias, bias))
+        linears += attention(fields, family, paths[1], full_numbers, biases=(bias, bias))
         heads, kv_heads, head_dim = heads_of(fields, family)
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size))
-    return built, tuple(groups)
+        groups.append(
+            AttentionGroup(
+                kind="full", layers=len(full_numbers), numbers=tuple(full_numbers), **size
+            )
+        )
+    return linears, tuple(groups)
 
 
 def mixer_group(numbers: Sequence[int], state: Recurrent) -> AttentionGroup:
@@ -252,20 +272,20 @@ def mixer(
     A rank has whole groups. A single group is replicated, like a single KV head; several groups
     never are.
     """
-    inner, shared = state.heads * state.rows, state.groups * state.columns
-    gated = 2 * inner + state.heads
+    inner_size, shared_size = state.heads * state.rows, state.groups * state.columns
+    gated = 2 * inner_size + state.heads
     conv_bias, bias = biases
     kernel = state.conv_kernel
-    output = Built(f"{path}.out_proj", numbers, inner, (hidden,), "row", bias=bias)
+    output = Built(f"{path}.out_proj", numbers, inner_size, (hidden,), "row", bias=bias)
     name, conv = f"{path}.in_proj", f"{path}.conv1d"
     if state.groups == 1:
-        shared_dims = (shared, shared)
+        shared_dims = (shared_size, shared_size)
         return [
             Built(
                 conv,
                 numbers,
                 kernel,
-                (inner, *shared_dims),
+                (inner_size, *shared_dims),
                 "qkv",
                 (),
                 False,
@@ -286,13 +306,13 @@ def mixer(
             ),
             output,
         ]
-    parts = (inner, inner, shared, shared, state.heads)
+    parts = (inner_size, inner_size, shared_size, shared_size, state.heads)
     return [
         Built(
             conv,
             numbers,
             kernel,
-            (inner, shared, shared),
+            (inner_size, shared_size, shared_size),
             "merged",
             (),
             False,

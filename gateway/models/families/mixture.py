@@ -91,21 +91,27 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    sparse = _ernie_sparse_layers(fields, numbers)
-    rest, block, bias = sorted(set(numbers) - set(sparse)), f"{layer}.mlp", fields.flag("use_bias")
+    sparse_numbers = _ernie_sparse_layers(fields, numbers)
+    dense_numbers, block, bias = (
+        sorted(set(numbers) - set(sparse_numbers)),
+        f"{layer}.mlp",
+        fields.flag("use_bias"),
+    )
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
-        *mlp(block, rest, hidden, fields.integer("intermediate_size"), bias=bias),
+        *mlp(block, dense_numbers, hidden, fields.integer("intermediate_size"), bias=bias),
     ]
     parameters = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
-    if sparse:
+    if sparse_numbers:
         count, width = fields.integer("moe_num_experts"), fields.integer("moe_intermediate_size")
-        linears += experts(block, sparse, hidden, width, count)
-        if shared := fields.integer("moe_num_shared_experts", default=0, minimum=0):
-            linears += mlp(f"{block}.shared_experts", sparse, hidden, width * shared)
-        parameters.append(tensor(f"{block}.gate.weight", len(sparse), count, hidden, dtype="F32"))
+        linears += experts(block, sparse_numbers, hidden, width, count)
+        if shared_count := fields.integer("moe_num_shared_experts", default=0, minimum=0):
+            linears += mlp(f"{block}.shared_experts", sparse_numbers, hidden, width * shared_count)
         parameters.append(
-            tensor(f"{block}.gate.e_score_correction_bias", len(sparse), count, dtype="F32")
+            tensor(f"{block}.gate.weight", len(sparse_numbers), count, hidden, dtype="F32")
+        )
+        parameters.append(
+            tensor(f"{block}.gate.e_score_correction_bias", len(sparse_numbers), count, dtype="F32")
         )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 

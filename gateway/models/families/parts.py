@@ -62,8 +62,8 @@ def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
     heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN_SIZE)
     # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor
     # (vllm/transformers_utils).
-    single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
-    kv_heads = 1 if single else fields.integer(*KV_HEADS, default=heads)
+    is_single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
+    kv_heads = 1 if is_single else fields.integer(*KV_HEADS, default=heads)
     has_head_dim = fields.config.get("head_dim") is not None or family in _HEAD_DIMS
     if heads % kv_heads or (hidden % heads and not has_head_dim):
         raise BadModel(
@@ -144,16 +144,17 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
     """The checked `layer_types`, or None where the config has none."""
     kinds = fields.config.get("layer_types")
     states = _OTHER_STATE if kinds is not None else _OTHER_STATE + _RECURRENT
-    unknown = next(
+    unknown_state = next(
         (name for name in states if fields.config.get(name) and not _attends(fields, name)), None
     )
-    if isinstance(kinds, list) and unknown is None:
-        unknown = next(
+    if isinstance(kinds, list) and unknown_state is None:
+        unknown_state = next(
             (f"layer_types of {quote(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None
         )
-    if unknown is not None:
+    if unknown_state is not None:
         raise BadModel(
-            f"{fields.source} has layers whose memory is not known ({unknown} in config.json).",
+            f"{fields.source} has layers whose memory is not known ({unknown_state} in"
+            " config.json).",
             hint="Start an engine elsewhere, and add it: `fitserve add NAME --endpoint URL`.",
         )
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
@@ -310,7 +311,7 @@ def router(
     count: int,
     *,
     bias: bool = False,
-    exact: bool = False,
+    is_exact: bool = False,
 ) -> Built:
     """A router: replicated and not quantized."""
     return Built(
@@ -321,38 +322,49 @@ def router(
         "replicated",
         is_quantizable=False,
         bias=bias,
-        is_exact=exact,
+        is_exact=is_exact,
     )
 
 
 def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[Built]:
     """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, one shared."""
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
-    sparse = _sparse_layers(fields, numbers)
-    rest = [number for number in numbers if number not in sparse]
-    built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
-    if not sparse:
-        return built
+    sparse_numbers = _sparse_layers(fields, numbers)
+    dense_numbers = [number for number in numbers if number not in sparse_numbers]
+    linears = (
+        mlp(path, dense_numbers, hidden, fields.integer("intermediate_size"))
+        if dense_numbers
+        else []
+    )
+    if not sparse_numbers:
+        return linears
     # transformers 5 reads the first name and writes the second (attribute_map of Qwen3MoeConfig).
     count = fields.integer("num_experts", "num_local_experts")
     # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of
     # 0.19.1, :170 of 0.33.0).
     is_quantizable = family == "qwen3_moe"
-    built.append(
-        Built(f"{path}.gate", sparse, hidden, (count,), "replicated", is_quantizable=is_quantizable)
+    linears.append(
+        Built(
+            f"{path}.gate",
+            sparse_numbers,
+            hidden,
+            (count,),
+            "replicated",
+            is_quantizable=is_quantizable,
+        )
     )
-    built += experts(path, sparse, hidden, fields.integer("moe_intermediate_size"), count)
+    linears += experts(path, sparse_numbers, hidden, fields.integer("moe_intermediate_size"), count)
     has_shared_expert = bool(fields.config.get("shared_expert_intermediate_size"))
     if has_shared_expert:
-        built += mlp(
+        linears += mlp(
             f"{path}.shared_expert",
-            sparse,
+            sparse_numbers,
             hidden,
             fields.integer("shared_expert_intermediate_size"),
         )
     if has_shared_expert or family != "qwen3_moe":
-        built.append(router(f"{path}.shared_expert_gate", sparse, hidden, 1))
-    return built
+        linears.append(router(f"{path}.shared_expert_gate", sparse_numbers, hidden, 1))
+    return linears
 
 
 def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
@@ -363,8 +375,10 @@ def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     )
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
         raise fields.wrong("mlp_only_layers", "a list of layer numbers")
-    without = set(dense)
-    return [number for number in numbers if (number + 1) % step == 0 and number not in without]
+    dense_numbers = set(dense)
+    return [
+        number for number in numbers if (number + 1) % step == 0 and number not in dense_numbers
+    ]
 
 
 def late_moe(
@@ -379,26 +393,35 @@ def late_moe(
         fields.integer("first_k_dense_replace", minimum=0),
         fields.integer("moe_layer_freq", default=1),
     )
-    sparse = [number for number in numbers if number >= first and number % step == 0]
-    rest = sorted(set(numbers) - set(sparse))
-    built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
+    sparse_numbers = [number for number in numbers if number >= first and number % step == 0]
+    dense_numbers = sorted(set(numbers) - set(sparse_numbers))
+    linears = (
+        mlp(path, dense_numbers, hidden, fields.integer("intermediate_size"))
+        if dense_numbers
+        else []
+    )
     parameters: list[TensorGroup] = []
-    if not sparse:
-        return built, parameters
+    if not sparse_numbers:
+        return linears, parameters
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
     if float_router:
-        parameters.append(tensor(f"{path}.gate.weight", len(sparse), count, hidden, dtype="F32"))
+        parameters.append(
+            tensor(f"{path}.gate.weight", len(sparse_numbers), count, hidden, dtype="F32")
+        )
     else:
-        built.append(router(f"{path}.gate", sparse, hidden, count))
+        linears.append(router(f"{path}.gate", sparse_numbers, hidden, count))
     if float_router or fields.config.get("topk_method") == "noaux_tc":
         parameters.append(
-            tensor(f"{path}.gate.e_score_correction_bias", len(sparse), count, dtype="F32")
+            tensor(f"{path}.gate.e_score_correction_bias", len(sparse_numbers), count, dtype="F32")
         )
-    built += experts(path, sparse, hidden, width, count)
+    linears += experts(path, sparse_numbers, hidden, width, count)
     if "n_shared_experts" not in fields.config:
         raise fields.missing("n_shared_experts")
     if fields.config["n_shared_experts"]:
-        built += mlp(
-            f"{path}.shared_experts", sparse, hidden, width * fields.integer("n_shared_experts")
+        linears += mlp(
+            f"{path}.shared_experts",
+            sparse_numbers,
+            hidden,
+            width * fields.integer("n_shared_experts"),
         )
-    return built, parameters
+    return linears, parameters

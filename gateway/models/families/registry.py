@@ -140,16 +140,16 @@ def blueprint_of(
     unknown family gives a blueprint with `guessed` parts. Raises BadModel that names the missing or
     wrong field.
     """
-    exact = _exact_blueprint(config, source, traits)
-    if exact is not None:
-        return exact
+    exact_blueprint = _exact_blueprint(config, source, traits)
+    if exact_blueprint is not None:
+        return exact_blueprint
     top = Fields(config, source)
     if structure:
         with suppress(BadModel):
-            learned = structure_blueprint(structure, top)
-            if ATTENTION not in learned.guessed:
-                return learned
-            return learned.evolve(attention=_guessed_blueprint(top, traits).attention)
+            learned_blueprint = structure_blueprint(structure, top)
+            if ATTENTION not in learned_blueprint.guessed:
+                return learned_blueprint
+            return learned_blueprint.evolve(attention=_guessed_blueprint(top, traits).attention)
     return _guessed_blueprint(top, traits)
 
 
@@ -160,18 +160,18 @@ def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:
     fields, nested, _ = text_of(top)
     path = _PATH if nested else "model"
     # A text model of a known family is exact inside any outer model.
-    inner = None
+    inner_blueprint = None
     if nested:
         try:
-            inner = _family_blueprint(fields, fields.word("model_type"), path, traits)
+            inner_blueprint = _family_blueprint(fields, fields.word("model_type"), path, traits)
         except BadModel:
-            inner = None  # fields of the family are missing
-    text, around = inner or general.decoder(fields, path), general.towers(top)
+            inner_blueprint = None  # fields of the family are missing
+    text, outer_blueprint = inner_blueprint or general.decoder(fields, path), general.towers(top)
     return Blueprint(
         text.linears,
-        text.attention + around.attention,
-        text.parameters + around.parameters,
-        text.guessed + around.guessed or ("its parts",),
+        text.attention + outer_blueprint.attention,
+        text.parameters + outer_blueprint.parameters,
+        text.guessed + outer_blueprint.guessed or ("its parts",),
     )
 
 
@@ -179,28 +179,32 @@ def _exact_blueprint(
     config: Mapping[str, Any], source: str, traits: Collection[str]
 ) -> Blueprint | None:
     top = Fields(config, source)
-    outer = top.word("model_type")
-    if outer not in FAMILIES and outer not in VARIED_FAMILIES and outer not in NESTED_FAMILIES:
-        outer = _CLASSES.get(top.first_word("architectures"), outer)
+    outer_type = top.word("model_type")
+    if (
+        outer_type not in FAMILIES
+        and outer_type not in VARIED_FAMILIES
+        and outer_type not in NESTED_FAMILIES
+    ):
+        outer_type = _CLASSES.get(top.first_word("architectures"), outer_type)
     if config.get("text_config") is None:
-        return _family_blueprint(top, outer, "model", traits)
-    text, nested = top.mapping("text_config", {}), NESTED_FAMILIES.get(outer)
+        return _family_blueprint(top, outer_type, "model", traits)
+    text, nested = top.mapping("text_config", {}), NESTED_FAMILIES.get(outer_type)
     if nested is None or "model_type" not in text:
         return None
     if nested.outer_ties and "tie_word_embeddings" in config:
         text = {**text, "tie_word_embeddings": config["tie_word_embeddings"]}
     fields = Fields(text, source)
-    inner = _family_blueprint(fields, fields.word("model_type"), nested.path, traits)
-    if inner is None:
+    inner_blueprint = _family_blueprint(fields, fields.word("model_type"), nested.path, traits)
+    if inner_blueprint is None:
         return None
-    around = nested.around(top)
-    linears = around.linears
+    outer_blueprint = nested.around(top)
+    linears = outer_blueprint.linears
     if nested.plain in traits:
         linears = tuple(layer.evolve(is_quantizable=False) for layer in linears)
     return Blueprint(
-        inner.linears + linears,
-        inner.attention + around.attention,
-        inner.parameters + around.parameters,
+        inner_blueprint.linears + linears,
+        inner_blueprint.attention + outer_blueprint.attention,
+        inner_blueprint.parameters + outer_blueprint.parameters,
     )
 
 

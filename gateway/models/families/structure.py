@@ -73,15 +73,17 @@ class _Config:
         return self._values[name]
 
     def _read(self, name: str) -> Any:
-        stated = [self._lookup(spelling) for spelling in (name, *self._aliases.get(name, ()))]
-        values = [value for value in stated if value is not None and value is not _NO_VALUE]
+        stated_values = [
+            self._lookup(spelling) for spelling in (name, *self._aliases.get(name, ()))
+        ]
+        values = [value for value in stated_values if value is not None and value is not _NO_VALUE]
         if not {"each", "of", "period"}.isdisjoint(self._absent.get(name, {})):
             # An empty list names no layer's kind: engines then fill it in.
             values = [value for value in values if value != []]
         if values:
             return values[0]
         # A null stays one where the engine has a constant for a config without the field.
-        if None in stated and "is" in self._absent.get(name, {}):
+        if None in stated_values and "is" in self._absent.get(name, {}):
             return None
         return self._default(name)
 
@@ -98,8 +100,11 @@ class _Config:
         if "text" in rule:
             return _value(_parse(rule["text"]), self, 0)
         if "each" in rule:
-            term, (yes, no) = _parse(rule["each"]), rule["is"]
-            return [yes if _value(term, self, number) else no for number in range(_MAX_LAYERS)]
+            term, (positive_value, negative_value) = _parse(rule["each"]), rule["is"]
+            return [
+                positive_value if _value(term, self, number) else negative_value
+                for number in range(_MAX_LAYERS)
+            ]
         if "of" in rule:
             words, items = dict(rule["words"]), self.field(rule["of"])
             return [words.get(item) for item in items] if isinstance(items, list) else None
@@ -135,14 +140,14 @@ def _value(node: ast.expr, config: _Config, number: int) -> Any:
             return any(_value(part, config, number) for part in values)
         case ast.IfExp(test=test, body=body, orelse=alternative):
             return _value(body if _value(test, config, number) else alternative, config, number)
-        case ast.BinOp(left=left, op=operator, right=right):
-            pair = _value(left, config, number), _value(right, config, number)
+        case ast.BinOp(left=left_operand, op=operator, right=right):
+            pair = _value(left_operand, config, number), _value(right, config, number)
             # A text times a number would be as long as a config wants.
             if any(type(part) is not int for part in pair):
                 raise TypeError(ast.unparse(node))
             return _OPERATORS[type(operator)](*pair)
-        case ast.Compare(left=left, ops=[operator], comparators=[right]):
-            pair = _value(left, config, number), _value(right, config, number)
+        case ast.Compare(left=left_operand, ops=[operator], comparators=[right]):
+            pair = _value(left_operand, config, number), _value(right, config, number)
             return _OPERATORS[type(operator)](*pair)
     raise TypeError(ast.unparse(node))
 
@@ -206,10 +211,10 @@ def structure_blueprint(text: str, fields: Fields) -> Blueprint:
     structure = json.loads(text)
     reader = _Reader(structure, fields)
     for name, value in structure["fixed"].items():
-        stated = reader.term(name)
-        if stated not in (value, None):
+        stated_value = reader.term(name)
+        if stated_value not in (value, None):
             raise BadModel(
-                f"config.json of {fields.source} has {name}={stated}, and the layers of"
+                f"config.json of {fields.source} has {name}={stated_value}, and the layers of"
                 f" {structure['architecture']} are known for {name}={value} only.",
                 hint="Compare it with the config.json of the publisher.",
             )
@@ -246,9 +251,9 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
         elif row["is"] == "experts":
             width, hidden = reader.size(row["width"]), reader.size(row["hidden"])
             count, bias = reader.size(row["count"]), bool(reader.term(row["bias"]))
-            inner = (width,) * row["fused"]
+            inner_widths = (width,) * row["fused"]
             for name, k, parts, shard in (
-                ("w13", hidden, inner, "expert_column"),
+                ("w13", hidden, inner_widths, "expert_column"),
                 ("w2", width, (hidden,), "expert_row"),
             ):
                 yield Built(

@@ -25,7 +25,7 @@ def text_of(top: Fields) -> Text:
     config, nested = dict(top.config), False
     text_fields: Mapping[str, Any] = top.config
     for _ in range(2):  # thinker_config.text_config
-        inner = next(
+        inner_config = next(
             (
                 config[name]
                 for name in TEXT_CONFIGS
@@ -33,12 +33,14 @@ def text_of(top: Fields) -> Text:
             ),
             None,
         )
-        if inner is None:
+        if inner_config is None:
             break
-        plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
-        config, nested, text_fields = {**plain, **config, **inner}, True, inner
+        plain_config = {
+            name: value for name, value in config.items() if not isinstance(value, Mapping)
+        }
+        config, nested, text_fields = {**plain_config, **config, **inner_config}, True, inner_config
         for name in TEXT_CONFIGS:
-            if name not in inner:
+            if name not in inner_config:
                 config.pop(name, None)
     return Text(Fields(config, top.source), nested, text_fields)
 

@@ -68,7 +68,7 @@ def qwen2_tower(top: Fields) -> Blueprint:
         fields.integer("num_heads", default=16),
         fields.integer("intermediate_size", default=3420),
     )
-    merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
+    merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2
     patch, frames = (
         fields.integer("patch_size", default=14),
         fields.integer("temporal_patch_size", default=2),
@@ -88,8 +88,8 @@ def qwen2_tower(top: Fields) -> Blueprint:
         ),
         Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
         *mlp(f"{path}.mlp", blocks, hidden, width, bias=True),
-        Built("visual.merger.mlp.*", (0,), merged, (merged,), "column", bias=True),
-        Built("visual.merger.mlp.*", (2,), merged, (output_size,), "row", bias=True),
+        Built("visual.merger.mlp.*", (0,), merged_size, (merged_size,), "column", bias=True),
+        Built("visual.merger.mlp.*", (2,), merged_size, (output_size,), "row", bias=True),
     ]
     parameters = norms(path, len(blocks), hidden, "norm1", "norm2") + norms(
         "visual.merger", 1, hidden, "ln_q"
@@ -113,7 +113,7 @@ def qwen_vision(top: Fields) -> Blueprint:
     if depth > _MAX_QWEN_BLOCKS:
         raise fields.wrong("depth", f"at most {_MAX_QWEN_BLOCKS}")
     blocks = range(depth)
-    merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
+    merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2
     path, heads = "visual.blocks.*", fields.integer("num_heads")
     output_size = fields.integer("out_hidden_size")
     qkv = (hidden, hidden, hidden)
@@ -124,8 +124,8 @@ def qwen_vision(top: Fields) -> Blueprint:
         Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
         Built(f"{path}.mlp.linear_fc1", blocks, hidden, (width,), "column", bias=True),
         Built(f"{path}.mlp.linear_fc2", blocks, width, (hidden,), "row", bias=True),
-        Built("visual.merger.linear_fc1", (0,), merged, (merged,), "column", bias=True),
-        Built("visual.merger.linear_fc2", (0,), merged, (output_size,), "row", bias=True),
+        Built("visual.merger.linear_fc1", (0,), merged_size, (merged_size,), "column", bias=True),
+        Built("visual.merger.linear_fc2", (0,), merged_size, (output_size,), "row", bias=True),
     )
     parameters = [
         tensor(f"{path}.{name}", depth, hidden)
@@ -183,21 +183,23 @@ def qwen3_tower(top: Fields) -> Blueprint:
     if not levels:
         return tower
     numbers = layer_numbers(Fields({"num_hidden_layers": len(levels)}, fields.source))
-    merged = fields.integer("hidden_size") * fields.integer("spatial_merge_size", default=2) ** 2
+    merged_size = (
+        fields.integer("hidden_size") * fields.integer("spatial_merge_size", default=2) ** 2
+    )
     path = "visual.deepstack_merger_list.*"
     linears = (
-        Built(f"{path}.linear_fc1", numbers, merged, (merged,), "column", bias=True),
+        Built(f"{path}.linear_fc1", numbers, merged_size, (merged_size,), "column", bias=True),
         Built(
             f"{path}.linear_fc2",
             numbers,
-            merged,
+            merged_size,
             (fields.integer("out_hidden_size"),),
             "row",
             bias=True,
         ),
     )
     parameters = tuple(
-        tensor(f"{path}.norm.{name}", len(numbers), merged) for name in ("weight", "bias")
+        tensor(f"{path}.norm.{name}", len(numbers), merged_size) for name in ("weight", "bias")
     )
     return Blueprint(tower.linears + linears, tower.attention, tower.parameters + parameters)
 
@@ -216,7 +218,7 @@ def pixtral_tower(top: Fields) -> Blueprint:
         fields.integer("patch_size", default=16),
     )
     path, text_hidden = "vision_tower.transformer.layers.*", text.integer("hidden_size")
-    merged = hidden * top.integer("spatial_merge_size", default=2) ** 2
+    merged_size = hidden * top.integer("spatial_merge_size", default=2) ** 2
     names, bias = ("q_proj", "k_proj", "v_proj"), top.flag("multimodal_projector_bias")
     linears = [
         Built(
@@ -248,7 +250,7 @@ def pixtral_tower(top: Fields) -> Blueprint:
             patch,
             patch,
         ),
-        tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged),
+        tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged_size),
     ]
     return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(parameters))
 
@@ -269,16 +271,24 @@ def siglip(top: Fields) -> Blueprint:
     path, depth = "vision_tower.vision_model", len(blocks)
     layer = f"{path}.encoder.layers.*"
     # bitsandbytes and torchao quantize other sizes too (SiglipMLP, models/siglip.py:449 of 0.18.0).
-    whole = hidden % 64 == 0 and width % 64 == 0
+    is_whole = hidden % 64 == 0 and width % 64 == 0
     qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "bias": True}
     linears = (
         Built(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, **sizes),
         Built(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
         Built(
-            f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", is_quantizable=whole, bias=True
+            f"{layer}.mlp.fc1",
+            blocks,
+            hidden,
+            (width,),
+            "column",
+            is_quantizable=is_whole,
+            bias=True,
         ),
-        Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", is_quantizable=whole, bias=True),
+        Built(
+            f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", is_quantizable=is_whole, bias=True
+        ),
     )
     parameters = [
         tensor(f"{layer}.{name}", depth, hidden)

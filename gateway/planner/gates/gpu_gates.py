@@ -42,15 +42,15 @@ def gate_peers(inputs: PlanningInput, engine: Engine, gpus: tuple[Gpu, ...]) -> 
 def gate_driver(inputs: PlanningInput, engine: Engine) -> None:
     """Refuse an old driver, another processor, and a version that failed at this task before."""
     for capability in {gpu.capability for gpu in inputs.hardware.gpus} or {None}:
-        about = {
+        scope = {
             "engine": engine.ref,
             "capability": capability,
             "architecture": inputs.spec.architecture,
             "model": inputs.spec.versioned_source,
             "task": inputs.spec.task,
         }
-        about |= {"quantization": inputs.spec.quant.method if inputs.spec.quant else None}
-        if fact := matching_fact(inputs.facts, "engine_fails", about):
+        scope |= {"quantization": inputs.spec.quant.method if inputs.spec.quant else None}
+        if fact := matching_fact(inputs.facts, "engine_fails", scope):
             raise Refused(
                 "known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact"
             )
@@ -58,7 +58,11 @@ def gate_driver(inputs: PlanningInput, engine: Engine) -> None:
 
 
 def gate_devices(
-    inputs: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
+    inputs: PlanningInput,
+    engine: Engine,
+    built_model: BuiltModel,
+    variant: Variant,
+    groups: GpuGroups,
 ) -> tuple[Gpu, ...]:
     """The GPUs of the variant; none on a CPU. Raises Refused."""
     gpus, tp, pp, ranks = inputs.hardware.gpus, variant.tp, variant.pp, variant.ranks
@@ -72,9 +76,9 @@ def gate_devices(
             f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
             "probe",
         )
-    problem = groups.illegal(inputs.spec, built, tp, ep=variant.ep, dp=variant.dp)
+    problem = groups.illegal(inputs.spec, built_model, tp, ep=variant.ep, dp=variant.dp)
     if problem is None or is_in_tower(problem[1] or ""):
-        _gate_tower(inputs, engine, built, tp)
+        _gate_tower(inputs, engine, built_model, tp)
     if problem is not None:
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
@@ -86,7 +90,7 @@ def gate_devices(
             f"{layers} layers cannot be shared by {pp} stages",
             "vllm/distributed/utils.py",
         )
-    if pp > 1 and (field := field_against_stages(built, engine, inputs.spec.architecture)):
+    if pp > 1 and (field := field_against_stages(built_model, engine, inputs.spec.architecture)):
         reason = f"{engine.ref} cannot share {inputs.spec.architecture} by stages of a pipeline"
         raise Refused(
             "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
@@ -103,13 +107,15 @@ def gate_devices(
     return group
 
 
-def keeps_tower_whole(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> bool:
+def keeps_tower_whole(
+    inputs: PlanningInput, engine: Engine, built_model: BuiltModel, tp: int
+) -> bool:
     """Whether each of `tp` ranks holds all of the vision tower: by a flag of the user, or because
     this version cuts none whose heads do not divide."""
     flag = _tower_flag(engine)
     options = {name.replace("_", "-"): value for name, value in inputs.wish.args.items()}
     return bool(flag and options.get(flag) == _WHOLE_TOWER[flag]) or (
-        inputs.spec.architecture in engine.whole_towers and tower_heads(built, tp) > 0
+        inputs.spec.architecture in engine.whole_towers and tower_heads(built_model, tp) > 0
     )
 
 
@@ -120,11 +126,11 @@ def _tower_flag(engine: Engine) -> str:
     )
 
 
-def _gate_tower(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
+def _gate_tower(inputs: PlanningInput, engine: Engine, built_model: BuiltModel, tp: int) -> None:
     """Refuse ranks that cannot share the vision tower, unless each holds all of it."""
-    if inputs.wish.text_only or keeps_tower_whole(inputs, engine, built, tp):
+    if inputs.wish.text_only or keeps_tower_whole(inputs, engine, built_model, tp):
         return
-    if reason := tower_refusal(built, tp):
+    if reason := tower_refusal(built_model, tp):
         flag = _tower_flag(engine)
         value = str(_WHOLE_TOWER.get(flag, "")).lower()
         cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
@@ -150,10 +156,11 @@ def gate_nodes(inputs: PlanningInput, engine: Engine, variant: Variant) -> None:
         return
     meeting = Meeting(inputs.span.nodes, variant.dp, "", 0, 0)
     flags = engine_kind(engine.kind).node_flags(meeting, 1)
-    if missing := sorted(f"--{name}" for name in flags if name not in engine.flags):
+    if missing_flags := sorted(f"--{name}" for name in flags if name not in engine.flags):
         raise Refused(
             "illegal_parallelism",
-            f"{engine.ref} cannot have ranks on several nodes: it has no {', '.join(missing)}",
+            f"{engine.ref} cannot have ranks on several nodes: it has no"
+            f" {', '.join(missing_flags)}",
             f"profile {engine.ref}",
         )
 

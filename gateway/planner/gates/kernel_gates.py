@@ -20,12 +20,12 @@ def gate_kernels(
     source = f"profile {engine.ref}"
     for row in evidence.kernels:
         if row.status == "none":
-            why = "; ".join(
+            refusal_words = "; ".join(
                 f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused
             )
             raise Refused(
                 "no_kernel",
-                f"no kernel for {row.layer}{_size(row)}: {why}",
+                f"no kernel for {row.layer}{_size(row)}: {refusal_words}",
                 source,
                 layer=row.layer,
             )
@@ -65,25 +65,25 @@ def _gate_attention(
     source = f"profile {engine.ref}"
     for layers in evidence.attention:
         if layers.status == "none":
-            why = "; ".join(
+            refusal_words = "; ".join(
                 f"{refusal.kernel}: {refusal.reason}".removeprefix(": ")
                 for refusal in layers.refused
             )
             reason = (
                 f"no attention backend for the {layers.layers} {layers.kind} layers of head size"
-                f" {layers.head_dim}: {why}"
+                f" {layers.head_dim}: {refusal_words}"
             )
             raise Refused("no_backend", reason, source)
         if not may_fail:
             continue
-        about = {
+        scope = {
             "kernel": layers.backend,
             "engine": engine.ref,
             "capability": capability,
             "head_dim": str(layers.head_dim),
         }
         if facts.may_hold("kernel_fails", "head_dim", str(layers.head_dim)) and (
-            fact := matching_fact(facts, "kernel_fails", about)
+            fact := matching_fact(facts, "kernel_fails", scope)
         ):
             reason = (
                 f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to"
@@ -99,33 +99,33 @@ def _size(row: LayerKernel) -> str:
 def _failure_fact(
     row: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None
 ) -> Fact | None:
-    about = {
+    scope = {
         "kernel": row.kernel,
         "engine": engine.ref,
         "capability": capability,
         "scheme": row.scheme,
     }
-    about |= {"k": str(row.k), "n": str(row.n)}
-    return matching_fact(facts, "kernel_fails", about)
+    scope |= {"k": str(row.k), "n": str(row.n)}
+    return matching_fact(facts, "kernel_fails", scope)
 
 
 def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> ObservedRefusals:
     """Layers that this engine version refused although the rules accept them."""
-    about = {"engine": engine.ref, "capability": capability}
+    scope = {"engine": engine.ref, "capability": capability}
     return ObservedRefusals(
         (
-            frozenset(fact.scope.items() - about.items()),
+            frozenset(fact.scope.items() - scope.items()),
             f"refused such a layer here before: {fact.source}",
         )
         for fact in facts.of_kind("kernel_refuses")
-        if all(fact.scope.get(name, value) == value for name, value in about.items())
+        if all(fact.scope.get(name, value) == value for name, value in scope.items())
     )
 
 
-def matching_fact(facts: KnownFacts, kind: str, about: Mapping[str, str | None]) -> Fact | None:
+def matching_fact(facts: KnownFacts, kind: str, scope: Mapping[str, str | None]) -> Fact | None:
     """The first fact of this kind that holds and is about more than an engine version."""
     return next(
-        (fact for fact in facts.holding(kind, about) if fact.scope.keys() - {"engine"}), None
+        (fact for fact in facts.holding(kind, scope) if fact.scope.keys() - {"engine"}), None
     )
 
 

@@ -12,15 +12,15 @@ def gate_host(hardware: Hardware, engine: Engine) -> None:
     """Refuse another processor and an old driver."""
     source = f"profile {engine.ref}"
     if engine.machines and hardware.arch not in engine.machines:
-        built = " and ".join(engine.machines)
+        machines = " and ".join(engine.machines)
         raise Refused(
             "unsupported_platform",
-            f"its image is built for {built}, this machine is {hardware.arch}",
+            f"its image is built for {machines}, this machine is {hardware.arch}",
             source,
         )
-    driver, least = hardware.driver, engine.min_driver
-    if driver and least and release(driver) < release(least):
-        reason = f"CUDA {engine.cuda} needs driver {least} or newer, this machine has {driver}"
+    driver, min_driver = hardware.driver, engine.min_driver
+    if driver and min_driver and release(driver) < release(min_driver):
+        reason = f"CUDA {engine.cuda} needs driver {min_driver} or newer, this machine has {driver}"
         raise Refused("driver_too_old", reason, source)
 
 

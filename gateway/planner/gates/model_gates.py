@@ -59,16 +59,16 @@ def gate_context(inputs: PlanningInput) -> None:
     """Refuse a context that no form of the model reaches."""
     spec, wish = inputs.spec, inputs.wish
     limit = context_limit(spec, wish)
-    least = wish.least_context
-    if least is None or least <= limit:
+    least_context = wish.least_context
+    if least_context is None or least_context <= limit:
         return
     option = "--min-context" if wish.min_context else "--context"
-    reason = f"a context of at least {least} tokens was asked for ({option}), and "
+    reason = f"a context of at least {least_context} tokens was asked for ({option}), and "
     if limit != spec.max_position:
         reason += f"one of at most {limit} as well: raise --max-context"
     elif spec.open_limit:
         reason += (
-            f"{limit} is assumed as the model's limit: add --max-context {least}, or"
+            f"{limit} is assumed as the model's limit: add --max-context {least_context}, or"
             f" take {option} {limit} or less"
         )
     else:
@@ -91,10 +91,10 @@ def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
         raise Refused("unsupported_lora", reason, engine.sources.get("no_lora", source))
     if supported_rank(engine, inputs.adapters) is None:
         highest = max(inputs.adapters, key=lambda adapter: adapter.rank)
-        most = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
+        max_rank = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
         reason = (
             f"the adapter {highest.name} has rank {highest.rank}, and {engine.ref} takes at most"
-            f" {most}"
+            f" {max_rank}"
         )
         raise Refused("unsupported_lora", reason, source)
     if inputs.spec.experts:

@@ -38,8 +38,8 @@ def gate_kv(spec: ModelSpec, engine: Engine, rules: EngineRules, kv_dtype: str) 
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
     if reason := rules.kv_refusal(spec.quant, engine, kv_dtype):
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
-    described = rules.kv_dtypes
-    if kv_dtype not in (_SIZED_DTYPES if described is None else described):
+    described_dtypes = rules.kv_dtypes
+    if kv_dtype not in (_SIZED_DTYPES if described_dtypes is None else described_dtypes):
         reason = (
             f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not"
             " known here"
@@ -64,7 +64,7 @@ def gate_method(
     if spec.quant is None and "quantization" not in args:
         _check_quantization(spec)
     is_deprecated = bool(args.get("allow-deprecated-quantization", False))
-    resolved = resolve(
+    resolution = resolve(
         engine,
         spec.quant,
         variant.quantization,
@@ -72,25 +72,25 @@ def gate_method(
         capability,
         allow_deprecated=is_deprecated,
     )
-    check(engine, resolved, capability, dtype)
+    check(engine, resolution, capability, dtype)
     if spec.quant is None and variant.quantization not in ("", "fp8"):
         reason = (
             f"what --quantization {variant.quantization} makes of weights that are not quantized is"
             " not known here"
         )
         raise Refused("unsupported_quantization", reason, source)
-    return resolved.method
+    return resolution.method
 
 
 def _check_quantization(spec: ModelSpec) -> None:
     """Raises Refused for packed weights without a word about their quantization: engines take them
     for plain ones, and fail on their tensors."""
-    packed = next(
+    packed_name = next(
         (group.name for group in spec.tensors if group.name.endswith(_PACKED_SUFFIXES)), None
     )
-    if packed is not None:
+    if packed_name is not None:
         reason = (
-            f"the weights are quantized ({packed}), and neither config.json nor"
+            f"the weights are quantized ({packed_name}), and neither config.json nor"
             " hf_quant_config.json says how: take the missing file from where the model was"
             " published"
         )
@@ -106,21 +106,21 @@ def gate_dtype(
 ) -> Choice[str]:
     """The dtype of activations: of a change, of the user, or by default. Raises Refused."""
     capability = gpus[0].capability if gpus else None
-    without = _impossible_dtypes(inputs.spec, engine, gpus)
+    impossible_dtypes = _impossible_dtypes(inputs.spec, engine, gpus)
     wish_dtype = variant.dtype or str(args.get("dtype", inputs.wish.dtype))
     wish_dtype = {"half": "float16", "float": "float32"}.get(wish_dtype, wish_dtype)
-    if wish_dtype in without:
-        reason, source = without[wish_dtype]
+    if wish_dtype in impossible_dtypes:
+        reason, source = impossible_dtypes[wish_dtype]
         raise Refused("no_kernel", reason, source)
     if variant.dtype:
         reason, source = variant.reasons["dtype"]
         return str_choice(variant.dtype, reason, source)
     if wish_dtype != "auto":
         return str_choice(wish_dtype, "set by the user", "user")
-    stored = inputs.spec.dtype
+    stored_dtype = inputs.spec.dtype
     first = ("bfloat16", "float16") if inputs.spec.generates else ("float16", "bfloat16")
-    preferred = next(dtype for dtype in (*first, "float32") if dtype not in without)
-    if stored == "float32" != preferred:
+    preferred = next(dtype for dtype in (*first, "float32") if dtype not in impossible_dtypes)
+    if stored_dtype == "float32" != preferred:
         source = inputs.spec.sources.get("dtype", "")
         reason = (
             "no file names a dtype, and the engine itself would choose this"
@@ -128,14 +128,16 @@ def gate_dtype(
             else "half the bytes of the float32 weights, as the engine itself would choose"
         )
         return str_choice(preferred, reason, "vllm/config/model.py _resolve_auto_dtype")
-    if stored in without:
-        reason = f"the weights are {stored}, which compute capability {capability} cannot compute"
+    if stored_dtype in impossible_dtypes:
+        reason = (
+            f"the weights are {stored_dtype}, which compute capability {capability} cannot compute"
+        )
         source = "vllm/platforms/cuda.py"
-        if stored == "float16" or preferred == "float32":
-            reason, source = without["float16"]
+        if stored_dtype == "float16" or preferred == "float32":
+            reason, source = impossible_dtypes["float16"]
             reason += "; it takes twice the memory and time" if preferred == "float32" else ""
         return str_choice(preferred, reason, source)
-    return str_choice(stored, WEIGHTS_DTYPE, inputs.spec.sources.get("dtype", ""))
+    return str_choice(stored_dtype, WEIGHTS_DTYPE, inputs.spec.sources.get("dtype", ""))
 
 
 def _impossible_dtypes(
@@ -143,10 +145,10 @@ def _impossible_dtypes(
 ) -> dict[str, tuple[str, str]]:
     """Dtypes that the engine cannot compute on these GPUs: the reason and its source."""
     dtypes = {}
-    if old := next(
+    if old_gpu := next(
         (gpu for gpu in gpus if gpu.capability is not None and float(gpu.capability) < 8.0), None
     ):
-        reason = f"bfloat16 needs compute capability 8.0, {old.name} has {old.capability}"
+        reason = f"bfloat16 needs compute capability 8.0, {old_gpu.name} has {old_gpu.capability}"
         dtypes["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
     if spec.model_type in engine.no_float16:
         reason = f"{engine.ref} refuses float16 for {spec.model_type}: it is numerically unstable"

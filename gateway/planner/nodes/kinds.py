@@ -30,9 +30,9 @@ def node_kinds(
 
     promised_bytes: bytes of each GPU, by UUID, that are promised to other engines.
     """
-    ordered = sorted(nodes, key=lambda node: source not in node.weights)
+    ordered_nodes = sorted(nodes, key=lambda node: source not in node.weights)
     kinds: dict[Hashable, list[Node]] = {}
-    for node in ordered:
+    for node in ordered_nodes:
         kinds.setdefault(_identity(node.hardware, promised_bytes), []).append(node)
     return [_kind(group, promised_bytes) for group in kinds.values()]
 
@@ -69,11 +69,13 @@ def _kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> NodeKind:
         return NodeKind((nodes[0],), first, promised_bytes)
     columns = list(zip(*(node.hardware.gpus for node in nodes), strict=True))
     gpus = tuple(
-        gpus[0].evolve(free_bytes=min(free)) if (free := _free(gpus)) else gpus[0]
+        gpus[0].evolve(free_bytes=min(free_bytes)) if (free_bytes := _free(gpus)) else gpus[0]
         for gpus in columns
     )
-    most = {gpus[0].uuid: max(promised_bytes.get(gpu.uuid, 0) for gpu in gpus) for gpus in columns}
-    return NodeKind(tuple(nodes), first.evolve(gpus=gpus), most)
+    max_promised = {
+        gpus[0].uuid: max(promised_bytes.get(gpu.uuid, 0) for gpu in gpus) for gpus in columns
+    }
+    return NodeKind(tuple(nodes), first.evolve(gpus=gpus), max_promised)
 
 
 def _free(gpus: Sequence[Gpu]) -> list[int]:

@@ -60,10 +60,12 @@ def decide_over_nodes(
         node.evolve(hardware=without_engines(node.hardware, inputs.promised_bytes))
         for node in nodes
     )
-    later = _decide(inputs.with_fields(promised_bytes={}), cluster, empty, engines, rules)
-    if not later.plans:
+    later_decision = _decide(inputs.with_fields(promised_bytes={}), cluster, empty, engines, rules)
+    if not later_decision.plans:
         return decision
-    return decision.evolve(waits=_shortage_words(later.plans[0], nodes, inputs.promised_bytes))
+    return decision.evolve(
+        waits=_shortage_words(later_decision.plans[0], nodes, inputs.promised_bytes)
+    )
 
 
 def _decide(
@@ -87,24 +89,32 @@ def _decide(
         plans += [on_nodes(plan, kind) for plan in decisions[-1].plans]
         for groups in node_groups(kind, networks, inputs):
             decisions.append(_decide_span(inputs, groups, engines, rules))
-            placed = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
-            plans += _low_traffic_plans(placed, groups) if networks.is_unknown(groups) else placed
-            networks_used += [(plan, groups.span.network) for plan in placed]
-    whole = inputs.with_fields(hardware=_all_gpus(nodes), alike_nodes=1)
-    best = rank_plans(whole, plans, engine_order(engines))
+            placed_plans = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
+            plans += (
+                _low_traffic_plans(placed_plans, groups)
+                if networks.is_unknown(groups)
+                else placed_plans
+            )
+            networks_used += [(plan, groups.span.network) for plan in placed_plans]
+    whole_input = inputs.with_fields(hardware=_all_gpus(nodes), alike_nodes=1)
+    best_plans = rank_plans(whole_input, plans, engine_order(engines))
     network = next(
-        (plan_network for plan, plan_network in networks_used if best and plan is best[0]),
+        (
+            plan_network
+            for plan, plan_network in networks_used
+            if best_plans and plan is best_plans[0]
+        ),
         cluster.network,
     )
-    rejected = tuple(row for decision in decisions for row in decision.rejected)
-    rejected += tuple(_unlike(kinds, engines))
+    rejections = tuple(row for decision in decisions for row in decision.rejected)
+    rejections += tuple(_unlike(kinds, engines))
     return Decision(
         model=inputs.spec.source,
         hardware=inputs.hardware_name,
-        plans=tuple(plan.evolve(rank=number) for number, plan in enumerate(best, start=1)),
-        why_gpus=gpu_comparison(best, rejected),
-        why_nodes=node_reason(best, network),
-        rejected=rejected,
+        plans=tuple(plan.evolve(rank=number) for number, plan in enumerate(best_plans, start=1)),
+        why_gpus=gpu_comparison(best_plans, rejections),
+        why_nodes=node_reason(best_plans, network),
+        rejected=rejections,
         gaps=tuple(dict.fromkeys(gap for decision in decisions for gap in decision.gaps)),
     )
 
@@ -148,9 +158,9 @@ def _unlike(kinds: Sequence[NodeKind], engines: Sequence[Engine]) -> Iterator[Re
     names = [kind.nodes[0].name for kind in kinds if kind.hardware.gpus]
     if len(names) < 2:
         return
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    suffix = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     reason = (
-        f"one engine over unlike nodes ({', '.join(names[:_MAX_NAMES])}{more}) is not planned, as"
+        f"one engine over unlike nodes ({', '.join(names[:_MAX_NAMES])}{suffix}) is not planned, as"
         " their GPUs or free memory differ; copies may have unlike nodes"
     )
     gpus = sum(len(kind.hardware.gpus) * len(kind.nodes) for kind in kinds)
@@ -181,33 +191,34 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
         for gpu in node.hardware.gpus
         for name in (gpu.uuid, f"{node.name}/{gpu.index}")
     }
-    if missing := [name for name in wish.gpus if name not in names]:
+    if missing_names := [name for name in wish.gpus if name not in names]:
         raise BadRequest(
-            f"There is no GPU {missing[0][:100]} in the cluster.",
+            f"There is no GPU {missing_names[0][:100]} in the cluster.",
             hint="Name GPUs as NODE/NUMBER or by UUID.",
             param="gpus",
         )
     uuids = {names[name] for name in wish.gpus}
-    chosen = (
+    chosen_nodes = (
         node.evolve(hardware=node.hardware.select_gpus(lambda gpu: gpu.uuid in uuids))
         for node in nodes
     )
-    return tuple(node for node in chosen if node.hardware.gpus)
+    return tuple(node for node in chosen_nodes if node.hardware.gpus)
 
 
 def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> str:
     """The GPUs with too little free memory for this plan, in words."""
-    promised, shortages = plan.memory.promised_bytes, []
+    promised_count, shortages = plan.memory.promised_bytes, []
     by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
-    used = {uuid for row in plan.nodes for uuid in row.gpus}
-    for uuid in sorted(used, key=list(by_uuid).index):
+    used_uuids = {uuid for row in plan.nodes for uuid in row.gpus}
+    for uuid in sorted(used_uuids, key=list(by_uuid).index):
         node, gpu = by_uuid[uuid]
-        free = available_bytes(gpu, promised_bytes)
-        if free < promised:
-            shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free)}")
+        free_bytes = available_bytes(gpu, promised_bytes)
+        if free_bytes < promised_count:
+            shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free_bytes)}")
     names = list(dict.fromkeys(row.node for row in plan.nodes))
-    more = f" and {len(shortages) - _MAX_NAMES} more" if len(shortages) > _MAX_NAMES else ""
+    suffix = f" and {len(shortages) - _MAX_NAMES} more" if len(shortages) > _MAX_NAMES else ""
     return (
-        f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(promised)} of each GPU at once;"
-        f" {', '.join(shortages[:_MAX_NAMES])}{more}. It starts when other engines have left."
+        f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(promised_count)} of each GPU at"
+        f" once; {', '.join(shortages[:_MAX_NAMES])}{suffix}. It starts when other engines have"
+        " left."
     )

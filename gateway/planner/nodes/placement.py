@@ -47,12 +47,12 @@ def _places(
     by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
     place = tuple(by_uuid[uuid] for uuid in plan.gpus)
     yield place
-    free = machine.usable().select_gpus(
+    free_hardware = machine.usable().select_gpus(
         lambda gpu: available_bytes(gpu, promised_bytes) >= plan.memory.budget_bytes
     )
     while plan.replicas.value > 1:
-        free = _remove_gpus(free, place)
-        group = GpuGroups(free, promised_bytes).best(len(place))
+        free_hardware = _remove_gpus(free_hardware, place)
+        group = GpuGroups(free_hardware, promised_bytes).best(len(place))
         if group is None:
             return
         place = tuple(gpu.index for gpu in group)
@@ -68,9 +68,9 @@ def over_groups(
 ) -> Plan:
     """The plan with each copy on a group of nodes. ports_in_use: by node."""
     size, machine = places.span.gpus_each, places.machine
-    used = [gpu.uuid for gpu in machine.gpus[:size]]
+    used_uuids = [gpu.uuid for gpu in machine.gpus[:size]]
     first = {gpu.uuid: gpu.index for gpu in places.groups[0][0].hardware.gpus}
-    indices = [first[uuid] for uuid in used]
+    indices = [first[uuid] for uuid in used_uuids]
     kind, rows = engine_kind(plan.engine.kind), []
     for number, group in enumerate(places.groups[: plan.replicas.value]):
         ports = _ports(ports_in_use.get(group[0].name, ()))
@@ -100,12 +100,12 @@ def over_groups(
 def _ports(ports_in_use: Collection[int]) -> dict[str, int]:
     """The first free stretch of ports."""
     starts = range(_FIRST_PORT, _LAST_PORT, _PORTS_PER_ENGINE)
-    free = (
+    free_ports = (
         start
         for start in starts
         if not any(start <= port < start + _PORTS_PER_ENGINE for port in ports_in_use)
     )
-    start = next(free, _FIRST_PORT)
+    start = next(free_ports, _FIRST_PORT)
     return {RENDEZVOUS: start, GROUPS: start + _PORTS_PER_ENGINE // 2}
 
 

@@ -28,14 +28,16 @@ def for_pods(plan: Plan, leader: str, place: str) -> Plan:
         return kind.node_flags(meeting, node_rank)
 
     second, third = flags(leader, 1), flags(leader, 2)
-    later = {
+    later_values = {
         name: value if value == third[name] else _times(place, value)
         for name, value in second.items()
     }
     rows = (row for row in plan.nodes if row.copy_number == 0)
     return plan.evolve(
         nodes=tuple(
-            row.evolve(argv=arguments(later if row.node_rank else flags(pod_address, 0)), env={})
+            row.evolve(
+                argv=arguments(later_values if row.node_rank else flags(pod_address, 0)), env={}
+            )
             for row in rows
         )
     )

@@ -64,16 +64,18 @@ class Networks:
             networks.setdefault(self.quality(network), network)
         return [networks[quality] for quality in sorted(networks, reverse=True)[:_LEVELS]]
 
-    def groups(self, nodes: Sequence[Node], size: int, least: Network) -> list[tuple[Node, ...]]:
+    def groups(
+        self, nodes: Sequence[Node], size: int, slowest_network: Network
+    ) -> list[tuple[Node, ...]]:
         """Disjoint groups of so many nodes, each two of which have such a network or a better."""
         if not self._links:
-            whole = len(nodes) // size * size
-            return [tuple(nodes[at : at + size]) for at in range(0, whole, size)]
-        least_quality = self.quality(least)
-        free, groups = list(nodes), list[tuple[Node, ...]]()
-        while group := self._group(free, size, least_quality):
+            whole_count = len(nodes) // size * size
+            return [tuple(nodes[at : at + size]) for at in range(0, whole_count, size)]
+        least_quality = self.quality(slowest_network)
+        free_nodes, groups = list(nodes), list[tuple[Node, ...]]()
+        while group := self._group(free_nodes, size, least_quality):
             groups.append(group)
-            free = [node for node in free if node not in group]
+            free_nodes = [node for node in free_nodes if node not in group]
         return groups
 
     def _group(
@@ -121,35 +123,38 @@ def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
     ]
     result = [SpanLayout(size, ranks // size) for size in sizes]
     if spec.experts is not None:
-        most = sufficient_ranks(spec.attention, gpus)
-        result += [SpanLayout(size, 1, ranks // size) for size in sorted({most, gpus})]
+        max_ranks = sufficient_ranks(spec.attention, gpus)
+        result += [SpanLayout(size, 1, ranks // size) for size in sorted({max_ranks, gpus})]
     return tuple(result)
 
 
 def _with_room(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hardware:
     """The machine with the GPUs that have at least half of the room of its emptiest GPU."""
     rooms = {gpu.uuid: available_bytes(gpu, promised_bytes) for gpu in machine.gpus}
-    most = max(rooms.values(), default=0)
-    return machine.select_gpus(lambda gpu: 2 * rooms[gpu.uuid] >= most)
+    max_room = max(rooms.values(), default=0)
+    return machine.select_gpus(lambda gpu: 2 * rooms[gpu.uuid] >= max_room)
 
 
 def _merge_nodes(
     groups: tuple[tuple[Node, ...], ...], machine: Hardware, span: Span, kind: NodeKind
 ) -> NodeGroups:
     """The nodes of a group as one machine, whose GPUs are numbered node by node."""
-    used = [gpu.index for gpu in machine.gpus]
-    place = {index: number for number, index in enumerate(used)}
+    used_indices = [gpu.index for gpu in machine.gpus]
+    place = {index: number for number, index in enumerate(used_indices)}
     gpus, links, promised_bytes = [], [], dict[str, int]()
     for number, node in enumerate(groups[0]):
         by_index = {gpu.index: gpu for gpu in node.hardware.gpus}
         for model in machine.gpus:
             uuid = by_index[model.index].uuid
-            index = number * len(used) + place[model.index]
+            index = number * len(used_indices) + place[model.index]
             gpus.append(model.evolve(index=index, uuid=uuid))
             promised_bytes[uuid] = kind.promised_bytes.get(model.uuid, 0)
         links += [
-            link.evolve(a=number * len(used) + place[link.a], b=number * len(used) + place[link.b])
+            link.evolve(
+                a=number * len(used_indices) + place[link.a],
+                b=number * len(used_indices) + place[link.b],
+            )
             for link in machine.links
         ]
-    whole = machine.evolve(gpus=tuple(gpus), links=tuple(links))
-    return NodeGroups(groups, whole, span, promised_bytes)
+    whole_hardware = machine.evolve(gpus=tuple(gpus), links=tuple(links))
+    return NodeGroups(groups, whole_hardware, span, promised_bytes)

@@ -24,22 +24,29 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
     """Why the first plan has so many nodes for a copy; "": there is no plan."""
     if not plans:
         return ""
-    best = plans[0]
+    best_plan = plans[0]
     text = network_words(network)
-    if best.span == 1:
-        nodes = len({row.node for row in best.nodes})
-        where = "one node" if nodes == 1 else f"{nodes} nodes, each copy on one"
-        return f"{where}: {_figures(best)}{_span_figures(plans)}"
-    single = next((plan for plan in plans if plan.span == 1), None)
-    why = "no single node can hold it" if single is None else f"one node gives {_figures(single)}"
-    unknown = (
+    if best_plan.span == 1:
+        nodes = len({row.node for row in best_plan.nodes})
+        place_words = "one node" if nodes == 1 else f"{nodes} nodes, each copy on one"
+        return f"{place_words}: {_figures(best_plan)}{_span_figures(plans)}"
+    single_plan = next((plan for plan in plans if plan.span == 1), None)
+    reason = (
+        "no single node can hold it"
+        if single_plan is None
+        else f"one node gives {_figures(single_plan)}"
+    )
+    unknown_words = (
         ""
-        if best.speed
+        if best_plan.speed
         else "; without a known network, stages are taken, which send least"
-        if best.pipeline_parallel.value > 1
+        if best_plan.pipeline_parallel.value > 1
         else "; the network is not known, and neither is the speed"
     )
-    return f"{best.span} nodes by {layout_of(best)} over {text}: {_figures(best)}; {why}{unknown}"
+    return (
+        f"{best_plan.span} nodes by {layout_of(best_plan)} over {text}: {_figures(best_plan)};"
+        f" {reason}{unknown_words}"
+    )
 
 
 def _span_figures(plans: Sequence[Plan]) -> str:
@@ -74,8 +81,8 @@ def node_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _first_gpu(gpus: tuple[str, ...]) -> str:
-    more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
-    return f"{gpus[0]}{more}" if gpus else "CPU"
+    suffix = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
+    return f"{gpus[0]}{suffix}" if gpus else "CPU"
 
 
 def _range(ranks: tuple[int, ...]) -> str:

@@ -35,18 +35,21 @@ def data_parallel(candidate: Candidate, sizes: Sizes) -> Choice[int]:
 
 
 def expert_parallel(candidate: Candidate) -> Choice[bool]:
-    whole = "experts are cut like other layers" if candidate.inputs.spec.experts else "no experts"
+    whole_words = (
+        "experts are cut like other layers" if candidate.inputs.spec.experts else "no experts"
+    )
     if candidate.variant.dp > 1 and candidate.variant.ep:
-        whole = "whole experts on each GPU, beside attention of its own"
+        whole_words = "whole experts on each GPU, beside attention of its own"
     return bool_choice(
-        candidate.variant.ep, *_reason_and_source(candidate, "ep", "enable-expert-parallel", whole)
+        candidate.variant.ep,
+        *_reason_and_source(candidate, "ep", "enable-expert-parallel", whole_words),
     )
 
 
 def kv_cache_dtype(candidate: Candidate) -> Choice[str]:
     value, spec, engine = candidate.variant.kv_dtype, candidate.inputs.spec, candidate.engine
-    plain = "the dtype of the activations" if value == "auto" else _DECLARED_CACHE
-    reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain)
+    plain_reason = "the dtype of the activations" if value == "auto" else _DECLARED_CACHE
+    reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain_reason)
     if reason != _DECLARED_CACHE:
         return str_choice(value, reason, source)
     for row in engine.cache_defaults:
@@ -56,11 +59,13 @@ def kv_cache_dtype(candidate: Candidate) -> Choice[str]:
     return str_choice(value, reason, spec.quant.file if spec.quant else source)
 
 
-def _reason_and_source(candidate: Candidate, name: str, flag: str, plain: str) -> tuple[str, str]:
+def _reason_and_source(
+    candidate: Candidate, name: str, flag: str, plain_reason: str
+) -> tuple[str, str]:
     """Reason and source of a value that a variant may change by `name`, and a user by `flag`."""
     if flag in candidate.args:
         return "set by the user", "user"
-    return candidate.variant.reasons.get(name, (plain, "planner"))
+    return candidate.variant.reasons.get(name, (plain_reason, "planner"))
 
 
 def tensor_parallel(candidate: Candidate) -> Choice[int]:
@@ -83,10 +88,10 @@ def tensor_parallel(candidate: Candidate) -> Choice[int]:
     return int_choice(tp, reason, candidate.inputs.spec.sources.get("heads", "planner"))
 
 
-def _loaded_as(candidate: Candidate, named: str) -> str:
+def _loaded_as(candidate: Candidate, named_method: str) -> str:
     method = candidate.evidence.method
     loaded_words = (
-        f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named) else ""
+        f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named_method) else ""
     )
     return f"what the checkpoint says of itself{loaded_words}"
 
@@ -110,10 +115,10 @@ def parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
         tools = reasoning = str_choice(NO_PARSER, "no table of parsers is at hand", "planner")
     else:
         tools, reasoning = writing.tool_parser(engine), writing.reasoning_parser(engine)
-    chosen = {TOOLS_FLAG: tools, REASONING_FLAG: reasoning}
-    for flag in chosen.keys() & candidate.args.keys():
-        chosen[flag] = str_choice(str(candidate.args[flag]), "set by the user", "user")
-    return chosen[TOOLS_FLAG], chosen[REASONING_FLAG]
+    chosen_parsers = {TOOLS_FLAG: tools, REASONING_FLAG: reasoning}
+    for flag in chosen_parsers.keys() & candidate.args.keys():
+        chosen_parsers[flag] = str_choice(str(candidate.args[flag]), "set by the user", "user")
+    return chosen_parsers[TOOLS_FLAG], chosen_parsers[REASONING_FLAG]
 
 
 def sleep_choice(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:
@@ -160,7 +165,7 @@ def overrides(candidate: Candidate) -> Choice[str]:
     return str_choice(", ".join(texts), reason, reasons[0][1] if reasons else "user")
 
 
-def all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
+def all_reduce(candidate: Candidate, link_failures: Mapping[str, Fact]) -> Choice[bool]:
     if "disable-custom-all-reduce" in candidate.args:
         return bool_choice(
             not candidate.args["disable-custom-all-reduce"], "set by the user", "user"
@@ -171,7 +176,7 @@ def all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]
     # Ranks that share a layer are on one node.
     peers = gpus[: candidate.variant.tp] if span else gpus
     pair = candidate.inputs.unlinked_pair(peers)
-    fact = silent.get(CUSTOM) or silent.get(P2P)
+    fact = link_failures.get(CUSTOM) or link_failures.get(P2P)
     if pair is None and fact is not None:
         return bool_choice(
             False, f"with it, the GPUs could not talk to each other here: {fact.source}", "fact"

@@ -14,7 +14,7 @@ from gateway.variables import NO_PROXY
 
 
 def engine_variables(
-    candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], sizes: Sizes
+    candidate: Candidate, env: Mapping[str, str], link_failures: Mapping[str, Fact], sizes: Sizes
 ) -> dict[str, Choice[str]]:
     """The reason for each variable of the engine. `env`: the operator's variables, and those that
     the variant adds."""
@@ -28,9 +28,11 @@ def engine_variables(
         variables_found[name] = str_choice(
             value, "needed without CUDA graphs", f"profile {engine.ref}"
         )
-    if P2P in silent:
+    if P2P in link_failures:
         variables_found[P2P_SWITCH[0]] = str_choice(
-            P2P_SWITCH[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
+            P2P_SWITCH[1],
+            f"the GPUs could not talk to each other: {link_failures[P2P].source}",
+            "fact",
         )
     for name, value in env.items():
         if name == candidate.rules.stage_layers_env and candidate.variant.layers:
@@ -56,10 +58,10 @@ def _start_method(
     failure of a fork here leaves that to the engine."""
     if next(candidate.inputs.facts.holding("fork_fails", scope), None) is not None:
         return {}
-    chosen = candidate.rules.start_method(
+    chosen_variables = candidate.rules.start_method(
         candidate.engine, candidate.args, candidate.inputs.spec.architecture
     )
-    choices = {name: choice for name, choice in chosen.items() if name not in env}
+    choices = {name: choice for name, choice in chosen_variables.items() if name not in env}
     if choices and candidate.gpus:
         spec = candidate.inputs.spec
         choices |= expert_warmups.skipped_warmups(

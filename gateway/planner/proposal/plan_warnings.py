@@ -19,14 +19,14 @@ _SHARD_BYTES = 5 * GIB
 
 
 def plan_warnings(
-    candidate: Candidate, sizes: Sizes, silent: Mapping[str, Fact]
+    candidate: Candidate, sizes: Sizes, link_failures: Mapping[str, Fact]
 ) -> tuple[str, ...]:
     return (
         *sizes.warnings,
         *_kernel_warnings(candidate),
         *_rule_warnings(candidate),
         *_load_warnings(candidate),
-        *_host_transfer_warnings(silent),
+        *_host_transfer_warnings(link_failures),
         *_host_memory_warnings(candidate, sizes.memory),
         *_variable_warnings(candidate),
         *_unfollowed_variables(candidate),
@@ -34,13 +34,13 @@ def plan_warnings(
     )
 
 
-def _host_transfer_warnings(silent: Mapping[str, Fact]) -> list[str]:
-    if P2P not in silent:
+def _host_transfer_warnings(link_failures: Mapping[str, Fact]) -> list[str]:
+    if P2P not in link_failures:
         return []
     name, value = P2P_SWITCH
     return [
         f"The GPUs talk through the host's memory ({name}={value}), which is slower:"
-        f" {silent[P2P].source}"
+        f" {link_failures[P2P].source}"
     ]
 
 
@@ -48,12 +48,12 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
     """The warning with the figures of memory that GPU and host share."""
     if not candidate.has_unified_memory:
         return []
-    total, free = (
+    total, free_bytes = (
         min(gpu.total_bytes or 0 for gpu in candidate.gpus),
         min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus),
     )
     share = candidate.args.get("gpu-memory-utilization")
-    counted = (
+    counted_gpus = (
         [
             "On shared memory the engine counts what other programs take while it starts as its"
             f" own. With --gpu-memory-utilization={share} its KV cache can be 10 GiB smaller than"
@@ -67,27 +67,27 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
     pages = min(candidate.inputs.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
     kept_bytes, promised_bytes = max(map(left_bytes, candidate.gpus)), memory.promised_bytes
     figures = (
-        f"GPU and host share {gib(total)}, of which {gib(free)} are free: the engine takes"
-        f" {gib(promised_bytes)}, and {gib(max(0, free - promised_bytes))} stay for the host"
+        f"GPU and host share {gib(total)}, of which {gib(free_bytes)} are free: the engine takes"
+        f" {gib(promised_bytes)}, and {gib(max(0, free_bytes - promised_bytes))} stay for the host"
     )
-    if free - promised_bytes < kept_bytes:
+    if free_bytes - promised_bytes < kept_bytes:
         return [
-            *counted,
+            *counted_gpus,
             f"{figures}. That is less than the {gib(kept_bytes)} that the host should keep"
             " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts.",
         ]
     loads = memory.weights_bytes + memory.beside_bytes + pages
-    slow = ", which is more than is free: files are read several times"
+    slow_words = ", which is more than is free: files are read several times"
     return [
-        *counted,
+        *counted_gpus,
         f"{figures}. While the weights load, the page cache takes up to {gib(pages)} more"
-        f"{slow if loads > free else ''}.",
+        f"{slow_words if loads > free_bytes else ''}.",
     ]
 
 
 def _count_skipped_layers(candidate: Candidate, kernel: str) -> int:
     """The number of layers that lose this kernel because its switch is for the whole model."""
-    passed = [
+    passed_kernels = [
         row
         for row in candidate.evidence.kernels
         if any(
@@ -95,7 +95,7 @@ def _count_skipped_layers(candidate: Candidate, kernel: str) -> int:
             for refusal in row.refused
         )
     ]
-    return sum(row.count for row in passed)
+    return sum(row.count for row in passed_kernels)
 
 
 def replacement_reason(candidate: Candidate) -> str:
@@ -109,8 +109,8 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
     evidence = candidate.evidence
     warnings = [f"{row.layer}: {row.note}." for row in evidence.kernels if row.note]
     warnings += (
-        [f"Not the kernel that the engine would choose: {why}."]
-        if (why := replacement_reason(candidate))
+        [f"Not the kernel that the engine would choose: {reason}."]
+        if (reason := replacement_reason(candidate))
         else []
     )
     warnings += [
@@ -120,29 +120,36 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
         if (count := _count_skipped_layers(candidate, kernel)) > 1
     ]
     warnings += candidate.speculation.warnings
-    if unknown := [row.layer for row in evidence.kernels if row.status == "unknown"]:
+    if unknown_layers := [row.layer for row in evidence.kernels if row.status == "unknown"]:
         warnings.append(
-            f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell."
-        )
-    if unknown := sorted({row.kind for row in evidence.attention if row.status == "unknown"}):
-        warnings.append(
-            f"Which backend computes {', '.join(unknown)} attention is not known; the start will"
+            f"Which kernel computes {', '.join(unknown_layers[:3])} is not known; the start will"
             " tell."
+        )
+    if unknown_layers := sorted(
+        {row.kind for row in evidence.attention if row.status == "unknown"}
+    ):
+        warnings.append(
+            f"Which backend computes {', '.join(unknown_layers)} attention is not known; the start"
+            " will tell."
         )
     return warnings
 
 
 def _rule_warnings(candidate: Candidate) -> list[str]:
     """The warnings about guesses and missing rules."""
-    spec, evidence, built = candidate.inputs.spec, candidate.evidence, candidate.built
+    spec, evidence, built_model = candidate.inputs.spec, candidate.evidence, candidate.built
     warnings = []
-    if (spec.guessed or not built.is_known) and evidence.answer is None:
+    if (spec.guessed or not built_model.is_known) and evidence.answer is None:
         guessed = (
             f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json"
             if spec.guessed
             else ""
         )
-        files = "" if built.is_known else "sizes are those of its files, kernels are not predicted"
+        files = (
+            ""
+            if built_model.is_known
+            else "sizes are those of its files, kernels are not predicted"
+        )
         details = "; ".join(part for part in (guessed, files) if part)
         warnings.append(
             f"Layers of {spec.model_type} as these are not known here: {details}. --check asks the"
@@ -158,19 +165,19 @@ def _rule_warnings(candidate: Candidate) -> list[str]:
             f"{candidate.engine.ref} holds no code for compute capability {capability}: the driver"
             " compiles what has PTX when it starts, and what has none fails."
         )
-    if (near := candidate.engine.guessed_from) and evidence.answer is None:
+    if (guessed_from := candidate.engine.guessed_from) and evidence.answer is None:
         # An image of another name may say that it holds a version with rules.
         subject = (
             candidate.engine.ref
-            if near != candidate.engine.ref
+            if guessed_from != candidate.engine.ref
             else f"The image {candidate.engine.image}"
         )
         warnings.append(
-            f"{subject} has no rules of its own: this is what {near} would do. Its own code was not"
-            " asked."
+            f"{subject} has no rules of its own: this is what {guessed_from} would do. Its own code"
+            " was not asked."
         )
-    if built.assumed:
-        warnings.append(sentence(built.assumed))
+    if built_model.assumed:
+        warnings.append(sentence(built_model.assumed))
     return warnings
 
 
@@ -230,17 +237,17 @@ def _variable_warnings(candidate: Candidate) -> list[str]:
     """The warning for variables of FITSERVE_ENGINE_ENV with this engine's prefix that it lacks."""
     engine, inputs = candidate.engine, candidate.inputs
     prefixes = candidate.rules.env_prefixes
-    missing = [
+    missing_names = [
         name
         for name in inputs.global_env
         if name.startswith(prefixes) and name not in inputs.wish.env
     ]
     return (
         [
-            f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such"
-            " variable."
+            f"{', '.join(missing_names)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no"
+            " such variable."
         ]
-        if missing
+        if missing_names
         else []
     )
 

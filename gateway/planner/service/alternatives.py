@@ -83,35 +83,35 @@ class Unplanned(FrozenRecord, frozen=True):
     decide_on_empty: Callable[[ModelSpec, Wish], Decision] | None = None
 
 
-def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Decision:
+def with_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -> Decision:
     """The decision with `would_fit`, if it has no plan and another form could help."""
     verdicts = {rejection.verdict for rejection in decision.rejected}
     if decision.plans or not verdicts - _CURELESS_VERDICTS:
         return decision
-    shorter = _best_shorter_plan(unplanned)
-    change = _change(unplanned, shorter)
+    shorter = _best_shorter_plan(unplanned_model)
+    change = _change(unplanned_model, shorter)
     if not verdicts - _FORMLESS_VERDICTS:
-        fitting = WouldFit(weights_bytes=0, room_bytes=0, change=change)
-        return decision.evolve(would_fit=fitting) if change else decision
-    unshared = (
-        unplanned.decide_on_empty(unplanned.spec, unplanned.wish)
-        if unplanned.decide_on_empty is not None
+        fit = WouldFit(weights_bytes=0, room_bytes=0, change=change)
+        return decision.evolve(would_fit=fit) if change else decision
+    unshared_decision = (
+        unplanned_model.decide_on_empty(unplanned_model.spec, unplanned_model.wish)
+        if unplanned_model.decide_on_empty is not None
         else None
     )
-    forms = tuple(_best(_variants(unplanned, hub), unplanned)) or tuple(
-        _best(_shapes(unplanned, decision), unplanned)
+    forms = tuple(_best(_variants(unplanned_model, hub), unplanned_model)) or tuple(
+        _best(_shapes(unplanned_model, decision), unplanned_model)
     )
-    fitting = WouldFit(
+    fit = WouldFit(
         weights_bytes=_weights(decision),
         # Another form may take less memory beside its weights.
         room_bytes=max([_room(decision), *(form.weights_bytes for form in forms)]),
-        room_empty_bytes=_room(unshared) if unshared is not None else None,
-        fits_empty=bool(unshared is not None and unshared.plans),
+        room_empty_bytes=_room(unshared_decision) if unshared_decision is not None else None,
+        fits_empty=bool(unshared_decision is not None and unshared_decision.plans),
         context=shorter.max_model_len.value if shorter is not None else None,
         change=change,
         forms=forms,
     )
-    return decision.evolve(would_fit=fitting)
+    return decision.evolve(would_fit=fit)
 
 
 def _weights(decision: Decision) -> int:
@@ -143,10 +143,10 @@ def _ranks(result: Plan | Rejected) -> int:
     return max(1, len(result.gpus))
 
 
-def _change(unplanned: Unplanned, shorter: Plan | None) -> str:
+def _change(unplanned_model: Unplanned, shorter: Plan | None) -> str:
     """The first option of the wish without which there is a plan, in words; "": none is. shorter:
     the plan where no context is demanded."""
-    wish = unplanned.wish
+    wish = unplanned_model.wish
     flags = [
         (f"--arg {name}", {"args": {key: wish.args[key] for key in wish.args if key != name}})
         for name in wish.args
@@ -158,11 +158,11 @@ def _change(unplanned: Unplanned, shorter: Plan | None) -> str:
         if getattr(wish, names[0]) != Wish.model_fields[names[0]].get_default()
     ]
     for option, fields in (*resets, *flags):
-        if plan := _first_plan(unplanned, wish.evolve(**fields)):
+        if plan := _first_plan(unplanned_model, wish.evolve(**fields)):
             return f"Leave out `{option}`: {_plan_words(plan)}"
-    if not wish.text_only and (plan := _first_plan(unplanned, wish.evolve(text_only=True))):
+    if not wish.text_only and (plan := _first_plan(unplanned_model, wish.evolve(text_only=True))):
         return f"Take `--text-only`: {_plan_words(plan)}"
-    extended = _extension(unplanned)
+    extended = _extension(unplanned_model)
     if shorter is None:
         return f"Take {extended}" if extended else ""
     tokens = shorter.max_model_len.value
@@ -175,20 +175,20 @@ def _change(unplanned: Unplanned, shorter: Plan | None) -> str:
     return f"{change}. For the whole context take {extended}" if extended else change
 
 
-def _extension(unplanned: Unplanned) -> str:
+def _extension(unplanned_model: Unplanned) -> str:
     """The flag that extends the model's context to the wished one by YaRN, with its plan; "": none
     does. Only plain rotary embeddings are extended.
 
     Versions of vLLM read a scaled limit or `max_position_embeddings`, SGLang the latter: both are
     set.
     """
-    spec, wish = unplanned.spec, unplanned.wish
-    least, limit, config = wish.least_context, spec.max_position, spec.config
+    spec, wish = unplanned_model.spec, unplanned_model.wish
+    least_context, limit, config = wish.least_context, spec.max_position, spec.config
     is_plain = config.get("rope_theta") is not None and not config.get("rope_scaling")
     is_overridden = any(name.replace("_", "-") in CONFIG_FLAGS for name in wish.args)
-    if least is None or least <= limit or not is_plain or is_overridden:
+    if least_context is None or least_context <= limit or not is_plain or is_overridden:
         return ""
-    factor = math.ceil(least / limit)
+    factor = math.ceil(least_context / limit)
     if factor > _MAX_YARN_FACTOR:
         return ""
     scaling = {
@@ -200,14 +200,14 @@ def _extension(unplanned: Unplanned) -> str:
     }
     override = json.dumps({"max_position_embeddings": factor * limit, "rope_scaling": scaling})
     for flag in CONFIG_FLAGS:
-        if plan := _first_plan(unplanned, wish.evolve(args={**wish.args, flag: override})):
+        if plan := _first_plan(unplanned_model, wish.evolve(args={**wish.args, flag: override})):
             return f"`--arg '{flag}={override}'` (YaRN; answers change): {_plan_words(plan)}"
     return ""
 
 
-def _first_plan(unplanned: Unplanned, wish: Wish) -> Plan | None:
+def _first_plan(unplanned_model: Unplanned, wish: Wish) -> Plan | None:
     try:
-        return next(iter(unplanned.decide(unplanned.spec, wish).plans), None)
+        return next(iter(unplanned_model.decide(unplanned_model.spec, wish).plans), None)
     except FitserveError:
         return None
 
@@ -218,9 +218,9 @@ def _plan_words(plan: Plan) -> str:
     return f"{plan.engine} then runs on {place} with {plan.max_model_len.value:,} tokens of context"
 
 
-def _best_shorter_plan(unplanned: Unplanned) -> Plan | None:
+def _best_shorter_plan(unplanned_model: Unplanned) -> Plan | None:
     """The best plan where no context is demanded."""
-    wish = unplanned.wish
+    wish = unplanned_model.wish
     flags = {
         name: value
         for name, value in wish.args.items()
@@ -228,7 +228,9 @@ def _best_shorter_plan(unplanned: Unplanned) -> Plan | None:
     }
     if wish.least_context is None and flags == wish.args:
         return None
-    plans = unplanned.decide(unplanned.spec, _free_context(wish).evolve(args=flags)).plans
+    plans = unplanned_model.decide(
+        unplanned_model.spec, _free_context(wish).evolve(args=flags)
+    ).plans
     return plans[0] if plans else None
 
 
@@ -237,74 +239,78 @@ def _free_context(wish: Wish) -> Wish:
     return wish.evolve(context=None, min_context=None, max_context=wish.most_context)
 
 
-def _shapes(unplanned: Unplanned, decision: Decision) -> Iterator[tuple[str, str, Plan]]:
-    if unplanned.spec.quant is not None:
+def _shapes(unplanned_model: Unplanned, decision: Decision) -> Iterator[tuple[str, str, Plan]]:
+    if unplanned_model.spec.quant is not None:
         return
     for words, config in _SHAPES.items():
-        if _is_too_large(unplanned, decision, _BITS[config["quant_method"]]):
+        if _is_too_large(unplanned_model, decision, _BITS[config["quant_method"]]):
             continue
         quant = Quant(method=config["quant_method"], config=config)
-        spec = unplanned.spec.evolve(
-            quant=quant, config={**unplanned.spec.config, "quantization_config": config}
+        spec = unplanned_model.spec.evolve(
+            quant=quant, config={**unplanned_model.spec.config, "quantization_config": config}
         )
-        for plan in _best_plans(spec, unplanned):
+        for plan in _best_plans(spec, unplanned_model):
             yield words, "", plan
 
 
-def _is_too_large(unplanned: Unplanned, decision: Decision, bits: int) -> bool:
+def _is_too_large(unplanned_model: Unplanned, decision: Decision, bits: int) -> bool:
     """Whether weights of so many bits alone exceed the budget of every layout that is possible.
 
     Then no layout has a plan, and none is looked for. Offloaded weights are in no budget.
     """
-    wish, spec = unplanned.wish, unplanned.spec
-    whole = 32 if "float32" in (wish.dtype, spec.dtype) else 16
+    wish, spec = unplanned_model.wish, unplanned_model.spec
+    full_bits = 32 if "float32" in (wish.dtype, spec.dtype) else 16
     return not any("offload" in name for name in wish.args) and all(
-        rejection.memory.weights_bytes * bits > rejection.memory.budget_bytes * whole
+        rejection.memory.weights_bytes * bits > rejection.memory.budget_bytes * full_bits
         if rejection.memory is not None
         else rejection.verdict in _LAYOUT_VERDICTS
         for rejection in decision.rejected
     )
 
 
-def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
+def _variants(unplanned_model: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
     """Quantized variants of the repository, as many as are read in time."""
     from concurrent.futures import ThreadPoolExecutor, wait  # not before a repository is read
 
-    repo, end = unplanned.wish.source or "", time.monotonic() + _LIMIT_S
-    if not REPOSITORY.fullmatch(repo) or unplanned.spec.revision is None:
+    repo, end = unplanned_model.wish.source or "", time.monotonic() + _LIMIT_S
+    if not REPOSITORY.fullmatch(repo) or unplanned_model.spec.revision is None:
         return
     readers = ThreadPoolExecutor(_MAX_READERS, thread_name_prefix="variant")
     try:
-        listed = readers.submit(hub.quantized_repositories, repo)
-        wait([listed], timeout=max(0.0, end - time.monotonic()))
-        names = listed.result()[:_MAX_READ] if listed.done() and listed.exception() is None else ()
+        listed_repos = readers.submit(hub.quantized_repositories, repo)
+        wait([listed_repos], timeout=max(0.0, end - time.monotonic()))
+        names = (
+            listed_repos.result()[:_MAX_READ]
+            if listed_repos.done() and listed_repos.exception() is None
+            else ()
+        )
         reading: dict[Future[ModelSpec], str] = {
-            readers.submit(unplanned.read, name): name for name in names
+            readers.submit(unplanned_model.read, name): name for name in names
         }
         finished, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
         for future in sorted(finished, key=lambda task: names.index(reading[task])):
             if future.exception() is None and time.monotonic() < end:
-                for plan in _best_plans(future.result(), unplanned):
+                for plan in _best_plans(future.result(), unplanned_model):
                     yield "", reading[future], plan
     finally:
         readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _best_plans(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
+def _best_plans(spec: ModelSpec, unplanned_model: Unplanned) -> Iterator[Plan]:
     """The best plan of another form, with less context if the wished context never fits."""
-    wish = unplanned.wish.evolve(source=spec.source, revision=None)
+    wish = unplanned_model.wish.evolve(source=spec.source, revision=None)
     try:
-        plans = unplanned.decide(spec, wish).plans or (
-            unplanned.decide(spec, _free_context(wish)).plans if wish.least_context else ()
+        plans = unplanned_model.decide(spec, wish).plans or (
+            unplanned_model.decide(spec, _free_context(wish)).plans if wish.least_context else ()
         )
     except FitserveError:
         return
     yield from plans[:1]
 
 
-def _best(forms: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[ModelForm]:
+def _best(forms: Iterable[tuple[str, str, Plan]], unplanned_model: Unplanned) -> list[ModelForm]:
     """The forms with the wished context and sound kernels first, then by the most weights kept."""
-    goal_context = wanted_context(unplanned.spec, unplanned.wish, {})
+    goal_context = wanted_context(unplanned_model.spec, unplanned_model.wish, {})
     ranked = sorted(
         forms,
         key=lambda form: (

@@ -27,9 +27,9 @@ def read_request_frame(requests: BinaryIO) -> bytes:
 
 
 def _read(requests: BinaryIO, size: int) -> bytes:
-    received = b""
+    received_bytes = b""
     with suppress(OSError):
-        received = requests.read(size)
-    if len(received) < size:
+        received_bytes = requests.read(size)
+    if len(received_bytes) < size:
         os._exit(0)
-    return received
+    return received_bytes

@@ -11,7 +11,7 @@ from gateway.profiles.profiles import Profiles
 def signatures_for(machine: Hardware, profiles: Profiles) -> Signatures:
     """The signatures of the profiles, whose cures name the described versions that the planner
     admits on the machine: by its processor, driver and GPUs."""
-    described = profiles.signatures.cures.rows.versions
+    described_versions = profiles.signatures.cures.rows.versions
     return profiles.signatures.for_versions(
         {
             kind: tuple(
@@ -19,6 +19,6 @@ def signatures_for(machine: Hardware, profiles: Profiles) -> Signatures:
                 for version in versions
                 if runs_on(machine, profiles.engine(f"{kind}=={version}"))
             )
-            for kind, versions in described.items()
+            for kind, versions in described_versions.items()
         }
     )

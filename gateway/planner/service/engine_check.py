@@ -41,11 +41,11 @@ def model_files(
     )
     headers = None
     if quantized and tensors is not None:
-        described = {
+        described_tensors = {
             name: {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (0, 0)}
             for name, tensor in tensors.items()
         }
-        text = json.dumps(described).encode()
+        text = json.dumps(described_tensors).encode()
         headers = len(text).to_bytes(8, "little") + text
     quant_json = json.dumps(quant_files).encode() if quant_files else b""
     return ModelFiles(json.dumps(config).encode(), headers, quant_json)

@@ -14,18 +14,18 @@ _NAME_S = 30.0
 
 
 async def with_engine_of_image(
-    wish: Wish, allowed: AllowedImages | None, profiles: Profiles, inquirer: Inquirer
+    wish: Wish, allowed_images: AllowedImages | None, profiles: Profiles, inquirer: Inquirer
 ) -> Wish:
     """The wish with the engine of its image, if it names only the image.
 
-    allowed: images that may start; None if engines are processes.
+    allowed_images: images that may start; None if engines are processes.
 
     Raises BadRequest for an image that may not be started, and HostError for an image that cannot
     be asked.
     """
     if wish.image is None:
         return wish
-    if allowed is None:
+    if allowed_images is None:
         engine = wish.engines[0] if wish.engines and "==" in wish.engines[0] else "KIND==VERSION"
         raise BadRequest(
             f"The image {wish.image} cannot be started: engines are processes on this machine"
@@ -37,17 +37,17 @@ async def with_engine_of_image(
             ),
             param="image",
         )
-    if not allowed.allows(wish.image):
-        message, hint = allowed.refusal(wish.image)
+    if not allowed_images.allows(wish.image):
+        message, hint = allowed_images.refusal(wish.image)
         raise BadRequest(message, hint=hint, param="image")
     kind, mark, _ = (wish.engines[0] if wish.engines else "").partition("==")
     if mark:
         return wish
     # An agent requires an engine kind, which is not known yet: any kind will do.
-    newest = next(iter(profiles.engine_files)).partition("==")
+    newest_ref = next(iter(profiles.engine_files)).partition("==")
     try:
         engine_ref = await inquirer.installed_engine(
-            EngineRef(kind=newest[0], version=newest[2], image=wish.image), _NAME_S
+            EngineRef(kind=newest_ref[0], version=newest_ref[2], image=wish.image), _NAME_S
         )
     except HostError as error:
         raise HostError(

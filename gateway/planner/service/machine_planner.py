@@ -86,21 +86,21 @@ class MachinePlanner:
         limit_s = min(limit_s, LIMIT_S)
         result = await self._plan_for_check(request)
         if result.questions:
-            engine, begun = result.questions[0].engine, time.monotonic()
+            engine, start_s = result.questions[0].engine, time.monotonic()
             try:
-                learned = await learn_engine(
+                has_learned = await learn_engine(
                     exact(engine, request.pins), self.profiles, self.inquirer, limit_s
                 )
             except HostError as error:
                 return result._replace(
                     inquiry=InquiryResult({}, {str(engine): str(error)}, request.pins)
                 )
-            limit_s = max(0, limit_s - round(time.monotonic() - begun))
-            if learned:
+            limit_s = max(0, limit_s - round(time.monotonic() - start_s))
+            if has_learned:
                 result = await self._plan_for_check(request)
         if not result.config:
-            why = "The model has more tensors than fit in a question to an engine."
-            problems = dict.fromkeys(result.engines_to_ask, why)
+            reason = "The model has more tensors than fit in a question to an engine."
+            problems = dict.fromkeys(result.engines_to_ask, reason)
             return result._replace(inquiry=InquiryResult({}, problems, request.pins))
         assert request.machine is not None  # noqa: S101
         files = ModelFiles(result.config, result.tensor_headers or None, result.quant_files)

@@ -107,8 +107,8 @@ def fitting_parameters(machine: Hardware, use: Use | None) -> tuple[int, int]:
     """The fewest and the most parameters of a model worth asking for: the most that this machine's
     memory holds with 4-bit weights, and a sixteenth of that. Embedding models may be small."""
     memory = sum(gpu.total_bytes or 0 for gpu in machine.gpus) or machine.ram_total_bytes
-    most = int(memory / _PARAMETER_BYTES)
-    return (0 if use == "embed" else most // _SIZE_RANGE), most
+    max_parameters = int(memory / _PARAMETER_BYTES)
+    return (0 if use == "embed" else max_parameters // _SIZE_RANGE), max_parameters
 
 
 def find_models(hub: Hub, search: ModelSearch) -> tuple[list[FoundModel], str]:
@@ -146,28 +146,28 @@ class ModelFinder:
         that do not fit come last. Models of another use are left out.
         """
         names = {model.name for model in candidates}
-        listed = self._variants([model for model in candidates if not model.base])
+        listed_variants = self._variants([model for model in candidates if not model.base])
         models = [
             *candidates,
             *(
                 variant
-                for variants in listed
+                for variants in listed_variants
                 for variant in variants[:_MAX_VARIANTS]
                 if variant.name not in names
             ),
         ]
         specs = self._read(models)
-        judged = [
+        judged_models = [
             self._judge_one(model, specs[model.name])
             for model in models
             if self._is_for_use(specs[model.name])
         ]
-        everything = {model.name: model for variants in listed for model in variants}
+        everything = {model.name: model for variants in listed_variants for model in variants}
         everything |= {model.name: model for model in candidates}
-        groups, refused = _group(judged)
+        groups, refused_models = _group(judged_models)
         if by_size:
             groups = _sort_suggestions(groups, list(everything.values()), self._use)
-        return [*(model for group in groups for model in group), *refused]
+        return [*(model for group in groups for model in group), *refused_models]
 
     def _variants(self, bases: Sequence[FoundModel]) -> list[list[FoundModel]]:
         """Quantized variants of each repository; a Hub that does not answer has none."""
@@ -233,36 +233,40 @@ class ModelFinder:
         return chats and (self._use != "vision" or "image" in media_of(spec.config))
 
     def _judge_one(self, model: FoundModel, spec: ModelSpec | FitserveError) -> JudgedModel:
-        judged = JudgedModel(model.name, model.source, model.base or model.name)
+        judged_model = JudgedModel(model.name, model.source, model.base or model.name)
         if isinstance(spec, FitserveError):
-            return judged.evolve(why=spec.message)
+            return judged_model.evolve(why=spec.message)
         wish = _wish(model)
         try:
             decision = self._planner.decide_on(wish, *self._machine)
         except FitserveError as error:
-            return judged.evolve(why=error.message)
+            return judged_model.evolve(why=error.message)
         except Exception as error:
             # One odd repository leaves the others their verdicts.
             fault = type(error).__name__
-            return judged.evolve(why=f"The planner failed: {fault}. This is a fault of fitserve.")
+            return judged_model.evolve(
+                why=f"The planner failed: {fault}. This is a fault of fitserve."
+            )
         if not decision.plans:
-            return judged.evolve(why=cause(decision), form=_form(spec.quant))
-        return _with_plan(judged, decision, spec, wish)
+            return judged_model.evolve(why=cause(decision), form=_form(spec.quant))
+        return _with_plan(judged_model, decision, spec, wish)
 
 
 def _wish(model: FoundModel) -> Wish:
     return Wish(name="plan", source=model.source)
 
 
-def _with_plan(judged: JudgedModel, decision: Decision, spec: ModelSpec, wish: Wish) -> JudgedModel:
+def _with_plan(
+    judged_model: JudgedModel, decision: Decision, spec: ModelSpec, wish: Wish
+) -> JudgedModel:
     plan = decision.plans[0]
     bytes_in_all = plan.memory.weights_bytes * max(1, len(plan.gpus))
     tokens_s = plan.speed.stream.value if plan.speed is not None and spec.generates else None
     is_slow = tokens_s is not None and tokens_s < _CHAT_SPEED
     context, bits = plan.max_model_len.value, _bits(spec.quant)
-    least = _CHAT_CONTEXT if spec.generates else _PASSAGE_TOKENS
+    least_context = _CHAT_CONTEXT if spec.generates else _PASSAGE_TOKENS
     shortcomings = (*lacks(plan, wanted_context(spec, wish, {})), is_slow)
-    return judged.evolve(
+    return judged_model.evolve(
         form=_form(spec.quant)
         if not plan.quantizes_weights
         else f"{plan.quantization.value} at load",
@@ -280,7 +284,7 @@ def _with_plan(judged: JudgedModel, decision: Decision, spec: ModelSpec, wish: W
             -bytes_in_all,
         ),
         size=bytes_in_all * 16 / bits,
-        is_short=any(shortcomings) or context < least,
+        is_short=any(shortcomings) or context < least_context,
     )
 
 
@@ -308,25 +312,25 @@ def _bits(quant: Quant | None) -> int:
 
 def _weight_blocks(block: dict[str, Any]) -> list[dict[str, Any]]:
     """The blocks inside, without those of activations and of the KV cache."""
-    inner = [
+    inner_blocks = [
         value
         for name, value in block.items()
         if isinstance(value, dict) and "activation" not in name and "kv_cache" not in name
     ]
-    return [item for value in inner for item in (value, *_weight_blocks(value))]
+    return [item for value in inner_blocks for item in (value, *_weight_blocks(value))]
 
 
 _Group = list[JudgedModel]
 
 
-def _group(judged: Sequence[JudgedModel]) -> tuple[list[_Group], list[JudgedModel]]:
+def _group(judged_models: Sequence[JudgedModel]) -> tuple[list[_Group], list[JudgedModel]]:
     """The forms of each base model that fit, best first; and the models that do not fit."""
     groups: dict[str, _Group] = {}
-    for model in judged:
+    for model in judged_models:
         if model.fits:
             groups.setdefault(model.base, []).append(model)
-    fitting = [sorted(group, key=lambda model: model.rank) for group in groups.values()]
-    return fitting, [model for model in judged if not model.fits]
+    fitting_groups = [sorted(group, key=lambda model: model.rank) for group in groups.values()]
+    return fitting_groups, [model for model in judged_models if not model.fits]
 
 
 def _sort_suggestions(
@@ -339,26 +343,34 @@ def _sort_suggestions(
     downloads of all forms. For code, two models made for code lead. Without downloads, by size.
     """
     usable_groups = [group for group in groups if not group[0].is_short]
-    largest = max((group[0].size for group in usable_groups or groups), default=0.0)
+    largest_size = max((group[0].size for group in usable_groups or groups), default=0.0)
     downloads = daily_downloads(models)
     by_name = {model.name: model for model in models}
     releases = [by_name[group[0].base] for group in usable_groups if group[0].base in by_name]
-    older = {
+    older_names = {
         model.name
         for model in releases
         if any(model.is_older_than(release) for release in releases)
     }
 
     def key(group: _Group) -> tuple[Any, ...]:
-        best = group[0]
-        is_small = use != "embed" and best.size * _SIZE_PARTS < largest
-        usage = downloads.get(best.base, 0.0) * best.size
-        return best.is_short, best.base in older, is_small, -usage, -best.size
+        best_model = group[0]
+        is_small = use != "embed" and best_model.size * _SIZE_PARTS < largest_size
+        usage = downloads.get(best_model.base, 0.0) * best_model.size
+        return (
+            best_model.is_short,
+            best_model.base in older_names,
+            is_small,
+            -usage,
+            -best_model.size,
+        )
 
-    ordered = sorted(groups, key=key)
+    ordered_groups = sorted(groups, key=key)
     if use != "code":
-        return ordered
+        return ordered_groups
     code = {model.base or model.name for model in models if model.is_for_code}
-    code_groups = [group for group in ordered if group[0].base in code and not any(key(group)[:3])]
+    code_groups = [
+        group for group in ordered_groups if group[0].base in code and not any(key(group)[:3])
+    ]
     code_groups = code_groups[:_CODE_LEADERS]
-    return [*code_groups, *(group for group in ordered if group not in code_groups)]
+    return [*code_groups, *(group for group in ordered_groups if group not in code_groups)]

@@ -104,7 +104,7 @@ class ModelPlanner:
         """
         wish, profiles, spec = request.wish, self.profiles, model.spec
         machine = request.machine or profiles.hardware(request.machine_name)
-        engines, uninstalled = self._split_engines(
+        engines, uninstalled_engines = self._split_engines(
             request, machine, startable, model_name or wish.name
         )
         if wish.chat_template is not None:
@@ -113,11 +113,11 @@ class ModelPlanner:
             check(wish.chat_template.text, wish.chat_template.name)
         images = profiles.images | ({wish.image} if wish.image else set())
         valid = valid_facts(facts, machine.driver, images, request.pins)
-        learned: tuple[Fact, ...] = ()
+        learned_facts: tuple[Fact, ...] = ()
         if request.running is not None:
             machine = without_engines(machine, request.running.held_bytes)
-            learned = self._learn_from_traffic(request.running, spec, machine, valid)
-            valid = _with_newer_facts(valid, learned)
+            learned_facts = self._learn_from_traffic(request.running, spec, machine, valid)
+            valid = _with_newer_facts(valid, learned_facts)
         inputs = PlanningInput(
             spec,
             machine,
@@ -135,7 +135,15 @@ class ModelPlanner:
             request.machine_name or "this machine",
         )
         return ModelPlanning(
-            profiles, self._hub, request, inputs, engines, uninstalled, startable, learned, valid
+            profiles,
+            self._hub,
+            request,
+            inputs,
+            engines,
+            uninstalled_engines,
+            startable,
+            learned_facts,
+            valid,
         )
 
     def _split_engines(
@@ -148,33 +156,41 @@ class ModelPlanner:
         """The engines to plan for, and those that an installation would add. Raises NoPlan."""
         engines = self.profiles.engines_for(machine, request.wish.engines, request.wish.image)
         # Where no engine fits the machine, all are refused by name: no installation helps.
-        fitting = _fitting_engines(engines, machine)
-        if startable is None or (engines and not fitting):
+        fitting_engines = _fitting_engines(engines, machine)
+        if startable is None or (engines and not fitting_engines):
             return engines, []
-        engines, uninstalled = startable.split_startable(fitting)
-        is_optional = request.include_uninstalled and not request.machine_name and uninstalled
-        if not engines and (uninstalled or startable.installed_only) and not is_optional:
-            raise startable.refusal(uninstalled, model_name)
-        return engines, uninstalled
+        engines, uninstalled_engines = startable.split_startable(fitting_engines)
+        is_optional = (
+            request.include_uninstalled and not request.machine_name and uninstalled_engines
+        )
+        if not engines and (uninstalled_engines or startable.installed_only) and not is_optional:
+            raise startable.refusal(uninstalled_engines, model_name)
+        return engines, uninstalled_engines
 
     def _learn_from_traffic(
-        self, running: RunningPlan, spec: ModelSpec, machine: Hardware, facts: Sequence[Fact]
+        self,
+        running_traffic: RunningPlan,
+        spec: ModelSpec,
+        machine: Hardware,
+        facts: Sequence[Fact],
     ) -> tuple[Fact, ...]:
         """Facts from the traffic of the running plan, compared with its expected speed."""
-        if not running.traffic:
+        if not running_traffic.traffic:
             return ()
         # Only a gateway has running plans: a command does not pay for these imports.
         from gateway.engines.common.speed import served
         from gateway.engines.registry import engine_kind
 
-        profiles, engine = self.profiles, self.profiles.engine_in_image(running.plan.engine)
+        profiles, engine = self.profiles, self.profiles.engine_in_image(running_traffic.plan.engine)
         gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
         tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)
-        clock = served.clock_of(running.plan, spec, engine, kind, machine, tables)
+        clock = served.clock_of(running_traffic.plan, spec, engine, kind, machine, tables)
         if clock is None:
             return ()
-        return served.learn_from_traffic(running.plan, running.traffic, clock, facts, time.time())
+        return served.learn_from_traffic(
+            running_traffic.plan, running_traffic.traffic, clock, facts, time.time()
+        )
 
 
 class ModelPlanning(FrozenRecord, frozen=True):
@@ -271,12 +287,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def rival(self, decision: Decision) -> Rival | None:
         """A plan that should be better than the running one."""
-        running, facts = self.request.running, KnownFacts(self.facts)
-        if running is None:
+        running_traffic, facts = self.request.running, KnownFacts(self.facts)
+        if running_traffic is None:
             return None
         from gateway.engines.common.speed.rival import rival
 
-        plan = correct_by_measurement(running.plan, facts.of_plan(running.plan.fingerprint))
+        plan = correct_by_measurement(
+            running_traffic.plan, facts.of_plan(running_traffic.plan.fingerprint)
+        )
         wish = self.base.wish
         return rival(plan, decision.plans, wish, needed_tokens(wish, self.base.spec))
 
@@ -330,8 +348,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
             engines = self.profiles.engines_for(inputs.hardware, wish.engines, wish.image)
             if self.startable is not None:
                 # Where nothing can start, the installation comes first.
-                installed, uninstalled = self.startable.split_startable(engines)
-                engines = installed or uninstalled
+                installed_engines, uninstalled_engines = self.startable.split_startable(engines)
+                engines = installed_engines or uninstalled_engines
             return self.decide(engines, spec=spec, wish=wish)
 
         def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:
@@ -339,14 +357,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
         # The wish does not keep the commits of variants.
         hub = self.hub.with_commits({})
-        unplanned = Unplanned(
+        unplanned_model = Unplanned(
             inputs.spec,
             inputs.wish,
             decide_form,
             partial(load, hub=hub),
             decide_on_empty if any(inputs.promised_bytes.values()) else None,
         )
-        return with_alternatives(decision, unplanned, hub)
+        return with_alternatives(decision, unplanned_model, hub)
 
 
 def _fitting_engines(engines: Sequence[Engine], machine: Hardware) -> Sequence[Engine]:
@@ -363,8 +381,8 @@ def check_weights_present(spec: ModelSpec, wish: Wish) -> None:
 
 def _with_newer_facts(facts: Iterable[Fact], newer_facts: Sequence[Fact]) -> list[Fact]:
     """Facts of which newer ones replace those about the same thing."""
-    replaced = {_fact_key(fact) for fact in newer_facts}
-    return [fact for fact in facts if _fact_key(fact) not in replaced] + [*newer_facts]
+    replaced_keys = {_fact_key(fact) for fact in newer_facts}
+    return [fact for fact in facts if _fact_key(fact) not in replaced_keys] + [*newer_facts]
 
 
 def _fact_key(fact: Fact) -> tuple[str, tuple[tuple[str, str], ...]]:

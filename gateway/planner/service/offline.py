@@ -117,7 +117,7 @@ class OfflinePlanner:
         settings = load_settings()
         data = settings.data
         profiles = Profiles(
-            settings.profiles_dir, cache=data / "profiles.msgpack", learned=data / "learned"
+            settings.profiles_dir, cache=data / "profiles.msgpack", learned_path=data / "learned"
         )
         return cls(
             profiles,

@@ -106,7 +106,7 @@ class PlanProcess:
                 assert child.stdin is not None  # noqa: S101
                 child.stdin.write(message)
                 await child.stdin.drain()
-                head, *rest = [await read_frame(child) for _ in range(ANSWER_FRAMES)]
+                head, *tail_frames = [await read_frame(child) for _ in range(ANSWER_FRAMES)]
             answer = PlanAnswer(*json.loads(head))
             is_whole = not answer.last
         except TimeoutError:
@@ -122,7 +122,7 @@ class PlanProcess:
         finally:
             if not is_whole:
                 await self.close()
-        return answer, rest
+        return answer, tail_frames
 
     async def _exit_code(self) -> int | None:
         """The exit code of a child that ended, or sent something else than an answer.

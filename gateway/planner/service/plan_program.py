@@ -65,7 +65,7 @@ class PlanWorker:
         self._config = config
         self._data = Path(config.data)
         self._profiles = Profiles(
-            roots=tuple(map(Path, config.roots)), learned=self._data / "learned"
+            roots=tuple(map(Path, config.roots)), learned_path=self._data / "learned"
         )
         self._hub = Hub(
             config.hf_endpoint,
@@ -125,12 +125,12 @@ class PlanWorker:
         )
 
 
-def _with_hub_warnings(decision: Decision, unconfirmed: Collection[str]) -> Decision:
+def _with_hub_warnings(decision: Decision, unconfirmed_repos: Collection[str]) -> Decision:
     """The decision with a warning for each repository whose Hub did not answer."""
     warnings = [
         f"The Hub could not be asked: {name} is taken as it was when a program of this machine last"
         " asked."
-        for name in sorted(unconfirmed)
+        for name in sorted(unconfirmed_repos)
     ]
     if not warnings:
         return decision
@@ -187,22 +187,22 @@ def main() -> None:
     gc.set_threshold(_OBJECTS)
     limit_process(PROCESSOR_S)
     requests, answers = take_pipes()
-    received: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(requests, received), daemon=True).start()
-    worker = PlanWorker(WorkerConfig.read(received.get()[0]))
+    request_queue: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests, request_queue), daemon=True).start()
+    worker = PlanWorker(WorkerConfig.read(request_queue.get()[0]))
     while True:
-        head, facts = received.get()
+        head, facts = request_queue.get()
         limit_processor_time(PROCESSOR_S)
         answers.write(pack(answer_frames(worker, REQUEST.validate_json(head), facts)))
         answers.flush()
 
 
-def _receive(requests: BinaryIO, received: queue.SimpleQueue[list[bytes]]) -> None:
+def _receive(requests: BinaryIO, request_queue: queue.SimpleQueue[list[bytes]]) -> None:
     """Read messages in a thread of its own, so that the end of the gateway ends the process."""
     count = 1
     while True:
         frames = [read_request_frame(requests) for _ in range(count)]
-        received.put(frames)
+        request_queue.put(frames)
         count = 2
 
 

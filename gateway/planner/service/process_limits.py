@@ -24,12 +24,12 @@ def limit_process(processor_s: int) -> None:
 
 def limit_processor_time(seconds: int) -> None:
     """The kernel ends the process after so many seconds of processor time from now."""
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(spent.ru_utime + spent.ru_stime) + 1 + seconds)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + 1 + seconds)
 
 
 def _limit(kind: int, maximum: int) -> None:
     """Set a limit, unless the gateway itself has a lower one."""
-    hard = resource.getrlimit(kind)[1]
-    soft = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
-    resource.setrlimit(kind, (soft, hard))
+    hard_limit = resource.getrlimit(kind)[1]
+    soft = maximum if hard_limit == resource.RLIM_INFINITY else min(maximum, hard_limit)
+    resource.setrlimit(kind, (soft, hard_limit))

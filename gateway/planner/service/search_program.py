@@ -57,15 +57,19 @@ def search_models(config: WorkerConfig, request: SearchRequest) -> dict[str, Any
         Path(config.data) / "hub",
         models=Path(config.models) if config.models else None,
     )
-    profiles = Profiles(roots=tuple(map(Path, config.roots)), learned=Path(config.data) / "learned")
+    profiles = Profiles(
+        roots=tuple(map(Path, config.roots)), learned_path=Path(config.data) / "learned"
+    )
     settings = Settings(data_dir=Path(config.data), engine_env=dict(config.engine_env))
     planner = OfflinePlanner(profiles, hub, settings)
     parameters = None if words else fitting_parameters(machine, use)
     search = ModelSearch(words, use, request.limit, tuple(map(Path, request.folders)), parameters)
     models, problem = find_models(hub, search)
-    judged = ModelFinder(planner, ("this machine", machine), use).judge(models, by_size=not words)
+    judged_models = ModelFinder(planner, ("this machine", machine), use).judge(
+        models, by_size=not words
+    )
     note = f"Only models on this machine are listed: {problem}" if problem else ""
-    return {"data": [model.fields() for model in judged], "note": note}
+    return {"data": [model.fields() for model in judged_models], "note": note}
 
 
 def answer_frames(config: WorkerConfig, request: SearchRequest) -> list[bytes]:

@@ -32,18 +32,18 @@ class Startable(NamedTuple):
 
     def split_startable(self, engines: Iterable[Engine]) -> tuple[list[Engine], list[Engine]]:
         """The engines that can start, and the others."""
-        installed: list[Engine] = []
-        uninstalled: list[Engine] = []
+        installed_engines: list[Engine] = []
+        uninstalled_engines: list[Engine] = []
         for engine in engines:
-            (installed if self.can_start(engine) else uninstalled).append(engine)
-        return installed, uninstalled
+            (installed_engines if self.can_start(engine) else uninstalled_engines).append(engine)
+        return installed_engines, uninstalled_engines
 
-    def refusal(self, uninstalled: Sequence[Engine], model: str) -> NoPlan:
+    def refusal(self, uninstalled_engines: Sequence[Engine], model: str) -> NoPlan:
         """The error if no engine that could serve the model can start."""
-        if not self.installed_only and self.images is not None and uninstalled:
-            message, hint = self.images.refusal(uninstalled[0].image)
+        if not self.installed_only and self.images is not None and uninstalled_engines:
+            message, hint = self.images.refusal(uninstalled_engines[0].image)
             return NoPlan(message, hint=hint)
-        engine_name = uninstalled[0].ref if uninstalled else "an engine"
+        engine_name = uninstalled_engines[0].ref if uninstalled_engines else "an engine"
         return NoPlan(
             f"No engine that could serve {model} is installed here.",
             hint=(
@@ -55,8 +55,8 @@ class Startable(NamedTuple):
     def explain_engines(
         self,
         decision: Decision,
-        installed: Iterable[Engine],
-        uninstalled: Sequence[Engine],
+        installed_engines: Iterable[Engine],
+        uninstalled_engines: Sequence[Engine],
         wish: Wish,
         decide: Callable[[list[Engine]], Decision],
     ) -> Decision:
@@ -65,18 +65,20 @@ class Startable(NamedTuple):
         decide: the decision with other engines.
         """
         try:
-            plans = decide([*uninstalled]).plans if uninstalled else ()
+            plans = decide([*uninstalled_engines]).plans if uninstalled_engines else ()
         except FitserveError:
             # For example a flag that only the installed engines have.
             plans = ()
-        best = decision.plans[0] if decision.plans else None
+        best_plan = decision.plans[0] if decision.plans else None
         rows = [
             EngineHere(engine=engine.ref, here=True, why=self._reason(engine, is_startable=True))
-            for engine in installed
+            for engine in installed_engines
         ]
-        for engine in uninstalled:
+        for engine in uninstalled_engines:
             first = next((plan for plan in plans if str(plan.engine) == engine.ref), None)
-            gain, text = more_of(best, first, wish.goal) if first is not None else (None, "no plan")
+            gain, text = (
+                more_of(best_plan, first, wish.goal) if first is not None else (None, "no plan")
+            )
             rows.append(
                 EngineHere(
                     engine=engine.ref,

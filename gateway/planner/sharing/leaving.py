@@ -27,14 +27,14 @@ _NOISE_BYTES = 64 * MIB
 
 def why_not_sleep(plan: Plan, machine: Hardware) -> str:
     """Why the free RAM cannot hold the weights of the sleeping engine; "": it can."""
-    needed_bytes, free = (
+    needed_bytes, free_bytes = (
         plan.memory.weights_bytes * max(1, len(plan.gpus)),
         machine.ram_available_bytes,
     )
-    if needed_bytes + free_ram_beside(machine.ram_total_bytes) <= free:
+    if needed_bytes + free_ram_beside(machine.ram_total_bytes) <= free_bytes:
         return ""
     return (
-        f"its weights take {gib(needed_bytes)} of RAM, and {gib(free)} of"
+        f"its weights take {gib(needed_bytes)} of RAM, and {gib(free_bytes)} of"
         f" {gib(machine.ram_total_bytes)} are free"
     )
 
@@ -57,33 +57,36 @@ class Leaver(NamedTuple):
     def words(self) -> str:
         return f"{self.model} (copy {self.replica + 1})" if self.copies > 1 else self.model
 
-    def offer(self, way: Literal["sleep", "stop"], gives: Mapping[str, int], text: str) -> Offer:
-        until = "there is room again" if self.copies > 1 else "it is asked again"
+    def offer(
+        self, way: Literal["sleep", "stop"], given_bytes: Mapping[str, int], text: str
+    ) -> Offer:
+        end_condition = "there is room again" if self.copies > 1 else "it is asked again"
         return Offer(
             model=self.model,
             replica=self.replica,
             how=way,
-            gives=dict(gives),
-            words=f"{self.words}{text}, until {until}",
+            gives=dict(given_bytes),
+            words=f"{self.words}{text}, until {end_condition}",
         )
 
 
-def leave_offers(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offer]:
+def leave_offers(awake_copies: Iterable[Leaver], asleep_copies: Iterable[Leaver]) -> list[Offer]:
     """The offers to sleep or stop, in the order in which they are taken.
 
     Models that can sleep offer that first. Stops come last, those of sleeping models first.
-    awake: in the order of eviction.
+    awake_copies: in the order of eviction.
     """
     first: list[Offer] = []
     last = [
-        leaver.offer("stop", leaver.held_bytes, ", which sleeps, is unloaded") for leaver in asleep
+        leaver.offer("stop", leaver.held_bytes, ", which sleeps, is unloaded")
+        for leaver in asleep_copies
     ]
-    for leaver in awake:
+    for leaver in awake_copies:
         stop = leaver.offer("stop", leaver.held_bytes, " is unloaded")
         if leaver.engine is not None and leaver.engine.plan.gpus:
             plan = leaver.engine.plan
-            gives = dict.fromkeys(plan.gpus, int(_RETURNED_SHARE * expected_bytes(plan)))
-            first.append(leaver.offer("sleep", gives, " sleeps"))
+            given_bytes = dict.fromkeys(plan.gpus, int(_RETURNED_SHARE * expected_bytes(plan)))
+            first.append(leaver.offer("sleep", given_bytes, " sleeps"))
             last.append(stop)
         else:
             first.append(stop)
@@ -97,28 +100,31 @@ def bytes_promised_away(
 
     promised_bytes: to the other engines.
     """
-    missing: dict[str, int] = {}
+    missing_bytes: dict[str, int] = {}
     for gpu in machine.gpus:
         if gpu.uuid in attempt.plan.gpus:
-            promised = promised_bytes.get(gpu.uuid, 0)
+            promised_count = promised_bytes.get(gpu.uuid, 0)
             left_bytes_of_gpu = (
-                (gpu.total_bytes or 0) - promised - (driver_bytes(gpu) if promised else 0)
+                (gpu.total_bytes or 0)
+                - promised_count
+                - (driver_bytes(gpu) if promised_count else 0)
             )
-            missing[gpu.uuid] = attempt.plan.memory.promised_bytes - left_bytes_of_gpu
-    return {uuid: count for uuid, count in missing.items() if count > 0}
+            missing_bytes[gpu.uuid] = attempt.plan.memory.promised_bytes - left_bytes_of_gpu
+    return {uuid: count for uuid, count in missing_bytes.items() if count > 0}
 
 
 def bytes_occupied(attempt: Attempt, machine: Hardware) -> dict[str, int]:
     """Bytes that a sleeping engine gave and that are not free now, by GPU UUID."""
-    gave = attempt.asleep.gave if attempt.asleep is not None else None
-    free = {
+    freed_bytes = attempt.asleep.gave if attempt.asleep is not None else None
+    free_by_gpu = {
         gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes
         for gpu in machine.gpus
     }
-    missing = {
-        uuid: count - _NOISE_BYTES - free.get(uuid, 0) for uuid, count in (gave or {}).items()
+    missing_bytes = {
+        uuid: count - _NOISE_BYTES - free_by_gpu.get(uuid, 0)
+        for uuid, count in (freed_bytes or {}).items()
     }
-    return {uuid: count for uuid, count in missing.items() if count > 0}
+    return {uuid: count for uuid, count in missing_bytes.items() if count > 0}
 
 
 def offers_to_wake(

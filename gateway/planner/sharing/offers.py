@@ -28,13 +28,13 @@ def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
 
     The largest of several offers of one copy includes its other offers.
     """
-    largest: dict[tuple[str, int, str], int] = {}
+    largest_gifts: dict[tuple[str, int, str], int] = {}
     for offer in offers:
         for uuid, count in offer.gives.items():
             key = offer.model, offer.replica, uuid
-            largest[key] = max(count, largest.get(key, 0))
+            largest_gifts[key] = max(count, largest_gifts.get(key, 0))
     total: dict[str, int] = {}
-    for (_, _, uuid), count in largest.items():
+    for (_, _, uuid), count in largest_gifts.items():
         total[uuid] = total.get(uuid, 0) + count
     return total
 
@@ -59,9 +59,9 @@ def minimal_offers(
     """A sufficient part of these offers without a superfluous one; the last are dropped first."""
     kept_offers = list(offers)
     for offer in reversed(offers):
-        rest = [kept_offer for kept_offer in kept_offers if kept_offer is not offer]
-        if suffices(rest):
-            kept_offers = rest
+        remaining_offers = [kept_offer for kept_offer in kept_offers if kept_offer is not offer]
+        if suffices(remaining_offers):
+            kept_offers = remaining_offers
     return tuple(kept_offers)
 
 
@@ -149,17 +149,19 @@ class _OfferSearch:
         """The part of each surplus that the plan uses; all of it if the plan would change."""
         plan = self.decision(best_offers).plans[0]
         need = plan.memory.promised_bytes + _ROUNDED_HUNDREDTHS * plan.memory.gpu_bytes // 100
-        missing = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
+        missing_bytes = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
         for offer in sorted(best_offers, key=lambda offer: offer.how == "surplus"):
             count = max(
-                (min(size, missing.get(uuid, 0)) for uuid, size in offer.gives.items()), default=0
+                (min(size, missing_bytes.get(uuid, 0)) for uuid, size in offer.gives.items()),
+                default=0,
             )
             if offer.how != "surplus" or count > 0:
                 room_bytes = max(0, min(room.get(uuid, 0) for uuid in offer.gives))
                 parts.append(partial_offer(offer, count).evolve(beside=room_bytes))
-                missing = {
-                    uuid: size - parts[-1].gives.get(uuid, 0) for uuid, size in missing.items()
+                missing_bytes = {
+                    uuid: size - parts[-1].gives.get(uuid, 0)
+                    for uuid, size in missing_bytes.items()
                 }
         plans = self.decision(parts).plans
         unchanged = (

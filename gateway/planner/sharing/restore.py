@@ -52,15 +52,15 @@ def keep_if_unchanged(decision: Decision, plan: Plan) -> Decision | None:
     Facts that were learned since may change sizes. None: the model runs in another way, whose sizes
     are not known to work, so it has to be planned anew.
     """
-    best = decision.plans[0] if decision.plans else None
+    best_plan = decision.plans[0] if decision.plans else None
     if (
-        best is None
-        or best.gpus != plan.gpus
-        or best.memory.promised_bytes > plan.memory.promised_bytes
-        or _without_sizes(best) != _without_sizes(plan)
+        best_plan is None
+        or best_plan.gpus != plan.gpus
+        or best_plan.memory.promised_bytes > plan.memory.promised_bytes
+        or _without_sizes(best_plan) != _without_sizes(plan)
     ):
         return None
-    return decision.evolve(plans=(best.evolve(replicas=plan.replicas), *decision.plans[1:]))
+    return decision.evolve(plans=(best_plan.evolve(replicas=plan.replicas), *decision.plans[1:]))
 
 
 def _without_sizes(plan: Plan) -> object:

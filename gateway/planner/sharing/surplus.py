@@ -78,13 +78,13 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
 
 def partial_offer(offer: Offer, count: int) -> Offer:
     """The offer of `count` bytes of each GPU instead of all."""
-    offered = max(offer.gives.values())
-    if offer.how != "surplus" or count >= offered:
+    offered_bytes = max(offer.gives.values())
+    if offer.how != "surplus" or count >= offered_bytes:
         return offer
     smaller = offer.evolve(
         gives=dict.fromkeys(offer.gives, count),
-        keeps=offer.keeps + offered - count,
-        tokens=offer.tokens + (offered - count) * offer.of_tokens // offer.of_bytes,
+        keeps=offer.keeps + offered_bytes - count,
+        tokens=offer.tokens + (offered_bytes - count) * offer.of_tokens // offer.of_bytes,
     )
     return smaller.evolve(words=_words(smaller))
 
@@ -120,23 +120,23 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     attempts: of the model by its present wish, oldest first.
     caps: of all other models the last cap of each copy.
     """
-    capped, served, name = None, None, ""
+    capped_attempt, served_attempt, name = None, None, ""
     for attempt in attempts:
         name = attempt.model
-        capped = attempt if attempt.plan.cap is not None else capped
-        served = (
+        capped_attempt = attempt if attempt.plan.cap is not None else capped_attempt
+        served_attempt = (
             attempt
             if attempt.ready_at is not None
             else None
             if _is_failed_start(attempt)
-            else served
+            else served_attempt
         )
     if (
-        capped is not None
-        and capped.plan.cap is not None
-        and set(capped.plan.cap.models) & caps.keys()
+        capped_attempt is not None
+        and capped_attempt.plan.cap is not None
+        and set(capped_attempt.plan.cap.models) & caps.keys()
     ):
-        return capped.plan.cap if not _is_failed_start(capped) else None
+        return capped_attempt.plan.cap if not _is_failed_start(capped_attempt) else None
     capped_for_it = tuple(
         sorted(
             model
@@ -145,8 +145,8 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
         )
     )
     return (
-        Cap(bytes=served.plan.memory.promised_bytes, models=capped_for_it)
-        if served is not None and capped_for_it
+        Cap(bytes=served_attempt.plan.memory.promised_bytes, models=capped_for_it)
+        if served_attempt is not None and capped_for_it
         else None
     )
 

@@ -39,16 +39,18 @@ class VariantKernels:
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
         self._kernel_rows: dict[Hashable, tuple[LayerKernel, ...]] = {}
 
-    def kernels(self, built: BuiltModel, rank: Rank, variant: Variant) -> tuple[LayerKernel, ...]:
+    def kernels(
+        self, built_model: BuiltModel, rank: Rank, variant: Variant
+    ) -> tuple[LayerKernel, ...]:
         """The kernel of every linear layer, on one rank."""
         # The layers are one object for all variants that load the weights alike.
-        key = built, rank.computing, variant.quantization, variant.disabled, variant.backends
+        key = built_model, rank.computing, variant.quantization, variant.disabled, variant.backends
         if key not in self._kernel_rows:
-            self._kernel_rows[key] = self._choose_kernels(built, rank, variant)
+            self._kernel_rows[key] = self._choose_kernels(built_model, rank, variant)
         return self._kernel_rows[key]
 
     def _choose_kernels(
-        self, built: BuiltModel, rank: Rank, variant: Variant
+        self, built_model: BuiltModel, rank: Rank, variant: Variant
     ) -> tuple[LayerKernel, ...]:
         spec, capability = self.inputs.spec, rank.capability
         if capability not in self._refused_kernels:
@@ -57,7 +59,7 @@ class VariantKernels:
             )
         disabled = (*self.env.get("VLLM_DISABLED_KERNELS", "").split(","), *variant.disabled)
         return layer_kernels(
-            built.linears,
+            built_model.linears,
             self.rules,
             rank.computing,
             variant.backend("linear-backend"),

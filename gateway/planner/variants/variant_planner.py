@@ -69,10 +69,12 @@ class VariantPlanner:
             ):
                 raise
             try:
-                placed = self.place(first)
+                placed_candidate = self.place(first)
             except Refused:
                 raise refusal from None
-            open_question = question(placed, batch_of(placed), self._environment(first))
+            open_question = question(
+                placed_candidate, batch_of(placed_candidate), self._environment(first)
+            )
             answer = self.inputs.answers.get(open_question)
             if answer is None:
                 raise refusal.open(open_question) from None
@@ -84,34 +86,40 @@ class VariantPlanner:
 
         Raises Refused with everything that was computed until then as its evidence.
         """
-        placed = self.place(variant)
-        batch = batch_of(placed)
-        ask = partial(question, placed, batch, self._environment(variant))
+        placed_candidate = self.place(variant)
+        batch = batch_of(placed_candidate)
+        ask = partial(question, placed_candidate, batch, self._environment(variant))
         answer = self.inputs.answers.get(ask()) if self.inputs.answers else None
         refusal: Refused | None = None
         try:
-            candidate = self._predict_kernels(placed)
+            candidate = self._predict_kernels(placed_candidate)
         except Refused as error:
             if answer is None:
                 raise error.open(ask()) from None
-            candidate, refusal = placed, error
+            candidate, refusal = placed_candidate, error
         if answer is not None:
             self.gaps += gaps(ask(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
             checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
-            planned = self._size(checked, batch)
-            if text := start_refusal(planned, answer):
-                sized = checked.evidence.with_sizes(planned.memory)
+            proposed_plan = self._size(checked, batch)
+            if text := start_refusal(proposed_plan, answer):
+                sized = checked.evidence.with_sizes(proposed_plan.memory)
                 raise Refused("engine_refuses", text, answer.source, evidence=sized)
-            planned = planned.evolve(unrehearsed=missing_stages(planned, answer))
+            proposed_plan = proposed_plan.evolve(unrehearsed=missing_stages(proposed_plan, answer))
             # Sizes that the answer changed are rehearsed once more.
-            return planned if is_proven(planned, answer) else planned.evolve(question=ask())
+            return (
+                proposed_plan
+                if is_proven(proposed_plan, answer)
+                else proposed_plan.evolve(question=ask())
+            )
         try:
             plan = self._size(candidate, batch).evolve(question=ask())
         except Refused as error:
             # A guess about sizes refuses only a model that the engine was asked about.
-            unsure = bool(self.inputs.spec.guessed) or error.verdict == "unsupported_quantization"
-            if answer is None and (unsure or error.verdict in _KERNEL_VERDICTS):
+            is_unsure = (
+                bool(self.inputs.spec.guessed) or error.verdict == "unsupported_quantization"
+            )
+            if answer is None and (is_unsure or error.verdict in _KERNEL_VERDICTS):
                 raise error.open(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
@@ -151,14 +159,14 @@ class VariantPlanner:
     def place(self, variant: Variant) -> Candidate:
         """The variant on its GPUs, without kernels and sizes. Raises Refused."""
         inputs, engine = self.inputs, self.engine
-        built = self._build_layers(variant)
-        if variant.tp > 1 and keeps_tower_whole(inputs, engine, built, variant.tp):
-            built = with_whole_tower(built)
+        built_model = self._build_layers(variant)
+        if variant.tp > 1 and keeps_tower_whole(inputs, engine, built_model, variant.tp):
+            built_model = with_whole_tower(built_model)
         if self.rules.leaves_towers(inputs.spec, self.canonical):
-            built = without_tower(built)
+            built_model = without_tower(built_model)
         gate_groups(inputs, engine, self.rules, variant)
         gate_nodes(inputs, engine, variant)
-        group = gate_devices(inputs, engine, built, variant, self.layouts.groups)
+        group = gate_devices(inputs, engine, built_model, variant, self.layouts.groups)
         gate_peers(inputs, engine, group)
         if len({gpu.name for gpu in group}) > 1:
             gate_balance(engine, variant.tp, [inputs.available[gpu.uuid] for gpu in group])
@@ -167,7 +175,7 @@ class VariantPlanner:
             inputs,
             engine,
             self.rules,
-            built,
+            built_model,
             variant,
             group,
             dtype,
@@ -176,17 +184,21 @@ class VariantPlanner:
             _NO_EVIDENCE,
         )
 
-    def _predict_kernels(self, placed: Candidate) -> Candidate:
+    def _predict_kernels(self, placed_candidate: Candidate) -> Candidate:
         """The candidate with the kernels that the rules predict. Raises Refused."""
         inputs, engine, rules = self.inputs, self.engine, self.rules
-        built, variant, gpus = placed.built, placed.variant, placed.gpus
+        built_model, variant, gpus = (
+            placed_candidate.built,
+            placed_candidate.variant,
+            placed_candidate.gpus,
+        )
         capability = gpus[0].capability if gpus else None
         method = gate_method(
-            inputs, engine, self.canonical, variant, placed.dtype.value, capability
+            inputs, engine, self.canonical, variant, placed_candidate.dtype.value, capability
         )
-        self._check_schemes(built, variant)
+        self._check_schemes(built_model, variant)
         gate_kv(self.inputs.spec, engine, rules, variant.kv_dtype)
-        rank = placed.rank
+        rank = placed_candidate.rank
         target = DraftTarget(
             inputs.spec,
             rank,
@@ -199,17 +211,19 @@ class VariantPlanner:
             if not capability:
                 reason = "the compute capability, which decides the kernels, could not be read"
                 raise Refused("unknown_capability", reason, "probe")
-            rows = self._kernels.attention(built.attention, rank, variant, placed.devices.least)
+            rows = self._kernels.attention(
+                built_model.attention, rank, variant, placed_candidate.devices.least
+            )
             evidence = VariantEvidence(
-                self._kernels.kernels(built, rank, variant), rows, method=method
+                self._kernels.kernels(built_model, rank, variant), rows, method=method
             )
         for gpu in {gpu.capability: gpu for gpu in gpus if gpu.capability != capability}.values():
-            on_gpu = self._predict_kernels(placed.evolve(gpus=(gpu,))).evidence
+            on_gpu = self._predict_kernels(placed_candidate.evolve(gpus=(gpu,))).evidence
             gate_kernels(on_gpu, engine, inputs.facts, gpu.capability)
             gate_alike(evidence, on_gpu, gpu)
             if variant.tp > 1:
                 gate_same_kernels(evidence, on_gpu, (gpus[0], gpu))
-        return placed.evolve(speculation=speculation, evidence=evidence)
+        return placed_candidate.evolve(speculation=speculation, evidence=evidence)
 
     def _propose(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of the candidate, without its drafter if there is no memory for both."""
@@ -225,12 +239,14 @@ class VariantPlanner:
 
     def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan of the model alone; `error` is why. Raises Refused."""
-        plain = candidate.evolve(
+        plain_candidate = candidate.evolve(
             speculation=left_out(candidate.speculation, self.engine, str(error))
         )
         try:
             return propose(
-                plain, sizes(plain, batch_of(plain)), self._environment(candidate.variant)
+                plain_candidate,
+                sizes(plain_candidate, batch_of(plain_candidate)),
+                self._environment(candidate.variant),
             )
         except Refused as second:
             raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
@@ -244,7 +260,7 @@ class VariantPlanner:
                 "unsupported_quantization", error.message, f"profile {self.engine.ref}"
             ) from None
 
-    def _check_schemes(self, built: BuiltModel, variant: Variant) -> None:
+    def _check_schemes(self, built_model: BuiltModel, variant: Variant) -> None:
         """Raise Refused unless the rules know how this version computes the quantized weights."""
         engine, source = self.engine, f"profile {self.engine.ref}"
         method = self.inputs.spec.quant.method if self.inputs.spec.quant else variant.quantization
@@ -256,7 +272,7 @@ class VariantPlanner:
                 " them is not known"
             )
             raise Refused("unsupported_quantization", reason, source)
-        for layer in built.linears:
+        for layer in built_model.linears:
             if isinstance(layer.scheme, UnknownScheme):
                 reason = f"{layer.name}: {layer.scheme.reason}"
                 raise Refused("unsupported_quantization", reason, source, layer=layer.name)

@@ -102,25 +102,25 @@ class Keys:
         self,
         admin: Secret | None,
         api: Secret | None,
-        created: Iterable[Key] = (),
+        created_keys: Iterable[Key] = (),
         failed_logins: FailedLogins | None = None,
         origins: Origins | None = None,
     ) -> None:
-        fixed: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
-        fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
+        fixed_keys: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
+        fixed_keys = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed = tuple(
             Key(name, digest_of(key), scopes, is_guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
-            for name, key, scopes in fixed
+            for name, key, scopes in fixed_keys
             if key is not None
         )
         self._failed_logins = failed_logins or FailedLogins()
         self._origins = origins or Origins()
-        self.swap(created)
+        self.swap(created_keys)
 
-    def swap(self, created: Iterable[Key], *, is_closed: bool = False) -> None:
-        """Makes `created` and the keys of the settings the valid keys."""
+    def swap(self, created_keys: Iterable[Key], *, is_closed: bool = False) -> None:
+        """Makes `created_keys` and the keys of the settings the valid keys."""
         self.table = KeyTable(
-            MappingProxyType({key.digest: key for key in (*created, *self._fixed)}), is_closed
+            MappingProxyType({key.digest: key for key in (*created_keys, *self._fixed)}), is_closed
         )
         self._open = not self.table.keys and not is_closed
         self._scopes = self.table.scopes
@@ -142,21 +142,21 @@ class Keys:
         """Whether a caller that was admitted with `key` still has the scope `need`."""
         if key is ANONYMOUS_KEY:
             return self._open
-        present = self.table.keys.get(key.digest)
-        return present is not None and need in present.scopes
+        present_key = self.table.keys.get(key.digest)
+        return present_key is not None and need in present_key.scopes
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], need: Scope, address: str = "") -> Key:
         """The caller with these (lower-case) ASGI headers, after a check of the scope `need`.
         Raises BadRequest, and the errors of `authenticate`."""
-        single: dict[bytes, bytes] = {}
+        single_headers: dict[bytes, bytes] = {}
         for name, value in headers:
             if name in _ACCESS_HEADERS:
-                if name in single:
+                if name in single_headers:
                     raise BadRequest(
                         f"The request has two {name.decode()} headers.", hint="Send only one."
                     )
-                single[name] = value
-        return self.authenticate(single, need, address)
+                single_headers[name] = value
+        return self.authenticate(single_headers, need, address)
 
     def authenticate(self, headers: Mapping[bytes, bytes], need: Scope, address: str) -> Key:
         """The caller with these headers, of which none occurs twice. Raises Forbidden, and the

@@ -52,15 +52,17 @@ _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, 
 
 
 class Keyring:
-    """Blocks for the time of a disk write, and may be called from any thread. `changed` is called
+    """Blocks for the time of a disk write, and may be called from any thread. `on_change` is called
     after each change of the valid keys."""
 
-    def __init__(self, store: Store, data: Path, keys: Keys, changed: Callable[[], object]) -> None:
+    def __init__(
+        self, store: Store, data: Path, keys: Keys, on_change: Callable[[], object]
+    ) -> None:
         self.stored: tuple[StoredKey, ...] = ()
         self._store = store
         self._file = data / "keys.json"
         self._keys = keys
-        self._changed = changed
+        self._changed = on_change
         self._lock = threading.Lock()
         self._revoked: dict[str, StoredKey] = {}
         """Revoked keys that the database or the file still has."""
@@ -70,7 +72,7 @@ class Keyring:
 
     def load(self) -> None:
         """Makes the stored keys valid."""
-        stored = tuple(
+        stored_keys = tuple(
             StoredKey(grant=grant, digest=digest.hex(), created_at=created_at)
             for grant, digest, created_at in self._store.grants()
         )
@@ -81,15 +83,15 @@ class Keyring:
                 _STORED_KEYS.validate_json(self._file.read_bytes()) if self._file.exists() else ()
             )
         except (OSError, ValidationError) as error:
-            if not stored:
+            if not stored_keys:
                 log.error(  # noqa: TRY400
                     "the stored keys cannot be read; only the keys of the settings are valid",
                     error=str(error)[:300],
                 )
                 is_closed = True
         struck = {(key.grant.name, key.created_at) for key in in_file if key.is_struck}
-        valid = tuple(key for key in stored if (key.grant.name, key.created_at) not in struck)
-        if not stored:
+        valid = tuple(key for key in stored_keys if (key.grant.name, key.created_at) not in struck)
+        if not stored_keys:
             valid = tuple(key for key in in_file if not key.is_struck)
             if valid:
                 log.warning(
@@ -100,10 +102,10 @@ class Keyring:
                     for key in valid:
                         self._store.add_key(key.grant, bytes.fromhex(key.digest), key.created_at)
         self._swap(valid, is_closed=is_closed)
-        if stored and valid != in_file:
+        if stored_keys and valid != in_file:
             self._revoked = {
                 key.grant.name: key.evolve(digest=_REVOKED_DIGEST)
-                for key in stored
+                for key in stored_keys
                 if (key.grant.name, key.created_at) in struck
             }
             self._settle()
@@ -131,10 +133,10 @@ class Keyring:
                     hint="Create an admin key first, or set FITSERVE_ADMIN_KEY.",
                 )
             key = new_key()
-            stored = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
-            keys = (*self.stored, stored)
+            stored_key = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
+            keys = (*self.stored, stored_key)
             self._write(keys)
-            self._store.add_key(grant, bytes.fromhex(stored.digest), stored.created_at)
+            self._store.add_key(grant, bytes.fromhex(stored_key.digest), stored_key.created_at)
             self._swap(keys)
         log.info("key created", key=grant.name, scopes=grant.scopes)
         return key
@@ -237,18 +239,19 @@ class Keyring:
             if names and self._settle():
                 log.info("revoked keys are removed from the database now", keys=names)
 
-    def _swap(self, stored: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
-        self.stored, former = stored, self._callers
+    def _swap(self, stored_keys: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
+        self.stored, former_callers = stored_keys, self._callers
         # One of thousands of keys changes, so the others stay as they are.
         self._callers = {
-            id(key): former.get(id(key)) or (key, key_of(key.grant, bytes.fromhex(key.digest)))
-            for key in stored
+            id(key): former_callers.get(id(key))
+            or (key, key_of(key.grant, bytes.fromhex(key.digest)))
+            for key in stored_keys
         }
         self._keys.swap([caller for _, caller in self._callers.values()], is_closed=is_closed)
         self._changed()
 
-    def _write(self, stored: tuple[StoredKey, ...]) -> None:
+    def _write(self, stored_keys: tuple[StoredKey, ...]) -> None:
         try:
-            atomic_file.write(self._file, _STORED_KEYS.dump_json(stored))
+            atomic_file.write(self._file, _STORED_KEYS.dump_json(stored_keys))
         except OSError as error:
             raise unwritten(f"{self._file} cannot be written", self._file.parent, error) from None

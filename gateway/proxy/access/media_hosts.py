@@ -38,12 +38,14 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class MediaHosts:
     """Answers whether a host may be fetched from.
 
-    allowed: names, patterns with `*`, addresses, and `public`.
+    allowed_names: names, patterns with `*`, addresses, and `public`.
     """
 
-    def __init__(self, allowed: Collection[str]) -> None:
-        self._patterns = tuple(pattern.lower() for pattern in allowed if pattern != PUBLIC_HOSTS)
-        self._has_public = PUBLIC_HOSTS in allowed
+    def __init__(self, allowed_names: Collection[str]) -> None:
+        self._patterns = tuple(
+            pattern.lower() for pattern in allowed_names if pattern != PUBLIC_HOSTS
+        )
+        self._has_public = PUBLIC_HOSTS in allowed_names
         self._verdicts: dict[str, tuple[float, bool]] = {}
         """The end of an answer's validity and the answer, by name; the oldest first."""
         self._lookups: dict[str, asyncio.Future[bool]] = {}
@@ -63,20 +65,20 @@ class MediaHosts:
         labels = host.rstrip(".").split(".")
         if not _NAME.fullmatch(host) or _NUMERIC_LABEL.fullmatch(labels[-1]) or len(labels) < 2:
             return False
-        until, answer = self._verdicts.get(host, (0.0, False))
-        return answer if until > now else None
+        valid_until, answer = self._verdicts.get(host, (0.0, False))
+        return answer if valid_until > now else None
 
     def unresolved_hosts(self, body: bytes | bytearray) -> list[str]:
         """The hosts of a body's media whose names have to be resolved. Raises BadRequest."""
-        now, unknown = -1.0, []
+        now, unknown_hosts = -1.0, []
         for host in media_urls.hosts(body):
             now = asyncio.get_running_loop().time() if now < 0 else now
-            allowed = self.verdict(host, now)
-            if allowed is None:
-                unknown.append(host)
-            elif not allowed:
+            is_allowed = self.verdict(host, now)
+            if is_allowed is None:
+                unknown_hosts.append(host)
+            elif not is_allowed:
                 raise media_urls.host_refusal(host)
-        return unknown
+        return unknown_hosts
 
     async def check(self, hosts: Iterable[str]) -> None:
         """Resolve the hosts. Raises BadRequest, Busy."""
@@ -142,11 +144,11 @@ def is_public(address: _Address) -> bool:
     """Whether an address is on the public internet, the IPv4 address inside an IPv6 one too."""
     if isinstance(address, ipaddress.IPv6Address):
         teredo = address.teredo
-        inner = address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
+        inner_address = address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
         if address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
+            inner_address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner_address is not None:
+            return is_public(inner_address)
         if address.is_site_local:
             return False
     return (

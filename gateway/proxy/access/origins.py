@@ -45,10 +45,10 @@ class Origins:
         """CORS headers of an answer to a page of that origin."""
         if origin is None or not (EVERY_ORIGIN in self.named or self.names(origin)):
             return []
-        exposed = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
+        exposed_headers = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
         if EVERY_ORIGIN in self.named:
-            return [(b"access-control-allow-origin", b"*"), exposed]
-        return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]
+            return [(b"access-control-allow-origin", b"*"), exposed_headers]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed_headers]
 
     def lines(self, origin: bytes | None) -> bytes:
         """The CORS headers as lines of a head."""

@@ -85,10 +85,10 @@ class Account:
         if self.tokens is not None:
             self.tokens.take(tokens, now)
 
-    def _refusal(self, why: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
+    def _refusal(self, reason: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
         seconds = max(1, math.ceil(wait_s))
         error = RateLimited(
-            f"The key has used {why}.", hint=f"Try again in {seconds} s.", retry_after_s=seconds
+            f"The key has used {reason}.", hint=f"Try again in {seconds} s.", retry_after_s=seconds
         )
         error.headers = self.headers(shape, now)
         return error
@@ -169,8 +169,8 @@ def _duration(seconds: float) -> bytes:
     """A duration in the form of OpenAI's headers: 250ms, 7s, 6m0s."""
     if seconds < 1:
         return b"%dms" % math.ceil(seconds * 1000)
-    whole = math.ceil(seconds)
-    return b"%dm%ds" % divmod(whole, 60) if whole >= 60 else b"%ds" % whole
+    whole_seconds = math.ceil(seconds)
+    return b"%dm%ds" % divmod(whole_seconds, 60) if whole_seconds >= 60 else b"%ds" % whole_seconds
 
 
 def _moment(seconds: float) -> bytes:

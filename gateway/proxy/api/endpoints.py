@@ -60,9 +60,9 @@ class Endpoint:
         """Raises BadRequest when a model of that task cannot answer."""
         if task is None or task in self.tasks:
             return
-        does, hint = _TASKS.get(task, _TASKS["generate"])
+        task_words, hint = _TASKS.get(task, _TASKS["generate"])
         raise BadRequest(
-            f"The model '{model}' {does}, and {self.path} needs another kind of model.",
+            f"The model '{model}' {task_words}, and {self.path} needs another kind of model.",
             hint=hint,
             param="model",
         )

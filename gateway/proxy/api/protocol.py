@@ -147,23 +147,23 @@ def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
     except DECODE_ERRORS:
         content = bytes(body[:_EXCERPT_BYTES]).decode(errors="replace")
     if isinstance(content, dict):
-        inner = content.get("error")
+        inner_error = content.get("error")
         if (
             content.get("type") == "error"
-            and isinstance(inner, dict)
-            and isinstance(inner.get("message"), str)
-            and "type" in inner
+            and isinstance(inner_error, dict)
+            and isinstance(inner_error.get("message"), str)
+            and "type" in inner_error
         ):
             return dump(content)
         text = next(
             (
                 part["message"]
-                for part in (inner, content)
+                for part in (inner_error, content)
                 if isinstance(part, dict) and "message" in part
             ),
             None,
         )
-        content = text or content.get("detail") or inner or content
+        content = text or content.get("detail") or inner_error or content
     message = content if isinstance(content, str) else dump(content).decode()
     kind = _ANTHROPIC_TYPES.get(status, "api_error")
     return dump({"type": "error", "error": {"type": kind, "message": message}})

@@ -54,8 +54,10 @@ class StreamEnd(NamedTuple):
 _COMPLETE = StreamEnd(is_complete=True)
 
 
-def stream_end(endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent: int) -> StreamEnd:
-    """The end of a stream of `sent` bytes.
+def stream_end(
+    endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent_bytes: int
+) -> StreamEnd:
+    """The end of a stream of `sent_bytes` bytes.
 
     `pieces`: its last pieces in order; of a piece with `piece_bytes` the beginning may be missing.
     A stream whose last event is not whole in there counts as complete.
@@ -69,19 +71,22 @@ def stream_end(endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent: i
     if (
         tail.endswith(b"data: [DONE]\n\n")
         or pattern.search(tail)
-        or not _is_last_event_whole(pieces, piece_bytes, sent)
+        or not _is_last_event_whole(pieces, piece_bytes, sent_bytes)
     ):
         return _COMPLETE
     return StreamEnd(is_complete=False)
 
 
-def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent: int) -> bool:
-    joined = b""
+def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent_bytes: int) -> bool:
+    joined_pieces = b""
     for piece in reversed(pieces):
-        joined = piece + joined
+        joined_pieces = piece + joined_pieces
         if len(piece) >= piece_bytes:
             break
-    return len(joined) >= sent or _EVENT_END.search(joined.rstrip(b"\r\n")) is not None
+    return (
+        len(joined_pieces) >= sent_bytes
+        or _EVENT_END.search(joined_pieces.rstrip(b"\r\n")) is not None
+    )
 
 
 def _error(text: bytes) -> int:

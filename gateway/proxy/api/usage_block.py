@@ -47,15 +47,15 @@ def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
     """Tokens of the prompt, of the answer and of the prompt from a cache, by the place of the usage
     block in the JSON at the end of `data`, of which the beginning may be missing."""
     places = [match.start() for match in _NAME.finditer(data)][-_MAX_NAMES:]
-    for before in _BLOCK_PREFIXES:
+    for prefix in _BLOCK_PREFIXES:
         for place in reversed(places):
             end = _EVENT_END.search(data, place)
-            rest = data[place : end.start() if end else len(data)]
+            block_text = data[place : end.start() if end else len(data)]
             try:
-                answer = msgspec.json.decode(before + rest)
+                answer = msgspec.json.decode(prefix + block_text)
             except DECODE_ERRORS:
                 continue
-            holder = answer if before == b"{" else answer.get("response")
+            holder = answer if prefix == b"{" else answer.get("response")
             block = holder.get("usage") if isinstance(holder, dict) else None
             if isinstance(block, dict):
                 return _tokens(block)
@@ -67,10 +67,16 @@ def _tokens(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     completion = _count(block, "completion_tokens", "output_tokens")
     # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
     # prompt.
-    read, created = (_count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+    read, created_tokens = (
+        _count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation")
+    )
     details = block.get("prompt_tokens_details", block.get("input_tokens_details"))
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else read
-    return None if prompt is None else prompt + (read or 0) + (created or 0), completion, cached
+    cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else read
+    return (
+        None if prompt is None else prompt + (read or 0) + (created_tokens or 0),
+        completion,
+        cached_tokens,
+    )
 
 
 def _count(block: dict[str, Any], *names: str) -> int | None:

@@ -146,8 +146,8 @@ class BodyBudget:
                 if time - share.checked_at >= self._wait_s:
                     owner.reject(no_room())
             elif time - share.checked_at >= PATIENCE_S:
-                moved = owner.moved_bytes
-                if moved - share.moved < PATIENCE_S * PRESSED_BYTES_S:
+                moved_bytes = owner.moved_bytes
+                if moved_bytes - share.moved < PATIENCE_S * PRESSED_BYTES_S:
                     hint = (
                         f"Send large bodies at {PRESSED_BYTES_S // 1024} KiB/s at least, or when"
                         " the gateway is less busy."
@@ -159,7 +159,7 @@ class BodyBudget:
                         )
                     )
                 else:
-                    share.checked_at, share.moved = time, moved
+                    share.checked_at, share.moved = time, moved_bytes
 
     def _count(self, owner: BodyOwner, size: int) -> _Share:
         share = self._shares.get(owner)
@@ -186,13 +186,13 @@ class BodyBudget:
         """Continues waiting bodies in their order, as far as there is room for one read each."""
         if not self._waiting:
             return
-        promised = 0
+        promised_bytes = 0
         for owner, share in list(self._growing.items()):
             if share.waits and (
-                self._free(owner) >= promised
+                self._free(owner) >= promised_bytes
                 or self._beyond.setdefault(owner.account, owner) is owner
             ):
-                promised += _READ_BYTES
+                promised_bytes += _READ_BYTES
                 self._stop_waiting(share)
                 share.checked_at = None
                 owner.continue_body()

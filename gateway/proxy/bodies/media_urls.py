@@ -63,21 +63,21 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     if not isinstance(document, dict):
         return frozenset()
     names: set[str] = set()
-    waiting: list[tuple[Any, bool]] = [
+    waiting_values: list[tuple[Any, bool]] = [
         (value, _holds_media(name)) for name, value in document.items() if name not in _INERT_FIELDS
     ]
-    while waiting:
-        value, is_media = waiting.pop()
+    while waiting_values:
+        value, is_media = waiting_values.pop()
         if isinstance(value, dict):
             # Below a medium, engines read a URL whatever type stands beside it.
             inert = _NO_FIELDS if is_media else _inert_fields(value.get("type"))
-            waiting.extend(
-                (inner, _holds_media(name) or (is_media and name not in _WORDS))
-                for name, inner in value.items()
+            waiting_values.extend(
+                (inner_value, _holds_media(name) or (is_media and name not in _WORDS))
+                for name, inner_value in value.items()
                 if name not in inert
             )
         elif isinstance(value, list):
-            waiting.extend((inner, is_media) for inner in value)
+            waiting_values.extend((inner_value, is_media) for inner_value in value)
         elif is_media and isinstance(value, str) and (host := _host(value)) is not None:
             names.add(host)
     if len(names) > _MAX_HOSTS:

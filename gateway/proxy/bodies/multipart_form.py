@@ -106,26 +106,26 @@ class FormReader:
 
     def _check_delimiters(self, data: bytes | bytearray) -> None:
         if self._trailer is not None:
-            joined, start = self._trailer + data, -1
-            trailer: bytes | None = joined
+            joined_data, start = self._trailer + data, -1
+            trailer: bytes | None = joined_data
         else:
-            joined, trailer = self._tail + data, None
-            start = joined.find(self._line, 2)
+            joined_data, trailer = self._tail + data, None
+            start = joined_data.find(self._line, 2)
         while start >= 0:
             end = start + len(self._line)
-            next_bytes = joined[end : end + 2]
-            if joined[start - 2 : start] != b"\r\n" or not (
+            next_bytes = joined_data[end : end + 2]
+            if joined_data[start - 2 : start] != b"\r\n" or not (
                 b"\r\n".startswith(next_bytes) or b"--".startswith(next_bytes)
             ):
                 raise _ambiguous("its boundary occurs where no part begins or ends")
             if next_bytes == b"--":
-                trailer = joined[end + 2 :]
+                trailer = joined_data[end + 2 :]
                 break
-            start = joined.find(self._line, end)
+            start = joined_data.find(self._line, end)
         if trailer is not None and not b"\r\n".startswith(trailer):
             raise _ambiguous("bytes follow its end")
         self._trailer = trailer
-        self._tail = joined[-(len(self._line) + 3) :]
+        self._tail = joined_data[-(len(self._line) + 3) :]
 
     # --- called by the parser ---
 
@@ -189,9 +189,9 @@ class FormReader:
         self.field = Field(value, start, start + len(self._value))
 
 
-def _ambiguous(why: str, param: str | None = None) -> BadRequest:
+def _ambiguous(reason: str, param: str | None = None) -> BadRequest:
     hint = (
         "Send each field once, without escapes, without blanks around `=`, and without quotes or"
         " backslashes in names."
     )
-    return BadRequest(f"The form can be read in two ways: {why}.", hint=hint, param=param)
+    return BadRequest(f"The form can be read in two ways: {reason}.", hint=hint, param=param)

@@ -38,17 +38,20 @@ def read_call(
         # The body was read as JSON, so it is sent as JSON, even if the client's content type
         # differs.
         content = b"content-type: application/json\r\n"
-        named = read_usual_fields(body) if len(body) < _SHORT_BYTES else None
-        if named is not None:
-            route = table.find(named.model, key)
+        named_fields = read_usual_fields(body) if len(body) < _SHORT_BYTES else None
+        if named_fields is not None:
+            route = table.find(named_fields.model, key)
             if len(route.replicas) < 2:
-                call = Call(endpoint.name, named.model, body, named.stream is True)
+                call = Call(endpoint.name, named_fields.model, body, named_fields.stream is True)
                 route = _resolve_alias(call, route, table)
                 if endpoint.name == "responses":
                     call.maker = _maker(
-                        named.request_id is not None, named.previous_response_id, routes, key
+                        named_fields.request_id is not None,
+                        named_fields.previous_response_id,
+                        routes,
+                        key,
                     )
-                    call.stores = named.store is not False
+                    call.stores = named_fields.store is not False
                 return call, route, content
         fields = read_request_fields(body)
         call = Call(endpoint.name, fields.name(), body, fields.streams())
@@ -101,7 +104,7 @@ def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:
     )
 
 
-def _maker(has_own_id: bool, previous: str | None, routes: Routes, key: Key) -> int | None:
+def _maker(has_own_id: bool, former_maker: str | None, routes: Routes, key: Key) -> int | None:
     """Seed of the replica that made the previous response. Raises NotFound, BadRequest."""
     if has_own_id:
         # Engines take it as the id of the response, and would overwrite another response of that
@@ -111,7 +114,7 @@ def _maker(has_own_id: bool, previous: str | None, routes: Routes, key: Key) -> 
             hint="Remove `request_id`; the header x-request-id may be chosen freely.",
             param="request_id",
         )
-    return None if previous is None else routes.responses.maker_of(previous, key)
+    return None if former_maker is None else routes.responses.maker_of(former_maker, key)
 
 
 def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:

@@ -45,8 +45,8 @@ def for_engine(body: bytes | bytearray) -> bytes | bytearray:
         messages = msgspec.json.decode(fields.get("messages", b"null"))
     except DECODE_ERRORS:
         return body
-    changed = [_rename(message) for message in messages] if isinstance(messages, list) else []
-    if not any(changed):
+    are_changed = [_rename(message) for message in messages] if isinstance(messages, list) else []
+    if not any(are_changed):
         return body
     return msgspec.json.encode({**fields, "messages": messages})
 

@@ -52,7 +52,7 @@ class AccessLog(Metrics):
             self._log(exchange, exchange.answer.status, exchange.outcome, None)
 
     def _log(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
-        started, first = exchange.started, exchange.first_byte_at
+        started_at, first = exchange.started, exchange.first_byte_at
         prompt, completion, _ = exchange.usage
         _write(
             "request",
@@ -67,8 +67,10 @@ class AccessLog(Metrics):
                 "outcome": outcome,
                 "code": code,
                 "stream": exchange.answer.has_events,
-                "duration_s": round(exchange.plane.loop.time() - started, 6) if started else None,
-                "first_byte_s": round(first - started, 6) if first else None,
+                "duration_s": round(exchange.plane.loop.time() - started_at, 6)
+                if started_at
+                else None,
+                "first_byte_s": round(first - started_at, 6) if first else None,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
                 "received_bytes": exchange.received,

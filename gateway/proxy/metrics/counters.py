@@ -310,9 +310,9 @@ class Metrics(Meter):
     def count_first_byte(self, exchange: Exchange) -> None:
         series: _Series = exchange.counted or self._series_of(exchange)
         histogram = series.first_byte
-        took = exchange.first_byte_at - exchange.started
-        histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
-        histogram.total += took
+        seconds = exchange.first_byte_at - exchange.started
+        histogram.counts[bisect_left(FIRST_BYTES, seconds)] += 1
+        histogram.total += seconds
 
     def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
         outcomes, outcome = self._series_of(exchange).outcomes, ("refused", error.status // 100)
@@ -337,10 +337,10 @@ class Metrics(Meter):
         series: _Series = exchange.counted or self._series_of(exchange)
         duration, result = series.duration, (outcome, status)
         series.outcomes[result] = series.outcomes.get(result, 0) + 1
-        took = exchange.plane.loop.time() - exchange.started
-        duration.counts[bisect_left(DURATIONS, took)] += 1
-        duration.total += took
-        prompt, completion, cached = exchange.usage if status == 2 else UNTOLD
+        seconds = exchange.plane.loop.time() - exchange.started
+        duration.counts[bisect_left(DURATIONS, seconds)] += 1
+        duration.total += seconds
+        prompt, completion, cached_tokens = exchange.usage if status == 2 else UNTOLD
         series.prompt += prompt or 0
         series.completion += completion or 0
         if exchange.replica is not None:
@@ -350,7 +350,7 @@ class Metrics(Meter):
                 else None
             )
             self.usage.count(
-                exchange.key.name, exchange.model, prompt, completion, cached, estimated
+                exchange.key.name, exchange.model, prompt, completion, cached_tokens, estimated
             )
         if status == 5:
             self._count_failure(exchange.model, "5xx")

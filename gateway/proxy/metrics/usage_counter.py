@@ -34,7 +34,7 @@ class UsageCounter:
         model: str,
         prompt: int | None,
         completion: int | None,
-        cached: int | None,
+        cached_tokens: int | None,
         estimated: int | None,
     ) -> None:
         """Counts a request that an engine answered. `estimated`: tokens of the request and its
@@ -51,16 +51,16 @@ class UsageCounter:
             return
         row[1] += prompt or 0
         row[2] += completion or 0
-        if cached is not None:
-            row[3] += cached
+        if cached_tokens is not None:
+            row[3] += cached_tokens
 
     def take(self) -> tuple[UsageRow, ...]:
         """The counts since the last take."""
         today = int(time.time()) // _DAY_S
         self.add(UsageRow(today, *row_key, *counts) for row_key, counts in self._rows.items())
         self._rows = {}
-        dated, self._dated = self._dated, {}
-        return tuple(UsageRow(*row_key, *counts) for row_key, counts in dated.items())
+        dated_counts, self._dated = self._dated, {}
+        return tuple(UsageRow(*row_key, *counts) for row_key, counts in dated_counts.items())
 
     def add(self, rows: Iterable[UsageRow]) -> None:
         """Adds counts of another process, or counts that could not be stored."""

@@ -90,20 +90,20 @@ async def inner_request(
     """The answer to a request for the caller's connection, with the head read. headers: of the
     caller's request. Raises ConnectionError, and OSError where no socket is to be had."""
     loop = asyncio.get_running_loop()
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
+    own_end, other_end = socket.socketpair()
+    for end in (own_end, other_end):
         end.setblocking(False)
     try:
-        _, inner = await loop.connect_accepted_socket(caller.twin, theirs)
+        _, inner_connection = await loop.connect_accepted_socket(caller.twin, other_end)
     except BaseException:
-        ours.close()
-        theirs.close()
+        own_end.close()
+        other_end.close()
         raise
     try:
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=own_end)
     except BaseException:
-        ours.close()
-        inner.transport.close()
+        own_end.close()
+        inner_connection.transport.close()
         raise
     try:
         writer.write(_head(method, path, headers, len(body)))
@@ -113,7 +113,7 @@ async def inner_request(
         yield answer
     finally:
         writer.close()
-        inner.transport.close()
+        inner_connection.transport.close()
 
 
 def _head(method: str, path: str, headers: Iterable[tuple[bytes, bytes]], length: int) -> bytes:

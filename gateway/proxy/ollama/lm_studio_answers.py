@@ -15,9 +15,11 @@ PREFIX = "/api/v0/"
 MODELS = "/api/v0/models"
 
 
-def models(listed: Mapping[str, Any], facts: Mapping[str, ModelCard]) -> dict[str, Any]:
+def models(model_list: Mapping[str, Any], facts: Mapping[str, ModelCard]) -> dict[str, Any]:
     """The answer of /api/v0/models. facts: by name."""
-    rows = [model(card, facts.get(card["id"], ModelCard())) for card in listed.get("data") or ()]
+    rows = [
+        model(card, facts.get(card["id"], ModelCard())) for card in model_list.get("data") or ()
+    ]
     return {"object": "list", "data": rows}
 
 

@@ -138,7 +138,7 @@ def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict
 
 
 def models(
-    listed: Mapping[str, Any], facts: Mapping[str, ModelCard], now: float, *, loaded_only: bool
+    model_list: Mapping[str, Any], facts: Mapping[str, ModelCard], now: float, *, loaded_only: bool
 ) -> dict[str, Any]:
     """The answer of /api/tags, or of /api/ps.
 
@@ -146,7 +146,7 @@ def models(
     now: Unix seconds.
     """
     rows = []
-    for card in listed.get("data") or ():
+    for card in model_list.get("data") or ():
         of_model = facts.get(card["id"], ModelCard())
         if not loaded_only:
             rows.append(_model(card, of_model) | {"size": of_model.weights_bytes or 0})
@@ -224,7 +224,7 @@ def model_card(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
             **({"general.parameter_count": parameters} if parameters else {}),
             **({f"{family}.context_length": context} if context else {}),
         },
-        "capabilities": [name for name, has in abilities.items() if has],
+        "capabilities": [name for name, has_ability in abilities.items() if has_ability],
         "modified_at": time_text(card.get("created") or 0),
     }
 

@@ -169,7 +169,7 @@ class _OllamaCall:
         """The error as Ollama tells it, in the head or as a last line."""
         answer = {"error": str(error)}
         if self._has_started:
-            await self._write(dump(answer) + b"\n", more=False)
+            await self._write(dump(answer) + b"\n", has_more=False)
         else:
             headers = error_headers(error)
             if self._plane.origins is not None:
@@ -180,25 +180,27 @@ class _OllamaCall:
         fields = {field: value for field, value in request.body.items() if value is not None}
         fields["model"] = self._served_name(name)
         body = dump(fields)
-        leaving = asyncio.ensure_future(self._wait_for_leave(asyncio.current_task()))
+        disconnection = asyncio.ensure_future(self._wait_for_leave(asyncio.current_task()))
         try:
             await self._translate(request, name, body)
         finally:
-            leaving.cancel()
+            disconnection.cancel()
 
     async def _translate(self, request: OpenAIRequest, name: str, body: bytes) -> None:
-        async with self._inner_request("POST", request.path, body) as inner:
-            if inner.status >= 400:
-                error = _answer_event(await inner.body())
-                await self._reply(inner.status, {"error": error_text(error)}, inner.headers)
+        async with self._inner_request("POST", request.path, body) as inner_answer:
+            if inner_answer.status >= 400:
+                error = _answer_event(await inner_answer.body())
+                await self._reply(
+                    inner_answer.status, {"error": error_text(error)}, inner_answer.headers
+                )
             elif request.stream:
                 answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
-                await self._stream(inner, answer)
+                await self._stream(inner_answer, answer)
             else:
-                event = _answer_event(await inner.body())
+                event = _answer_event(await inner_answer.body())
                 with _readable_answer():
-                    whole = self._complete_body(request, event, name)
-                await self._reply(200, whole, inner.headers)
+                    complete_body = self._complete_body(request, event, name)
+                await self._reply(200, complete_body, inner_answer.headers)
 
     def _complete_body(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
         now = time.time()
@@ -211,10 +213,10 @@ class _OllamaCall:
         answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
         return answer.load_end(times) if request.loads else answer.whole(event, times)
 
-    async def _stream(self, inner: InnerAnswer, answer: StreamedAnswer) -> None:
-        await self._start(200, b"application/x-ndjson", inner.headers)
+    async def _stream(self, inner_answer: InnerAnswer, answer: StreamedAnswer) -> None:
+        await self._start(200, b"application/x-ndjson", inner_answer.headers)
         buffered = b""
-        async for piece in inner.pieces():
+        async for piece in inner_answer.pieces():
             *events, buffered = (buffered + piece).split(b"\n")
             for event in events:
                 if await self._pass_on(event, answer):
@@ -222,7 +224,7 @@ class _OllamaCall:
         times = AnswerTimes(self._begun, self._first or time.time(), time.time())
         with _readable_answer():
             lines = answer.last_lines(times)
-        await self._write(_lines(lines), more=False)
+        await self._write(_lines(lines), has_more=False)
 
     async def _pass_on(self, line: bytes, answer: StreamedAnswer) -> bool:
         """Writes the lines for a line of the event stream; whether it was an error."""
@@ -235,7 +237,7 @@ class _OllamaCall:
         is_error = any("error" in each_line for each_line in lines)
         if lines:
             self._first = self._first or time.time()
-            await self._write(_lines(lines), more=not is_error)
+            await self._write(_lines(lines), has_more=not is_error)
         return is_error
 
     async def _wait_for_leave(self, task: asyncio.Task[Any] | None) -> None:
@@ -246,31 +248,35 @@ class _OllamaCall:
             task.cancel()
 
     async def _list(self, body: Mapping[str, Any]) -> None:
-        async with self._inner_request("GET", "/v1/models", b"") as inner:
-            listed = _answer_event(await inner.body())
-            if inner.status >= 400:
-                await self._reply(inner.status, {"error": error_text(listed)}, inner.headers)
+        async with self._inner_request("GET", "/v1/models", b"") as inner_answer:
+            model_list = _answer_event(await inner_answer.body())
+            if inner_answer.status >= 400:
+                await self._reply(
+                    inner_answer.status, {"error": error_text(model_list)}, inner_answer.headers
+                )
                 return
-        whole = self._list_answer(listed, body)
+        complete_body = self._list_answer(model_list, body)
         if self._path == "/api/pull" and body.get("stream") is not False:
-            await self._start(200, b"application/x-ndjson", inner.headers)
-            await self._write(_lines(ollama_answers.pull_lines()), more=False)
+            await self._start(200, b"application/x-ndjson", inner_answer.headers)
+            await self._write(_lines(ollama_answers.pull_lines()), has_more=False)
         else:
-            await self._reply(200, whole, inner.headers)
+            await self._reply(200, complete_body, inner_answer.headers)
 
-    def _list_answer(self, listed: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    def _list_answer(
+        self, model_list: Mapping[str, Any], body: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The answer by the list of /v1/models, which has only the models of the caller. Raises
         NotFound."""
         facts = {name: route.card for name, route in self._plane.routes.table.models.items()}
         if self._path == "/api/version":
             return {"version": __version__}
         if self._path == lm_studio_answers.MODELS:
-            return lm_studio_answers.models(listed, facts)
+            return lm_studio_answers.models(model_list, facts)
         if self._path in ("/api/tags", "/api/ps"):
             is_ps = self._path == "/api/ps"
-            return ollama_answers.models(listed, facts, time.time(), loaded_only=is_ps)
+            return ollama_answers.models(model_list, facts, time.time(), loaded_only=is_ps)
         name = self._served_name(_model_name(body))
-        card = next((card for card in listed["data"] if card["id"] == name), None)
+        card = next((card for card in model_list["data"] if card["id"] == name), None)
         if card is None:
             hint = "See /api/tags."
             if self._path == "/api/pull":
@@ -296,8 +302,8 @@ class _OllamaCall:
         if not isinstance(name, str):
             raise NotFound("The request names no model.", hint="See /api/tags.")
         routes = self._plane.routes.table.models
-        short = name.removesuffix(_DEFAULT_TAG)
-        spellings = (name, short, short + _DEFAULT_TAG)
+        short_name = name.removesuffix(_DEFAULT_TAG)
+        spellings = (name, short_name, short_name + _DEFAULT_TAG)
         return next((spelling for spelling in spellings if spelling in routes), name)
 
     def _check_method(self, method: str) -> None:
@@ -331,7 +337,7 @@ class _OllamaCall:
     async def _reply(self, status: int, body: Any, answer_headers: Headers) -> None:
         data = dump(body)
         await self._start(status, b"application/json", answer_headers, len(data))
-        await self._write(data, more=False)
+        await self._write(data, has_more=False)
 
     async def _start(
         self, status: int, kind: bytes, answer_headers: Headers, length: int | None = None
@@ -345,8 +351,8 @@ class _OllamaCall:
         self._has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+    async def _write(self, data: bytes, *, has_more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": has_more})
 
 
 def _model_name(body: Mapping[str, Any]) -> Any:

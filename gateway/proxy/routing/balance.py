@@ -64,9 +64,9 @@ def _lead(raw: Raw) -> bytes:
     if not lead.startswith(b"["):
         return lead[:TEXT_BYTES]
     # Within a string the quotes would be escaped.
-    answered = lead.find(b'"assistant"')
-    if answered >= 0:
-        return lead[: lead.rfind(b"{", 0, answered)].rstrip(b" \n\r\t,")
+    answer_at = lead.find(b'"assistant"')
+    if answer_at >= 0:
+        return lead[: lead.rfind(b"{", 0, answer_at)].rstrip(b" \n\r\t,")
     return lead.rstrip(b" \n\r\t]")
 
 
@@ -84,11 +84,11 @@ def affine(loads: Sequence[int], seeds: Sequence[int], tokens: int, key: int) ->
     Rendezvous hashing: a new or removed replica moves only its own prompts.
     """
     bound = BOUND * (sum(loads) + tokens) / len(loads)
-    best = best_rank = -1
+    best_position = best_rank = -1
     for position, load in enumerate(loads):
         if load <= bound:
             mixed = key ^ seeds[position]
             rank = mixed * mixed * _HASH_FACTOR & _64_BITS
             if rank > best_rank:
-                best, best_rank = position, rank
-    return best
+                best_position, best_rank = position, rank
+    return best_position

@@ -33,9 +33,9 @@ class Drains:
         self._most_s = most_s
         self._since: dict[str, float] = {}
 
-    def look(self, running: Collection[str]) -> None:
+    def look(self, running_names: Collection[str]) -> None:
         """Forgets engines that no longer run."""
-        self._since = {name: start for name, start in self._since.items() if name in running}
+        self._since = {name: start for name, start in self._since.items() if name in running_names}
 
     def is_drained(self, instance: str) -> bool:
         """Whether no request is or will be in flight at an engine, or its time is over."""

@@ -73,8 +73,8 @@ class InFlight(Protocol):
         """Ends the requests with this id. The number of such requests."""
 
 
-def oldest(exchanges: Iterable[Exchange], table: RouteTable, ahead: float) -> RequestsInFlight:
-    """The oldest of the exchanges. `ahead`: seconds by which Unix time is ahead of the loop's
+def oldest(exchanges: Iterable[Exchange], table: RouteTable, clock_lead: float) -> RequestsInFlight:
+    """The oldest of the exchanges. `clock_lead`: seconds by which Unix time is ahead of the loop's
     clock."""
     requests = [
         exchange
@@ -83,7 +83,7 @@ def oldest(exchanges: Iterable[Exchange], table: RouteTable, ahead: float) -> Re
     ]
     return RequestsInFlight(
         tuple(
-            _row(exchange, table, ahead)
+            _row(exchange, table, clock_lead)
             for exchange in nsmallest(
                 MAX_SHOWN_REQUESTS, requests, key=lambda exchange: exchange.started
             )
@@ -102,7 +102,7 @@ def merge(processes: Iterable[RequestsInFlight]) -> RequestsInFlight:
     )
 
 
-def _row(exchange: Exchange, table: RouteTable, ahead: float) -> RequestInFlight:
+def _row(exchange: Exchange, table: RouteTable, clock_lead: float) -> RequestInFlight:
     return RequestInFlight(
         id=exchange.id,
         model=exchange.model,
@@ -111,7 +111,7 @@ def _row(exchange: Exchange, table: RouteTable, ahead: float) -> RequestInFlight
         address=exchange.address,
         phase=_phase(exchange, table),
         replica=exchange.replica.id if exchange.replica is not None else None,
-        began_at=round(exchange.started + ahead, 1),
+        began_at=round(exchange.started + clock_lead, 1),
         first_byte_s=round(exchange.first_byte_at - exchange.started, 3)
         if exchange.first_byte_at
         else None,

@@ -65,17 +65,17 @@ class Queue:
         return self.rate.seconds(len(self.waiting) / 2)
 
 
-def places(route: ModelRoute, most: int | None) -> int:
-    """The number of requests that may wait for a model. `most`: the setting; None: twice the number
-    that its replicas take at once."""
-    if most is not None:
-        return most
+def places(route: ModelRoute, limit: int | None) -> int:
+    """The number of requests that may wait for a model. `limit`: the setting; None: twice the
+    number that its replicas take at once."""
+    if limit is not None:
+        return limit
     return max(MIN_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
 
 
-def overload(route: ModelRoute, retry_after_s: int, why: str) -> Overloaded:
+def overload(route: ModelRoute, retry_after_s: int, reason: str) -> Overloaded:
     return Overloaded(
-        f"The engines of the model '{route.name}' are busy, and {why}.",
+        f"The engines of the model '{route.name}' are busy, and {reason}.",
         hint=f"Try again in {retry_after_s} s.",
         param="model",
         retry_after_s=retry_after_s,

@@ -106,30 +106,32 @@ class Routes:
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
             return maker if call.is_light or self._has_room(maker) else None
-        free = [
+        free_replicas = [
             replica
             for replica in route.replicas
             if (self._has_room(replica) or call.is_light) and replica.id != avoid
         ]
-        if len(free) < 2:
-            return free[0] if free else None
+        if len(free_replicas) < 2:
+            return free_replicas[0] if free_replicas else None
         loads = [
             load.tokens if (load := self._loads.get(replica.id)) is not None else 0
-            for replica in free
+            for replica in free_replicas
         ]
         if call.prefix is not None:
-            chosen = free[
-                balance.affine(loads, [replica.seed for replica in free], call.tokens, call.prefix)
+            chosen_replica = free_replicas[
+                balance.affine(
+                    loads, [replica.seed for replica in free_replicas], call.tokens, call.prefix
+                )
             ]
         else:
-            chosen = free[
+            chosen_replica = free_replicas[
                 balance.least_loaded_position(
-                    loads, [self._last_pick.get(replica.id, 0) for replica in free]
+                    loads, [self._last_pick.get(replica.id, 0) for replica in free_replicas]
                 )
             ]
         self._picks += 1
-        self._last_pick[chosen.id] = self._picks
-        return chosen
+        self._last_pick[chosen_replica.id] = self._picks
+        return chosen_replica
 
     def _has_room(self, replica: RoutedReplica) -> bool:
         return replica.capacity is None or self.in_flight(replica.id) < replica.capacity
@@ -175,10 +177,10 @@ class Routes:
             name: now - next(iter(queue.waiting.values())) for name, queue in self._queues.items()
         }
 
-    def refusal(self, route: ModelRoute, why: str) -> FitserveError:
+    def refusal(self, route: ModelRoute, reason: str) -> FitserveError:
         """The error for a request that finds all replicas busy."""
         queue = self._queues.get(route.name)
-        return overload(route, queue.retry_after_s() if queue is not None else 1, why)
+        return overload(route, queue.retry_after_s() if queue is not None else 1, reason)
 
     def _schedule(self) -> None:
         """Has the queues checked soon, after the current call."""

@@ -126,14 +126,14 @@ class ModelRoute:
         return key.may_use(self.alias_of or self.name)
 
     def not_ready(self) -> NotReady:
-        first, *rest = self.detail.splitlines() or [""]
+        first, *other_lines = self.detail.splitlines() or [""]
         says_more = first and first.rstrip(".") != self.state
         reason = (
             f"{self.state}: {first[:_MAX_DETAIL_CHARACTERS].rstrip()}" if says_more else self.state
         )
         reason = (
             f"{reason} ..."
-            if rest or len(first) > _MAX_DETAIL_CHARACTERS
+            if other_lines or len(first) > _MAX_DETAIL_CHARACTERS
             else reason.rstrip(".") + "."
         )
         # While requests wait, another model may be evicted for this one.

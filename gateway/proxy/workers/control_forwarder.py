@@ -51,14 +51,14 @@ class ControlForwarder:
         except OSError:
             await send_error(send, _no_control_process(), request_id(scope))
             return
-        asking = asyncio.create_task(_ask(scope, receive, writer))
+        control_call = asyncio.create_task(_ask(scope, receive, writer))
         try:
             if not await _answer(scope, reader, send):
                 await send_error(send, _no_control_process(), request_id(scope))
         finally:
-            asking.cancel()
+            control_call.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
-                await asking
+                await control_call
             writer.transport.abort()
 
 
@@ -149,8 +149,8 @@ class ForwardedAddress:
     """Wraps the application of the control process: takes the client's address from the header of a
     forwarded request."""
 
-    def __init__(self, inner: ASGIApp) -> None:
-        self._inner = inner
+    def __init__(self, inner_app: ASGIApp) -> None:
+        self._inner = inner_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

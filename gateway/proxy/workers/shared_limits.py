@@ -77,13 +77,15 @@ class _Bucket(Bucket):
         self._memory = memory
 
     def _usage(self) -> tuple[float, float]:
-        used, used_at = _BUCKET.unpack(self._memory)
-        return used, used_at
+        used_tokens, used_at = _BUCKET.unpack(self._memory)
+        return used_tokens, used_at
 
     def level(self, now: float) -> float:
-        used, used_at = self._usage()
+        used_tokens, used_at = self._usage()
         # Processes share a clock, but read it at different moments.
-        return min(self.size, self.size - used + max(0.0, now - used_at) * self.size / MINUTE_S)
+        return min(
+            self.size, self.size - used_tokens + max(0.0, now - used_at) * self.size / MINUTE_S
+        )
 
     def take(self, count: int, now: float) -> None:
         _BUCKET.pack_into(
@@ -94,17 +96,17 @@ class _Bucket(Bucket):
 class _Account(Account):
     def __init__(self, limit: KeyLimits, memory: SharedMemory, row: int, worker: int) -> None:
         super().__init__(limit, 0.0)
-        shared = _row(memory, row)
+        shared_row = _row(memory, row)
         self._lock = memory.lock(row)
-        self._counts = shared[_COUNTS_AT:]
+        self._counts = shared_row[_COUNTS_AT:]
         self._offset = worker * _COUNT.size
         self.requests = (
-            _Bucket(self.requests.size, shared[: _BUCKET.size])
+            _Bucket(self.requests.size, shared_row[: _BUCKET.size])
             if self.requests is not None
             else None
         )
         self.tokens = (
-            _Bucket(self.tokens.size, shared[_BUCKET.size : _COUNTS_AT])
+            _Bucket(self.tokens.size, shared_row[_BUCKET.size : _COUNTS_AT])
             if self.tokens is not None
             else None
         )

@@ -37,12 +37,12 @@ class SharedRoutes(Routes):
     def _has_room(self, replica: RoutedReplica) -> bool:
         if replica.capacity is None:
             return True
-        free = (
+        free_places = (
             0
             if self._other_loads is None
             else replica.capacity - self._other_loads.get(replica.id, 0)
         )
-        return self.in_flight(replica.id) < max(replica.capacity // self._workers, free, 1)
+        return self.in_flight(replica.id) < max(replica.capacity // self._workers, free_places, 1)
 
     def loads(self) -> dict[str, ReplicaLoad]:
         now = time.monotonic()

@@ -209,12 +209,12 @@ class Workers:
             answers.append(asyncio.get_running_loop().create_future())
             worker.queries.append(answers[-1])
             worker.channel.send(question)
-        answered, late = (
+        answered_futures, late_futures = (
             await asyncio.wait(answers, timeout=_ANSWERS_S) if answers else (set(), set())
         )
-        for answer in late:
+        for answer in late_futures:
             answer.cancel()
-        return [answer.result() for answer in answered if not answer.cancelled()]
+        return [answer.result() for answer in answered_futures if not answer.cancelled()]
 
     @property
     def have_current_table(self) -> bool:
@@ -254,7 +254,7 @@ class Workers:
         self.drain()
         if self._watching is not None:
             await self._watching.close()
-        _, late = (
+        _, late_tasks = (
             await asyncio.wait(self._tasks, timeout=self._settings.stop_grace_s + 5)
             if self._tasks
             else ((), ())
@@ -262,8 +262,8 @@ class Workers:
         for worker in self._running.values():
             log.warning("a worker did not end in time and is killed", worker=worker.index)
             worker.process.kill()
-        if late:
-            await asyncio.wait(late)
+        if late_tasks:
+            await asyncio.wait(late_tasks)
 
     # --- one worker ---
 
@@ -271,13 +271,13 @@ class Workers:
         """Runs and restarts one worker."""
         wait_s = _BACKOFF_S
         while not self._drained.is_set():
-            began = time.monotonic()
+            start_s = time.monotonic()
             try:
                 code: int | None = await self._run(index)
             except Exception:
                 log.exception("a worker cannot be started", worker=index)
                 code = None
-            is_young = time.monotonic() - began < _SHORT_LIFE_S
+            is_young = time.monotonic() - start_s < _SHORT_LIFE_S
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if is_young else _BACKOFF_S
             if not self._drained.is_set():
                 log.error(
@@ -289,9 +289,9 @@ class Workers:
 
     async def _run(self, index: int) -> int:
         """Starts a worker and reads its messages until it has ended. Its exit code."""
-        ours, theirs = socket.socketpair()
+        own_end, other_end = socket.socketpair()
         listening = [listener.fileno() for listener in self._listeners[index]]
-        ends = (theirs.fileno(), self._memory.descriptor)
+        ends = (other_end.fileno(), self._memory.descriptor)
         parameters = (
             str(self._settings.data.resolve()),
             str(index),
@@ -311,8 +311,8 @@ class Workers:
             env=environment,
             start_new_session=True,
         )
-        theirs.close()
-        worker = _Worker(index, process, await Channel.open(ours), time.monotonic())
+        other_end.close()
+        worker = _Worker(index, process, await Channel.open(own_end), time.monotonic())
         try:
             # No table can change between these two statements.
             worker.channel.send(self._begin())
@@ -351,9 +351,9 @@ class Workers:
                     )
                     return
                 if isinstance(report, RequestsReport):
-                    waiting = worker.queries.popleft()
-                    if not waiting.done():
-                        waiting.set_result(report)
+                    query = worker.queries.popleft()
+                    if not query.done():
+                        query.set_result(report)
                     continue
                 worker.has_reported = True
                 worker.reported_at, worker.missed_reports, worker.loads = (
@@ -367,14 +367,14 @@ class Workers:
 
     def _take(self, worker: _Worker, report: Report) -> None:
         """Takes over the tables and queues of a report."""
-        previous, worker.tables_applied = (
+        former_tables, worker.tables_applied = (
             (worker.tables_applied, worker.waiting.keys()),
             report.tables,
         )
         worker.waiting = {
             name: worker.reported_at - waited_s for name, waited_s in report.waiting.items()
         }
-        if previous[0] != worker.tables_applied or worker.waiting.keys() - previous[1]:
+        if former_tables[0] != worker.tables_applied or worker.waiting.keys() - former_tables[1]:
             self.routes.demanded()
 
     async def _clean_up(self, worker: _Worker) -> int:
@@ -387,8 +387,8 @@ class Workers:
             code = await worker.process.wait()
         worker.channel.close()
         self._running.pop(worker.index, None)
-        for waiting in worker.queries:
-            waiting.cancel()
+        for query in worker.queries:
+            query.cancel()
         for name, labels, count in worker.samples:
             if _is_lasting(name):
                 self._counted[name, labels] = self._counted.get((name, labels), 0) + count

@@ -104,8 +104,8 @@ class Worker:
                     case Shutdown(within_s):
                         self.drain(within_s)
                     case RequestsQuery(cancel):
-                        ended = await self.plane.cancel(cancel) if cancel else 0
-                        channel.send(RequestsReport(await self.plane.requests(), ended))
+                        ended_count = await self.plane.cancel(cancel) if cancel else 0
+                        channel.send(RequestsReport(await self.plane.requests(), ended_count))
         except (EOFError, OSError):
             log.warning(
                 "the control process is gone; worker %d continues with the last routes and keys",
@@ -129,14 +129,14 @@ class Worker:
 
     async def _report(self, channel: Channel) -> float:
         """Sends one report. The seconds until the next."""
-        began = time.monotonic()
+        start_s = time.monotonic()
         if channel.unread_bytes < _MAX_UNREAD_BYTES:
             samples = None
-            if began >= self._count_at:
+            if start_s >= self._count_at:
                 samples = tuple(self._samples())
                 # Many series are counted less often, so that counting takes at most a hundredth of
                 # the time.
-                self._count_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
+                self._count_at = time.monotonic() + 100 * (time.monotonic() - start_s) - REPORT_S
             self._send_report(channel, samples)
         return REPORT_S
 
@@ -156,8 +156,8 @@ class Worker:
     def _samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()
         for name in self.routes.table.models:
-            if waiting := self.routes.waiting(name):
-                yield "fitserve_requests_queued", (name,), waiting
+            if waiting_count := self.routes.waiting(name):
+                yield "fitserve_requests_queued", (name,), waiting_count
         yield "fitserve_connections", (), len(self.plane.connections)
         yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
         yield (

@@ -64,10 +64,13 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Store a measurement of the running plan of a model, and learn from it."""
     parts = gateway_of(request)
-    stored: BenchKept = await parts.tuning.measurements.store_report(name, body)
+    kept_bench: BenchKept = await parts.tuning.measurements.store_report(name, body)
     rival = parts.loop.fleet.model(name).rival
     return BenchView(
-        bench=stored.bench, last=stored.last, not_learned=stored.why, rival=rival_view(name, rival)
+        bench=kept_bench.bench,
+        last=kept_bench.last,
+        not_learned=kept_bench.why,
+        rival=rival_view(name, rival),
     )
 
 

@@ -93,12 +93,12 @@ def description(app: FastAPI) -> dict[str, Any]:
                 for status, response in operation["responses"].items()
                 if not _is_fastapi_response(response)
             }
-            common = {
+            common_answers = {
                 str(status): _ref("responses", f"every-{status}")
                 for status in (_OPEN_STATUSES if scope == "open" else _COMMON_ERRORS)
             }
             operation |= {
-                "responses": common | specific,
+                "responses": common_answers | specific,
                 "security": [] if scope == "open" else [{"key": [scope]}],
             }
     for endpoint in (*ENDPOINTS, *_BELOW):
@@ -139,13 +139,13 @@ def _is_fastapi_response(response: dict[str, Any]) -> bool:
 
 
 def _inference(endpoint: Endpoint) -> dict[str, Any]:
-    ours = endpoint.destination == "models"
-    kinds = ["application/json"] if ours else ["application/json", "text/event-stream", "*/*"]
+    is_own = endpoint.destination == "models"
+    kinds = ["application/json"] if is_own else ["application/json", "text/event-stream", "*/*"]
     operation: dict[str, Any] = {
         "tags": ["inference"],
         "description": (
             "The models that the key may use."
-            if ours
+            if is_own
             else "Passed on to an engine of the model, whose answer is unchanged."
         ),
         "responses": {

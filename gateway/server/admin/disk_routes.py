@@ -96,19 +96,23 @@ async def disk(request: Request) -> DiskView:
         RevisionView(**entry, models=tuple(sorted(users.get((entry["repo"], entry["commit"]), ()))))
         for entry in usage.pop("revisions")
     ]
-    running: dict[str, set[str]] = {}
+    running_sources: dict[str, set[str]] = {}
     for model in models.values():
         for engine in (
             replica.attempt.plan.engine for replica in model.replicas if replica.attempt is not None
         ):
-            running.setdefault(f"{engine.kind}-{engine.version}", set()).add(model.wish.name)
+            running_sources.setdefault(f"{engine.kind}-{engine.version}", set()).add(
+                model.wish.name
+            )
     engines = [
-        EngineOnDisk(**entry, models=tuple(sorted(running.get(entry["name"], ()))))
+        EngineOnDisk(**entry, models=tuple(sorted(running_sources.get(entry["name"], ()))))
         for entry in usage.pop("engines")
     ]
-    unused = sum(entry.bytes for entry in revisions if not entry.models)
+    unused_bytes = sum(entry.bytes for entry in revisions if not entry.models)
     order = sorted(revisions, key=lambda entry: -entry.bytes)
-    return DiskView(**usage, unused_bytes=unused, revisions=tuple(order), engines=tuple(engines))
+    return DiskView(
+        **usage, unused_bytes=unused_bytes, revisions=tuple(order), engines=tuple(engines)
+    )
 
 
 @router.get("/disk/models")
@@ -143,23 +147,23 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     fleet = parts.loop.fleet
     orders = parts.loop.orders
     model = fleet.model(name)
-    mine = revisions(model)
+    own_revisions = revisions(model)
     await orders.remove(name)
     while fleet.models.get(name) is model:  # noqa: ASYNC110 - its engines stop, which takes seconds
         await asyncio.sleep(_POLL_S)
     users = _users(fleet.models)
     references = tuple(
         KeptRevision(repo=revision[0], commit=revision[1], models=tuple(sorted(users[revision])))
-        for revision in sorted(mine)
+        for revision in sorted(own_revisions)
         if revision in users
     )
-    unused = sorted(mine - users.keys())
-    removed = (
-        await read_disk(_job(request)._replace(remove=unused))
-        if unused
+    unused_revisions = sorted(own_revisions - users.keys())
+    removal = (
+        await read_disk(_job(request)._replace(remove=unused_revisions))
+        if unused_revisions
         else {"freed_bytes": 0, "removed": []}
     )
-    return RemovedWeights(name=name, kept=references, **removed)
+    return RemovedWeights(name=name, kept=references, **removal)
 
 
 def revisions(model: ManagedModel) -> set[tuple[str, str]]:
@@ -174,11 +178,15 @@ def revisions(model: ManagedModel) -> set[tuple[str, str]]:
     ]
     pairs = {(name.partition("@")[0], commit) for name, commit in model.wish.commits.items()}
     adapters = [adapter for attempt in attempts for adapter in attempt.plan.adapters]
-    named = [(ref.source, ref.revision) for ref in refs] + [
+    named_sources = [(ref.source, ref.revision) for ref in refs] + [
         (pair.source, pair.revision) for pair in adapters
     ]
-    pairs |= {(source, revision) for source, revision in named if revision is not None}
-    sources = [*(source for source, _ in named), model.wish.source or "", model.wish.drafter or ""]
+    pairs |= {(source, revision) for source, revision in named_sources if revision is not None}
+    sources = [
+        *(source for source, _ in named_sources),
+        model.wish.source or "",
+        model.wish.drafter or "",
+    ]
     sources += model.wish.loras.values()
     return pairs | {pair for pair in map(revision_of, sources) if pair is not None}
 

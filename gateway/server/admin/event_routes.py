@@ -71,35 +71,35 @@ async def events(
         after = int(last_event_id)
     if not follow:
         bounds = await log.bounds()
-        listed = await (
+        listed_events = await (
             log.last(last or _MAX_EVENTS, model)
             if after is None
             else log.next(after, last or _MAX_EVENTS, model)
         )
-        return EventList(data=tuple(listed), oldest=bounds.oldest, newest=bounds.newest)
-    before = await log.last(last, model) if last is not None and after is None else []
-    number = after if after is not None else before[-1].id if before else log.newest
+        return EventList(data=tuple(listed_events), oldest=bounds.oldest, newest=bounds.newest)
+    earlier_events = await log.last(last, model) if last is not None and after is None else []
+    number = after if after is not None else earlier_events[-1].id if earlier_events else log.newest
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(
-        stream(log, before, number, model), media_type="text/event-stream", headers=headers
+        stream(log, earlier_events, number, model), media_type="text/event-stream", headers=headers
     )
 
 
 async def stream(
-    log: EventLog, earlier: list[Event], number: int, model: str | None
+    log: EventLog, earlier_events: list[Event], number: int, model: str | None
 ) -> AsyncIterator[bytes]:
-    """`earlier`, then the events after `number`, until the gateway stops."""
+    """`earlier_events`, then the events after `number`, until the gateway stops."""
     yield b"retry: %d\n\n" % _RETRY_MS + b"".join(
-        _frame(event.id, event.model_dump_json().encode()) for event in earlier
+        _frame(event.id, event.model_dump_json().encode()) for event in earlier_events
     )
     while True:
         batch = await log.events_after(number, model)
-        moved, number = batch.number != number, batch.number
+        has_moved, number = batch.number != number, batch.number
         if batch.has_gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif batch.events:
             yield b"".join([_frame(event.number, event.text) for event in batch.events])
-        elif not moved:
+        elif not has_moved:
             if log.is_over(number):
                 return
             if not await log.more(_COMMENT_S):

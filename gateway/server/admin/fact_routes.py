@@ -50,7 +50,7 @@ async def list_facts(request: Request) -> Response:
     plan_preview = parts.loop.plan_preview
     profiles = parts.front.profiles
     store = parts.store
-    hardware, learned = await asyncio.gather(
+    hardware, learned_facts = await asyncio.gather(
         plan_preview.hardware(), asyncio.to_thread(store.numbered_facts)
     )
 
@@ -61,7 +61,7 @@ async def list_facts(request: Request) -> Response:
         images, shipped = profiles.images | custom, [(None, fact) for fact in profiles.facts]
         views = (
             FactView(id=id_, stale=stale_reason(fact, hardware.driver, images), fact=fact)
-            for id_, fact in [*shipped, *learned]
+            for id_, fact in [*shipped, *learned_facts]
         )
         return b'{"data":[%b]}' % b",".join(view.model_dump_json().encode() for view in views)
 

@@ -37,9 +37,11 @@ async def make_key(request: Request, body: Grant) -> KeyMade:
     """Create a key, which is valid at once."""
     keyring = gateway_of(request).keyring
     key = await asyncio.to_thread(keyring.add, body)
-    created = next(stored for stored in keyring.stored if stored.grant.name == body.name)
+    created_key = next(
+        stored_key for stored_key in keyring.stored if stored_key.grant.name == body.name
+    )
     return KeyMade.model_validate(
-        body.model_dump() | {"created_at": created.created_at, "key": key.reveal()}
+        body.model_dump() | {"created_at": created_key.created_at, "key": key.reveal()}
     )
 
 
@@ -50,16 +52,16 @@ async def list_keys(request: Request) -> KeyList:
     keyring = parts.keyring
     keys = parts.front.keys
     scopes: dict[str, tuple[Scope, ...]] = {"admin": ("admin",), "api": ("inference",)}
-    fixed = [
+    fixed_keys = [
         KeyView(name=name, scopes=scopes[name])
         for name in SETTINGS_KEYS
         if name in keys.fixed_names
     ]
-    created = [
+    created_key = [
         KeyView.model_validate(key.grant.model_dump() | {"created_at": key.created_at})
         for key in keyring.stored
     ]
-    return KeyList(data=(*fixed, *created))
+    return KeyList(data=(*fixed_keys, *created_key))
 
 
 @router.delete("/{name}", responses=errors(NotFound, Conflict, StoreError))

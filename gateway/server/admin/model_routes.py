@@ -98,12 +98,12 @@ async def add_model(
         return await _show(request, added, 202)
     parts.loop.fleet.check_new(wish)
     if dry_run:
-        planned = await plan_preview.plan(wish, include_uninstalled=True)
-        return _json(await _with_start(parts, wish, planned))
+        result = await plan_preview.plan(wish, include_uninstalled=True)
+        return _json(await _with_start(parts, wish, result))
     if wish.source is not None:
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
-        planned = await plan_preview.plan(wish)
-        wish = wish.evolve(commits=dict(planned.commits))
+        result = await plan_preview.plan(wish)
+        wish = wish.evolve(commits=dict(result.commits))
     return await _show(request, await orders.add(wish, idempotency_key), 202)
 
 
@@ -149,22 +149,22 @@ async def logs(
     attempts = await asyncio.to_thread(parts.store.attempts, model.wish.name)
     attempts_wanted = [entry for entry in attempts if attempt is None or entry.id == attempt]
     if not attempts_wanted:
-        missing = f"no attempt {attempt}" if attempt is not None else "not been started yet"
+        missing_words = f"no attempt {attempt}" if attempt is not None else "not been started yet"
         raise NotFound(
-            f"{name} has {missing}, so there is no log.",
+            f"{name} has {missing_words}, so there is no log.",
             hint=f"`fitserve show {name}` lists the attempts.",
         )
-    chosen = attempts_wanted[-1]
+    chosen_attempt = attempts_wanted[-1]
 
     def running() -> bool:
         is_removed = fleet.models.get(name) is not model
         return not is_removed and any(
-            replica.attempt is not None and replica.attempt.id == chosen.id
+            replica.attempt is not None and replica.attempt.id == chosen_attempt.id
             for replica in model.replicas
         )
 
     is_in_cluster = parts.host.machines is not None
-    path = log_path(settings.data, chosen.instance_name, in_cluster=is_in_cluster)
+    path = log_path(settings.data, chosen_attempt.instance_name, in_cluster=is_in_cluster)
     lines = read_log(path, tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
@@ -208,50 +208,50 @@ async def change_model(
     plan_preview = parts.loop.plan_preview
     orders = parts.loop.orders
     model = fleet.model(name)
-    old = model.wish
-    wish = await plan_preview.resolve(_patch(old, body))
-    restarts, planned = may_need_restart(old, wish), None
+    old_wish = model.wish
+    wish = await plan_preview.resolve(_patch(old_wish, body))
+    restarts, result = may_need_restart(old_wish, wish), None
     if restarts and wish.source is not None:
-        planned = await plan_preview.plan_change(model, wish)
-        if planned.unconfirmed_repos and "commits" in body:
+        result = await plan_preview.plan_change(model, wish)
+        if result.unconfirmed_repos and "commits" in body:
             raise BadModel(
-                f"The Hub did not answer for {', '.join(planned.unconfirmed_repos)};"
+                f"The Hub did not answer for {', '.join(result.unconfirmed_repos)};"
                 f" {name} is not changed.",
                 hint="Try again when the Hub is reachable.",
             )
-        wish = wish.evolve(commits=dict(planned.commits))
-        running = [attempt.plan for attempt in model.serving]
-        plan = planned.plan
+        wish = wish.evolve(commits=dict(result.commits))
+        running_plans = [attempt.plan for attempt in model.serving]
+        plan = result.plan
         restarts = (
-            not running
+            not running_plans
             or plan is None
-            or not all(starts_same_engine(plan, current) for current in running)
+            or not all(starts_same_engine(plan, current_plan) for current_plan in running_plans)
         )
-        if plan is None and not planned.questions and not dry_run:
+        if plan is None and not result.questions and not dry_run:
             raise NoPlan(
-                f"Nothing was changed: {planned.reason.rstrip('.')}.",
+                f"Nothing was changed: {result.reason.rstrip('.')}.",
                 hint=f"`fitserve plan` has details; {name} keeps running unchanged.",
             )
     else:
         restarts = False
-    changed_fields = diff_wishes(old, wish)
+    changed_fields = diff_wishes(old_wish, wish)
     answer = ChangeAnswer(
         name=name,
         anew=restarts,
         wish=changed_fields,
         commits=wish.commits,
-        reason=planned.reason if planned is not None and planned.plan is None else "",
+        reason=result.reason if result is not None and result.plan is None else "",
     )
-    if planned and planned.plan and model.serving:
+    if result and result.plan and model.serving:
         running_plan = model.serving[0].plan
         answer = answer.evolve(
-            plan=diff_plans(running_plan, planned.plan),
-            no_effect=why_no_effect(changed_fields, running_plan, planned.plan),
+            plan=diff_plans(running_plan, result.plan),
+            no_effect=why_no_effect(changed_fields, running_plan, result.plan),
         )
     if not dry_run:
-        await orders.change(model, old, wish, restarts=restarts)
+        await orders.change(model, old_wish, wish, restarts=restarts)
     text = answer.model_dump_json(exclude={"decision"}).encode()
-    decision = planned.decision if dry_run and planned is not None else b"null"
+    decision = result.decision if dry_run and result is not None else b"null"
     return _json(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision),
         202 if restarts and not dry_run else 200,
@@ -309,15 +309,15 @@ async def make_plan(request: Request, body: PlanBody) -> Response:
     """The plan for a model on this machine or on a snapshot. Nothing is started."""
     parts = gateway_of(request)
     plan_preview = parts.loop.plan_preview
-    requested = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
-    wish = await plan_preview.resolve(requested)
+    requested_wish = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
+    wish = await plan_preview.resolve(requested_wish)
     if body.hardware:
-        wish = wish.evolve(gpus=requested.gpus)  # GPU numbers refer to the snapshot
+        wish = wish.evolve(gpus=requested_wish.gpus)  # GPU numbers refer to the snapshot
     # A plan may be of a model that is not here yet.
-    planned = await plan_preview.plan(
+    result = await plan_preview.plan(
         wish, body.hardware, include_uninstalled=True, needs_weights=False
     )
-    return _json(planned.decision if body.hardware else await _with_start(parts, wish, planned))
+    return _json(result.decision if body.hardware else await _with_start(parts, wish, result))
 
 
 @router.get("/hardware")
@@ -331,15 +331,15 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-async def _with_start(parts: Gateway, wish: Wish, planned: PlanResult) -> bytes:
+async def _with_start(parts: Gateway, wish: Wish, result: PlanResult) -> bytes:
     """The decision with the expected start of its plan, which is the last field."""
-    if planned.plan is None:
-        return planned.decision
+    if result.plan is None:
+        return result.decision
     remote_code = wish.policy.allow_remote_code
-    conditions = await parts.launcher.conditions(planned.plan, allow_remote_code=remote_code)
-    time = parts.loop.starts.expected_time(planned.plan, conditions)
+    conditions = await parts.launcher.conditions(result.plan, allow_remote_code=remote_code)
+    time = parts.loop.starts.expected_time(result.plan, conditions)
     start = ExpectedStart(conditions=conditions, time=time).model_dump_json().encode()
-    return b"%b%b}" % (planned.decision.removesuffix(b"null}"), start)
+    return b"%b%b}" % (result.decision.removesuffix(b"null}"), start)
 
 
 async def _show(request: Request, model: ManagedModel, status: int = 200) -> Response:
@@ -350,7 +350,7 @@ async def _show(request: Request, model: ManagedModel, status: int = 200) -> Res
     attempts = (
         await asyncio.to_thread(parts.store.attempts, model.wish.name) if model.replicas else []
     )
-    model_view = view(model, fleet.keep_alive_s(model.wish), starts, attempts, full=True)
+    model_view = view(model, fleet.keep_alive_s(model.wish), starts, attempts, shows_all=True)
     text = model_view.model_dump_json(exclude={"decision"}).encode()
     return _json(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), model.decision or b"null"), status
@@ -384,26 +384,26 @@ def _patch(wish: Wish, patch: dict[str, Any]) -> Wish:
         )
     fields = _merge(wish.model_dump(mode="json"), patch)
     try:
-        changed = ModelRequest.model_validate(fields).wish()
+        changed_wish = ModelRequest.model_validate(fields).wish()
     except ValidationError as error:
         raise BadRequest(f"{first_problem(error)}.", hint="Nothing was changed.") from None
-    if bool(changed.source) != bool(wish.source):
+    if bool(changed_wish.source) != bool(wish.source):
         raise BadRequest(
             "A model cannot become an endpoint, nor an endpoint a model.",
             hint="Remove it, then add the other.",
             param="source",
         )
-    return changed
+    return changed_wish
 
 
-def _merge(old: Any, patch: Any) -> Any:
-    """`old` after the merge patch, by RFC 7396."""
+def _merge(old_value: Any, patch: Any) -> Any:
+    """`old_value` after the merge patch, by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
-    merged = dict(old) if isinstance(old, dict) else {}
+    merged_value = dict(old_value) if isinstance(old_value, dict) else {}
     for name, value in patch.items():
         if value is None:
-            merged.pop(name, None)
+            merged_value.pop(name, None)
         else:
-            merged[name] = _merge(merged.get(name), value)
-    return merged
+            merged_value[name] = _merge(merged_value.get(name), value)
+    return merged_value

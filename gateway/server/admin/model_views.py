@@ -158,16 +158,18 @@ def view(
     starts: StartRecord,
     attempts: Sequence[Attempt] = (),
     *,
-    full: bool = False,
+    shows_all: bool = False,
 ) -> ModelView:
     """The view of a model.
 
     attempts: those remembered, oldest first.
-    full: with the plan.
+    shows_all: with the plan.
     """
     state, detail = status(model)
-    loaded = next((replica for replica in model.replicas if replica.attempt is not None), None)
-    live = loaded.attempt if loaded is not None else None
+    loaded_model = next(
+        (replica for replica in model.replicas if replica.attempt is not None), None
+    )
+    live = loaded_model.attempt if loaded_model is not None else None
     return ModelView(
         name=model.wish.name,
         state=state,
@@ -178,8 +180,8 @@ def view(
         on_request=model.waits_for_request,
         wish=model.wish,
         replicas=tuple(_replica(replica, starts) for replica in model.replicas),
-        plan=_plan(model, live) if live and full else None,
-        start=_expected_start(loaded, starts) if loaded and full else None,
+        plan=_plan(model, live) if live and shows_all else None,
+        start=_expected_start(loaded_model, starts) if loaded_model and shows_all else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(
@@ -198,8 +200,8 @@ def _change(model: ManagedModel) -> ChangeView | None:
         if model.has_pending_changes:
             detail += "; its replicas are being restored"
     else:
-        changed = sum(replica.generation == generation for replica in model.replicas)
-        state, detail = "underway", f"{changed} of {len(model.replicas)} replicas are changed"
+        changed_count = sum(replica.generation == generation for replica in model.replicas)
+        state, detail = "underway", f"{changed_count} of {len(model.replicas)} replicas are changed"
         if model.trial is not None and model.trial.seeks:
             detail += f"; the next replica starts beside the running ones: {model.trial.phase}"
     return ChangeView(
@@ -209,10 +211,10 @@ def _change(model: ManagedModel) -> ChangeView | None:
 
 def _plan(model: ManagedModel, live: Attempt) -> Plan:
     """The plan of `live`, with its measured speed."""
-    measured = model.measured
+    measured_plan = model.measured
     speed = (
-        measured.speed
-        if measured is not None and measured.fingerprint == live.fingerprint
+        measured_plan.speed
+        if measured_plan is not None and measured_plan.fingerprint == live.fingerprint
         else live.plan.speed
     )
     return live.plan.evolve(grade=live.grade, speed=speed)
@@ -258,18 +260,20 @@ def _start(replica: ReplicaState, starts: StartRecord) -> StartView | None:
     )
 
 
-def _follows(failed: Attempt, later: Iterable[Attempt]) -> Follows | None:
-    following = next((attempt for attempt in later if attempt.replica == failed.replica), None)
-    if failed.failure is None or following is None:
+def _follows(failed_attempt: Attempt, later_attempts: Iterable[Attempt]) -> Follows | None:
+    following = next(
+        (attempt for attempt in later_attempts if attempt.replica == failed_attempt.replica), None
+    )
+    if failed_attempt.failure is None or following is None:
         return None
     return Follows(
         attempt=following.id,
-        failure=failed.failure.kind,
-        differs=diff_plans(failed.plan, following.plan),
+        failure=failed_attempt.failure.kind,
+        differs=diff_plans(failed_attempt.plan, following.plan),
     )
 
 
-def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:
+def _attempt(attempt: Attempt, later_attempts: Iterable[Attempt]) -> AttemptView:
     return AttemptView(
         id=attempt.id,
         replica=attempt.replica,
@@ -288,5 +292,5 @@ def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:
         asleep=attempt.asleep,
         failure=attempt.failure,
         failed_while=phase_label(attempt.failure.phase) if attempt.failure is not None else None,
-        follows=_follows(attempt, later),
+        follows=_follows(attempt, later_attempts),
     )

@@ -53,9 +53,9 @@ async def pull(request: Request, body: PullRequest) -> StreamingResponse:
 
 
 async def _as_lines(
-    first: DownloadProgress, rest: AsyncGenerator[DownloadProgress, None]
+    first: DownloadProgress, further_progress: AsyncGenerator[DownloadProgress, None]
 ) -> AsyncGenerator[bytes, None]:
-    async with aclosing(rest) as lines:
+    async with aclosing(further_progress) as lines:
         yield _line(first)
         try:
             async for progress in lines:

@@ -89,4 +89,4 @@ async def _machine(parts: Gateway) -> Hardware:
         return await parts.loop.plan_preview.hardware()
     nodes = (await parts.host.machines.cluster()).nodes
     machines = [node.hardware for node in nodes]
-    return max(machines, key=lambda one: sum(gpu.total_bytes or 0 for gpu in one.gpus))
+    return max(machines, key=lambda hardware: sum(gpu.total_bytes or 0 for gpu in hardware.gpus))

@@ -109,12 +109,12 @@ async def usage(
     return Response(_csv(used_rows, columns), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def _parts(by: str) -> tuple[Part, ...]:
-    """The columns that `by` names. Raises BadRequest."""
-    names = {part.strip() for part in by.split(",") if part.strip()}
-    if unknown := sorted(names - set(PARTS)):
+def _parts(columns: str) -> tuple[Part, ...]:
+    """The columns that `columns` names. Raises BadRequest."""
+    names = {part.strip() for part in columns.split(",") if part.strip()}
+    if unknown_names := sorted(names - set(PARTS)):
         raise BadRequest(
-            f"Usage is not counted by {unknown[0]!r}.",
+            f"Usage is not counted by {unknown_names[0]!r}.",
             hint=f"Use {', '.join(PARTS)}.",
             param="by",
         )
@@ -130,10 +130,10 @@ def _used_view(row: UsageRow, columns: tuple[Part, ...]) -> Used:
     )
 
 
-def _csv(used: Iterable[Used], columns: tuple[Part, ...]) -> str:
+def _csv(usage_rows: Iterable[Used], columns: tuple[Part, ...]) -> str:
     file = io.StringIO()
     names = [*columns, *UsageRow._fields[3:]]
     writer = csv.writer(file)
     writer.writerow(names)
-    writer.writerows([getattr(row, column) for column in names] for row in used)
+    writer.writerows([getattr(row, column) for column in names] for row in usage_rows)
     return file.getvalue()

@@ -112,17 +112,19 @@ class EngineSeries:
         attempt, watcher = replica.attempt, replica.watcher
         if attempt is None or watcher is None:
             return None
-        previous = self._reads.get(attempt.instance_name)
+        former_read = self._reads.get(attempt.instance_name)
         try:
             engine = (
-                previous.engine
-                if previous is not None
+                former_read.engine
+                if former_read is not None
                 else await asyncio.to_thread(self._profile, attempt.plan.engine)
             )
             body = await _metrics(watcher) if engine.counters or engine.series else b""
         except (NoAnswerError, FitserveError):
             return None
-        return _Read(engine, _values(body, engine, previous.values if previous is not None else {}))
+        return _Read(
+            engine, _values(body, engine, former_read.values if former_read is not None else {})
+        )
 
 
 async def _metrics(watcher: Watcher) -> bytes:
@@ -132,17 +134,17 @@ async def _metrics(watcher: Watcher) -> bytes:
     return answer.body if answer.status == _OK else b""
 
 
-def _values(body: bytes, engine: Engine, previous: Mapping[str, float]) -> dict[str, float]:
+def _values(body: bytes, engine: Engine, former_values: Mapping[str, float]) -> dict[str, float]:
     series = dict(engine.series)
     use = series.pop("kv_use", None)
     values = {**(sum_series(body, engine.counters) or {}), **(sum_series(body, series) or {})}
     if use is not None and (fullest := highest(body, use)) is not None:
         # Of several ranks the fullest limits the engine.
         values["kv_use"] = fullest
-    drafted = values.get("drafted", 0.0) - previous.get("drafted", 0.0)
+    drafted = values.get("drafted", 0.0) - former_values.get("drafted", 0.0)
     if drafted > 0 and "accepted" in values:
         values["accept_rate"] = (
-            max(0.0, values["accepted"] - previous.get("accepted", 0.0)) / drafted
+            max(0.0, values["accepted"] - former_values.get("accepted", 0.0)) / drafted
         )
     return values
 

@@ -63,13 +63,13 @@ async def _text(parts: Gateway) -> bytes:
     return (await asyncio.to_thread(render, samples)).encode()
 
 
-def requests_ended(counted: Metrics, workers: Workers | None) -> dict[str, float]:
+def requests_ended(counted_samples: Metrics, workers: Workers | None) -> dict[str, float]:
     """Number of ended requests so far, by model."""
-    ended: dict[str, float] = {}
-    for name, labels, value in request_samples(counted, workers):
+    ended_counts: dict[str, float] = {}
+    for name, labels, value in request_samples(counted_samples, workers):
         if name == "fitserve_requests_total":
-            ended[labels[0]] = ended.get(labels[0], 0.0) + value
-    return ended
+            ended_counts[labels[0]] = ended_counts.get(labels[0], 0.0) + value
+    return ended_counts
 
 
 def request_samples(metrics: Metrics, workers: Workers | None) -> list[Sample]:
@@ -119,7 +119,7 @@ class StartCounter:
 def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sample]:
     for state, count in Counter(status(model)[0] for model in models.values()).items():
         yield "fitserve_models", (state,), count
-    planned: Counter[str] = Counter()
+    planned_counts: Counter[str] = Counter()
     for name, model in models.items():
         states: Counter[str] = Counter(replica.status.state for replica in model.replicas)
         states.update(endpoint.state for endpoint in model.endpoints)
@@ -129,10 +129,10 @@ def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sampl
         for replica in model.replicas:
             if replica.attempt is not None:
                 attempt, budget = replica.attempt, replica.attempt.plan.memory.budget_bytes
-                planned.update(
+                planned_counts.update(
                     {gpu: min(budget, attempt.promised_bytes(gpu)) for gpu in attempt.plan.gpus}
                 )
-    for gpu, size in planned.items():
+    for gpu, size in planned_counts.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
     yield "fitserve_connections", (), len(plane.connections)
 

@@ -187,7 +187,7 @@ class LiveModel(TypedDict):
 def live_machine(
     hardware: Hardware,
     models: Mapping[str, ManagedModel],
-    prepared: Iterable[PreparedView] = (),
+    prepared_views: Iterable[PreparedView] = (),
     nodes: Iterable[MachineView] = (),
 ) -> LiveMachine:
     holders = _holders(models.values())
@@ -232,7 +232,7 @@ def live_machine(
                 since=engine_process.since,
                 bytes=engine_process.pss_bytes,
             )
-            for engine_process in prepared
+            for engine_process in prepared_views
         ],
         nodes=[
             LiveNode(
@@ -250,14 +250,19 @@ def live_models(
     models: Iterable[ManagedModel],
     routes: Routes,
     samples: Iterable[Sample],
-    expected: Expected,
+    expected_start: Expected,
 ) -> list[LiveModel]:
-    counted: dict[tuple[str, str], int] = {}
+    request_counts: dict[tuple[str, str], int] = {}
     for name, labels, value in samples:
         if name in ("fitserve_requests_in_flight", "fitserve_requests_queued"):
-            counted[name, labels[0]] = counted.get((name, labels[0]), 0) + int(value)
+            request_counts[name, labels[0]] = request_counts.get((name, labels[0]), 0) + int(value)
     return [
-        _model(model, routes, lambda name, model_name: counted.get((name, model_name), 0), expected)
+        _model(
+            model,
+            routes,
+            lambda name, model_name: request_counts.get((name, model_name), 0),
+            expected_start,
+        )
         for model in models
     ]
 
@@ -278,7 +283,7 @@ def _holders(models: Iterable[ManagedModel]) -> dict[str, list[GpuEngine]]:
 
 
 def _model(
-    model: ManagedModel, routes: Routes, count: Callable[[str, str], int], expected: Expected
+    model: ManagedModel, routes: Routes, count: Callable[[str, str], int], expected_start: Expected
 ) -> LiveModel:
     name, (state, detail) = model.wish.name, status(model)
     return LiveModel(
@@ -303,7 +308,7 @@ def _model(
         ),
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
-        replicas=[_replica(replica, routes, expected) for replica in model.replicas],
+        replicas=[_replica(replica, routes, expected_start) for replica in model.replicas],
         endpoints=[
             LiveEndpoint(url=endpoint.url, state=endpoint.state, detail=endpoint.detail)
             for endpoint in model.endpoints
@@ -311,7 +316,7 @@ def _model(
     )
 
 
-def _replica(replica: ReplicaState, routes: Routes, expected: Expected) -> LiveReplica:
+def _replica(replica: ReplicaState, routes: Routes, expected_start: Expected) -> LiveReplica:
     attempt = replica.attempt
     plan = attempt.plan if attempt is not None else None
     return LiveReplica(
@@ -330,15 +335,15 @@ def _replica(replica: ReplicaState, routes: Routes, expected: Expected) -> LiveR
         bytes=plan.memory.promised_bytes if plan is not None else None,
         in_flight=routes.in_flight(attempt.instance_name) if attempt is not None else 0,
         at_once=plan.at_once if plan is not None else None,
-        start=_start(replica, expected),
+        start=_start(replica, expected_start),
     )
 
 
-def _start(replica: ReplicaState, expected: Expected) -> LiveStart | None:
+def _start(replica: ReplicaState, expected_start: Expected) -> LiveStart | None:
     attempt, clock = replica.attempt, replica.start_clock
     if attempt is None or not replica.is_launching:
         return None
-    time_s = expected(attempt.plan, replica.conditions)
+    time_s = expected_start(attempt.plan, replica.conditions)
     now, now_s = time.time(), time.monotonic()
     return LiveStart(
         since=round(now - clock.total_s(now_s)) if clock is not None else None,
@@ -356,24 +361,27 @@ def _start(replica: ReplicaState, expected: Expected) -> LiveStart | None:
 
 
 def start_steps(
-    seconds: Mapping[str, float], present: str | None, expected: Mapping[str, float], now: float
+    seconds: Mapping[str, float],
+    current_phase: str | None,
+    expected_seconds: Mapping[str, float],
+    now: float,
 ) -> list[LiveStep]:
     """The phases that began, in that order, then the expected ones after the present one.
 
-    seconds, expected: by phase.
-    present: the phase that runs, or None.
+    seconds, expected_seconds: by phase.
+    current_phase: the phase that runs, or None.
     now: Unix seconds.
     """
-    names = list(expected)
+    names = list(expected_seconds)
     coming = names
-    if present is not None and present in expected:
-        coming = names[names.index(present) + 1 :]
+    if current_phase is not None and current_phase in expected_seconds:
+        coming = names[names.index(current_phase) + 1 :]
     return [
         LiveStep(
             phase=phase_label(phase),
-            since=round(now - seconds[phase]) if phase == present else None,
-            took_s=round(seconds[phase]) if phase in seconds and phase != present else None,
-            expected_s=expected.get(phase),
+            since=round(now - seconds[phase]) if phase == current_phase else None,
+            took_s=round(seconds[phase]) if phase in seconds and phase != current_phase else None,
+            expected_s=expected_seconds.get(phase),
         )
         for phase in dict.fromkeys((*seconds, *coming))
     ]

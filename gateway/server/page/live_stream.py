@@ -92,11 +92,11 @@ class LiveStream:
         samples: Callable[[], list[Sample]],
         in_flight: InFlight,
         keys: Keys,
-        about: Mapping[str, Any],
+        machine_facts: Mapping[str, Any],
     ) -> None:
         """samples: metrics of all processes.
         in_flight: requests of all processes.
-        about: constant facts of the gateway.
+        machine_facts: constant facts of the gateway.
         """
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
@@ -108,7 +108,7 @@ class LiveStream:
         self._samples = samples
         self._in_flight = in_flight
         self._keys = keys
-        self._about = about
+        self._about = machine_facts
         self._traffic = TrafficHistory()
         self._parts: dict[str, tuple[int, bytes]] = {}
         self._points: list[tuple[int, Point]] = []
@@ -198,9 +198,9 @@ class LiveStream:
                 # The key of a page may have been revoked.
                 self._disconnect_all()
                 return
-            current = time.monotonic()
+            now_s = time.monotonic()
             for reader in self._readers:
-                if reader.version < self._version or current - reader.sent_at >= _MAX_SILENCE_S:
+                if reader.version < self._version or now_s - reader.sent_at >= _MAX_SILENCE_S:
                     reader.wake.set()
             await asyncio.sleep(TICK_S)
 
@@ -228,8 +228,8 @@ class LiveStream:
         self._frames.clear()
 
     async def _update(self) -> None:
-        current = time.monotonic()
-        samples, slow = self._samples(), current - self._slow_at >= SLOW_TICK_S - TICK_S / 2
+        now_s = time.monotonic()
+        samples, is_slow = self._samples(), now_s - self._slow_at >= SLOW_TICK_S - TICK_S / 2
         parts: dict[str, Any] = {
             "gateway": {
                 **self._about,
@@ -241,11 +241,11 @@ class LiveStream:
             ),
             "requests": await self._in_flight.requests(),
         }
-        if slow:
-            self._slow_at = current
+        if is_slow:
+            self._slow_at = now_s
             hardware = await self._plan_preview.hardware()
-            prepared, nodes = await self._known_host_answers()
-            parts["machine"] = live_machine(hardware, self._models, prepared, nodes)
+            prepared_views, nodes = await self._known_host_answers()
+            parts["machine"] = live_machine(hardware, self._models, prepared_views, nodes)
         version = self._version + 1
         for name, value in parts.items():
             data = msgspec.json.encode(value)
@@ -262,14 +262,14 @@ class LiveStream:
             self._asking = asyncio.create_task(self._ask_host())
         await asyncio.wait({self._asking}, timeout=_HOST_PATIENCE_S)
         if self._asking.done():
-            asking, self._asking = self._asking, None
-            self._host_answers = asking.result()
+            host_question, self._asking = self._asking, None
+            self._host_answers = host_question.result()
         return self._host_answers
 
     async def _ask_host(self) -> HostAnswers:
         machines = self._machines.machine_views() if self._machines else _no_machines()
-        prepared, nodes = await asyncio.gather(_answer(self._prepared()), _answer(machines))
-        return prepared, nodes
+        prepared_views, nodes = await asyncio.gather(_answer(self._prepared()), _answer(machines))
+        return prepared_views, nodes
 
 
 class LiveAnswer(Response):

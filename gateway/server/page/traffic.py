@@ -77,18 +77,21 @@ class TrafficHistory:
         return point
 
 
-def flow(current: _Count, previous: _Count, seconds: float) -> TrafficRates:
-    firsts = [max(0.0, new - old) for new, old in zip(current.first, previous.first, strict=True)]
+def flow(current_count: _Count, former_count: _Count, seconds: float) -> TrafficRates:
+    firsts = [
+        max(0.0, new_sum - old_sum)
+        for new_sum, old_sum in zip(current_count.first, former_count.first, strict=True)
+    ]
 
-    def rate(new: float, old: float) -> float:
+    def rate(new_sum: float, old_sum: float) -> float:
         # Counts of ended workers may be lost, but a rate is never negative.
-        return round(max(0.0, new - old) / seconds, 3)
+        return round(max(0.0, new_sum - old_sum) / seconds, 3)
 
     return TrafficRates(
-        requests=rate(current.requests, previous.requests),
-        refused=rate(current.refused, previous.refused),
-        prompt_tokens=rate(current.prompt, previous.prompt),
-        completion_tokens=rate(current.completion, previous.completion),
+        requests=rate(current_count.requests, former_count.requests),
+        refused=rate(current_count.refused, former_count.refused),
+        prompt_tokens=rate(current_count.prompt, former_count.prompt),
+        completion_tokens=rate(current_count.completion, former_count.completion),
         first_p50_s=percentile(firsts, 0.5),
         first_p95_s=percentile(firsts, 0.95),
     )

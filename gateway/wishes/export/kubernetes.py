@@ -118,8 +118,8 @@ def container(start: EngineStart, *, is_probed: bool = True) -> dict[str, Any]:
             else {}
         ),
         "volumeMounts": [
-            {"name": name, "mountPath": path, "readOnly": closed}
-            for name, (_, path, closed) in _volumes(start).items()
+            {"name": name, "mountPath": path, "readOnly": is_read_only}
+            for name, (_, path, is_read_only) in _volumes(start).items()
         ],
     }
 

@@ -166,7 +166,7 @@ class FlagReader:
 
     def __init__(self, engine: Engine, closing_reason: ClosingReason) -> None:
         self._engine, self._closing_reason = engine, closing_reason
-        self._planned = {name: planned for planned, name in engine.spelling.items()}
+        self._planned = {name: planned_name for planned_name, name in engine.spelling.items()}
         self._fields: dict[str, Any] = {}
         self._notices: list[str] = []
 
@@ -190,7 +190,7 @@ class FlagReader:
         flags: list[tuple[str, list[str]]] = []
         at = 0
         while at < len(words):
-            word, equals, value = words[at].partition("=")
+            word, separator, value = words[at].partition("=")
             at += 1
             if word in _SHORT_FORMS:
                 name = _SHORT_FORMS[word]
@@ -202,7 +202,7 @@ class FlagReader:
             else:
                 positional.append(words[at - 1])
                 continue
-            values = [value] if equals else []
+            values = [value] if separator else []
             while at < len(words) and not words[at].startswith("-") and self._takes(name, values):
                 values.append(words[at])
                 at += 1
@@ -221,8 +221,8 @@ class FlagReader:
 
     def _add(self, name: str, values: list[str]) -> None:
         value = values[0] if values else ""
-        planned = self._planned.get(name, name)
-        match planned:
+        planned_name = self._planned.get(name, name)
+        match planned_name:
             case "model" | "model-path":
                 self._fields["source"] = value
             case "served-model-name":
@@ -253,7 +253,7 @@ class FlagReader:
                 self._notices.append(
                     "--trust-remote-code: read the code, then set `revision` to its commit."
                 )
-            case planned if planned in _MEMORY or name in _MEMORY:
+            case planned_name if planned_name in _MEMORY or name in _MEMORY:
                 self._notices.append(
                     f"--{name}={value}: the plan sizes the memory. `args: {{{name}: {value}}}`"
                     " keeps the number."
@@ -272,8 +272,8 @@ class FlagReader:
                 " that has it in `engines`."
             )
         elif flag.ours:
-            why, cure = self._closing_reason(flag_name)
-            self._notices.append(f"--{name}: {why}. {cure}")
+            reason, cure = self._closing_reason(flag_name)
+            self._notices.append(f"--{name}: {reason}. {cure}")
         else:
             is_switch = flag.type == "bool" and not value
             number = whole_number(value)

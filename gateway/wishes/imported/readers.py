@@ -141,9 +141,9 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     if any(instruction == "from" and value for _, instruction, value in _instructions(text)):
         return _accepted_models(_read_modelfile(text, name))
     if document.mistakes and re.search(r"^(models|services):", text, re.MULTILINE):
-        place, why = document.mistakes[0]
+        place, reason = document.mistakes[0]
         raise BadRequest(
-            f"Line {place.line}, column {place.column}: {why}.", hint="Correct the file."
+            f"Line {place.line}, column {place.column}: {reason}.", hint="Correct the file."
         )
     return None
 
@@ -152,13 +152,13 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadMod
     models: dict[str, dict[str, Any]] = {}
     problems: list[_Problem] = []
     data = document.data
-    pinned, is_group_lost = _persistent_members(data.get("groups"))
+    pinned_names, is_group_lost = _persistent_members(data.get("groups"))
     for key in data:
         if key == "groups" and is_group_lost:
             problems.append(_Problem(document.place((key,)).line, "", f"groups: {_GROUPS}."))
         elif key not in ("models", "macros", "globalTTL", "groups"):
-            why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
-            problems.append(_Problem(document.place((str(key),)).line, "", f"{key}: {why}."))
+            reason = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
+            problems.append(_Problem(document.place((str(key),)).line, "", f"{key}: {reason}."))
     macros = _texts(data.get("macros"))
     for name, entry in data["models"].items():
         line = document.place(("models", str(name))).line
@@ -168,7 +168,7 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadMod
         # -1 is the value of the whole file.
         ttl = entry_fields.get("ttl", -1)
         ttl = data.get("globalTTL") if ttl == -1 else ttl
-        texts_of_problems += _set_stay(fields, ttl, is_pinned=str(name) in pinned)
+        texts_of_problems += _set_stay(fields, ttl, is_pinned=str(name) in pinned_names)
         problems += [_Problem(line, str(name), text) for text in texts_of_problems]
         _keep(models, str(name), fields, problems, line)
     return _ReadModels(models, problems)
@@ -176,7 +176,7 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadMod
 
 def _persistent_members(groups: object) -> tuple[set[str], bool]:
     """The members of llama-swap's persistent groups, and whether groups say more than that."""
-    pinned: set[str] = set()
+    pinned_names: set[str] = set()
     is_more = not isinstance(groups, dict)
     for group in groups.values() if isinstance(groups, dict) else ():
         group_fields = group if isinstance(group, dict) else {}
@@ -185,9 +185,9 @@ def _persistent_members(groups: object) -> tuple[set[str], bool]:
         is_persistent = group_fields.get("persistent") is True
         swaps = group_fields.get("swap") is not False and len(names) > 1
         excludes = group_fields.get("exclusive") is not False and not is_persistent
-        pinned |= {*names} if is_persistent else set()
+        pinned_names |= {*names} if is_persistent else set()
         is_more = is_more or swaps or excludes
-    return pinned, is_more
+    return pinned_names, is_more
 
 
 def _swap_model(
@@ -207,8 +207,8 @@ def _swap_model(
             ids = [alias.get("id") if isinstance(alias, dict) else alias for alias in value]
             fields["aliases"] = [*fields.get("aliases", ()), *map(str, ids)]
         elif key not in read_keys and not (key == "proxy" and endpoint):
-            why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
-            problems.append(f"{key}: {why}.")
+            reason = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
+            problems.append(f"{key}: {reason}.")
     return fields, problems
 
 
@@ -309,14 +309,14 @@ def _read_modelfile(text: str, name: str) -> _ReadModels:
             if key == "num_ctx" and number_of_tokens is not None:
                 fields["context"] = number_of_tokens
             elif key == "num_ctx":
-                why = "it is no number of tokens"
-                problems.append(_Problem(line, "", f"PARAMETER num_ctx: {why}."))
+                reason = "it is no number of tokens"
+                problems.append(_Problem(line, "", f"PARAMETER num_ctx: {reason}."))
             else:
-                why = "clients send it with each request"
-                problems.append(_Problem(line, "", f"PARAMETER {key}: {why}."))
+                reason = "clients send it with each request"
+                problems.append(_Problem(line, "", f"PARAMETER {key}: {reason}."))
         else:
-            why = _OWN_INSTRUCTIONS.get(instruction, "it has no equal here; leave it out")
-            problems.append(_Problem(line, "", f"{instruction.upper()}: {why}."))
+            reason = _OWN_INSTRUCTIONS.get(instruction, "it has no equal here; leave it out")
+            problems.append(_Problem(line, "", f"{instruction.upper()}: {reason}."))
     models: dict[str, dict[str, Any]] = {}
     _keep(models, name, fields, problems, first_line)
     return _ReadModels(models, problems)
@@ -326,14 +326,14 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """The line, the name in lower case and the value of each instruction of a Modelfile."""
     lines = enumerate(text.splitlines(), start=1)
     for number, line in lines:
-        name, *rest = line.split(maxsplit=1) or ["#"]
+        name, *arguments = line.split(maxsplit=1) or ["#"]
         if name.startswith("#"):
             continue
-        value = rest[0].strip() if rest else ""
+        value = arguments[0].strip() if arguments else ""
         # A role stands before the text of a message.
-        quoted = value.split(maxsplit=1)[-1] if name.lower() == "message" and value else value
-        quote = next((sign for sign in ('"""', '"') if quoted.startswith(sign)), "")
-        if quote and (len(quoted) < 2 * len(quote) or not quoted.endswith(quote)):
+        quoted_text = value.split(maxsplit=1)[-1] if name.lower() == "message" and value else value
+        quote = next((sign for sign in ('"""', '"') if quoted_text.startswith(sign)), "")
+        if quote and (len(quoted_text) < 2 * len(quote) or not quoted_text.endswith(quote)):
             further = [value]
             for _, line_inside in lines:
                 further.append(line_inside)
@@ -364,13 +364,17 @@ def _start(
     names = fields.pop("names", [])
     if names:
         fields["aliases"] = names
-    passed = dict(variables) | _pairs(_options(command, _ENV_OPTIONS))
-    inside = command.words
-    if "run" in inside[:4]:
-        inside = inside[inside.index(command.image) + 1 :] if command.image in inside else ()
-    passed |= _pairs([word for word in inside if _ASSIGNMENT.fullmatch(word)])
-    more, notices = environment(passed, engine)
-    fields |= more
+    passed_variables = dict(variables) | _pairs(_options(command, _ENV_OPTIONS))
+    container_words = command.words
+    if "run" in container_words[:4]:
+        container_words = (
+            container_words[container_words.index(command.image) + 1 :]
+            if command.image in container_words
+            else ()
+        )
+    passed_variables |= _pairs([word for word in container_words if _ASSIGNMENT.fullmatch(word)])
+    other_variables, notices = environment(passed_variables, engine)
+    fields |= other_variables
     if gpus := _gpus_text(next(iter(_options(command, ("--gpus",))), "")):
         fields["gpus"] = gpus
     options = {*container_options(command.words)}
@@ -385,16 +389,16 @@ def _named_engine(
     command: EngineCommand, knowledge: EngineKnowledge
 ) -> tuple[Engine, str, list[str]]:
     """The engine of a command, its name in `engines`, and problems with the tag of its image."""
-    newest = knowledge.engines[command.kind]
+    newest_engine = knowledge.engines[command.kind]
     if not command.image:
-        return newest, command.kind, []
-    version, problem = image_version(command.image, newest.image)
+        return newest_engine, command.kind, []
+    version, problem = image_version(command.image, newest_engine.image)
     if not version:
-        return newest, command.kind, [problem] if problem else []
+        return newest_engine, command.kind, [problem] if problem else []
     try:
         engine = knowledge.engine_of(f"{command.kind}=={version}")
     except NotFound as error:
-        return newest, command.kind, [f"image {command.image[:200]}: {error}"]
+        return newest_engine, command.kind, [f"image {command.image[:200]}: {error}"]
     return engine, engine.ref, []
 
 
@@ -403,8 +407,11 @@ def _use_host_paths(fields: dict[str, Any], volumes: Iterable[object]) -> list[s
     mounts = volume_mounts(volumes)
     paths = HostPaths(mounts)
     paths.translate(fields)
-    unused = [mount.target[:100] for mount in mounts if mount not in paths.used]
-    return [*paths.notices, *([f"volume {', '.join(unused)}: {_VOLUMES}."] if unused else [])]
+    unused_targets = [mount.target[:100] for mount in mounts if mount not in paths.used]
+    return [
+        *paths.notices,
+        *([f"volume {', '.join(unused_targets)}: {_VOLUMES}."] if unused_targets else []),
+    ]
 
 
 def _interpolate(word: str) -> str:
@@ -430,10 +437,12 @@ def _option(words: Sequence[str], names: Sequence[str]) -> str:
 
 def _gpus_text(text: str) -> list[str] | int | None:
     """The GPUs of `docker run --gpus`: all (None), a number, or `device=0,1`."""
-    plain = text.strip("\"'")
-    if (number := whole_number(plain)) is not None:
+    plain_text = text.strip("\"'")
+    if (number := whole_number(plain_text)) is not None:
         return number
-    return plain.removeprefix("device=").split(",") if plain.startswith("device=") else None
+    return (
+        plain_text.removeprefix("device=").split(",") if plain_text.startswith("device=") else None
+    )
 
 
 def _devices(service: Mapping[str, Any]) -> list[str] | int | None:
@@ -466,8 +475,8 @@ def _expand_macros(text: str, macros: Mapping[str, str]) -> str:
     """The text with its macros, which may hold others; unknown ones stay, and all where the text
     would be too long."""
     for _ in range(4):
-        used = [macros[name] for name in _MACRO.findall(text) if name in macros]
-        if len(text) + sum(map(len, used)) > _MAX_COMMAND_CHARACTERS:
+        used_macros = [macros[name] for name in _MACRO.findall(text) if name in macros]
+        if len(text) + sum(map(len, used_macros)) > _MAX_COMMAND_CHARACTERS:
             break
         text = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
     return _SWAP_VARIABLE.sub(_REFERENCE, text)
@@ -509,8 +518,9 @@ def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
         elif source:
             problem = f"names of Ollama's library, as {source}, are not known"
         return f"{problem}. `fitserve search WORDS` finds the repository."
-    if "$" in (unknown := re.sub(r"\$\{env:\w+\}", "", source)):
-        problem = f"the value of {unknown[unknown.index('$') :][:80]} is not in the file"
+    if "$" in (unknown_reference := re.sub(r"\$\{env:\w+\}", "", source)):
+        variable = unknown_reference[unknown_reference.index("$") :][:80]
+        problem = f"the value of {variable} is not in the file"
         return f"{problem}. Write `source` yourself."
     return ""
 

@@ -64,7 +64,7 @@ def _ask(args: argparse.Namespace, capability: str) -> Any:
         vllm_boot.boot(
             args.sources,
             (major, minor),
-            present=packages(args.sources, args.packages),
+            present_packages=packages(args.sources, args.packages),
             memory_bytes=args.memory_gib << 30,
         )
     return importlib.import_module(args.questions).answers(args.version)

@@ -168,6 +168,6 @@ def test_the_probe_says_what_is_kept_and_by_what() -> None:
 def test_the_choice_at_the_start_holds_by_uuid_when_a_card_drops_off() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A"), Card(THIRD, "A")]
     nvml = FakeNvml(cards)
-    watch = GpuWatch(nvml, allowed=AllowedDevices.by_variables(probe(nvml=nvml), "1", {}))
+    watch = GpuWatch(nvml, allowed_devices=AllowedDevices.by_variables(probe(nvml=nvml), "1", {}))
     del nvml.cards[0]
     assert [gpu.uuid for gpu in watch.hardware(Path("/")).usable().gpus] == [SECOND]

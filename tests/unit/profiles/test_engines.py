@@ -282,7 +282,7 @@ def is_closed(engine: Engine, name: str) -> bool:
 def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
     tmp_path: Path,
 ) -> None:
-    profiles = Profiles(learned=tmp_path)
+    profiles = Profiles(learned_path=tmp_path)
     engine_ref = EngineRef(
         kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}"
     )

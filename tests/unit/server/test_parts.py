@@ -37,7 +37,7 @@ def test_the_settings_choose_metrics_with_or_without_a_log(tmp_path: Path, logge
 
 def test_a_front_with_workers_publishes_its_table_to_them(tmp_path: Path) -> None:
     shared_parts: Shared = (SharedMemory(), [], tmp_path / "control.sock")
-    front = build_front(Settings(data_dir=tmp_path, workers=2), shared=shared_parts)
+    front = build_front(Settings(data_dir=tmp_path, workers=2), shared_parts=shared_parts)
     assert front.workers is not None
     assert front.routes is front.workers.routes
     assert front.workers.control == tmp_path / "control.sock"

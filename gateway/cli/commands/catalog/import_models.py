@@ -55,11 +55,11 @@ def _read_models(file: Path) -> Any:
         content = read_bytes(file, _MAX_FILE_BYTES + 1)
         is_whole = len(content) <= _MAX_FILE_BYTES
         text = content.decode("utf-8-sig") if is_whole else ""
-        why = "" if is_whole else f"it has more than {size(_MAX_FILE_BYTES)}"
+        reason = "" if is_whole else f"it has more than {size(_MAX_FILE_BYTES)}"
     except (OSError, UnicodeDecodeError) as error:
-        text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
-    if why:
-        raise BadRequest(f"{file} cannot be read: {why}.", hint="Correct the path.")
+        text, reason = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
+    if reason:
+        raise BadRequest(f"{file} cannot be read: {reason}.", hint="Correct the path.")
     profiles = Profiles(load_settings().profiles_dir)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name

@@ -67,8 +67,8 @@ def fits(
     """Suggest models that fit this machine, the best first. The Hub's trending and most
     downloaded models of its size are planned for this machine or --hardware. Exit code 3 when
     nothing fits."""
-    judged = _judge("", use, hardware, folder, limit)
-    _show(judged, as_json=as_json, order=_USE_ORDERS[use or "chat"])
+    models = _judge("", use, hardware, folder, limit)
+    _show(models, as_json=as_json, order=_USE_ORDERS[use or "chat"])
 
 
 def _judge(
@@ -94,28 +94,28 @@ def _judge(
             planner.hub, ModelSearch(words, use, limit, tuple(folders or ()), parameters)
         )
         show_status(f"Reading {plural(len(models), 'model')} and their quantized variants")
-        judged = ModelFinder(planner, machine, use).judge(models, by_size=not words)
+        judged_models = ModelFinder(planner, machine, use).judge(models, by_size=not words)
     planner.profiles.documents.save()
     if problem:
         print_message(f"note: only models on this machine are listed: {problem}")
-    return judged
+    return judged_models
 
 
-def _show(judged: list[Any], *, as_json: bool, order: str = "") -> None:
+def _show(models: list[Any], *, as_json: bool, order: str = "") -> None:
     """Print the models; exit code 3 where none fits. order: why they stand so; with it, each base
     model has one row, its best form."""
-    fitting = [model for model in judged if model.fits]
+    fitting_models = [model for model in models if model.fits]
     if as_json:
-        say(json.dumps([model.fields() for model in judged], indent=2))
+        say(json.dumps([model.fields() for model in models], indent=2))
     else:
-        best = {model.base: model for model in reversed(fitting)}
-        rows = [model for model in fitting if not order or best[model.base] is model]
-        _show_table(rows, [model for model in judged if not model.fits], order)
-    if not fitting:
+        best_by_base = {model.base: model for model in reversed(fitting_models)}
+        rows = [model for model in fitting_models if not order or best_by_base[model.base] is model]
+        _show_table(rows, [model for model in models if not model.fits], order)
+    if not fitting_models:
         raise typer.Exit(3)
 
 
-def _show_table(fitting: list[Any], refused: list[Any], order: str) -> None:
+def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str) -> None:
     print_table(
         ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM"),
         [
@@ -127,21 +127,21 @@ def _show_table(fitting: list[Any], refused: list[Any], order: str) -> None:
                 size(model.weights_bytes),
                 model.form,
             )
-            for model in fitting
+            for model in fitting_models
         ],
         empty="No model was found that fits. Other words find others, and `--hardware` plans for"
         " another machine.",
         optional=("FORM", "SIZE"),
     )
-    if refused:
-        say(f"\nThese do not fit ({len(refused)})")
-    for model in refused[:_MAX_REFUSED_MODELS]:
+    if refused_models:
+        say(f"\nThese do not fit ({len(refused_models)})")
+    for model in refused_models[:_MAX_REFUSED_MODELS]:
         print_paragraph(f"{model.name}: {model.why}", indent=4, first="  ")
-    if len(refused) > _MAX_REFUSED_MODELS:
-        say(f"  {len(refused) - _MAX_REFUSED_MODELS} more; --json has all")
-    if fitting:
+    if len(refused_models) > _MAX_REFUSED_MODELS:
+        say(f"  {len(refused_models) - _MAX_REFUSED_MODELS} more; --json has all")
+    if fitting_models:
         say("")
-        source = shlex.quote(fitting[0].source)
+        source = shlex.quote(fitting_models[0].source)
         print_paragraph(
             f"`fitserve run {source}` serves the first, and `fitserve plan` shows why a model fits"
             " or not. TOK/S is the expected speed of one request alone."

@@ -61,23 +61,26 @@ def bench(
     load = LoadTest(
         target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True)
     )
-    planned = _planned_concurrency(plan, view) if plan else 32
+    planned_concurrency = _planned_concurrency(plan, view) if plan else 32
     count_before = _count_requests()
     report = asyncio.run(
-        load.measure(sorted(set(concurrency or (1, min(8, planned), planned))), seconds)
+        load.measure(
+            sorted(set(concurrency or (1, min(8, planned_concurrency), planned_concurrency))),
+            seconds,
+        )
     )
     other_requests = _describe_other_requests(count_before, load.request_count)
     fields = {**report.model_dump(), "disturbed": other_requests, "fingerprint": _fingerprint(view)}
-    stored = call(
+    stored_bench = call(
         "POST",
         model_path(name, "/bench"),
         BenchReport.model_validate(fields).model_dump(mode="json"),
     )
-    expected = plan["speed"] if plan else None
+    expected_speed = plan["speed"] if plan else None
     if as_json:
-        say(json.dumps({**stored, "expected": expected}, indent=2))
+        say(json.dumps({**stored_bench, "expected": expected_speed}, indent=2))
     else:
-        _show(stored, expected)
+        _show(stored_bench, expected_speed)
 
 
 def _target(name: str, plan: Any) -> tuple[Any, int]:
@@ -104,9 +107,12 @@ def _planned_concurrency(plan: Any, view: Any) -> int:
 
 
 def _fingerprint(view: Any) -> str | None:
-    serving = [replica["attempt"] for replica in view["replicas"] if replica["state"] == "ready"]
+    ready_attempts = [
+        replica["attempt"] for replica in view["replicas"] if replica["state"] == "ready"
+    ]
     return next(
-        (attempt["fingerprint"] for attempt in view["attempts"] if attempt["id"] in serving), None
+        (attempt["fingerprint"] for attempt in view["attempts"] if attempt["id"] in ready_attempts),
+        None,
     )
 
 
@@ -122,21 +128,21 @@ def _describe_other_requests(count_before: int, own_count: int) -> str:
     deadline = time.monotonic() + _REPORT_TIMEOUT_S
     while (count := _count_requests() - count_before) < own_count and time.monotonic() < deadline:
         time.sleep(0.1)
-    running = re.findall(
+    running_requests = re.findall(
         r'^fitserve_requests_in_flight\{model="[^"]+"\} ([1-9]\S*)$',
         get_text("/metrics"),
         re.MULTILINE,
     )
-    if count == own_count and not running:
+    if count == own_count and not running_requests:
         return ""
     return (
         f"{max(0, count - own_count)} other requests ended during the measurement, and"
-        f" {round(math.fsum(map(float, running)))} are still running"
+        f" {round(math.fsum(map(float, running_requests)))} are still running"
     )
 
 
-def _show(stored: Any, expected: Any) -> None:
-    bench, last = stored["bench"], stored["last"] or {}
+def _show(stored_bench: Any, expected_speed: Any) -> None:
+    bench, last = stored_bench["bench"], stored_bench["last"] or {}
     print_paragraph(
         f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,},"
         f" {bench['engine'] or 'an endpoint'}"
@@ -144,26 +150,34 @@ def _show(stored: Any, expected: Any) -> None:
     rows: list[tuple[object, ...]] = []
 
     def add_row(
-        title: str, unit: str, value: float | None, planned: Any, last_value: float | None
+        title: str, unit: str, value: float | None, planned_value: Any, last_value: float | None
     ) -> None:
         if value is not None:
-            forecast = f"{planned['value']:,g}" if planned else "-"
-            error = f"{100 * (value / planned['value'] - 1):+.0f} %" if planned else "-"
+            forecast = f"{planned_value['value']:,g}" if planned_value else "-"
+            error = f"{100 * (value / planned_value['value'] - 1):+.0f} %" if planned_value else "-"
             last_text = f"{last_value:,.4g}" if last_value else "-"
             rows.append((title, f"{value:,.4g} {unit}", forecast, error, last_text))
 
-    forecasts = _forecast(expected) if expected else {}
+    forecasts = _forecast(expected_speed) if expected_speed else {}
     for title, unit, name in (
         ("first token, 2k", "s", "first_token_2k_s"),
         ("first token, 32k", "s", "first_token_32k_s"),
         ("one request", "tokens/s", "stream"),
     ):
         add_row(title, unit, bench[name], forecasts.get(name), last.get(name))
-    old = {level["concurrency"]: level["tokens_per_s"] for level in last.get("levels", ())}
+    former_speeds = {
+        level["concurrency"]: level["tokens_per_s"] for level in last.get("levels", ())
+    }
     for level in bench["levels"]:
         count = level["concurrency"]
         forecast = forecasts.get("total") if forecasts.get("concurrency") == count else None
-        add_row(f"{count:,} at once", "tokens/s", level["tokens_per_s"], forecast, old.get(count))
+        add_row(
+            f"{count:,} at once",
+            "tokens/s",
+            level["tokens_per_s"],
+            forecast,
+            former_speeds.get(count),
+        )
     print_table(("", "NOW", "EXPECTED", "OFF", "LAST"), rows)
     say("")
     latencies = [
@@ -171,9 +185,9 @@ def _show(stored: Any, expected: Any) -> None:
         for level in bench["levels"]
     ]
     print_table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
-    if stored["not_learned"]:
-        print_paragraph(f"\nPlans do not use this result: {stored['not_learned']}.")
-    if rival := stored["rival"]:
+    if stored_bench["not_learned"]:
+        print_paragraph(f"\nPlans do not use this result: {stored_bench['not_learned']}.")
+    if rival := stored_bench["rival"]:
         say("")
         print_paragraph(f"Another plan should be better. {rival['words']} {rival['do']}")
 

@@ -43,7 +43,7 @@ def tune(
     path = model_path(name, "/tune")
     report = _begin(path, body)
     try:
-        report = _watch(path, report, quiet=as_json)
+        report = _watch(path, report, is_quiet=as_json)
     except KeyboardInterrupt:
         call("DELETE", path)
         raise
@@ -70,19 +70,19 @@ def _begin(path: str, body: dict[str, Any]) -> Any:
         return call("POST", path, {**body, "offline": True})
 
 
-def _watch(path: str, report: Any, *, quiet: bool) -> Any:
+def _watch(path: str, report: Any, *, is_quiet: bool) -> Any:
     """The report of the ended search; each measured plan is shown when it is."""
     shown_count = 0
     with status() as show_step:
         while report["state"] == "running":
-            if not quiet:
+            if not is_quiet:
                 for plan in report["tried"][shown_count:]:
                     say(_line(plan), err=True)
                 shown_count = len(report["tried"])
-                best = report["tried"][report["best"]]["change"] if shown_count else "-"
+                best_change = report["tried"][report["best"]]["change"] if shown_count else "-"
                 left_s = max(0.0, report["seconds"] - report["elapsed_s"])
-                rest = f"; at most {left_s:.0f} s more" if sys.stderr.isatty() else ""
-                show_step(f"{report['phase']}; best: {best}{rest}")
+                time_note = f"; at most {left_s:.0f} s more" if sys.stderr.isatty() else ""
+                show_step(f"{report['phase']}; best: {best_change}{time_note}")
             time.sleep(_POLL_S)
             report = call("GET", path)
     return report
@@ -118,14 +118,16 @@ def _show(report: Any) -> None:
                 )
             )
     print_table(("PLAN", "ALONE", "AT ONCE", "FIRST TOKEN", "WORTH", ""), rows)
-    ended = "The search ended" if report["state"] == "done" else f"The search {report['state']}"
-    print_paragraph(f"{ended} after {report['elapsed_s']:.0f} s: {report['phase']}.")
+    result_words = (
+        "The search ended" if report["state"] == "done" else f"The search {report['state']}"
+    )
+    print_paragraph(f"{result_words} after {report['elapsed_s']:.0f} s: {report['phase']}.")
 
 
 def _settle(name: str, report: Any, *, take: bool, ask: bool) -> Any:
     """The report after the owner's decision about the best plan."""
-    best = report["tried"][report["best"]]
-    text = f"{best['change']} is worth {best['worth']:.2f} times the served plan."
+    best_trial = report["tried"][report["best"]]
+    text = f"{best_trial['change']} is worth {best_trial['worth']:.2f} times the served plan."
     if ask and not take:
         print_paragraph(text)
         take = typer.confirm(f"Change {name} to it?")
@@ -150,10 +152,10 @@ def _options(name: str, wish: Any) -> str:
             options.append(f"--{names.get(field, field)} {value}")
     if wish.get("data_parallel"):
         options.append(f"--arg data-parallel-size={wish['data_parallel']}")
-    changed = {
+    changed_flags = {
         flag: value for flag, value in wish["args"].items() if now["args"].get(flag) != value
     }
     options += [
-        f"--arg {flag}={json.dumps(value).strip(chr(34))}" for flag, value in changed.items()
+        f"--arg {flag}={json.dumps(value).strip(chr(34))}" for flag, value in changed_flags.items()
     ]
     return " ".join(options)

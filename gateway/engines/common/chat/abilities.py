@@ -92,7 +92,7 @@ def _ask(text: str, limit: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
-def abilities_by_plan(plan: Plan, why: str = _NO_ANSWER) -> Abilities:
+def abilities_by_plan(plan: Plan, reason: str = _NO_ANSWER) -> Abilities:
     """Abilities that need no request, because the plan decides them."""
     if plan.model.task != "generate":
         return Abilities.uniform(
@@ -102,11 +102,11 @@ def abilities_by_plan(plan: Plan, why: str = _NO_ANSWER) -> Abilities:
         return Abilities.uniform(
             Ability(state="not proven", evidence="the model has no chat template")
         )
-    untested = dict.fromkeys(questions(plan), Ability(evidence=why))
+    untested_abilities = dict.fromkeys(questions(plan), Ability(evidence=reason))
     tools = Ability(state="not proven", evidence=plan.tool_parser.reason)
     reasoning = Ability(state="not proven", evidence=plan.reasoning_parser.reason)
     return Abilities.model_validate(
-        {"tools": tools, "required_tools": tools, "reasoning": reasoning, **untested}
+        {"tools": tools, "required_tools": tools, "reasoning": reasoning, **untested_abilities}
     )
 
 
@@ -182,22 +182,22 @@ def _begin(text: str) -> str:
     )
 
 
-def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abilities | None:
-    """Verdicts of earlier attempts since `since`; None: no verdict.
+def earlier(attempt: Attempt, history: Iterable[Attempt], since_at: float) -> Abilities | None:
+    """Verdicts of earlier attempts since `since_at`; None: no verdict.
 
     An attempt with the same plan has the same verdicts. An engine that ended during these requests
     is not tested again, whatever its plan.
     """
     for item in reversed(
-        [past for past in history if past.started_at > since and past.abilities is not None]
+        [past for past in history if past.started_at > since_at and past.abilities is not None]
     ):
         # A gateway that ended before the answers asks again.
         is_of_plan = item.fingerprint == attempt.fingerprint
         if item.ready_at is not None and is_of_plan and not _is_open(item):
             return item.abilities
         if ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
-            why = f"attempt {item.id} ended when it was asked"
-            return Abilities.uniform(Ability(state="not proven", evidence=why))
+            reason = f"attempt {item.id} ended when it was asked"
+            return Abilities.uniform(Ability(state="not proven", evidence=reason))
     return None
 
 

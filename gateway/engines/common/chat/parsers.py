@@ -104,10 +104,10 @@ class Writing(FrozenRecord, frozen=True, eq=False):
         if dialect is None:
             reason = f"the chat template has no form of {subject} that is known"
             return StrChoice(value=NO_PARSER, reason=reason, source="chat template")
-        if missing := [token for token in dialect.tokens if token not in spec.added_tokens]:
+        if missing_tokens := [token for token in dialect.tokens if token not in spec.added_tokens]:
             reason = (
-                f"the parser needs {missing[0]} as a token of its own, which the small files of the"
-                " tokenizer do not name"
+                f"the parser needs {missing_tokens[0]} as a token of its own, which the small files"
+                " of the tokenizer do not name"
             )
             return StrChoice(value=NO_PARSER, reason=reason, source=dialect.source)
         if not dialect.parsers:

@@ -55,9 +55,10 @@ def choose_template(
             text,
             mended.digest,
         )
-    why = "the one that comes with the model"
+    source_words = "the one that comes with the model"
     return Chosen(
-        StrChoice(value="published", reason=why, source="files of the model"), spec.chat_template
+        StrChoice(value="published", reason=source_words, source="files of the model"),
+        spec.chat_template,
     )
 
 

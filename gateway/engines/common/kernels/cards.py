@@ -66,9 +66,13 @@ class CardTable(Value):
 
     @model_validator(mode="after")
     def _check_sources(self) -> CardTable:
-        unknown = {source for card in self.cards for source in card.sources} - set(self.sources)
-        if unknown:
-            raise ValueError(f"sources that are not described: {', '.join(sorted(unknown))}")
+        unknown_sources = {source for card in self.cards for source in card.sources} - set(
+            self.sources
+        )
+        if unknown_sources:
+            raise ValueError(
+                f"sources that are not described: {', '.join(sorted(unknown_sources))}"
+            )
         return self
 
     def card(self, name: str, total_bytes: int | None) -> Card | None:

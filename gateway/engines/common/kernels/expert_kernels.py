@@ -121,15 +121,17 @@ class MoeRules(RuleFile):
         """These rules with choices of the version's own code. other_rules: by version."""
         loans, methods, backends = [], [], dict(self.backends)
         for choice in choices:
-            where = Check.from_valid(dict(choice.where))
+            match_check = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(MoeLoan(where=where, rules=other_rules[choice.rules]))
+                loans.append(MoeLoan(where=match_check, rules=other_rules[choice.rules]))
             elif choice.refuses:
-                methods.append(ExpertMethod(name="", match=where, refuses=CODE_REFUSAL))
+                methods.append(ExpertMethod(name="", match=match_check, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
                 backends.setdefault(choice.backend, ExpertBackend())
-                named = (choice.backend,)
-                methods.append(ExpertMethod(name=choice.method, match=where, backends=named))
+                backend_names = (choice.backend,)
+                methods.append(
+                    ExpertMethod(name=choice.method, match=match_check, backends=backend_names)
+                )
         return self.evolve(loans=tuple(loans), methods=(*methods, *self.methods), backends=backends)
 
     @cached_property
@@ -145,13 +147,14 @@ class MoeRules(RuleFile):
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for method in self.methods:
-            listed = {
+            listed_names = {
                 *method.backends,
                 *(name for names in method.forced.values() for name in names),
             }
-            if unknown := sorted(listed - set(self.backends)):
+            if unknown_names := sorted(listed_names - set(self.backends)):
                 raise ValueError(
-                    f"{method.name} lists {', '.join(unknown)}, which `backends` does not describe"
+                    f"{method.name} lists {', '.join(unknown_names)}, which `backends` does not"
+                    " describe"
                 )
             for move in method.moves:
                 if not move.has_both(method.backends):
@@ -169,26 +172,30 @@ def choose_moe(
     shape: MoeShape,
     capability: str,
     packages: frozenset[str] | None = None,
-    forced: str | None = None,
+    forced_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
 ) -> MoeChoice:
     """The backend of these experts on a GPU of this capability ("8.6").
 
     packages: importable beside the engine; None: those of its official image.
-    forced: --moe-backend.
+    forced_backend: --moe-backend.
     variables: environment variables, as rule_variables names them.
     """
     if not shape.routing:
-        return _whatever_the_routing(rules, shape, capability, packages, forced, variables)
-    installed = frozenset(rules.packages) if packages is None else packages
-    subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
+        return _whatever_the_routing(rules, shape, capability, packages, forced_backend, variables)
+    installed_packages = frozenset(rules.packages) if packages is None else packages
+    subject = Subject(
+        capability, installed_packages, layer=shape.w13, experts=shape, variables=variables
+    )
     if numbers(capability) is None:
         return _unknown_choice(f"{capability!r} is not a compute capability")
     for loan in rules.loans_of.get(shape.scheme.kind, ()):
         if loan.where.refusal(subject) is None:
-            return choose_moe(loan.rules, shape, capability, packages, forced, variables)
-    if forced and (why := first_refusal(rules.forced_requires.get(forced, ()), subject)):
-        refusal = Refusal(kernel=f"--moe-backend {forced}", reason=why)
+            return choose_moe(loan.rules, shape, capability, packages, forced_backend, variables)
+    if forced_backend and (
+        why := first_refusal(rules.forced_requires.get(forced_backend, ()), subject)
+    ):
+        refusal = Refusal(kernel=f"--moe-backend {forced_backend}", reason=why)
         return MoeChoice(kernel=None, refused=(refusal,), status="none")
     methods = rules.methods_of.get(shape.scheme.kind, ())
     method = next((m for m in methods if m.match.refusal(subject) is None), None)
@@ -200,26 +207,37 @@ def choose_moe(
     if method.refuses:
         return _no_backend(method, Refusal(kernel="", reason=method.refuses))
     names = sort_by_preference(method.backends, method.moves, subject)
-    if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
+    if (
+        forced_backend
+        and forced_backend != "auto"
+        and forced_backend not in method.ignores
+        and "*" not in method.ignores
+    ):
         if not method.forced:
             return _unknown_choice(
-                f"what --moe-backend {forced} does with these experts is not known here"
+                f"what --moe-backend {forced_backend} does with these experts is not known here"
             )
-        undescribed = rules.undescribed.get(shape.scheme.kind, ())
-        if forced in undescribed or ("*" in undescribed and forced not in method.forced):
-            return _unknown_choice(f"these rules do not describe --moe-backend {forced}")
-        if forced not in method.forced:
+        undescribed_names = rules.undescribed.get(shape.scheme.kind, ())
+        if forced_backend in undescribed_names or (
+            "*" in undescribed_names and forced_backend not in method.forced
+        ):
+            return _unknown_choice(f"these rules do not describe --moe-backend {forced_backend}")
+        if forced_backend not in method.forced:
             reason = f"is not a choice for {shape.scheme.kind} experts"
-            return _no_backend(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
-        names = list(method.forced[forced])
+            return _no_backend(
+                method, Refusal(kernel=f"--moe-backend {forced_backend}", reason=reason)
+            )
+        names = list(method.forced[forced_backend])
     elif method.forced:
-        allowed = allowed_kernels(rules.variables, names, subject, method.forced)
-        if allowed.refuses:
-            refusal = Refusal(kernel=allowed.demand, reason=allowed.refuses)
+        allowed_backends = allowed_kernels(rules.variables, names, subject, method.forced)
+        if allowed_backends.refuses:
+            refusal = Refusal(kernel=allowed_backends.demand, reason=allowed_backends.refuses)
             return _no_backend(method, refusal)
-        names = allowed.names
-        if unknown := [name for name in names if name not in rules.backends]:
-            return _unknown_choice(f"{allowed.demand}: these rules do not describe {unknown[0]}")
+        names = allowed_backends.names
+        if unknown_names := [name for name in names if name not in rules.backends]:
+            return _unknown_choice(
+                f"{allowed_backends.demand}: these rules do not describe {unknown_names[0]}"
+            )
     return _first_backend(rules, method, names, subject)
 
 
@@ -227,18 +245,20 @@ def _first_backend(
     rules: MoeRules, method: ExpertMethod, names: Sequence[str], subject: Subject
 ) -> MoeChoice:
     """The first of these backends that accepts the experts."""
-    refused: list[Refusal] = []
+    refusals: list[Refusal] = []
     for name in names:
         backend = rules.backends[name]
         short_name = name.rpartition(" ")[2]
-        why = first_refusal(backend.requires, subject)
-        if why is None:
-            whole = first_refusal((*method.requires, *backend.then), subject)
-            if whole:
-                return _no_backend(method, *refused, Refusal(kernel=short_name, reason=whole))
-            return _choice(method, backend, short_name, subject, tuple(refused))
-        refused.append(Refusal(kernel=short_name, reason=why))
-    return _no_backend(method, *refused)
+        reason = first_refusal(backend.requires, subject)
+        if reason is None:
+            method_refusal = first_refusal((*method.requires, *backend.then), subject)
+            if method_refusal:
+                return _no_backend(
+                    method, *refusals, Refusal(kernel=short_name, reason=method_refusal)
+                )
+            return _choice(method, backend, short_name, subject, tuple(refusals))
+        refusals.append(Refusal(kernel=short_name, reason=reason))
+    return _no_backend(method, *refusals)
 
 
 _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
@@ -263,26 +283,34 @@ def _choice(
     backend: ExpertBackend,
     name: str,
     subject: Subject,
-    refused: tuple[Refusal, ...],
+    refusals: tuple[Refusal, ...],
 ) -> MoeChoice:
     shape = subject.experts
     assert shape is not None  # noqa: S101 - of experts alone
-    padded = _padded_sizes(backend.pads, shape, subject)
-    grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
+    padded_sizes = _padded_sizes(backend.pads, shape, subject)
+    grown_shape = (
+        shape._replace(hidden=padded_sizes[0], intermediate=padded_sizes[1])
+        if padded_sizes
+        else shape
+    )
     crashes = []
-    for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
-        grown_subject = subject._replace(layer=product, experts=grown)
-        why = [
+    for label, product in (
+        (("w13", grown_shape.w13), ("w2", grown_shape.w2)) if backend.runs else ()
+    ):
+        grown_subject = subject._replace(layer=product, experts=grown_shape)
+        reasons = [
             reason for reason in (check.refusal(grown_subject) for check in backend.runs) if reason
         ]
         crashes += (
-            [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
+            [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(reasons)}")]
+            if reasons
+            else []
         )
     return MoeChoice(
         kernel=name,
         method=method.name,
-        padded_to=padded,
-        refused=refused,
+        padded_to=padded_sizes,
+        refused=refusals,
         status="crash" if crashes else "ok",
         crashes=tuple(crashes),
         note="; ".join(reason for _, reason in crashes) or backend.slow,
@@ -296,15 +324,15 @@ def _padded_sizes(
     if rounding is None:
         return None
     group_size = max(shape.scheme.group, 1) if rounding.group else 1
-    grown = (
+    grown_sizes = (
         round_up(shape.hidden, rounding.hidden),
         round_up(shape.intermediate, math.lcm(rounding.intermediate, group_size)),
     )
-    return None if grown == (shape.hidden, shape.intermediate) else grown
+    return None if grown_sizes == (shape.hidden, shape.intermediate) else grown_sizes
 
 
-def _no_backend(method: ExpertMethod, *refused: Refusal) -> MoeChoice:
-    return MoeChoice(kernel=None, method=method.name, refused=refused, status="none")
+def _no_backend(method: ExpertMethod, *refusals: Refusal) -> MoeChoice:
+    return MoeChoice(kernel=None, method=method.name, refused=refusals, status="none")
 
 
 def _unknown_choice(reason: str) -> MoeChoice:

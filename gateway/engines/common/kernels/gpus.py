@@ -35,8 +35,8 @@ class GpuTable(Value):
 
     def native_formats(self, capability: str | None) -> frozenset[tuple[str, str]]:
         """Schemes whose format this GPU multiplies, and the format."""
-        cached = self._native_formats.get(capability or "")
-        return frozenset(self.schemes.items()) if cached is None else cached
+        cached_formats = self._native_formats.get(capability or "")
+        return frozenset(self.schemes.items()) if cached_formats is None else cached_formats
 
     @cached_property
     def _native_formats(self) -> dict[str, frozenset[tuple[str, str]]]:

@@ -110,14 +110,14 @@ class LinearRules(RuleFile):
         """These rules with choices of the version's own code. other_rules: by version."""
         loans, paths, kernels = [], [], dict(self.kernels)
         for choice in choices:
-            where = Check.from_valid(dict(choice.where))
+            match_check = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(LinearLoan(where=where, rules=other_rules[choice.rules]))
+                loans.append(LinearLoan(where=match_check, rules=other_rules[choice.rules]))
             elif choice.refuses:
-                paths.append(CodePath(match=where, refuses=CODE_REFUSAL))
+                paths.append(CodePath(match=match_check, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
                 kernels.setdefault(choice.backend, LinearKernel())
-                paths.append(CodePath(match=where, kernels=(choice.backend,)))
+                paths.append(CodePath(match=match_check, kernels=(choice.backend,)))
         return self.evolve(loans=tuple(loans), paths=(*paths, *self.paths), kernels=kernels)
 
     @cached_property
@@ -133,9 +133,9 @@ class LinearRules(RuleFile):
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for path in self.paths:
-            if unknown := [name for name in path.kernels if name not in self.kernels]:
+            if unknown_names := [name for name in path.kernels if name not in self.kernels]:
                 raise ValueError(
-                    f"a path lists {', '.join(unknown)}, which `kernels` does not describe"
+                    f"a path lists {', '.join(unknown_names)}, which `kernels` does not describe"
                 )
             for move in path.moves:
                 if not move.has_both(path.kernels):
@@ -165,31 +165,41 @@ def choose(
     capability: str,
     packages: frozenset[str] | None = None,
     variables: frozenset[str] = frozenset(),
-    forced: str | None = None,
+    forced_backend: str | None = None,
     refusals: Callable[[str], str | None] = lambda _: None,
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
     packages: importable beside the engine; None: those of its official image.
     variables: those of the environment as rule_variables names them, and `disabling` kernels.
-    forced: --linear-backend.
+    forced_backend: --linear-backend.
     refusals: observed ones for such a layer, which override these rules.
     """
-    installed = frozenset(rules.packages) if packages is None else packages
+    installed_packages = frozenset(rules.packages) if packages is None else packages
     disabled = disabled_kernels(variables)
-    subject = Subject(capability, installed, layer=shape, disabled=disabled, variables=variables)
-    if forced == "auto":
-        forced = None
+    subject = Subject(
+        capability, installed_packages, layer=shape, disabled=disabled, variables=variables
+    )
+    if forced_backend == "auto":
+        forced_backend = None
     if numbers(capability) is None:
         return _unknown_choice("", f"{capability!r} is not a compute capability")
-    if forced and forced not in rules.backends:
-        return _unknown_choice("--linear-backend", f"this version has no backend {forced!r}")
+    if forced_backend and forced_backend not in rules.backends:
+        return _unknown_choice(
+            "--linear-backend", f"this version has no backend {forced_backend!r}"
+        )
     for loan in rules.loans_of.get(shape.scheme.kind, ()):
         if loan.where.refusal(subject) is None:
-            return choose(loan.rules, shape, capability, packages, variables, forced, refusals)
+            return choose(
+                loan.rules, shape, capability, packages, variables, forced_backend, refusals
+            )
     paths = rules.paths_of.get(shape.scheme.kind, ())
     path = next(
-        (p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None),
+        (
+            p
+            for p in paths
+            if not (p.automatic and forced_backend) and p.match.refusal(subject) is None
+        ),
         None,
     )
     if path is None:
@@ -199,19 +209,20 @@ def choose(
     if path.refuses:
         return _no_kernel(Refusal(kernel="", reason=path.refuses))
     names = sort_by_preference(path.kernels, path.moves, subject)
-    if forced:
-        chosen = [name for name in names if name in rules.backends[forced]]
-        if not chosen and rules.backend_without_kernel == "refuse":
+    if forced_backend:
+        backend_kernels = [name for name in names if name in rules.backends[forced_backend]]
+        if not backend_kernels and rules.backend_without_kernel == "refuse":
             reason = f"has no kernel for {shape.scheme.kind} layers"
-            return _no_kernel(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
-        names = chosen or names
+            return _no_kernel(Refusal(kernel=f"--linear-backend {forced_backend}", reason=reason))
+        names = backend_kernels or names
     subject = subject._replace(activation=path.activation)
-    if not forced:
-        allowed = allowed_kernels(rules.variables, names, subject, {})
-        names = allowed.names
-        if unknown := [name for name in names if name not in rules.kernels]:
+    if not forced_backend:
+        allowed_kernel_rows = allowed_kernels(rules.variables, names, subject, {})
+        names = allowed_kernel_rows.names
+        if unknown_names := [name for name in names if name not in rules.kernels]:
             return _unknown_choice(
-                allowed.demand, f"these rules do not describe the kernel {unknown[0]}"
+                allowed_kernel_rows.demand,
+                f"these rules do not describe the kernel {unknown_names[0]}",
             )
     return _first_kernel(rules, path, names, subject, refusals)
 
@@ -224,7 +235,7 @@ def _first_kernel(
     refusals: Callable[[str], str | None],
 ) -> KernelChoice:
     """The first of these kernels that accepts the layer."""
-    refused: list[Refusal] = []
+    kernel_refusals: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
         obstacle = first_refusal(kernel.requires, subject)
@@ -233,15 +244,15 @@ def _first_kernel(
         if obstacle is None and name in subject.disabled and path.disablable and kernel.disablable:
             obstacle = DISABLED_REASON
         if obstacle is None:
-            return _accepting_choice(name, kernel, subject, refused)
-        refused.append(
+            return _accepting_choice(name, kernel, subject, kernel_refusals)
+        kernel_refusals.append(
             Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED_REASON)
         )
-    return _no_kernel(*refused)
+    return _no_kernel(*kernel_refusals)
 
 
 def _accepting_choice(
-    name: str, kernel: LinearKernel, subject: Subject, refused: list[Refusal]
+    name: str, kernel: LinearKernel, subject: Subject, refusals: list[Refusal]
 ) -> KernelChoice:
     """The choice of a kernel that accepts the layer; its first computation may still crash."""
     shape = subject.layer
@@ -250,14 +261,14 @@ def _accepting_choice(
     return KernelChoice(
         kernel=name,
         padded_to=_padded_sizes(kernel.pads, shape),
-        refused=tuple(refused),
+        refused=tuple(refusals),
         status="crash" if crash else "ok",
         note=f"K={shape.k}, N={shape.n}: {crash}" if crash else kernel.slow,
     )
 
 
-def _no_kernel(*refused: Refusal) -> KernelChoice:
-    return KernelChoice(kernel=None, refused=refused, status="none")
+def _no_kernel(*refusals: Refusal) -> KernelChoice:
+    return KernelChoice(kernel=None, refused=refusals, status="none")
 
 
 def _unknown_choice(subject: str, reason: str) -> KernelChoice:
@@ -270,8 +281,8 @@ def _padded_sizes(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | No
     if pads is None:
         return None
     group_size = max(shape.scheme.group, 1)
-    grown = [
+    grown_sizes = [
         (round_up(shape.k, math.lcm(k, group_size)), round_up(shape.n, n)) for k, n in pads.tiles
     ]
-    best = min(grown, key=lambda kn: (kn[0] * kn[1], kn[0] + kn[1]))
-    return None if best == (shape.k, shape.n) else best
+    best_sizes = min(grown_sizes, key=lambda kn: (kn[0] * kn[1], kn[0] + kn[1]))
+    return None if best_sizes == (shape.k, shape.n) else best_sizes

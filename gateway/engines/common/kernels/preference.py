@@ -25,10 +25,12 @@ class Move(Value):
 
 def sort_by_preference(names: Sequence[str], moves: Iterable[Move], subject: Subject) -> list[str]:
     """The list for this subject."""
-    ordered = list(names)
+    ordered_names = list(names)
     for move in moves:
         if move.when.refusal(subject) is None:
-            ordered.remove(move.name)
-            place = {"front": 0, "back": len(ordered)}.get(move.to)
-            ordered.insert(ordered.index(move.before) if place is None else place, move.name)
-    return ordered
+            ordered_names.remove(move.name)
+            place = {"front": 0, "back": len(ordered_names)}.get(move.to)
+            ordered_names.insert(
+                ordered_names.index(move.before) if place is None else place, move.name
+            )
+    return ordered_names

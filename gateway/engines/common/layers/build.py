@@ -88,19 +88,21 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     missing or cannot be."""
     quant = spec.quant and _cache_key(spec.quant.model_dump(), spec.source)
     traits = relevant_traits(spec, traits)
-    built = traits if depends_on_version(spec.config) else frozenset()
-    key = _Key(_cache_key(spec.config, spec.source), spec.source, spec.structure, built)
+    built_traits = traits if depends_on_version(spec.config) else frozenset()
+    key = _Key(_cache_key(spec.config, spec.source), spec.source, spec.structure, built_traits)
     plan = _blueprint(key)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
     # The headers of a GPTQ or AWQ checkpoint list the quantized layers if its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py.
-    packed = frozenset(
+    packed_names = frozenset(
         group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS
     )
     grouped = traits & _MODELOPT
-    schemes, quantization = _schemes(key, spec.model_type, quant, packed, grouped, bool(headers))
+    schemes, quantization = _schemes(
+        key, spec.model_type, quant, packed_names, grouped, bool(headers)
+    )
     linears = _layers_by_scheme(plan.linears, schemes, quantization, traits)
     if headers and any(
         isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
@@ -146,14 +148,15 @@ def _schemes(
     key: _Key,
     model_type: str,
     quant: str | None,
-    packed: frozenset[str],
+    packed_names: frozenset[str],
     grouped: frozenset[str],
     headers_read: bool,
 ) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
-    """Numbers of each layer of the blueprint, by scheme. `headers_read`: `packed` is known."""
+    """Numbers of each layer of the blueprint, by scheme. `headers_read`: `packed_names` is
+    known."""
     plan = _blueprint(key)
     block = None if quant is None else Quant.model_validate_json(quant)
-    quantization = parse(block, RENAMES.get(model_type, ()), packed, headers_read, grouped)
+    quantization = parse(block, RENAMES.get(model_type, ()), packed_names, headers_read, grouped)
     return tuple(_numbers_by_scheme(item, quantization) for item in plan.linears), quantization
 
 
@@ -166,19 +169,19 @@ def _layers_by_scheme(
     """One Linear for each scheme of a layer."""
     result: list[Linear] = []
     for item, numbers_by_scheme in zip(layers, schemes, strict=True):
-        plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
-        schemed = {UNQUANTIZED_SCHEME: item.numbers} if plain else numbers_by_scheme
-        whole = (
+        is_plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
+        schemed = {UNQUANTIZED_SCHEME: item.numbers} if is_plain else numbers_by_scheme
+        is_whole = (
             WHOLE_GATES in traits
             and item.modules == ("in_proj_b", "in_proj_a")
             and quantization.integer_checkpoint
         )
-        shard: Shard = "replicated" if whole else item.shard
+        shard: Shard = "replicated" if is_whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
         for scheme, numbers in schemed.items():
-            packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
+            is_packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             mixer = item.shard == "qkv" and item.modules == ("in_proj",)
-            heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
+            heads = 1 if is_packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
             result.append(
                 Linear(
                     item.name,
@@ -240,16 +243,18 @@ def _head_parts(group: TensorGroup, quantization: Quantization) -> Iterable[Tens
 
 def _narrow_dtype(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
     """The parameter in the dtype of the engine version."""
-    narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
-    return TensorGroup(**{**dict(group), "dtype": ""}) if narrow else group
+    is_narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
+    return TensorGroup(**{**dict(group), "dtype": ""}) if is_narrow else group
 
 
 def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
     """Whether the headers hold another number of elements than the config says."""
-    stored = sum(group.count * math.prod(group.shape) for group in headers)
-    expected = sum(
+    stored_count = sum(group.count * math.prod(group.shape) for group in headers)
+    expected_count = sum(
         len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
         for item in plan.linears
     )
-    expected += sum(group.count * math.prod(group.shape) for group in _loaded_tensors(plan, spec))
-    return abs(stored - expected) > _TOLERANCE * expected
+    expected_count += sum(
+        group.count * math.prod(group.shape) for group in _loaded_tensors(plan, spec)
+    )
+    return abs(stored_count - expected_count) > _TOLERANCE * expected_count

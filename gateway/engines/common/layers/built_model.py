@@ -93,8 +93,8 @@ def parts(layer: Linear, rank: Rank) -> int:
     """
     if layer.experts:
         return rank.expert_parts
-    dealt = rank.dp > 1 and rank.ep > 1 and ".shared_expert" in layer.name
-    return 1 if dealt else rank.tp
+    is_dealt = rank.dp > 1 and rank.ep > 1 and ".shared_expert" in layer.name
+    return 1 if is_dealt else rank.tp
 
 
 def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
@@ -111,15 +111,15 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
     if layer.heads % tp:
         return None
     if layer.units:
-        cut = unit_parts(layer, tp)
-        return None if cut is None else (layer.k, sum(cut))
+        cut_parts = unit_parts(layer, tp)
+        return None if cut_parts is None else (layer.k, sum(cut_parts))
     if layer.shard == "qkv":
         query, key, value = layer.parts
         heads = layer.kv_heads
         if heads % tp if heads >= tp else tp % heads:
             return None
-        repeated = max(1, tp // heads)
-        return layer.k, (query + (key + value) * repeated) // tp
+        copy_count = max(1, tp // heads)
+        return layer.k, (query + (key + value) * copy_count) // tp
     return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
 
 
@@ -145,16 +145,16 @@ def is_in_tower(name: str) -> bool:
 
 
 @lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
-def with_whole_tower(built: BuiltModel) -> BuiltModel:
+def with_whole_tower(built_model: BuiltModel) -> BuiltModel:
     """The model with a vision tower that every rank holds whole."""
-    return built.evolve(
+    return built_model.evolve(
         linears=tuple(
             replace(layer, shard="replicated") if is_in_tower(layer.name) else layer
-            for layer in built.linears
+            for layer in built_model.linears
         ),
         other_tensors=tuple(
             tensor.evolve(shard="replicated") if is_in_tower(tensor.name) else tensor
-            for tensor in built.other_tensors
+            for tensor in built_model.other_tensors
         ),
     )
 
@@ -164,15 +164,19 @@ _CONNECTORS = ("multi_modal_projector.", "embed_vision.")
 
 
 @lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
-def without_tower(built: BuiltModel) -> BuiltModel:
+def without_tower(built_model: BuiltModel) -> BuiltModel:
     """The model without its vision tower and its connectors."""
-    left = (*_TOWERS, *_CONNECTORS)
-    return built.evolve(
-        linears=tuple(layer for layer in built.linears if not layer.name.startswith(left)),
-        other_tensors=tuple(
-            tensor for tensor in built.other_tensors if not tensor.name.startswith(left)
+    remaining_names = (*_TOWERS, *_CONNECTORS)
+    return built_model.evolve(
+        linears=tuple(
+            layer for layer in built_model.linears if not layer.name.startswith(remaining_names)
         ),
-        attention=tuple(group for group in built.attention if group.kind != "vision"),
+        other_tensors=tuple(
+            tensor
+            for tensor in built_model.other_tensors
+            if not tensor.name.startswith(remaining_names)
+        ),
+        attention=tuple(group for group in built_model.attention if group.kind != "vision"),
     )
 
 

@@ -31,19 +31,21 @@ _HEADS = ("lm_head.weight", "lm_head.weight_scale", "lm_head.bias")
 
 
 def stage(
-    built: BuiltModel, engine: Engine, kind: EngineKind, architecture: str, stages: int
+    built_model: BuiltModel, engine: Engine, kind: EngineKind, architecture: str, stages: int
 ) -> BuiltModel:
     """The fullest stage when the engine itself splits the layers."""
     return fullest(
-        built, layers_of(built, kind, stages), parts_of_every_stage(engine, architecture)
+        built_model,
+        layers_of(built_model, kind, stages),
+        parts_of_every_stage(engine, architecture),
     )
 
 
-def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ...]:
+def layers_of(built_model: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ...]:
     """Layers of each stage as the engine splits them; one per stage if the depth is unknown."""
     if stages == 1:
         return (1,)
-    per_stage, extra = divmod(_depth(built) or stages, stages)
+    per_stage, extra = divmod(_depth(built_model) or stages, stages)
     longer = kind.stage_remainder(stages, extra)
     return tuple(per_stage + (stage in longer) for stage in range(stages))
 
@@ -57,49 +59,49 @@ def parts_of_every_stage(engine: Engine, architecture: str) -> frozenset[str]:
     )
 
 
-def field_against_stages(built: BuiltModel, engine: Engine, architecture: str) -> str:
+def field_against_stages(built_model: BuiltModel, engine: Engine, architecture: str) -> str:
     """The engine's field that rules out stages for the model; "": none."""
     if architecture in engine.no_stages:
         return "no_stages"
-    if architecture in engine.no_tied_stages and _has_tied_head(built):
+    if architecture in engine.no_tied_stages and _has_tied_head(built_model):
         return "no_tied_stages"
     if architecture not in engine.no_layer_input_stages:
         return ""
     return (
         "no_layer_input_stages"
-        if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.other_tensors)
+        if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built_model.other_tensors)
         else ""
     )
 
 
 @lru_cache(maxsize=256)
 def fullest(
-    built: BuiltModel, layers: tuple[int, ...], repeated_parts: frozenset[str]
+    built_model: BuiltModel, layers: tuple[int, ...], repeated_parts: frozenset[str]
 ) -> BuiltModel:
     """The stage with the most bytes of weights. Of each kind of attention it has as many layers as
     any stage, since all keep the same tokens."""
     if len(layers) == 1:
-        return built
+        return built_model
     parts = range(len(layers))
-    if all(len(numbers) == sum(layers) for numbers, _ in _bits(built)[0]):
+    if all(len(numbers) == sum(layers) for numbers, _ in _bits(built_model)[0]):
         # All layers alike: of the stages between none has more than the longest.
-        between = max(parts[1:-1], key=layers.__getitem__, default=0)
-        largest = sorted({0, between, parts[-1]})
+        fullest_between = max(parts[1:-1], key=layers.__getitem__, default=0)
+        candidate_stages = sorted({0, fullest_between, parts[-1]})
     else:
-        largest = list(parts)
-    part = max(largest, key=lambda part: _size(built, layers, part, repeated_parts))
+        candidate_stages = list(parts)
+    part = max(candidate_stages, key=lambda part: _size(built_model, layers, part, repeated_parts))
     return _part(
-        built,
+        built_model,
         layers,
         part,
         repeated_parts,
-        [_max_layers(group, layers) for group in built.attention],
+        [_max_layers(group, layers) for group in built_model.attention],
     )
 
 
 @lru_cache(maxsize=256)
 def stage_model(
-    built: BuiltModel, layers: tuple[int, ...], part: int, repeated_parts: frozenset[str]
+    built_model: BuiltModel, layers: tuple[int, ...], part: int, repeated_parts: frozenset[str]
 ) -> BuiltModel:
     """Stage number `part` of a split with this many layers each.
 
@@ -108,16 +110,16 @@ def stage_model(
     repeated_parts: parts that every stage has (`parts_of_every_stage`).
     """
     return _part(
-        built,
+        built_model,
         layers,
         part,
         repeated_parts,
-        [_layers_on_stage(group, layers, part, repeated_parts) for group in built.attention],
+        [_layers_on_stage(group, layers, part, repeated_parts) for group in built_model.attention],
     )
 
 
 def _part(
-    built: BuiltModel,
+    built_model: BuiltModel,
     layers: tuple[int, ...],
     part: int,
     repeated_parts: frozenset[str],
@@ -125,31 +127,38 @@ def _part(
 ) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
     linears, rest_groups = [], []
-    for layer in built.linears:
+    for layer in built_model.linears:
         numbers = _numbers(layer, layers, part, repeated_parts)
         if numbers:
             linears.append(layer.part(numbers))
-    tied = _has_tied_head(built)
-    for tensor in built.other_tensors:
-        if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
-            changed = tensor.evolve(count=_share(tensor.count, layers, part))
-            rest_groups.append(changed)
+    tied = _has_tied_head(built_model)
+    for tensor in built_model.other_tensors:
+        if tensor.shard != "vocab" and (
+            tensor.name.startswith(_STACKS) or not built_model.is_known
+        ):
+            changed_group = tensor.evolve(count=_share(tensor.count, layers, part))
+            rest_groups.append(changed_group)
         elif _is_at_end(tensor, layers, part, repeated_parts, tied):
             rest_groups.append(tensor)
     attention = tuple(
         [
             _with_layers(group, count)
-            for group, count in zip(built.attention, attending, strict=True)
+            for group, count in zip(built_model.attention, attending, strict=True)
         ]
     )
     return BuiltModel(
-        tuple(linears), tuple(rest_groups), attention, built.is_known, built.assumed, built.guessed
+        tuple(linears),
+        tuple(rest_groups),
+        attention,
+        built_model.is_known,
+        built_model.assumed,
+        built_model.guessed,
     )
 
 
 @lru_cache(maxsize=64)
-def _has_tied_head(built: BuiltModel) -> bool:
-    return not any(tensor.name.endswith(_HEADS) for tensor in built.other_tensors)
+def _has_tied_head(built_model: BuiltModel) -> bool:
+    return not any(tensor.name.endswith(_HEADS) for tensor in built_model.other_tensors)
 
 
 def _is_at_end(
@@ -194,8 +203,8 @@ def _max_layers(group: AttentionGroup, layers: Sequence[int]) -> int:
     """How many layers of this kind any stage has at most."""
     if group.kind == "vision":
         return group.layers
-    longest = max(range(len(layers)), key=layers.__getitem__)
-    parts = range(len(layers)) if group.numbers else (longest,)
+    longest_stage = max(range(len(layers)), key=layers.__getitem__)
+    parts = range(len(layers)) if group.numbers else (longest_stage,)
     return max(_layers_on_stage(group, layers, part, frozenset()) for part in parts)
 
 
@@ -210,51 +219,51 @@ def _share(count: int, layers: Sequence[int], part: int) -> int:
 
 
 def _with_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
-    changed = group.evolve(layers=layers)
-    return group if layers == group.layers else changed
+    changed_group = group.evolve(layers=layers)
+    return group if layers == group.layers else changed_group
 
 
 def _size(
-    built: BuiltModel, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
+    built_model: BuiltModel, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
 ) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""
-    stacked, towers, ends = _bits(built)
+    stacked_bits, towers, ends = _bits(built_model)
     size = towers if part == 0 or "towers" in repeated_parts else 0
-    for numbers, bits in stacked:
+    for numbers, bits in stacked_bits:
         size += bits * len(_numbers_of_stage(numbers, layers, part))
-    tied = _has_tied_head(built)
+    tied = _has_tied_head(built_model)
     return size + sum(
         bits for tensor, bits in ends if _is_at_end(tensor, layers, part, repeated_parts, tied)
     )
 
 
 @lru_cache(maxsize=64)
-def _depth(built: BuiltModel) -> int:
+def _depth(built_model: BuiltModel) -> int:
     """The number of its layers; 0: unknown."""
     return max(
-        (layer.numbers[-1] + 1 for layer in built.linears if layer.name.startswith(_STACKS)),
+        (layer.numbers[-1] + 1 for layer in built_model.linears if layer.name.startswith(_STACKS)),
         default=0,
     )
 
 
 @lru_cache(maxsize=64)
 def _bits(
-    built: BuiltModel,
+    built_model: BuiltModel,
 ) -> tuple[tuple[tuple[Sequence[int], float], ...], float, tuple[tuple[TensorGroup, int], ...]]:
     """Weights in three groups: by the set of layers that have them, for one such layer; of all
     towers; by parameter, outside of layers."""
-    stacked: dict[Sequence[int], float] = {}
+    stacked_bits: dict[Sequence[int], float] = {}
     towers = 0.0
-    for layer in built.linears:
+    for layer in built_model.linears:
         layer_bits = max(1, layer.experts) * layer.k * layer.n * getattr(layer.scheme, "bits", 16)
         if layer.name.startswith(_STACKS):
             numbers = tuple(layer.numbers)
-            stacked[numbers] = stacked.get(numbers, 0) + layer_bits
+            stacked_bits[numbers] = stacked_bits.get(numbers, 0) + layer_bits
         else:
             towers += layer_bits * len(layer.numbers)
     ends = [
         (item, 16 * item.count * prod(item.shape))
-        for item in built.other_tensors
+        for item in built_model.other_tensors
         if not item.name.startswith(_STACKS)
     ]
-    return tuple(stacked.items()), towers, tuple(ends)
+    return tuple(stacked_bits.items()), towers, tuple(ends)

@@ -83,52 +83,59 @@ _BNB_BLOCK = (
 
 
 def weights_bytes(
-    built: BuiltModel,
+    built_model: BuiltModel,
     rank: Rank,
     traits: Collection[str] = (),
-    padded: Mapping[Linear, tuple[int, int]] | None = None,
+    padded_sizes: Mapping[Linear, tuple[int, int]] | None = None,
 ) -> int | None:
     """Bytes of all parameters on one rank; `linear_bytes` explains the arguments."""
-    if padded:
-        return _total_bytes(built, rank, traits, padded)
-    return _shared_sum(built, rank.computing, frozenset(traits) & TRAITS)
+    if padded_sizes:
+        return _total_bytes(built_model, rank, traits, padded_sizes)
+    return _shared_sum(built_model, rank.computing, frozenset(traits) & TRAITS)
 
 
 @lru_cache(maxsize=256)
-def _shared_sum(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
+def _shared_sum(built_model: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
     """Engine versions and KV caches that make no difference to weights share the sum."""
-    return _total_bytes(built, rank, traits, {})
+    return _total_bytes(built_model, rank, traits, {})
 
 
 def _total_bytes(
-    built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mapping[Linear, tuple[int, int]]
+    built_model: BuiltModel,
+    rank: Rank,
+    traits: Collection[str],
+    padded_sizes: Mapping[Linear, tuple[int, int]],
 ) -> int | None:
     attending = [
         group.kv_heads
-        for group in built.attention
+        for group in built_model.attention
         if group.kv_heads and group.kind not in ("recurrent", "vision")
     ]
     kv_heads = min(attending, default=1)
     total = 0
-    for tensor in built.other_tensors:
-        total += other_bytes(tensor, rank.tp, rank.dtype, None if built.is_known else kv_heads)
-    plain = linears_bytes(built, rank.computing, frozenset(traits) & TRAITS)
-    for layer, size in zip(built.linears, plain, strict=True):
-        grown = (
-            linear_bytes(layer, rank, traits, to) if padded and (to := padded.get(layer)) else size
+    for tensor in built_model.other_tensors:
+        total += other_bytes(
+            tensor, rank.tp, rank.dtype, None if built_model.is_known else kv_heads
         )
-        if grown is None:
+    plain_bytes = linears_bytes(built_model, rank.computing, frozenset(traits) & TRAITS)
+    for layer, size in zip(built_model.linears, plain_bytes, strict=True):
+        grown_bytes = (
+            linear_bytes(layer, rank, traits, padded_size)
+            if padded_sizes and (padded_size := padded_sizes.get(layer))
+            else size
+        )
+        if grown_bytes is None:
             return None
-        total += grown
+        total += grown_bytes
     return total
 
 
 @lru_cache(maxsize=256)
 def linears_bytes(
-    built: BuiltModel, rank: Rank, traits: frozenset[str] = frozenset()
+    built_model: BuiltModel, rank: Rank, traits: frozenset[str] = frozenset()
 ) -> tuple[int | None, ...]:
     """Bytes of each of the layers. rank: reduced to the fields that matter (`computing`)."""
-    return tuple([linear_bytes(layer, rank, traits) for layer in built.linears])
+    return tuple([linear_bytes(layer, rank, traits) for layer in built_model.linears])
 
 
 def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None = None) -> int:
@@ -168,30 +175,32 @@ def linear_bytes(
     scheme = layer.scheme
     if isinstance(scheme, UnknownScheme):
         return None
-    cut = per_rank(layer, parts(layer, rank))
-    if cut is None or indivisible_scale(layer, scheme, *cut, traits):
+    cut_sizes = per_rank(layer, parts(layer, rank))
+    if cut_sizes is None or indivisible_scale(layer, scheme, *cut_sizes, traits):
         return None
     k, n = padded_to or (
-        _padded_sizes(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut
+        _padded_sizes(layer, scheme, *cut_sizes, rank.capability, traits)
+        if layer.experts
+        else cut_sizes
     )
-    narrow = not layer.exact or rank.capability in _EXACT_KERNELS
+    is_narrow = not layer.exact or rank.capability in _EXACT_KERNELS
     size = _matrix_bytes(
-        layer, scheme, k, n, _ITEM_BYTES[rank.dtype if narrow else "float32"], traits
+        layer, scheme, k, n, _ITEM_BYTES[rank.dtype if is_narrow else "float32"], traits
     )
     return (
         size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
     )
 
 
-def kept_scale_bytes(built: BuiltModel, rank: Rank, names: Collection[str]) -> int:
+def kept_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[str]) -> int:
     """Bytes of the scales that stay beside those in the kernel's order, for experts of these
     names."""
     total = 0
-    for layer in built.linears:
+    for layer in built_model.linears:
         if layer.name not in names or not layer.experts or not isinstance(layer.scheme, Scheme):
             continue
-        if layer.scheme.layout == "mxfp4" and (cut := per_rank(layer, parts(layer, rank))):
-            k, n = _padded_sizes(layer, layer.scheme, *cut, rank.capability, ())
+        if layer.scheme.layout == "mxfp4" and (cut_sizes := per_rank(layer, parts(layer, rank))):
+            k, n = _padded_sizes(layer, layer.scheme, *cut_sizes, rank.capability, ())
             experts = round_up(layer.experts, rank.ep) // rank.ep
             total += k * n // layer.scheme.group * layer.count * experts
     return total
@@ -204,10 +213,10 @@ def indivisible_scale(
     group_size = scheme.group
     if scheme.kind in ("wna16", "w4a8", "mxfp8"):
         # GPTQ leaves it to the kernel to refuse the layer.
-        free = layer.experts > 0 or group_size < 1 or scheme.act_order or scheme.layout == "gptq"
+        is_free = layer.experts > 0 or group_size < 1 or scheme.act_order or scheme.layout == "gptq"
         return (
             f"K={k} is not a multiple of the group size {group_size}"
-            if not free and k % group_size
+            if not is_free and k % group_size
             else ""
         )
     if scheme.kind != "fp8_block":
@@ -223,10 +232,10 @@ def indivisible_scale(
     # (layers/linear.py, _maybe_allow_fp8_block_shape_mismatch).
     if k < layer.k and k % group_size:
         return f"K={k} is not a multiple of the block size {group_size}"
-    single = n < layer.n and len(layer.parts) == 1
+    is_single = n < layer.n and len(layer.parts) == 1
     return (
         f"N={n} is not a multiple of the block size {group_size}"
-        if single and n % group_size
+        if is_single and n % group_size
         else ""
     )
 
@@ -253,8 +262,8 @@ def _matrix_bytes(
     if kind in ("wna16", "w4a8"):
         # Where the order of inputs is free, every rank holds the scales of all
         # (marlin_repeat_scales_on_all_ranks).
-        whole = layer.k if scheme.act_order else k
-        groups = whole // group_size if group_size > 0 else 1
+        rows_of_matrix = layer.k if scheme.act_order else k
+        groups = rows_of_matrix // group_size if group_size > 0 else 1
         size += groups * n * item
         size += n * _FLOAT_SCALE if expert and kind == "w4a8" and CHANNEL_SCALES in traits else 0
         return (

@@ -31,10 +31,10 @@ def bytes_on_rank(
     rank, slots = supported_rank(engine, adapters) or 0, kind.adapter_slots(len(adapters))
     numbers = 0
     for layer in stage.linears:
-        if layer.experts or (cut := per_rank(layer, tp)) is None:
+        if layer.experts or (cut_sizes := per_rank(layer, tp)) is None:
             continue
-        inputs, outputs = cut
-        merged = len(layer.parts) if layer.shard in ("qkv", "merged") else 1
-        numbers += layer.count * (merged * inputs + outputs)
+        inputs, outputs = cut_sizes
+        merged_count = len(layer.parts) if layer.shard in ("qkv", "merged") else 1
+        numbers += layer.count * (merged_count * inputs + outputs)
     numbers += 2 * (spec.vocab + spec.hidden)  # embedding and output head
     return numbers * rank * slots * _ITEM_BYTES

@@ -25,8 +25,8 @@ class CountedCache(FrozenRecord, frozen=True):
         points = self.answer.needed[len(self.answer.needed) // 2 : -1] or self.answer.needed
         if len(points) < 2:
             return 0
-        (short, short_bytes), (long, long_bytes) = points[0], points[-1]
-        return -(-(long_bytes - short_bytes) // (long - short))
+        (short_length, short_bytes), (long_length, long_bytes) = points[0], points[-1]
+        return -(-(long_bytes - short_bytes) // (long_length - short_length))
 
     @property
     def states_per_request(self) -> int:
@@ -45,15 +45,20 @@ class CountedCache(FrozenRecord, frozen=True):
         points = self.answer.needed
         if not points:
             return 0
-        after = min(bisect_left(points, length, key=_tokens), len(points) - 1)
-        if after == 0 or _tokens(points[after]) == length:
-            return points[after][1]
-        (short, short_bytes), (long, long_bytes) = points[after - 1], points[after]
+        next_index = min(bisect_left(points, length, key=_tokens), len(points) - 1)
+        if next_index == 0 or _tokens(points[next_index]) == length:
+            return points[next_index][1]
+        (short_length, short_bytes), (long_length, long_bytes) = (
+            points[next_index - 1],
+            points[next_index],
+        )
         # The longest request fills its last block in part: a whole one costs the same. The second
         # length is one block.
         block_tokens = _tokens(points[min(1, len(points) - 2)])
-        long = round_up(long, block_tokens)
-        added_bytes = math.ceil((long_bytes - short_bytes) * (length - short) / (long - short))
+        long_length = round_up(long_length, block_tokens)
+        added_bytes = math.ceil(
+            (long_bytes - short_bytes) * (length - short_length) / (long_length - short_length)
+        )
         return round_up(short_bytes + added_bytes, self.answer.block_bytes)
 
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:

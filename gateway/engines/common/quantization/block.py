@@ -37,8 +37,8 @@ FORM_ERRORS = (
 )
 
 
-def make_scheme(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
-    return Scheme(kind=kind, bits=bits, group=group, **more)
+def make_scheme(kind: Kind, bits: int, group: int = -1, **extra_fields: Any) -> Scheme:
+    return Scheme(kind=kind, bits=bits, group=group, **extra_fields)
 
 
 def unknown_scheme(reason: str) -> UnknownScheme:
@@ -114,11 +114,11 @@ class Block(FrozenRecord, frozen=True):
         WeightsMapper, models/utils.py."""
         if entry.startswith("re:"):
             return entry
-        for old, new in self.renames:
-            if old.startswith("."):
-                entry = entry.replace(old, new)
-            elif entry.startswith(old):
-                entry = new + entry[len(old) :]
+        for old_prefix, new_prefix in self.renames:
+            if old_prefix.startswith("."):
+                entry = entry.replace(old_prefix, new_prefix)
+            elif entry.startswith(old_prefix):
+                entry = new_prefix + entry[len(old_prefix) :]
         return entry
 
 
@@ -128,7 +128,9 @@ def words(config: Mapping[str, Any], *names: str) -> list[str]:
         result = config.get(name)
         if result:
             flat = [
-                inner for item in result for inner in (item if isinstance(item, list) else [item])
+                inner_word
+                for item in result
+                for inner_word in (item if isinstance(item, list) else [item])
             ]
             if not all(isinstance(item, str) for item in flat):
                 raise TypeError(name)
@@ -136,8 +138,8 @@ def words(config: Mapping[str, Any], *names: str) -> list[str]:
     return []
 
 
-def number(value: object, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**20:
+def number(value: object, minimum: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= 2**20:
         raise TypeError("a number")
     return value
 

@@ -113,7 +113,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     )
     group = weights.get("group_size") or -1
     symmetric = weights.get("symmetric", True) is not False
-    ordered = weights.get("actorder") in ("group", "dynamic")
+    is_ordered = weights.get("actorder") in ("group", "dynamic")
     acts = inputs if isinstance(inputs, Mapping) else None
     if strategy is None:
         strategy = "group" if group != -1 else "tensor"
@@ -129,7 +129,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
             number(bits),
             number(group, -1),
             symmetric=symmetric,
-            act_order=ordered and group != -1,
+            act_order=is_ordered and group != -1,
         )
     if acts is not None:
         scheme = _scheme_with_activations(weights, acts, strategy)
@@ -186,11 +186,11 @@ def mxfp4(_: Block) -> Quantization:
 
 def _matches_wildcard(name: str, pattern: str) -> bool:
     """Whether `name` is `pattern`, in which `*` stands for anything."""
-    first, *rest = pattern.split("*")
-    if not rest:
+    first, *middle_parts = pattern.split("*")
+    if not middle_parts:
         return name == pattern
-    position, last = len(first), rest.pop()
-    for piece in rest:
+    position, last = len(first), middle_parts.pop()
+    for piece in middle_parts:
         result = name.find(piece, position)
         if result < 0:
             return False
@@ -321,8 +321,10 @@ def _scheme_by_list(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerSc
 
     Source: ModelOptMixedPrecisionConfig._resolve_quant_algo (modelopt.py:1748 of 0.33.0).
     """
-    outer = ("lm_head",) if layer.name.endswith(".lm_head") else ()
-    matches = [schemes[name] for name in (layer.name, *outer, *layer.modules) if name in schemes]
+    outer_layers = ("lm_head",) if layer.name.endswith(".lm_head") else ()
+    matches = [
+        schemes[name] for name in (layer.name, *outer_layers, *layer.modules) if name in schemes
+    ]
     if not matches:
         return UNQUANTIZED_SCHEME
     if layer.name not in schemes and len(set(matches)) > 1:
@@ -391,7 +393,7 @@ def fp8(block: Block) -> Quantization:
         # Source: get_quant_method of vllm/models/deepseek_v41/quant_config.py:251 of 0.33.0.
         four = layer.experts and config.get("expert_dtype") == "fp4"
         nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
-        narrow = make_scheme("nvfp4", 4, 16) if nvidia else _MXFP4
-        return UNQUANTIZED_SCHEME if ignored else narrow if four else base
+        narrow_scheme = make_scheme("nvfp4", 4, 16) if nvidia else _MXFP4
+        return UNQUANTIZED_SCHEME if ignored else narrow_scheme if four else base
 
     return Quantization(rule)

@@ -31,16 +31,16 @@ def _integers(
 ) -> Scheme:
     group = number(group, -1)
     # With one group per channel the order of rows makes no difference. Source: gptq_marlin.py.
-    ordered = bool(act_order) and group != -1
+    is_ordered = bool(act_order) and group != -1
     return make_scheme(
-        "wna16", number(bits), group, symmetric=bool(symmetric), act_order=ordered, layout=layout
+        "wna16", number(bits), group, symmetric=bool(symmetric), act_order=is_ordered, layout=layout
     )
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def _is_packed(layer: Layer, packed: set[str]) -> bool:
+def _is_packed(layer: Layer, packed_names: set[str]) -> bool:
     """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers
     tell.
 
@@ -48,9 +48,10 @@ def _is_packed(layer: Layer, packed: set[str]) -> bool:
     decoder's blocks but the routers. Source: maybe_update_config of gptq_marlin.py and
     awq_marlin.py, which read the headers too, and never ask for experts.
     """
-    if packed and not layer.experts:
+    if packed_names and not layer.experts:
         return all_or_none(
-            layer.modules, lambda name: name in packed or _NUMBER.sub("*", name) in packed
+            layer.modules,
+            lambda name: name in packed_names or _NUMBER.sub("*", name) in packed_names,
         )
     return ".layers." in layer.name and layer.name.rpartition(".")[2] not in (
         "gate",
@@ -119,9 +120,9 @@ def gptq(block: Block) -> Quantization:
         config.get("desc_act", False),
     )
     layers = _listed_layers(block, "modules_in_block_to_quantize")
-    unquantized = _unquantized_checkpoint(block)
-    if unquantized is not None and not layers.listed:
-        return unquantized
+    no_quantization = _unquantized_checkpoint(block)
+    if no_quantization is not None and not layers.listed:
+        return no_quantization
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
     tame(pattern.lstrip("+-:") for pattern in dynamic)
 
@@ -158,9 +159,9 @@ def awq(block: Block) -> Quantization:
     group = config.get("group_size", config.get("q_group_size"))
     base = _integers("awq", bits, group, not config.get("zero_point", True))
     layers = _listed_layers(block, "modules_to_not_convert")
-    unquantized = _unquantized_checkpoint(block)
-    if unquantized is not None and not layers.listed:
-        return unquantized
+    no_quantization = _unquantized_checkpoint(block)
+    if no_quantization is not None and not layers.listed:
+        return no_quantization
 
     def rule(layer: Layer) -> LayerScheme:
         names = (layer.name,) if layer.experts else layer.modules
@@ -282,10 +283,10 @@ def bitsandbytes(block: Block) -> Quantization:
             )
         path = layer.name.split(".")
         # is_layer_skipped_bnb: an entry is one part of the path, or its beginning.
-        whole = {".".join(path[: end + 1]) for end in range(len(path))}
+        name_prefixes = {".".join(path[: end + 1]) for end in range(len(path))}
         return (
             UNQUANTIZED_SCHEME
-            if skipped & (whole | set(path)) or path[-1] == "lm_head"
+            if skipped & (name_prefixes | set(path)) or path[-1] == "lm_head"
             else make_scheme("bnb", 8 if eight else 4)
         )
 

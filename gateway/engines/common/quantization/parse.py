@@ -34,7 +34,7 @@ from gateway.engines.common.quantization.safe_regex import Untamed
 def parse(
     quant: Quant | None,
     renames: Sequence[tuple[str, str]] = (),
-    packed: frozenset[str] = frozenset(),
+    packed_names: frozenset[str] = frozenset(),
     headers_read: bool = False,
     traits: frozenset[str] = frozenset(),
 ) -> Quantization:
@@ -52,8 +52,10 @@ def parse(
             lambda _: unknown_scheme(f"no rules for the quantization method {method}")
         )
     try:
-        result = reader(Block(quant.config, renames, packed, headers_read, traits))
-        return result.evolve(numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config))))
+        result = reader(Block(quant.config, renames, packed_names, headers_read, traits))
+        return result.evolve(
+            numbered=bool(packed_names) or any(map(tells_numbers, _texts(quant.config)))
+        )
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown_scheme(untamed))

@@ -43,18 +43,18 @@ def tame(patterns: Iterable[str], *, anywhere: bool = False) -> None:
 def _ways(pattern: str) -> float:
     """At most how many ways there are to divide a name over this pattern; infinite where a group
     repeats."""
-    wide, ways = 0, 1.0
+    width_of_group, ways = 0, 1.0
     choices = [1]  # of each open group
-    previous = ""
+    former_part = ""
     for part in _TOKEN.findall(pattern):
-        if part in _REPEATS and previous not in _REPEATS:
-            if previous == ")":
+        if part in _REPEATS and former_part not in _REPEATS:
+            if former_part == ")":
                 return math.inf
-            if _SHORT_ATOM.fullmatch(previous):
+            if _SHORT_ATOM.fullmatch(former_part):
                 ways *= _DIGITS
             else:
-                wide += 1
-        elif part == "?" and previous not in ("(", *_REPEATS):
+                width_of_group += 1
+        elif part == "?" and former_part not in ("(", *_REPEATS):
             ways *= 2
         elif part == "(":
             choices.append(1)
@@ -62,6 +62,10 @@ def _ways(pattern: str) -> float:
             choices[-1] += 1
         elif part == ")" and len(choices) > 1:
             ways *= choices.pop()
-        previous = part
+        former_part = part
     # All wide repeats together match one name.
-    return ways * math.prod(choices) * _NAME**wide / math.factorial(wide) if wide < 20 else math.inf
+    return (
+        ways * math.prod(choices) * _NAME**width_of_group / math.factorial(width_of_group)
+        if width_of_group < 20
+        else math.inf
+    )

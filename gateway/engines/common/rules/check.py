@@ -80,9 +80,9 @@ class Check(RootModel[dict[str, Any]]):
         return check
 
     @classmethod
-    def read_root(cls, data: Any, *, trusted: bool) -> Self:
+    def read_root(cls, data: Any, *, is_trusted: bool) -> Self:
         """The value of a file's data, in a lean process. Raises NeedsPydantic."""
-        if not trusted or not isinstance(data, Mapping):
+        if not is_trusted or not isinstance(data, Mapping):
             refuse("conditions that no test has validated")
         return cls.from_valid({name: _freeze(value) for name, value in data.items()})
 
@@ -93,8 +93,8 @@ class Check(RootModel[dict[str, Any]]):
     @cached_property
     def tests(self) -> tuple[tuple[Test, Any], ...]:
         return tuple(
-            (_alternatives_refusal if name == "any_of" else CONDITIONS[name].test, expected)
-            for name, expected in self.root.items()
+            (_alternatives_refusal if name == "any_of" else CONDITIONS[name].test, requirement)
+            for name, requirement in self.root.items()
             if name != "when"
         )
 
@@ -105,11 +105,11 @@ class Check(RootModel[dict[str, Any]]):
     def refusal(self, subject: Subject) -> str | None:
         """Why it does not hold; Undecided: whether it holds is not known; None: it holds."""
         if self.precondition is not None:
-            outside = self.precondition.refusal(subject)
-            if outside is not None:
-                return outside if isinstance(outside, Undecided) else None
-        for test, expected in self.tests:
-            if reason := test(expected, subject):
+            precondition_refusal = self.precondition.refusal(subject)
+            if precondition_refusal is not None:
+                return precondition_refusal if isinstance(precondition_refusal, Undecided) else None
+        for test, requirement in self.tests:
+            if reason := test(requirement, subject):
                 return reason
         return None
 
@@ -145,8 +145,8 @@ def _valid(name: str, condition: Any) -> Any:
     """The value of one condition. Raises ValueError for an unknown condition or a wrong value."""
     combining = _combination_adapters()
     if name not in (*combining, *CONDITIONS):
-        (near,) = difflib.get_close_matches(name, [*combining, *CONDITIONS], n=1, cutoff=0)
-        raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
+        (suggestion,) = difflib.get_close_matches(name, [*combining, *CONDITIONS], n=1, cutoff=0)
+        raise ValueError(f"there is no condition `{name}`; the nearest is `{suggestion}`")
     try:
         adapter = combining[name] if name in combining else CONDITIONS[name].operand
         return adapter.validate_python(condition)

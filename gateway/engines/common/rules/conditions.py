@@ -70,27 +70,27 @@ def _attention(read: Callable[[AttentionQuery], Any]) -> Read:
 def _comparison(text: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
     """A test of one value. `reason` gets this value and the rule's."""
 
-    def test(expected: Any, subject: Subject) -> str:
+    def test(requirement: Any, subject: Subject) -> str:
         value = read(subject)
-        return Undecided(f"{text} is not known") if value is None else reason(value, expected)
+        return Undecided(f"{text} is not known") if value is None else reason(value, requirement)
 
     return test
 
 
 def _membership(text: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
-    def reason(value: Any, expected: tuple[Any, ...]) -> str:
+    def reason(value: Any, requirement: tuple[Any, ...]) -> str:
         return (
             ""
-            if value in expected
-            else f"takes {text} {_alternatives(expected) or 'of its own'}, not {value}"
+            if value in requirement
+            else f"takes {text} {_alternatives(requirement) or 'of its own'}, not {value}"
         )
 
     return Condition(operand, _comparison(text, read, reason))
 
 
 def _switch(text: str, read: Read) -> Condition:
-    def reason(value: bool, expected: bool) -> str:
-        return "" if value == expected else f"is {'' if expected else 'not '}for {text}"
+    def reason(value: bool, requirement: bool) -> str:
+        return "" if value == requirement else f"is {'' if requirement else 'not '}for {text}"
 
     return Condition(_YES_NO, _comparison(text, read, reason))
 
@@ -98,8 +98,12 @@ def _switch(text: str, read: Read) -> Condition:
 def _divisibility(
     text: str, read: Read, message: str = "{} {} is not a multiple of {}"
 ) -> Condition:
-    def reason(value: int, expected: int) -> str:
-        return message.format(text, value, expected, value % expected) if value % expected else ""
+    def reason(value: int, requirement: int) -> str:
+        return (
+            message.format(text, value, requirement, value % requirement)
+            if value % requirement
+            else ""
+        )
 
     return Condition(_SIZE, _comparison(text, read, reason))
 
@@ -110,8 +114,8 @@ def _minimum(text: str, read: Read, message: str = "{} {} is below {}") -> Condi
         _comparison(
             text,
             read,
-            lambda value, expected: (
-                message.format(text, value, expected) if value < expected else ""
+            lambda value, requirement: (
+                message.format(text, value, requirement) if value < requirement else ""
             ),
         ),
     )
@@ -123,16 +127,16 @@ def _maximum(text: str, read: Read, message: str = "{} {} is above {}") -> Condi
         _comparison(
             text,
             read,
-            lambda value, expected: (
-                message.format(text, value, expected) if value > expected else ""
+            lambda value, requirement: (
+                message.format(text, value, requirement) if value > requirement else ""
             ),
         ),
     )
 
 
 @lru_cache(maxsize=1024)
-def _alternatives(expected: tuple[Any, ...]) -> str:
-    return " or ".join(map(str, expected))
+def _alternatives(requirement: tuple[Any, ...]) -> str:
+    return " or ".join(map(str, requirement))
 
 
 # "K=64 is ...": of the sides of a product, with how much is over.
@@ -169,54 +173,54 @@ def _expert_condition(
     )
 
 
-def _capabilities(expected: tuple[str, ...], subject: Subject) -> str:
-    matching = is_of_family(subject.capability, expected)
+def _capabilities(requirement: tuple[str, ...], subject: Subject) -> str:
+    matching = is_of_family(subject.capability, requirement)
     return (
         ""
         if matching
-        else f"runs on compute capability {_alternatives(expected)}, this GPU has"
+        else f"runs on compute capability {_alternatives(requirement)}, this GPU has"
         f" {subject.capability}"
     )
 
 
-def _capability_minimum(expected: str, subject: Subject) -> bool:
-    return (numbers(subject.capability) or (0, 0)) >= (numbers(expected) or (0, 0))
+def _capability_minimum(requirement: str, subject: Subject) -> bool:
+    return (numbers(subject.capability) or (0, 0)) >= (numbers(requirement) or (0, 0))
 
 
-def _min_capability(expected: str, subject: Subject) -> str:
-    is_enough = _capability_minimum(expected, subject)
+def _min_capability(requirement: str, subject: Subject) -> str:
+    is_enough = _capability_minimum(requirement, subject)
     return (
         ""
         if is_enough
-        else f"needs compute capability {expected} or higher, this GPU has {subject.capability}"
+        else f"needs compute capability {requirement} or higher, this GPU has {subject.capability}"
     )
 
 
-def _below_capability(expected: str, subject: Subject) -> str:
-    is_above = _capability_minimum(expected, subject)
+def _below_capability(requirement: str, subject: Subject) -> str:
+    is_above = _capability_minimum(requirement, subject)
     return (
-        f"is for GPUs below compute capability {expected}, this one has {subject.capability}"
+        f"is for GPUs below compute capability {requirement}, this one has {subject.capability}"
         if is_above
         else ""
     )
 
 
-def _min_gib(expected: float, subject: Subject) -> str:
-    return "" if subject.gpu_gib >= expected else f"the GPU has less than {expected:g} GiB"
+def _min_gib(requirement: float, subject: Subject) -> str:
+    return "" if subject.gpu_gib >= requirement else f"the GPU has less than {requirement:g} GiB"
 
 
-def _package(expected: str, subject: Subject) -> str:
-    return "" if expected in subject.packages else f"the package {expected} is not installed"
+def _package(requirement: str, subject: Subject) -> str:
+    return "" if requirement in subject.packages else f"the package {requirement} is not installed"
 
 
-def _variable(expected: str, subject: Subject) -> str:
-    return "" if expected in subject.variables else f"{expected}=1 is not set"
+def _variable(requirement: str, subject: Subject) -> str:
+    return "" if requirement in subject.variables else f"{requirement}=1 is not set"
 
 
-def _kernel_refusal(expected: str, subject: Subject) -> str:
+def _kernel_refusal(requirement: str, subject: Subject) -> str:
     return (
-        f"the engine also wants {expected}, which VLLM_DISABLED_KERNELS disables"
-        if expected in subject.disabled
+        f"the engine also wants {requirement}, which VLLM_DISABLED_KERNELS disables"
+        if requirement in subject.disabled
         else ""
     )
 
@@ -225,22 +229,22 @@ _DTYPE = _membership("dtype", _attention(lambda a: a.dtype))
 _ACTIVATION_DTYPE = _membership("activations in", _layer(lambda s: s.dtype))
 
 
-def _dtypes(expected: tuple[str, ...], subject: Subject) -> str:
-    return (_ACTIVATION_DTYPE if subject.attention is None else _DTYPE).test(expected, subject)
+def _dtypes(requirement: tuple[str, ...], subject: Subject) -> str:
+    return (_ACTIVATION_DTYPE if subject.attention is None else _DTYPE).test(requirement, subject)
 
 
 def _full_k(layer: LinearShape) -> int:
     return layer.full_k or layer.k
 
 
-def _act_order(layer: LinearShape, expected: str) -> str:
+def _act_order(layer: LinearShape, requirement: str) -> str:
     act_order, full_k = layer.scheme.act_order, _full_k(layer)
-    if expected == "yes":
+    if requirement == "yes":
         return "" if act_order else "is for layers with act-order"
-    if not act_order or (expected == "unsharded" and layer.k == full_k):
+    if not act_order or (requirement == "unsharded" and layer.k == full_k):
         return ""
     return "cannot do act-order" + (
-        f" on K={layer.k} of {full_k}" if expected == "unsharded" else ""
+        f" on K={layer.k} of {full_k}" if requirement == "unsharded" else ""
     )
 
 
@@ -249,17 +253,17 @@ def _group_is_full_k(layer: LinearShape, _: bool) -> str:
     return "" if group_size == full_k else f"group size {group_size} is not the whole K={full_k}"
 
 
-def _whole_groups(layer: LinearShape, expected: str) -> str:
+def _whole_groups(layer: LinearShape, requirement: str) -> str:
     group_size, full_k = layer.scheme.group, _full_k(layer)
-    if group_size <= 0 or (expected == "rank unless one group" and group_size >= full_k):
+    if group_size <= 0 or (requirement == "rank unless one group" and group_size >= full_k):
         return ""
-    value = full_k if expected == "layer" else layer.k
+    value = full_k if requirement == "layer" else layer.k
     return (
         f"K={value} is not a multiple of the group size {group_size}" if value % group_size else ""
     )
 
 
-def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
+def _block_groups(layer: LinearShape, allowed_sizes: tuple[int, ...]) -> str:
     """The groups in the K that one block of the kernel takes: 128, or the next smaller multiple of
     the group that divides K."""
     group_size = layer.scheme.group
@@ -273,11 +277,11 @@ def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
         ),
         group_size,
     )
-    if block // group_size in allowed:
+    if block // group_size in allowed_sizes:
         return ""
     return (
         f"a block of {block} of K={layer.k} has {block // group_size} groups of {group_size},"
-        f" and the kernel takes {_alternatives(allowed)}"
+        f" and the kernel takes {_alternatives(allowed_sizes)}"
     )
 
 
@@ -285,16 +289,16 @@ def _n_packs(layer: LinearShape, _: bool) -> str:
     # Of bits that do not divide 32, which only several words hold whole: Fraction(32,
     # bits).numerator in gptq.py.
     packs = 32 // math.gcd(32, max(layer.scheme.bits, 1))
-    over = layer.n % packs
-    return _OVER.format("N", layer.n, packs, over) if over else ""
+    remainder = layer.n % packs
+    return _OVER.format("N", layer.n, packs, remainder) if remainder else ""
 
 
-def _cut_multiple(layer: LinearShape, expected: int) -> str:
+def _cut_multiple(layer: LinearShape, requirement: int) -> str:
     sizes = [("K", layer.k)] if layer.k < _full_k(layer) else []
     if len(layer.parts) > 1 or layer.n < (layer.full_n or layer.n):
         sizes += [("N", part) for part in layer.parts or (layer.n,)]
-    odd = next(((name, size) for name, size in sizes if size % expected), None)
-    return _OVER.format(*odd, expected, odd[1] % expected) if odd else ""
+    odd = next(((name, size) for name, size in sizes if size % requirement), None)
+    return _OVER.format(*odd, requirement, odd[1] % requirement) if odd else ""
 
 
 def _origins(subject: Subject) -> str | None:
@@ -313,7 +317,9 @@ _NOT_FAMILIES = Condition(
     _comparison(
         "the model",
         _family,
-        lambda family, expected: f"is not used for {family} models" if family in expected else "",
+        lambda family, requirement: (
+            f"is not used for {family} models" if family in requirement else ""
+        ),
     ),
 )
 
@@ -327,24 +333,24 @@ def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
     )
 
 
-def _halved_groups(experts: MoeShape, least: int) -> str:
-    """Groups that do not divide both sizes are halved until they do, down to `least`."""
+def _halved_groups(experts: MoeShape, minimum: int) -> str:
+    """Groups that do not divide both sizes are halved until they do, down to `minimum`."""
     halved = group_size = experts.scheme.group
     if halved <= 0:
-        return f"takes groups of at least {least}, not one per channel"
+        return f"takes groups of at least {minimum}, not one per channel"
     while experts.intermediate % halved or experts.hidden % halved:
         halved //= 2
-        if halved < least:
+        if halved < minimum:
             sizes = f"{experts.hidden} and {experts.intermediate}"
-            return f"no half of the group size {group_size} down to {least} divides {sizes}"
+            return f"no half of the group size {group_size} down to {minimum} divides {sizes}"
     return ""
 
 
-def _block_multiple(expected: int, subject: Subject) -> str:
+def _block_multiple(requirement: int, subject: Subject) -> str:
     size = subject.attention.block_size if subject.attention else None
     return (
-        f"block size {size} is not a multiple of {expected}"
-        if size is not None and size % expected
+        f"block size {size} is not a multiple of {requirement}"
+        if size is not None and size % requirement
         else ""
     )
 
@@ -358,12 +364,15 @@ def _tile_rows(rows: int, subject: Subject) -> str:
     row_bytes = (1 << (attention.head_dim - 1).bit_length()) * (
         4 if attention.dtype == "float32" else 2
     )
-    has, needs = _SHARED_KIB.get(subject.capability, _MIN_SHARED_KIB), rows * row_bytes // 1024
-    if needs <= has:
+    available_bytes, needed_bytes = (
+        _SHARED_KIB.get(subject.capability, _MIN_SHARED_KIB),
+        rows * row_bytes // 1024,
+    )
+    if needed_bytes <= available_bytes:
         return ""
     return (
-        f"heads of size {attention.head_dim} in {attention.dtype} take {needs} KiB of shared"
-        f" memory, and a block of compute capability {subject.capability} has {has}"
+        f"heads of size {attention.head_dim} in {attention.dtype} take {needed_bytes} KiB of shared"
+        f" memory, and a block of compute capability {subject.capability} has {available_bytes}"
     )
 
 

@@ -77,17 +77,21 @@ def allowed_kernels(
         if effect.demands:
             kernels = [kernel for word in effect.demands for kernel in spelled.get(word, (word,))]
             return AllowedKernels(kernels, " ".join(effect.when))
-        dropped = {kernel for word in effect.without for kernel in spelled.get(word, (word,))}
-        names = [name for name in names if name not in dropped]
+        dropped_kernels = {
+            kernel for word in effect.without for kernel in spelled.get(word, (word,))
+        }
+        names = [name for name in names if name not in dropped_kernels]
     return AllowedKernels(names)
 
 
 def rule_variables(env: Mapping[str, str]) -> frozenset[str]:
     """The variables as rules name them: NAME=VALUE, and NAME alone for a switch that is on."""
     on = {name for name, value in env.items() if value.lower() in _TRUE_WORDS}
-    off = {name for name, value in env.items() if value.lower() in _FALSE_WORDS}
-    texts = {f"{name}={value}" for name, value in env.items() if name not in on | off}
-    return frozenset({*on, *(f"{name}=1" for name in on), *(f"{name}=0" for name in off), *texts})
+    disabled_names = {name for name, value in env.items() if value.lower() in _FALSE_WORDS}
+    texts = {f"{name}={value}" for name, value in env.items() if name not in on | disabled_names}
+    return frozenset(
+        {*on, *(f"{name}=1" for name in on), *(f"{name}=0" for name in disabled_names), *texts}
+    )
 
 
 def names_of(effects: Collection[VariableEffect]) -> frozenset[str]:

@@ -32,7 +32,7 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
     fields = Fields(spec.config, spec.source)
     for entry in rules.targets:
         if spec.model_type in entry.types or spec.architecture in entry.architectures:
-            inner = Fields(
+            inner_fields = Fields(
                 {
                     **fields.mapping("text_config", {}),
                     **fields.mapping("mtp_config", {}),
@@ -40,8 +40,8 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
                 },
                 spec.source,
             )
-            if inner.first_name(entry.field):
-                count = inner.integer(entry.field, minimum=0)
+            if inner_fields.first_name(entry.field):
+                count = inner_fields.integer(entry.field, minimum=0)
                 return DraftingLayers(count, f"{entry.field} in config.json")
             text = f"the engine's default of {entry.field} ({rules.source})"
             return DraftingLayers(entry.default or 0, text)
@@ -82,8 +82,8 @@ def drafting_bytes(
         (size or 0) // linear.count for size, linear in zip(sizes, drafting_linears, strict=True)
     )
     # This product joins the token and the hidden state.
-    joined = 2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
-    return layers * (layer_bytes + joined)
+    projection_bytes = 2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
+    return layers * (layer_bytes + projection_bytes)
 
 
 def _shared_head(tensor: TensorGroup) -> TensorGroup:

@@ -54,9 +54,9 @@ class DraftTarget(NamedTuple):
     attends: Callable[[tuple[AttentionGroup, ...]], tuple[LayerAttention, ...]]
 
 
-def _no_speculation(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
+def _no_speculation(reason: str, source: str, refusals: tuple[Refusal, ...] = ()) -> Speculation:
     return Speculation(
-        method=StrChoice(value="none", reason=reason, source=source), refused=refused
+        method=StrChoice(value="none", reason=reason, source=source), refused=refusals
     )
 
 
@@ -123,7 +123,7 @@ def _with_own_layers(
     reason = reason or _reason_against_stages(own_class, target.rank.pp, engine, rules)
     groups = () if reason else drafting_groups(spec, own_layers or 1)
     rows = target.attends(groups)
-    failed = (
+    refusals = (
         [_refusal("mtp", reason)]
         if reason
         else [refusal for row in rows if row.status == "none" for refusal in row.refused]
@@ -131,28 +131,28 @@ def _with_own_layers(
     layers = own_layers or 1
     source = drafting.source if drafting is not None else rules.mtp.source
     tokens = _tokens(wish, layers, f"one for each of the {layers} layers that draft", source)
-    if not failed and tokens.value > layers and tokens.value % layers:
-        failed = [
+    if not refusals and tokens.value > layers and tokens.value % layers:
+        refusals = [
             _refusal(
                 "mtp",
                 f"{tokens.value} tokens at once are not a multiple of the {layers} layers that"
                 " draft",
             )
         ]
-    if failed and wish.speculative == "auto":
+    if refusals and wish.speculative == "auto":
         return _no_speculation(
-            "; ".join(refusal.reason for refusal in failed), rules.mtp.source, tuple(failed)
+            "; ".join(refusal.reason for refusal in refusals), rules.mtp.source, tuple(refusals)
         )
-    if failed:
-        return _without_speculation("mtp", engine, failed)
+    if refusals:
+        return _without_speculation("mtp", engine, refusals)
     size = drafting_bytes(spec, layers, target.rank, target.build)
-    why = (
+    choice_reason = (
         "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
     )
     return Speculation(
         method=StrChoice(
             value="mtp",
-            reason=why,
+            reason=choice_reason,
             source=rules.mtp.source if wish.speculative == "auto" else "user",
         ),
         tokens=tokens,
@@ -224,14 +224,14 @@ def _with_drafter(
     against_stages = _reason_against_stages(
         _class_of(drafter, rules), target.rank.pp, engine, rules
     )
-    failed = [
+    refusals = [
         *_unloadable(spec, drafter, engine, rules),
         *_unfit(spec, drafter, target.rank.tp),
         *([_refusal(drafter.method, against_stages)] if against_stages else []),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
-    if failed:
-        return _without_speculation(drafter.source, engine, failed, rows)
+    if refusals:
+        return _without_speculation(drafter.source, engine, refusals, rows)
     config = {
         "method": drafter.method,
         "model": drafter.source,
@@ -241,7 +241,7 @@ def _with_drafter(
         config["revision"] = drafter.revision
     if drafter.parallel:
         config["parallel_drafting"] = True
-    ahead = drafter.parallel or drafter.method in rules.parallel
+    is_parallel = drafter.parallel or drafter.method in rules.parallel
     return Speculation(
         method=StrChoice(
             value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"
@@ -251,7 +251,8 @@ def _with_drafter(
         weights_bytes=drafter_bytes(drafter, target.rank, target.build),
         groups=drafter.attention,
         attention=rows,
-        slots=(tokens.value - 1 if ahead else 0) + (1 if drafter.method == "draft_model" else 0),
+        slots=(tokens.value - 1 if is_parallel else 0)
+        + (1 if drafter.method == "draft_model" else 0),
         warnings=_backend_warnings(rows),
     )
 
@@ -358,8 +359,8 @@ def _tokens(wish: Wish, default: int, reason: str, source: str) -> Choice[int]:
 
 def _text_type(spec: ModelSpec) -> str:
     fields = Fields(spec.config, spec.source)
-    inner = fields.mapping("text_config", {}).get("model_type")
-    return inner if isinstance(inner, str) else spec.model_type
+    inner_type = fields.mapping("text_config", {}).get("model_type")
+    return inner_type if isinstance(inner_type, str) else spec.model_type
 
 
 def _refusal(kernel: str, reason: str) -> Refusal:
@@ -390,10 +391,10 @@ def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculati
 
 
 def _without_speculation(
-    subject: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()
+    subject: str, engine: Engine, refusals: list[Refusal], rows: tuple[LayerAttention, ...] = ()
 ) -> Speculation:
     """The model alone, and why each way to draft is closed."""
-    table = "; ".join(f"{refusal.kernel}: {refusal.reason}" for refusal in failed)
+    table = "; ".join(f"{refusal.kernel}: {refusal.reason}" for refusal in refusals)
     return Speculation(
         method=StrChoice(
             value="none",
@@ -401,7 +402,7 @@ def _without_speculation(
             source=f"profile {engine.ref}",
         ),
         attention=rows,
-        refused=tuple(failed),
+        refused=tuple(refusals),
         warnings=(
             (
                 f"The model is served without speculative decoding, because {subject} cannot draft"

@@ -67,16 +67,17 @@ class Corrections:
     def __bool__(self) -> bool:
         return bool(self._facts)
 
-    def ratios(self, about: Mapping[str, str]) -> Mapping[str, Ratio]:
-        """The ratios by figure; a figure without a measurement has none. about: `about` of a
-        plan."""
-        near = self._facts.get(tuple(about.get(name) for name in _EQUAL_NAMES))
-        if not near:
+    def ratios(self, circumstances: Mapping[str, str]) -> Mapping[str, Ratio]:
+        """The ratios by figure; a figure without a measurement has none. about: `circumstances` of
+        a plan."""
+        near_facts = self._facts.get(tuple(circumstances.get(name) for name in _EQUAL_NAMES))
+        if not near_facts:
             return {}
-        key = tuple(about.values())
+        key = tuple(circumstances.values())
         if key not in self._ratios:
             result = (
-                (figure, _nearest_ratio(near, {**about, "figure": figure})) for figure in FIGURES
+                (figure, _nearest_ratio(near_facts, {**circumstances, "figure": figure}))
+                for figure in FIGURES
             )
             self._ratios[key] = {figure: ratio for figure, ratio in result if ratio is not None}
         return self._ratios[key]
@@ -124,8 +125,8 @@ def _nearest_ratio(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
         same_scope = [fact for fact in same_scope if not _is_served(fact)] or same_scope
         if same_scope:
             logs = [math.log(clamp_ratio((fact.value or 0) / _THOUSAND)) for fact in same_scope]
-            exact = names == _NEAR_SCOPES[0]
-            part = 1.0 if exact else len(logs) / (len(logs) + 1)
+            is_exact = names == _NEAR_SCOPES[0]
+            part = 1.0 if is_exact else len(logs) / (len(logs) + 1)
             return Ratio(math.exp(part * sum(logs) / len(logs)), words)
     return None
 
@@ -220,13 +221,13 @@ def learn_from_bench(
         if fact.kind in ("speed_ratio", "speed_measured")
     }
     values = _figures(plan, bench)
-    whole = {"fingerprint": plan.fingerprint, "replicas": str(plan.replicas.value)}
+    plan_scope = {"fingerprint": plan.fingerprint, "replicas": str(plan.replicas.value)}
     scopes = {"total": {"concurrency": str(_concurrency(plan, bench))}}
     facts = [
         _fact(
             plan,
             "speed_measured",
-            {**whole, **scopes.get(figure, {}), "figure": figure},
+            {**plan_scope, **scopes.get(figure, {}), "figure": figure},
             value,
             earlier_by_scope,
             time_s,
@@ -283,12 +284,17 @@ def _fact(
 ) -> Fact:
     """The fact merged with an earlier one under the same driver and image: a geometric mean that
     favours new values."""
-    old = earlier_by_scope.get(tuple(sorted(scope.items())))
+    old_fact = earlier_by_scope.get(tuple(sorted(scope.items())))
     samples = 1
-    if old is not None and old.kind == kind and old.under == plan.under and old.value:
-        samples = (old.samples or 1) + 1
-        was = old.value / _THOUSAND
-        value = was * (value / was) ** (1 / min(samples, _MEMORY))
+    if (
+        old_fact is not None
+        and old_fact.kind == kind
+        and old_fact.under == plan.under
+        and old_fact.value
+    ):
+        samples = (old_fact.samples or 1) + 1
+        former_ratio = old_fact.value / _THOUSAND
+        value = former_ratio * (value / former_ratio) ** (1 / min(samples, _MEMORY))
     return Fact.model_validate(
         {
             "kind": kind,

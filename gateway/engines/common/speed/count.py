@@ -152,10 +152,10 @@ class _Multiplication(NamedTuple):
     def product(self, layer: Linear, size_bytes: int | None) -> Product | None:
         """The work of a layer; None: its size is unknown."""
         rank, scheme = self.rank, layer.scheme
-        cut = per_rank(layer, parts(layer, rank))
-        if size_bytes is None or cut is None or not isinstance(scheme, Scheme):
+        cut_sizes = per_rank(layer, parts(layer, rank))
+        if size_bytes is None or cut_sizes is None or not isinstance(scheme, Scheme):
             return None
-        k, n = cut
+        k, n = cut_sizes
         kernel = self.kernels.get((layer.name, describe(scheme)), "")
         expert_ranks = rank.ep if layer.experts > 0 and rank.ep > 1 else 1
         experts_read = self.experts_per_token / expert_ranks if layer.experts else 1
@@ -205,7 +205,7 @@ def _head(model: Model, tp: int, item: int) -> Product:
 
 def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
     """Source of the sizes: AttentionGroup; of the parts of each rank: engines/vllm/kv_cache.py."""
-    stored = 1 if rank.kv_dtype.startswith("fp8") else item
+    stored_item_bytes = 1 if rank.kv_dtype.startswith("fp8") else item
     heads = max(1, group.heads // rank.tp)
     if group.kind == "recurrent" and group.recurrent is not None:
         state = group.recurrent
@@ -216,16 +216,16 @@ def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWo
         # Prompts are computed with keys and values taken out of the latents.
         taken_out = 2.0 * group.layers * heads * sum(_MLA_HEAD)
         return AttentionWork(
-            group.layers * group.head_dim * stored,
+            group.layers * group.head_dim * stored_item_bytes,
             2.0 * group.layers * heads * (group.head_dim + value),
-            small=stored == 1,
+            small=stored_item_bytes == 1,
             prompt_flops=taken_out,
         )
     kv_heads = max(1, group.kv_heads // rank.tp)
     return AttentionWork(
-        group.layers * kv_heads * (group.head_dim + value) * stored,
+        group.layers * kv_heads * (group.head_dim + value) * stored_item_bytes,
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,
-        small=stored == 1,
+        small=stored_item_bytes == 1,
         narrow=group.head_dim <= _NARROW_HEAD_ELEMENTS,
     )

@@ -54,17 +54,31 @@ def expected_speed(
     held_requests = load.kv_tokens // (read + answer_tokens) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held_requests))
     used_replicas = min(load.replicas, load.concurrency)
-    short, long = min(_SHORT_PROMPT_TOKENS, load.context), load.context >= _LONG_PROMPT_TOKENS
-    key = at_once, used_replicas, load.concurrency, read, answer_tokens, limit, short, long
+    short_prompt, has_long_prompts = (
+        min(_SHORT_PROMPT_TOKENS, load.context),
+        load.context >= _LONG_PROMPT_TOKENS,
+    )
+    key = (
+        at_once,
+        used_replicas,
+        load.concurrency,
+        read,
+        answer_tokens,
+        limit,
+        short_prompt,
+        has_long_prompts,
+    )
     if not ratios and key in clock.speeds:
         return clock.speeds[key]
     figures = {
         "stream": 1 / clock.decode_s(1, _SHORT_PROMPT_TOKENS),
         "total": used_replicas * clock.total_per_s(at_once, read, answer_tokens, limit),
-        "first_token_2k_s": clock.first_token_s(short, limit),
+        "first_token_2k_s": clock.first_token_s(short_prompt, limit),
     }
     figures |= (
-        {"first_token_32k_s": clock.first_token_s(_LONG_PROMPT_TOKENS, limit)} if long else {}
+        {"first_token_32k_s": clock.first_token_s(_LONG_PROMPT_TOKENS, limit)}
+        if has_long_prompts
+        else {}
     )
     known_ratios = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
     figures_told = {
@@ -73,7 +87,7 @@ def expected_speed(
         )
         for figure, value in figures.items()
     }
-    why = (
+    correction_words = (
         "; corrected by what was measured of " + next(iter(known_ratios.values())).source
         if known_ratios
         else ""
@@ -81,7 +95,7 @@ def expected_speed(
     speed = Speed(
         **figures_told,
         concurrency=min(load.concurrency, at_once * used_replicas),
-        source=clock.machine.source + why,
+        source=clock.machine.source + correction_words,
         ratios={figure: ratio.value for figure, ratio in known_ratios.items()},
     )
     if not ratios:
@@ -91,13 +105,15 @@ def expected_speed(
 
 def for_copies(plan: Plan, count: int) -> Plan:
     """The speed of several replicas, from the expected or measured speed of one."""
-    was, speed = plan.replicas.value, plan.speed
-    if was == count:
+    former_count, speed = plan.replicas.value, plan.speed
+    if former_count == count:
         return plan
     if speed is not None:
-        part = count / was
+        part = count / former_count
         total = Estimate(
             value=speed.total.value * part, low=speed.total.low * part, high=speed.total.high * part
         )
-        speed = speed.evolve(total=total, concurrency=math.ceil(speed.concurrency * count / was))
+        speed = speed.evolve(
+            total=total, concurrency=math.ceil(speed.concurrency * count / former_count)
+        )
     return plan.evolve(replicas=plan.replicas.evolve(value=count), speed=speed)

@@ -206,8 +206,10 @@ class SpeedTable(Value):
         if kind in self.graph_tokens_of:
             limit = min(self.graph_tokens_of[kind], 2 * seqs)
             return Graphs(limit, limit)
-        since = self.prompt_graphs_since.get(kind)
-        return Graphs(prompts=math.inf if since and release(version) >= release(since) else 0)
+        first_version = self.prompt_graphs_since.get(kind)
+        return Graphs(
+            prompts=math.inf if first_version and release(version) >= release(first_version) else 0
+        )
 
     @property
     def names(self) -> KernelNames:
@@ -235,7 +237,7 @@ def machine_of(
     gpus: Sequence[Gpu],
     links: Mapping[frozenset[int], Link],
     pace: SpeedKnowledge,
-    measured: Measured = NO_MEASUREMENTS,
+    measured_rates: Measured = NO_MEASUREMENTS,
     *,
     direct: bool,
 ) -> Machine | None:
@@ -245,32 +247,34 @@ def machine_of(
     kinds: dict[tuple[str, int | None], Gpu] = {}
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
-    peaks = [_peaks(gpu, pace, measured) for gpu in (gpus if measured else kinds.values())]
+    peaks = [
+        _peaks(gpu, pace, measured_rates) for gpu in (gpus if measured_rates else kinds.values())
+    ]
     known_peaks = [item for item in peaks if item is not None]
     if len(known_peaks) < max(1, len(peaks)):
         return None
     slowest = min(known_peaks, key=lambda item: item.memory)
-    joined = all(
+    is_joined = all(
         link is not None and link.nvlinks
         for link in (links.get(_ends(*pair)) for pair in combinations(gpus, 2))
     )
     reference, reduce = (
         pace.table.reference,
-        measured.all_reduce(gpus, links) if len(gpus) > 1 else None,
+        measured_rates.all_reduce(gpus, links) if len(gpus) > 1 else None,
     )
     if reduce is not None and (
         not (reference and reference.nvlink)
-        if joined
+        if is_joined
         else not direct and "P2P" in reach(gpus, links)
     ):
         # not on the scale of the parts; or measured with P2P, and these ranks must do without
         reduce = None
     wire = (
-        _wire(gpus, pace.table, reduce, slowest.card, joined=joined, direct=direct)
+        _wire(gpus, pace.table, reduce, slowest.card, is_joined=is_joined, direct=direct)
         if len(gpus) > 1
         else None
     )
-    launch = measured.number(gpus[0], "launch")
+    launch = measured_rates.number(gpus[0], "launch")
     slower = launch.value / reference.launch_s if launch and reference else 1.0
     days = {**slowest.measured, **({"all-reduce": reduce.day} if reduce else {})}
     return Machine(slowest.memory, slowest.flops, wire, _source(slowest, days, wire), slower)
@@ -336,7 +340,7 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured: Measured) -> _Peaks | None:
+def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured_rates: Measured) -> _Peaks | None:
     card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
     flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}
@@ -346,7 +350,7 @@ def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured: Measured) -> _Peaks | None:
         # Of a card without a data sheet something is better than nothing, though parts of it are a
         # little less.
         number, part = (
-            measured.number(gpu, product),
+            measured_rates.number(gpu, product),
             reference.part(product) if reference else 1.0 if card is None else None,
         )
         if number is None or part is None:
@@ -378,8 +382,8 @@ def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
         return sheet
     parts_used = {*days, *(name for quantity in days for name in _FORMATS.get(quantity, ()))}
     parts_needed = {"memory", *peaks.flops, *(["all-reduce"] if wire else [])}
-    rest = f"; else {sheet}" if sheet and parts_needed - parts_used else ""
-    return f"{', '.join(days)} measured here on {max(days.values())}{rest}"
+    sheet_note = f"; else {sheet}" if sheet and parts_needed - parts_used else ""
+    return f"{', '.join(days)} measured here on {max(days.values())}{sheet_note}"
 
 
 def _wire(
@@ -388,15 +392,15 @@ def _wire(
     reduce: Reduce | None,
     card: Card | None,
     *,
-    joined: bool,
+    is_joined: bool,
     direct: bool,
 ) -> Wire:
     """joined: by NVLink."""
-    of = table.reference.nvlink if table.reference else None
-    if reduce is not None and joined and of is not None:
+    wire_part = table.reference.nvlink if table.reference else None
+    if reduce is not None and is_joined and wire_part is not None:
         return Wire(
-            reduce.bytes_s / of.part * table.nvlink.part,
-            reduce.latency_s / of.latency_s * table.nvlink.latency_s,
+            reduce.bytes_s / wire_part.part * table.nvlink.part,
+            reduce.latency_s / wire_part.latency_s * table.nvlink.latency_s,
         )
     if reduce is not None:  # there engines have NCCL's all-reduce, as in the measurement
         # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
@@ -404,7 +408,7 @@ def _wire(
         host_factor = 0.0 if direct else table.host.more_s / table.host.latency_s
         latency = reduce.latency_s / (1 + host_factor * (len(gpus) - 2))
         return Wire(reduce.bytes_s, latency, host_factor * latency)
-    if joined and card is not None and card.nvlink_gb_s:
+    if is_joined and card is not None and card.nvlink_gb_s:
         return Wire(
             card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s
         )

@@ -42,13 +42,13 @@ class Measured:
         for fact in facts:
             if fact.kind != "machine_speed" or not fact.value:
                 continue
-            about, day = fact.scope, _day(fact.at)
-            quantity, gpus = about.get("what", ""), about.get("gpus", "")
+            scope, day = fact.scope, _day(fact.at)
+            quantity, gpus = scope.get("what", ""), scope.get("gpus", "")
             if quantity == "all_reduce":
                 sizes = self._reduces.setdefault(
-                    (about.get("cards", ""), about.get("links", "")), {}
+                    (scope.get("cards", ""), scope.get("links", "")), {}
                 ).setdefault(gpus, {})
-                sizes[int(about.get("bytes", "0"))] = Number(fact.value / _NANO, day)
+                sizes[int(scope.get("bytes", "0"))] = Number(fact.value / _NANO, day)
             else:
                 self._numbers[quantity, gpus] = Number(
                     fact.value / _NANO if quantity in SECONDS else float(fact.value), day
@@ -80,14 +80,16 @@ SECONDS = ("all_reduce", "launch", "peer_latency")
 def fit_reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     """The least size tells the latency, the others bytes/s, each as much."""
     (_, first), *larger = sorted(sizes.items())
-    moved = [
+    moved_rates = [
         2 * (count - 1) / count * size / (item.value - first.value)
         for size, item in larger
         if item.value > first.value
     ]
-    if not moved:
+    if not moved_rates:
         return None
-    return Reduce(first.value, math.exp(sum(map(math.log, moved)) / len(moved)), first.day)
+    return Reduce(
+        first.value, math.exp(sum(map(math.log, moved_rates)) / len(moved_rates)), first.day
+    )
 
 
 def uuids(gpus: Iterable[Gpu]) -> str:

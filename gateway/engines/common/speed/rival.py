@@ -16,40 +16,48 @@ MEASURED_GAIN = 1.05
 _CONTEXT = 32768
 
 
-def rival(running: Plan, plans: Iterable[Plan], wish: Wish, tokens_needed: int) -> Rival | None:
+def rival(
+    running_plan: Plan, plans: Iterable[Plan], wish: Wish, tokens_needed: int
+) -> Rival | None:
     """The best plan that should beat the running one; None: no such plan, or no measurement of the
     running one.
 
     A rival makes nothing worse: it has the same weights, the wanted context, sound kernels, and no
     known weakness. tokens_needed: useful tokens of KV cache.
     """
-    if running.speed is None or running.speed.grade == "predicted":
+    if running_plan.speed is None or running_plan.speed.grade == "predicted":
         return None
-    sound = [
+    sound_plans = [
         plan
         for plan in plans
         if plan.speed is not None
-        and plan.fingerprint != running.fingerprint
-        and is_no_worse(plan, running, wish)
+        and plan.fingerprint != running_plan.fingerprint
+        and is_no_worse(plan, running_plan, wish)
     ]
-    best = max(sound, key=lambda plan: worth(plan, wish, tokens_needed), default=None)
-    if best is None or best.speed is None:
+    best_plan = max(sound_plans, key=lambda plan: worth(plan, wish, tokens_needed), default=None)
+    if best_plan is None or best_plan.speed is None:
         return None
-    gain = worth(best, wish, tokens_needed) / worth(running, wish, tokens_needed)
-    least = (
-        MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
+    gain = worth(best_plan, wish, tokens_needed) / worth(running_plan, wish, tokens_needed)
+    needed_gain = (
+        MEASURED_GAIN
+        if running_plan.speed.grade == best_plan.speed.grade == "measured"
+        else EXPECTED_GAIN
     )
-    return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > least else None
+    return (
+        Rival(speed=running_plan.speed, plan=best_plan, gain=round(gain, 3))
+        if gain > needed_gain
+        else None
+    )
 
 
-def is_no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
+def is_no_worse(plan: Plan, running_plan: Plan, wish: Wish) -> bool:
     """Whether a plan has the context, the weights and the soundness of the running one."""
-    context = min(running.max_model_len.value, wish.context or _CONTEXT)
+    context = min(running_plan.max_model_len.value, wish.context or _CONTEXT)
     return (
         plan.max_model_len.value >= context
-        and (running.quantizes_weights or not plan.quantizes_weights)
-        and (running.verdict == "degraded" or plan.verdict == "ok")
-        and (bool(running.advice) or not plan.advice)
+        and (running_plan.quantizes_weights or not plan.quantizes_weights)
+        and (running_plan.verdict == "degraded" or plan.verdict == "ok")
+        and (bool(running_plan.advice) or not plan.advice)
     )
 
 

@@ -53,10 +53,10 @@ def sum_series(text: bytes, names: Mapping[str, str]) -> Counts | None:
 
     Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
-    whole, result = b"\n" + text, dict[str, float]()
+    text_after_newline, result = b"\n" + text, dict[str, float]()
     for counter, name in names.items():
         try:
-            values = _values(whole, b"\n" + name.encode())
+            values = _values(text_after_newline, b"\n" + name.encode())
         except ValueError:
             return None
         if values:
@@ -79,9 +79,9 @@ def _values(text: bytes, name: bytes) -> list[float]:
     time_s = text.find(name)
     while time_s >= 0:
         end = text.find(b"\n", time_s + 1)
-        rest = text[time_s + len(name) : end if end >= 0 else None]
-        if rest[:1] in (b"{", b" "):
-            value = float(rest.rpartition(b" ")[2])
+        number_text = text[time_s + len(name) : end if end >= 0 else None]
+        if number_text[:1] in (b"{", b" "):
+            value = float(number_text.rpartition(b" ")[2])
             if not 0 <= value <= _MAX_VALUE or len(values) >= _MAX_SERIES:
                 raise ValueError
             values.append(value)
@@ -89,10 +89,12 @@ def _values(text: bytes, name: bytes) -> list[float]:
     return values
 
 
-def traffic_between(before: Counts, after: Counts) -> Served | None:
+def traffic_between(former_values: Counts, new_values: Counts) -> Served | None:
     """None where too little happened to tell a pace, or where the engine began to count anew."""
-    past = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    if any(value < 0 for value in past.values()) or any(name not in after for name in before):
+    past = {name: value - former_values.get(name, 0.0) for name, value in new_values.items()}
+    if any(value < 0 for value in past.values()) or any(
+        name not in new_values for name in former_values
+    ):
         return None
     requests, outputs = past.get("requests", 0.0), past.get("between", 0.0)
     answer_tokens = past.get("written", outputs + requests)
@@ -145,12 +147,12 @@ def clock_of(
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
     dp = plan.data_parallel.value
     ep = tp * dp if plan.expert_parallel.value else 1
-    stored = plan.scope["kv_cache_dtype"]
-    rank = Rank(tp, pp, ep, plan.dtype.value, stored, gpus[0].capability or "", dp)
-    built = build(
+    stored_dtype = plan.scope["kv_cache_dtype"]
+    rank = Rank(tp, pp, ep, plan.dtype.value, stored_dtype, gpus[0].capability or "", dp)
+    built_model = build(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
-    item = stage(built, engine, kind, spec.architecture, pp)
+    item = stage(built_model, engine, kind, spec.architecture, pp)
     work = work_with(spec, item, rank, plan.kernels, gpu_table, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     local_machine = machine_of(
@@ -198,11 +200,11 @@ def learn_from_traffic(
         if len(values) < MIN_STRETCHES or not _is_steady(values):
             continue
         value, scope = round(_THOUSAND * _quarter(values, 2)), {**ratio_scope, "figure": figure}
-        old = earlier_by_scope.get(tuple(sorted(scope.items())))
+        old_fact = earlier_by_scope.get(tuple(sorted(scope.items())))
         if (
-            old is None
-            or old.under != plan.under
-            or abs(math.log(value / (old.value or 1))) > _MIN_CHANGE_SHARE
+            old_fact is None
+            or old_fact.under != plan.under
+            or abs(math.log(value / (old_fact.value or 1))) > _MIN_CHANGE_SHARE
         ):
             fields = {
                 "kind": "speed_ratio",
@@ -218,39 +220,39 @@ def learn_from_traffic(
     return tuple(facts)
 
 
-def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
+def ratios(plan: Plan, traffic: Served, clock: StepClock) -> dict[str, float]:
     """The ratio of each figure of Speed: measured speed relative to the expectation for this
     load."""
-    limit, at_once = plan.max_num_batched_tokens.value, served.at_once
+    limit, at_once = plan.max_num_batched_tokens.value, traffic.at_once
     length, new_tokens = (
-        served.prompt / served.requests,
-        (served.prompt - served.cached) / served.requests,
+        traffic.prompt / traffic.requests,
+        (traffic.prompt - traffic.cached) / traffic.requests,
     )
-    context = min(length + served.written / served.requests / 2, float(plan.max_model_len.value))
+    context = min(length + traffic.written / traffic.requests / 2, float(plan.max_model_len.value))
     step_s = clock.decode_s(at_once, context)
-    reads_s = clock.prompts_s(served.requests, new_tokens, limit) if new_tokens >= 1 else 0.0
+    reads_s = clock.prompts_s(traffic.requests, new_tokens, limit) if new_tokens >= 1 else 0.0
     result: dict[str, float] = {}
     if at_once <= _SINGLE_REQUEST:
-        if served.writing_s:
-            result["stream"] = step_s * (served.outputs - served.requests) / served.writing_s
+        if traffic.writing_s:
+            result["stream"] = step_s * (traffic.outputs - traffic.requests) / traffic.writing_s
         if (
-            served.reading_s
+            traffic.reading_s
             and new_tokens >= _MIN_PROMPT
             and new_tokens >= (1 - _MAX_CACHED_SHARE) * length
         ):
-            expected_s = clock.table.first_s + reads_s / served.requests
+            expected_s = clock.table.first_s + reads_s / traffic.requests
             figure = "first_token_2k_s" if new_tokens < _LONG_PROMPT else "first_token_32k_s"
-            result[figure] = served.reading_s / served.requests / expected_s
-    elif reads_s <= served.steps * step_s and served.writing_s:
+            result[figure] = traffic.reading_s / traffic.requests / expected_s
+    elif reads_s <= traffic.steps * step_s and traffic.writing_s:
         # Each request waits for the prompts of all, so that all of the time counts for all of them.
         # Where reading takes most of the time, too many requests are between two outputs for
         # `at_once` to tell how many there are.
-        expected_s = at_once * (served.steps * step_s + reads_s)
-        planned = (plan.speed.concurrency if plan.speed else 1) / (
+        expected_s = at_once * (traffic.steps * step_s + reads_s)
+        planned_requests = (plan.speed.concurrency if plan.speed else 1) / (
             plan.replicas.value * plan.data_parallel.value
         )
-        figure = "stream" if at_once < math.sqrt(planned) else "total"
-        result[figure] = expected_s / (served.reading_s + served.writing_s)
+        figure = "stream" if at_once < math.sqrt(planned_requests) else "total"
+        result[figure] = expected_s / (traffic.reading_s + traffic.writing_s)
     return {figure: clamp_ratio(ratio) for figure, ratio in result.items()}
 
 
@@ -261,6 +263,8 @@ def _is_steady(values: list[float]) -> bool:
 
 def _quarter(values: list[float], quarters: int) -> float:
     """The value that so many quarters of all do not exceed, between two of them by its distance."""
-    ordered, place = sorted(values), quarters * (len(values) - 1) / 4
+    ordered_values, place = sorted(values), quarters * (len(values) - 1) / 4
     low = int(place)
-    return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+    return ordered_values[low] + (place - low) * (
+        ordered_values[min(low + 1, len(ordered_values) - 1)] - ordered_values[low]
+    )

@@ -54,10 +54,10 @@ class StepClock:
         """The same in steps that decode a token of so many requests too, which takes `beside_s` of
         the GPU."""
         tokens = count * length
-        without = min(float(limit), tokens) + requests > self.graphs.prompts
+        is_without_graphs = min(float(limit), tokens) + requests > self.graphs.prompts
         slowest_s = max(clock.launched_s for clock in (self, *self.other_stages))
-        launched_s = max(1.0, tokens / limit) * slowest_s if without else 0.0
-        return max(self._prompts_s(count, length, limit, launched=False) + beside_s, launched_s)
+        launched_s = max(1.0, tokens / limit) * slowest_s if is_without_graphs else 0.0
+        return max(self._prompts_s(count, length, limit, is_launched=False) + beside_s, launched_s)
 
     def _decode_s(self, requests: float, context: float) -> float:
         stages = self.work.pp
@@ -66,8 +66,8 @@ class StepClock:
         # One request passes through all stages; with several requests the slowest stage sets the
         # pace.
         decode_s = sum(seconds) if self.other_stages else stages * seconds[0]
-        passed = stages * max(seconds) * self._wait_factor if requests > 1 else decode_s
-        return passed + (stages - 1) * self.table.stage_s + self._crossing_time_s(part)
+        passing_s = stages * max(seconds) * self._wait_factor if requests > 1 else decode_s
+        return passing_s + (stages - 1) * self.table.stage_s + self._crossing_time_s(part)
 
     def step_s(self, requests: float, context: float) -> float:
         """The seconds of a step of this stage alone, for so many requests."""
@@ -92,34 +92,36 @@ class StepClock:
         return max(seconds, self.table.step_s + self.table.request_s * requests)
 
     def _prompts_s(
-        self, count: float, length: float, limit: int, *, launched: bool = True
+        self, count: float, length: float, limit: int, *, is_launched: bool = True
     ) -> float:
         tokens = count * length
         batch = min(float(limit), tokens)
         batches = tokens / batch
         logits = max(1.0, batch / length)
         clocks = (self, *self.other_stages)
-        seconds = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
-        computed = max(
+        seconds = [clock.batch_s(batch, logits, is_launched=is_launched) for clock in clocks]
+        computed_s = max(
             batches * item + count * clock.pairs_s(length)
             for item, clock in zip(seconds, clocks, strict=True)
         )
         crossed_s = self._crossing_time_s(batch)
         if crossed_s:
             # The network is a stage too.
-            computed = max(computed, batches * crossed_s / self.machine.crossings)
+            computed_s = max(computed_s, batches * crossed_s / self.machine.crossings)
         other_s = (
             sum(seconds) - max(seconds) if self.other_stages else (self.work.pp - 1) * seconds[0]
         )
         fill = other_s + (self.work.pp - 1) * self.table.stage_s + crossed_s
         return (
-            computed * (self._wait_factor if batches > 1 else 1) + fill + count * self.table.admit_s
+            computed_s * (self._wait_factor if batches > 1 else 1)
+            + fill
+            + count * self.table.admit_s
         )
 
-    def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:
+    def batch_s(self, tokens: float, logits: float, *, is_launched: bool = True) -> float:
         """The seconds of a batch of prompts in this stage alone, without attention. launched: where
         there is no graph for it, the CPU counts too."""
-        waited_s = self.launched_s if launched and tokens > self.graphs.prompts else 0.0
+        waited_s = self.launched_s if is_launched and tokens > self.graphs.prompts else 0.0
         return max(self._products_s(tokens, logits), self.table.step_s, waited_s)
 
     def pairs_s(self, length: float) -> float:
@@ -174,16 +176,16 @@ class StepClock:
         is wanted.
         """
         work, table = self.work, self.table
-        seconds, gathered = 0.0, self._tokens_of_all_groups(tokens)
+        seconds, gathered_tokens = 0.0, self._tokens_of_all_groups(tokens)
         for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
             # A layer that costs all tokens the same needs no question: most layers are such, and
             # this is the innermost loop of planning.
             count, read_bytes, limit = tokens, item.bytes, 1.0
             if item.experts:
                 count, read_bytes, limit = (
-                    gathered,
-                    item.bytes_of_step(gathered),
-                    item.busiest(gathered),
+                    gathered_tokens,
+                    item.bytes_of_step(gathered_tokens),
+                    item.busiest(gathered_tokens),
                 )
             seconds += max(
                 (read_bytes + item.passed * count) / memory,
@@ -194,7 +196,7 @@ class StepClock:
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
         if work.dp > 1:
-            seconds += work.expert_layers * self._exchange_s(gathered)
+            seconds += work.expert_layers * self._exchange_s(gathered_tokens)
         return seconds
 
     def _crossing_time_s(self, tokens: float) -> float:

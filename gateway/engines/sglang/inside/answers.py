@@ -33,32 +33,32 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
     with folder_of(files) as folder:
         stages = []
         for stage in range(int(resolve_argument(arguments_of(folder, argv), "pp_size"))):
-            configured = configured_of(arguments_of(folder, argv), stage)
-            stages.append(answer(configured))
+            configuration = configured_of(arguments_of(folder, argv), stage)
+            stages.append(answer(configuration))
     return of_stages(stages)
 
 
-def answer(configured: Configured) -> dict[str, Any]:
+def answer(configuration: Configured) -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
-    dtype = str(configured.model.dtype).removeprefix("torch.")
+    dtype = str(configuration.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)
-    backends = backends_of(configured.arguments, configured.model)
+    backends = backends_of(configuration.arguments, configuration.model)
     with meta(dtype):
-        whole = model_of(configured)
-        weights = sum(item.numel() * item.element_size() for item in whole.parameters())
-        attended = attention(whole, configured, backends)
-        rows = kernels(whole, dtype)
+        built_model = model_of(configuration)
+        weights = sum(item.numel() * item.element_size() for item in built_model.parameters())
+        attended = attention(built_model, configuration, backends)
+        rows = kernels(built_model, dtype)
     return {
         "kernels": rows,
         "attention": attended,
         "weights": weights,
-        "kv": cache(configured, whole, memory),
-        "settled": settings_of(configured, dtype),
+        "kv": cache(configuration, built_model, memory),
+        "settled": settings_of(configuration, dtype),
     }
 
 
-def settings_of(configured: Configured, dtype: str) -> dict[str, Any]:
-    arguments, model = configured.arguments, configured.model
+def settings_of(configuration: Configured, dtype: str) -> dict[str, Any]:
+    arguments, model = configuration.arguments, configuration.model
     return {
         "architecture": model.hf_config.architectures[0],
         "dtype": dtype,
@@ -76,7 +76,7 @@ def settings_of(configured: Configured, dtype: str) -> dict[str, Any]:
 # --- linear layers ---
 
 
-def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
+def kernels(built_model: Any, dtype: str) -> list[dict[str, Any]]:
     """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts
     the width of the model and of one expert.
 
@@ -85,7 +85,7 @@ def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
     base: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     rows: collections.Counter[tuple[str, str, int, int, int]] = collections.Counter()
     kernel_names: dict[tuple[Any, ...], str] = {}
-    for path, module in whole.named_modules():
+    for path, module in built_model.named_modules():
         name = _NUMBER.sub("*", path)
         if isinstance(module, base):
             n = int(getattr(module, "output_size_per_partition", None) or module.output_size)
@@ -126,15 +126,17 @@ def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
 # --- attention ---
 
 
-def attention(whole: Any, configured: Configured, backends: Backends) -> list[dict[str, Any]]:
+def attention(
+    built_model: Any, configuration: Configured, backends: Backends
+) -> list[dict[str, Any]]:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     paged: Any = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
     towers: Any = importlib.import_module("sglang.srt.layers.attention.vision").QKV_BACKEND_IMPL
-    latent = configured.model.attention_arch == models.AttentionArch.MLA
-    rank = configured.model.kv_lora_rank + configured.model.qk_rope_head_dim if latent else 0
+    latent = configuration.model.attention_arch == models.AttentionArch.MLA
+    rank = configuration.model.kv_lora_rank + configuration.model.qk_rope_head_dim if latent else 0
     name = _join_names(backends.prefill, backends.decode)
     result: collections.Counter[tuple[str, int, str]] = collections.Counter()
-    for module in whole.modules():
+    for module in built_model.modules():
         if isinstance(module, paged):
             if latent and module.qk_head_dim != rank:
                 continue  # the same layer for a prefill, whose keys are not kept
@@ -161,8 +163,8 @@ def attention(whole: Any, configured: Configured, backends: Backends) -> list[di
     if backends.recurrent is not None:
         states = backends.hybrid.mamba2_cache_params.layers
         stage = range(
-            getattr(whole, "start_layer", 0),
-            getattr(whole, "end_layer", configured.model.num_hidden_layers),
+            getattr(built_model, "start_layer", 0),
+            getattr(built_model, "end_layer", configuration.model.num_hidden_layers),
         )
         result["recurrent", 0, _join_names(*backends.recurrent[1:])] += sum(
             layer in stage for layer in states

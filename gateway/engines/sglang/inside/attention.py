@@ -68,12 +68,12 @@ def _backends_by_arguments(arguments: Any, model: Any) -> Backends:
     runner.server_args, runner.model_config = arguments, model
     runner.is_draft_worker, runner.init_new_workspace, runner.device = False, False, "cuda"
     runner.use_mla_backend = model.attention_arch == models.AttentionArch.MLA
-    configured = runner._get_attention_backend()
+    backend = runner._get_attention_backend()
     kernels = [
         linear.get_linear_attn_prefill_backend().value,
         linear.get_linear_attn_decode_backend().value,
     ]
-    recurrent = _recurrent(configured, kernels, arguments.mamba_backend)
+    recurrent = _recurrent(backend, kernels, arguments.mamba_backend)
     prefill, decode = arguments.get_attention_backends()
     return Backends(prefill, decode, arguments.page_size, recurrent, _hybrid(runner, model))
 
@@ -106,17 +106,19 @@ def _backends_by_view(arguments: Any, model: Any) -> Backends:
         state = StandIn(temporal=StandIn(dtype=hybrid.mamba2_cache_params.dtype.temporal))
         pool = StandIn(mamba_cache=state)
         runner.req_to_token_pool = StandIn(mamba_pool=pool)
-    configured = setup.get_attention_backend(model_runner=runner)
+    backend = setup.get_attention_backend(model_runner=runner)
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []
-    recurrent = _recurrent(configured, kernels, resolve_argument(arguments, "mamba_backend"))
+    recurrent = _recurrent(backend, kernels, resolve_argument(arguments, "mamba_backend"))
     return Backends(
         prefill, decode, resolve_argument(arguments, "page_size"), recurrent, hybrid or None
     )
 
 
-def _recurrent(configured: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:
-    names = configured.names()
+def _recurrent(
+    recorded_backend: Recorded, kernels: list[str], mamba: str | None
+) -> list[str] | None:
+    names = recorded_backend.names()
     if "HybridLinearAttnBackend" not in names[0]:
         return None
     return [names[-1], *([mamba or "triton"] * 2 if names[-1] == "Mamba2AttnBackend" else kernels)]

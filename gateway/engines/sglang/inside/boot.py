@@ -162,9 +162,9 @@ def boot(
     stubs.fake_cuda(capability, memory_bytes, count, cuda, name)
     stubs.fake_ops(OPS, {})
     _ready(memory_bytes)
-    common: Any = importlib.import_module("sglang.srt.utils.common")
+    common_module: Any = importlib.import_module("sglang.srt.utils.common")
     # Versions 0.5.13 to 0.5.15 look whether Triton made the kernel. Here the kernel is a stand-in.
-    common.CachedKernel = lambda function, _: function
+    common_module.CachedKernel = lambda function, _: function
 
 
 def boot_installation(
@@ -183,9 +183,9 @@ def boot_installation(
     if capability is None:
         importlib.import_module("sglang")  # without it nothing here is an answer
         return
-    missing = {name for name in IMAGE_HAS if _fails(name)}
-    if missing:
-        stubs.stand_in(missing)
+    missing_modules = {name for name in IMAGE_HAS if _fails(name)}
+    if missing_modules:
+        stubs.stand_in(missing_modules)
     stubs.fake_cuda(
         capability,
         memory_bytes,
@@ -224,5 +224,5 @@ def _ready(memory_bytes: int) -> None:
 
 def state_memory(mib: float) -> None:
     """GPU memory as `nvidia-smi` would print it, from now on."""
-    common: Any = importlib.import_module("sglang.srt.utils.common")
-    common.get_nvgpu_memory_capacity = lambda: float(mib)
+    common_module: Any = importlib.import_module("sglang.srt.utils.common")
+    common_module.get_nvgpu_memory_capacity = lambda: float(mib)

@@ -21,37 +21,37 @@ _MAX_BYTES = 1 << 50
 _SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 
-def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
+def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dict[str, Any]:
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
     of so many tokens."""
-    page, longest = (
-        int(resolve_argument(configured.arguments, "page_size")),
-        int(configured.model.context_len),
+    page, longest_context = (
+        int(resolve_argument(configuration.arguments, "page_size")),
+        int(configuration.model.context_len),
     )
-    count = _counter(configured, whole, memory_bytes)
+    count = _counter(configuration, built_model, memory_bytes)
 
     def bytes_for(tokens: int) -> int:
         return _min_bytes(lambda size: _pool_tokens(count, size) >= tokens)
 
-    pages = max(1, -(-longest // page))
+    pages = max(1, -(-longest_context // page))
     # Of two long pools, so that windows are full and fixed costs are paid.
     one_page_bytes, two_pages_bytes = bytes_for(pages * page), bytes_for(2 * pages * page)
     block = max(1, math.ceil((two_pages_bytes - one_page_bytes) / pages))
-    fixed = max(0, one_page_bytes - pages * block)
+    fixed_bytes = max(0, one_page_bytes - pages * block)
     doubled = sorted(
         {page * 2**power for power in range(max(1, pages.bit_length()))} | {pages * page}
     )
     return {
         "block_bytes": block,
-        "fixed": fixed,
-        "needed": [(n, max(bytes_for(n) - fixed, 1)) for n in doubled],
-        **_states(count, pages * block + fixed),
+        "fixed": fixed_bytes,
+        "needed": [(n, max(bytes_for(n) - fixed_bytes, 1)) for n in doubled],
+        **_states(count, pages * block + fixed_bytes),
     }
 
 
-def pool_tokens(configured: Configured, whole: Any, memory_bytes: int, size: int) -> int:
+def pool_tokens(configuration: Configured, built_model: Any, memory_bytes: int, size: int) -> int:
     """Tokens of a pool of `size` bytes. Raises the engine's errors where it is too small."""
-    return _counter(configured, whole, memory_bytes)(size)
+    return _counter(configuration, built_model, memory_bytes)(size)
 
 
 def _states(count: _Counted, size: int) -> dict[str, int]:
@@ -98,19 +98,19 @@ class _Counted:
         return self._count(size)
 
 
-def _counter(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
+def _counter(configuration: Configured, built_model: Any, memory_bytes: int) -> _Counted:
     """Tokens of the pool, by the bytes that are left for pools."""
     try:
         module: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
     except ModuleNotFoundError:
-        return _count_by_runner(configured, whole, memory_bytes)
-    return _count_by_configurator(module, configured, whole, memory_bytes)
+        return _count_by_runner(configuration, built_model, memory_bytes)
+    return _count_by_configurator(module, configuration, built_model, memory_bytes)
 
 
-def _slack(configured: Configured, memory_bytes: int) -> float:
+def _slack(configuration: Configured, memory_bytes: int) -> float:
     """GiB that the share of memory leaves free."""
     return float(
-        memory_bytes / _GIB * (1 - resolve_argument(configured.arguments, "mem_fraction_static"))
+        memory_bytes / _GIB * (1 - resolve_argument(configuration.arguments, "mem_fraction_static"))
     )
 
 
@@ -120,25 +120,25 @@ def _state(module: Any, memory: float) -> None:
     module.gc = types.SimpleNamespace(collect=lambda: 0)
 
 
-def _count_by_runner(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
+def _count_by_runner(configuration: Configured, built_model: Any, memory_bytes: int) -> _Counted:
     """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     speculative: Any = importlib.import_module(
         "sglang.srt.speculative.spec_info"
     ).SpeculativeAlgorithm
-    arguments, model = configured.arguments, configured.model
+    arguments, model = configuration.arguments, configuration.model
     runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
     arguments_known = {
         "device": "cuda", "gpu_id": 0, "is_draft_worker": False, "server_args": arguments,
-        "model_config": model, "model": whole, "dtype": model.dtype,
+        "model_config": model, "model": built_model, "dtype": model.dtype,
         "spec_algorithm": speculative.from_string(None), "dp_size": 1, "pp_size": 1,
         "mem_fraction_static": arguments.mem_fraction_static, "is_hybrid_swa": model.is_hybrid_swa,
         "use_mla_backend": model.attention_arch == models.AttentionArch.MLA,
-        "start_layer": getattr(whole, "start_layer", 0),
-        "end_layer": getattr(whole, "end_layer", layers),
-        "sliding_window_size": _window(whole, model),
+        "start_layer": getattr(built_model, "start_layer", 0),
+        "end_layer": getattr(built_model, "end_layer", layers),
+        "sliding_window_size": _window(built_model, model),
     }  # fmt: skip
     for name, value in arguments_known.items():
         setattr(runner, name, value)
@@ -151,7 +151,7 @@ def _count_by_runner(configured: Configured, whole: Any, memory_bytes: int) -> _
             model, name, [layer for layer in ids if runner.start_layer <= layer < runner.end_layer]
         )
     runner.configure_kv_cache_dtype()
-    slack, states = _slack(configured, memory_bytes), arguments.max_mamba_cache_size
+    slack, states = _slack(configuration, memory_bytes), arguments.max_mamba_cache_size
 
     def count(size: int) -> int:
         arguments.max_mamba_cache_size = states  # the count fills it
@@ -167,10 +167,10 @@ def _count_by_runner(configured: Configured, whole: Any, memory_bytes: int) -> _
     return _Counted(count, slots)
 
 
-def _window(whole: Any, model: Any) -> Any:
+def _window(built_model: Any, model: Any) -> Any:
     """ModelRunner.load_model."""
-    if hasattr(whole, "get_attention_sliding_window_size"):
-        return whole.get_attention_sliding_window_size()
+    if hasattr(built_model, "get_attention_sliding_window_size"):
+        return built_model.get_attention_sliding_window_size()
     if model.is_hybrid_swa and model.sliding_window_size is not None:
         return model.sliding_window_size
     return model.attention_chunk_size
@@ -182,10 +182,10 @@ def _subclass(kind: Any) -> Any:
 
 
 def _count_by_configurator(
-    module: Any, configured: Configured, whole: Any, memory_bytes: int
+    module: Any, configuration: Configured, built_model: Any, memory_bytes: int
 ) -> _Counted:
     """Later versions count in a class of its own (KVCacheConfigurator)."""
-    arguments, model = configured.arguments, configured.model
+    arguments, model = configuration.arguments, configuration.model
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
     components = "sglang.srt.model_executor.model_runner_components"
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
@@ -195,28 +195,29 @@ def _count_by_configurator(
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
     cache_dtype = resolve_argument(arguments, "kv_cache_dtype")
     name, dtype = fit(
-        dtypes.configure_kv_cache_dtype, server_args_kv_cache_dtype=cache_dtype, model=whole,
+        dtypes.configure_kv_cache_dtype, server_args_kv_cache_dtype=cache_dtype, model=built_model,
         model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
         speculative_draft_attention_backend=None,
     )  # fmt: skip
     layers: Any = importlib.import_module(f"{components}.layer_setup").resolve_layer_indices(
-        model=whole, model_config=model, is_draft_worker=False
+        model=built_model, model_config=model, is_draft_worker=False
     )
     runtimes: Any = importlib.import_module(f"{components}.kv_pool_runtime")
     window = importlib.import_module(f"{components}.load_model_utils").resolve_sliding_window_size(
-        whole, model
+        built_model, model
     )
-    plain = speculative.from_string(None)
+    plain_algorithm = speculative.from_string(None)
     arguments_known = {
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None,
-        "model": whole, "model_config": model, "server_args": arguments, "kv_cache_dtype": dtype,
+        "model": built_model, "model_config": model, "server_args": arguments,
+        "kv_cache_dtype": dtype,
         "kv_cache_dtype_str": name or cache_dtype, "model_dtype": model.dtype,
         "page_size": resolve_argument(arguments, "page_size"), "sliding_window_size": window,
-        "spec_algorithm": plain, "is_draft_worker": False,
+        "spec_algorithm": plain_algorithm, "is_draft_worker": False,
         "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
         "post_capture_kv_active": fit(
             runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False,
-            spec_algorithm=plain, token_to_kv_pool_allocator=None
+            spec_algorithm=plain_algorithm, token_to_kv_pool_allocator=None
         ),
         "is_hybrid_swa": model.is_hybrid_swa,
         "is_hybrid_swa_compress": model.is_hybrid_swa_compress,
@@ -225,7 +226,7 @@ def _count_by_configurator(
         "memory_pool_config": None,
     }  # fmt: skip
     configurator = fit(_subclass(module.KVCacheConfigurator), **arguments_known)
-    slack, states = _slack(configured, memory_bytes), runtime.get_schedule().max_mamba_cache_size
+    slack, states = _slack(configuration, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:
         _state(module, slack + (size + 0.5) / _GIB)

@@ -170,10 +170,10 @@ def _architectures(folder: Path) -> list[str]:
 
 def _environment(module: Any) -> dict[str, bool]:
     """Environment variable -> whether its type leaves only numbers and switches."""
-    plain = (module.EnvBool, module.EnvInt, module.EnvFloat)
+    plain_kinds = (module.EnvBool, module.EnvInt, module.EnvFloat)
     fields = vars(module.Envs).items()
     return {
-        name: isinstance(field, plain)
+        name: isinstance(field, plain_kinds)
         for name, field in fields
         if isinstance(field, module.EnvField)
     }

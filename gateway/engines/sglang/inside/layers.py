@@ -102,8 +102,8 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         scales = torch.empty(x.shape[0], x.shape[1] // 16, dtype=torch.float8_e4m3fn)
         return torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8), scales
 
-    def first_weight(*weights: Any, **named: Any) -> Any:
-        return weights[0] if weights else named["b_q_weight"]
+    def first_weight(*weights: Any, **named_tensors: Any) -> Any:
+        return weights[0] if weights else named_tensors["b_q_weight"]
 
     return {name: _raise_at_call(name) for name in DENSE} | {
         "sglang_per_token_quant_fp8": lambda x, *_, **__: eight(x, (x.shape[0], 1)),
@@ -137,16 +137,16 @@ def watch() -> None:
     for name in LATE_MODULES:
         with suppress(ImportError):
             importlib.import_module(f"sglang.{name}")
-    stands = _stand_ins()
+    stand_ins = _stand_ins()
     for module in [module for name, module in sys.modules.items() if name.startswith("sglang.")]:
-        for name in stands.keys() & vars(module).keys():
-            setattr(module, name, stands[name])
-    torch._scaled_mm = stands["_scaled_mm"]
+        for name in stand_ins.keys() & vars(module).keys():
+            setattr(module, name, stand_ins[name])
+    torch._scaled_mm = stand_ins["_scaled_mm"]
     flashinfer: Any = importlib.import_module("flashinfer")
     flashinfer.prepare_bf16_fp4_weights = lambda *weights, **_: weights
-    flashinfer.mm_bf16_fp4 = stands["mm_bf16_fp4"]
+    flashinfer.mm_bf16_fp4 = stand_ins["mm_bf16_fp4"]
     for name in DENSE:
-        torch.ops.sglang.__dict__[name] = stands[name]
+        torch.ops.sglang.__dict__[name] = stand_ins[name]
 
 
 def product(layer: Any, inputs: int, dtype: str) -> str:
@@ -188,7 +188,7 @@ def configure(
     return configured_of(server_args)
 
 
-def model(configured: Configured) -> Any:
+def model(configuration: Configured) -> Any:
     """The model, with only its experts quantized."""
     linear: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     if not hasattr(linear, "whole"):
@@ -196,7 +196,7 @@ def model(configured: Configured) -> Any:
         linear.__init__ = lambda self, *args, **kwargs: linear.whole(
             self, *args[:4], **{**kwargs, "quant_config": None}
         )
-    return model_of(configured)
+    return model_of(configuration)
 
 
 def experts(layer: Any) -> list[str | None]:

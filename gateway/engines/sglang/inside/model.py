@@ -254,11 +254,13 @@ def meta(dtype: str) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def model_of(configured: Configured) -> Any:
+def model_of(configuration: Configured) -> Any:
     """The whole model; call this within `meta`. Raises the engine's errors."""
-    whole = loader()._initialize_model(configured.model, load(), configured.quantization)
-    staged = int(resolve_argument(configured.arguments, "pp_size")) > 1
-    if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
+    built_model = loader()._initialize_model(
+        configuration.model, load(), configuration.quantization
+    )
+    staged = int(resolve_argument(configuration.arguments, "pp_size")) > 1
+    if staged and "pp_proxy_tensors" not in inspect.signature(built_model.forward).parameters:
         # ModelRunner raises this error once it has loaded the model.
         raise AssertionError("Pipeline Parallel is not compatible with this model.")
-    return whole
+    return built_model

@@ -44,9 +44,9 @@ def rehearse(
         if not start.run("configuration", lambda: _resolve(server_args)):
             return start.answer
         start.run("checks", server_args.check_server_args)
-        configured = start.run("configuration", lambda: configured_of(server_args))
-        if configured is not None:
-            start.run("", lambda: _build(start, configured, kv_bytes))
+        configuration = start.run("configuration", lambda: configured_of(server_args))
+        if configuration is not None:
+            start.run("", lambda: _build(start, configuration, kv_bytes))
     return start.answer
 
 
@@ -58,20 +58,24 @@ def _resolve(server_args: Any) -> bool:
     return True
 
 
-def _build(start: Start, configured: Any, kv_bytes: int) -> None:
+def _build(start: Start, configuration: Any, kv_bytes: int) -> None:
     torch: Any = importlib.import_module("torch")
-    dtype = str(configured.model.dtype).removeprefix("torch.")
+    dtype = str(configuration.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)
-    start.run("backends", lambda: backends_of(configured.arguments, configured.model) and True)
+    start.run(
+        "backends", lambda: backends_of(configuration.arguments, configuration.model) and True
+    )
     with meta(dtype):
-        whole = start.run("model", lambda: model_of(configured))
-        if whole is not None:
-            start.run("kernels", lambda: kernels(whole, dtype) and True)
-    if whole is not None and kv_bytes:
-        tokens = start.run("cache", lambda: pool_tokens(configured, whole, memory, kv_bytes))
+        built_model = start.run("model", lambda: model_of(configuration))
+        if built_model is not None:
+            start.run("kernels", lambda: kernels(built_model, dtype) and True)
+    if built_model is not None and kv_bytes:
+        tokens = start.run(
+            "cache", lambda: pool_tokens(configuration, built_model, memory, kv_bytes)
+        )
         start.results |= {"tokens": tokens} if tokens is not None else {}
     sizes = start.run(
-        "graphs", lambda: resolve_argument(configured.arguments, "cuda_graph_bs_decode")
+        "graphs", lambda: resolve_argument(configuration.arguments, "cuda_graph_bs_decode")
     )
     if isinstance(sizes, list):
         start.results["graph_sizes"] = [int(size) for size in sizes]

@@ -72,11 +72,11 @@ def pretend_bitsandbytes() -> None:
 # --- one model ---
 
 
-def answer(configured: Any, whole: Any) -> dict[str, Any]:
+def answer(engine_config: Any, built_model: Any) -> dict[str, Any]:
     """The answer about a VllmConfig and its model, as `built_of` gives them."""
-    dtype = str(configured.model_config.dtype).removeprefix("torch.")
+    dtype = str(engine_config.model_config.dtype).removeprefix("torch.")
     rows: collections.Counter[tuple[Any, ...]] = collections.Counter()
-    for path, (kernel, k, n, experts) in kernels(whole, dtype).items():
+    for path, (kernel, k, n, experts) in kernels(built_model, dtype).items():
         rows[_NUMBER.sub("*", path).removesuffix(".routed_experts"), kernel, k, n, experts] += 1
     names = ("layer", "kernel", "k", "n", "experts")
     return {
@@ -84,30 +84,30 @@ def answer(configured: Any, whole: Any) -> dict[str, Any]:
             {**dict(zip(names, row, strict=True)), "count": count}
             for row, count in sorted(rows.items())
         ],
-        "attention": attention(whole, configured),
-        "weights": sum(item.numel() * item.element_size() for item in whole.parameters()),
-        "kv": cache(configured),
+        "attention": attention(built_model, engine_config),
+        "weights": sum(item.numel() * item.element_size() for item in built_model.parameters()),
+        "kv": cache(engine_config),
         "settled": {
-            "architecture": configured.model_config.architecture,
+            "architecture": engine_config.model_config.architecture,
             "dtype": dtype,
-            "quantization": configured.model_config.quantization or "",
-            "kv_cache_dtype": str(configured.cache_config.cache_dtype),
-            "max_model_len": configured.model_config.max_model_len,
-            "max_num_seqs": configured.scheduler_config.max_num_seqs,
-            "max_num_batched_tokens": configured.scheduler_config.max_num_batched_tokens,
-            "enforce_eager": bool(configured.model_config.enforce_eager),
-            "runner": str(configured.model_config.runner_type),
+            "quantization": engine_config.model_config.quantization or "",
+            "kv_cache_dtype": str(engine_config.cache_config.cache_dtype),
+            "max_model_len": engine_config.model_config.max_model_len,
+            "max_num_seqs": engine_config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": engine_config.scheduler_config.max_num_batched_tokens,
+            "enforce_eager": bool(engine_config.model_config.enforce_eager),
+            "runner": str(engine_config.model_config.runner_type),
         },
     }
 
 
-def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
+def kernels(built_model: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
     """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts
     the model's width and one
     expert's."""
     base: Any = importlib.import_module("vllm.model_executor.layers.linear").LinearBase
     result = {}
-    for path, module in whole.named_modules():
+    for path, module in built_model.named_modules():
         method = getattr(module, "quant_method", None)
         if isinstance(module, base):
             n = getattr(module, "output_size_per_partition", None) or module.output_size
@@ -146,8 +146,8 @@ def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
     """The computing object of the layer: a kernel, a backend, or the method itself; torch for an
     unquantized one."""
     scheme = getattr(method, "scheme", None)  # of INCLinearMethod
-    inner = getattr(scheme, "linear_method", None) or getattr(scheme, "inner_method", None)
-    for owner in (method, inner):
+    inner_method = getattr(scheme, "linear_method", None) or getattr(scheme, "inner_method", None)
+    for owner in (method, inner_method):
         attributes = vars(owner) if owner is not None else {}
         if (
             attributes.get("use_marlin")
@@ -161,7 +161,7 @@ def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
                 return type(attributes[name]).__name__
         if isinstance(attributes.get("backend"), enum.Enum):
             return str(attributes["backend"].value)
-    name = type(inner or method).__name__
+    name = type(inner_method or method).__name__
     return "torch" if name == "UnquantizedLinearMethod" else name
 
 
@@ -189,9 +189,9 @@ def block_fp8(k: int, n: int, dtype: str) -> str:
     return f"W8A8BlockFp8LinearOp.{entered[0]}"
 
 
-def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
+def attention(built_model: Any, engine_config: Any) -> list[dict[str, Any]]:
     result: collections.Counter[tuple[str, int, str, int]] = collections.Counter()
-    for layer in configured.compilation_config.static_forward_context.values():
+    for layer in engine_config.compilation_config.static_forward_context.values():
         name = type(layer).__name__
         if (
             not hasattr(layer, "get_attn_backend")
@@ -224,7 +224,7 @@ def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
         result[
             kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0
         ] += 1
-    for module in whole.modules():
+    for module in built_model.modules():
         if not _VISION.isdisjoint(base.__name__ for base in type(module).__mro__):
             result["vision", module.head_size, module.attn_backend.name, 0] += 1
     names = ("kind", "head_dim", "backend", "version")
@@ -243,15 +243,15 @@ def planner() -> Any:
     return importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 
-def specs(configured: Any) -> dict[str, Any]:
+def specs(engine_config: Any) -> dict[str, Any]:
     """The KV cache specs of all layers, once the engine has settled the block size, as its workers
     do after loading."""
     importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(
-        configured
+        engine_config
     )
-    layers = configured.compilation_config.static_forward_context
+    layers = engine_config.compilation_config.static_forward_context
     result = {
-        name: layer.get_kv_cache_spec(configured)
+        name: layer.get_kv_cache_spec(engine_config)
         for name, layer in layers.items()
         if hasattr(layer, "get_kv_cache_spec")
     }
@@ -265,34 +265,34 @@ def specs(configured: Any) -> dict[str, Any]:
     return {name: spec for name, spec in result.items() if spec is not None and name not in shares}
 
 
-def groups_of(plans: Any, configured: Any, specs: dict[str, Any]) -> Any:
+def groups_of(plans: Any, engine_config: Any, specs: dict[str, Any]) -> Any:
     """The groups into which `plans`, the engine's own planner, puts the layers' specs."""
     managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
     if hasattr(managers, "register_all_kvcache_specs"):
-        managers.register_all_kvcache_specs(configured)
+        managers.register_all_kvcache_specs(engine_config)
     utils: Any = importlib.import_module("vllm.v1.attention.backends.utils")
     if hasattr(utils, "resolve_kv_cache_layout"):
         transfer: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.utils")
         layouts = utils.get_supported_kv_cache_layouts(
-            transfer.get_current_attn_backends(configured)
+            transfer.get_current_attn_backends(engine_config)
         )
         utils.resolve_kv_cache_layout(
-            configured, [[layout.name for layout in layouts]], list(specs.values())
+            engine_config, [[layout.name for layout in layouts]], list(specs.values())
         )
     if hasattr(plans, "get_global_kv_cache_groups"):
-        return plans.get_global_kv_cache_groups(configured, [specs])
-    return plans.get_kv_cache_groups(configured, dict(specs))
+        return plans.get_global_kv_cache_groups(engine_config, [specs])
+    return plans.get_kv_cache_groups(engine_config, dict(specs))
 
 
-def cache(configured: Any) -> dict[str, Any] | None:
+def cache(engine_config: Any) -> dict[str, Any] | None:
     """Bytes of a block over all layers that share it, and of one request of some lengths, up to the
     model's own."""
-    cache_specs = specs(configured)
+    cache_specs = specs(engine_config)
     if not cache_specs:
         return None
     plans = planner()
-    groups = groups_of(plans, configured, cache_specs)
-    longest = configured.model_config.max_model_len
+    groups = groups_of(plans, engine_config, cache_specs)
+    longest_context = engine_config.model_config.max_model_len
     # Whole blocks of the group with the longest ones: between them nothing grows. A state's block
     # may be a whole request.
     kinds = [
@@ -300,15 +300,16 @@ def cache(configured: Any) -> dict[str, Any] | None:
     ]
     block = max((size for kind, size in kinds if "Mamba" not in kind), default=1)
     lengths = sorted(
-        {1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest}
+        {1, longest_context}
+        | {blocks * block for blocks in _BLOCKS if blocks * block < longest_context}
     )
     bytes_by_length = [
-        (length, bytes_needed(plans, configured, groups, length)) for length in lengths
+        (length, bytes_needed(plans, engine_config, groups, length)) for length in lengths
     ]
     blocks_aside = set_aside(
-        plans, configured, cache_specs, groups, *bytes_by_length[len(bytes_by_length) // 2]
+        plans, engine_config, cache_specs, groups, *bytes_by_length[len(bytes_by_length) // 2]
     )
-    configured.model_config.max_model_len = longest
+    engine_config.model_config.max_model_len = longest_context
     # resolve_cudagraph_mode_and_sizes wants a block for each request (vllm/config/compilation.py).
     states = any("Mamba" in kind for kind, _ in kinds)
     return {
@@ -320,15 +321,20 @@ def cache(configured: Any) -> dict[str, Any] | None:
 
 
 def set_aside(
-    plans: Any, configured: Any, specs: dict[str, Any], groups: Any, length: int, bytes_needed: int
+    plans: Any,
+    engine_config: Any,
+    specs: dict[str, Any],
+    groups: Any,
+    length: int,
+    bytes_needed: int,
 ) -> int:
     """Blocks that must be free beside those of a request, or the engine refuses to start: found by
     trying."""
-    configured.model_config.max_model_len = length
+    engine_config.model_config.max_model_len = length
     for blocks in range(4):
         try:
             plan_cache(
-                plans, configured, specs, groups, bytes_needed + blocks * block_bytes(groups)
+                plans, engine_config, specs, groups, bytes_needed + blocks * block_bytes(groups)
             )
         except ValueError:
             continue
@@ -336,10 +342,12 @@ def set_aside(
     return 4
 
 
-def plan_cache(plans: Any, configured: Any, specs: dict[str, Any], groups: Any, memory: int) -> Any:
+def plan_cache(
+    plans: Any, engine_config: Any, specs: dict[str, Any], groups: Any, memory: int
+) -> Any:
     """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the
     longest request does not fit."""
-    arguments = [configured, [specs], [memory]]
+    arguments = [engine_config, [specs], [memory]]
     if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
         arguments.append(groups)
     return plans.get_kv_cache_configs(*arguments)[0]
@@ -354,13 +362,13 @@ def block_bytes(groups: Any) -> int:
     return int(item.kv_cache_spec.page_size_bytes * layers)
 
 
-def bytes_needed(plans: Any, configured: Any, groups: Any, length: int) -> int:
+def bytes_needed(plans: Any, engine_config: Any, groups: Any, length: int) -> int:
     """Bytes of one request of this length, as the engine's own planner counts them."""
-    configured.model_config.max_model_len = length
-    arguments = [configured, groups]
+    engine_config.model_config.max_model_len = length
+    arguments = [engine_config, groups]
     if "builder" in inspect.signature(plans._max_memory_usage_bytes_from_groups).parameters:
         builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
-        arguments.insert(0, builder.get_kv_cache_config_builder(configured))
+        arguments.insert(0, builder.get_kv_cache_config_builder(engine_config))
     needed_bytes: int = plans._max_memory_usage_bytes_from_groups(*arguments)
     return needed_bytes
 
@@ -375,6 +383,6 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
     with folder_of(files) as folder:
         stages = []
         for stage in range(arguments_of(folder, argv).pipeline_parallel_size):
-            with built_of(arguments_of(folder, argv), stage) as (configured, whole):
-                stages.append(answer(configured, whole))
+            with built_of(arguments_of(folder, argv), stage) as (engine_config, built_model):
+                stages.append(answer(engine_config, built_model))
     return of_stages(stages)

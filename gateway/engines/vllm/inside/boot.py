@@ -167,23 +167,25 @@ def boot(
     sources: str,
     capability: tuple[int, int],
     *,
-    present: Collection[str] | None = None,
+    present_packages: Collection[str] | None = None,
     memory_bytes: int = 24 * GIB,
     count: int = 8,
     name: str = "GPU",
 ) -> None:
     """Make `import vllm` mean these sources on `count` GPUs of this capability. Once per process.
 
-    present: optional packages that are installed beside it; None: those that it requires.
+    present_packages: optional packages that are installed beside it; None: those that it requires.
     """
-    installed = required_packages(sources) if present is None else {*present}
+    installed_packages = (
+        required_packages(sources) if present_packages is None else {*present_packages}
+    )
     os.environ.update(
         VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda"
     )
     sys.path.insert(0, sources)
     stubs.install(
-        installed | EXTENSIONS | UNASKED_MODULES,
-        UNREQUIRED_MODULES.union(OPTIONAL, *BUNDLED_MODULES.values()) - installed,
+        installed_packages | EXTENSIONS | UNASKED_MODULES,
+        UNREQUIRED_MODULES.union(OPTIONAL, *BUNDLED_MODULES.values()) - installed_packages,
     )
     stubs.fake_cuda(capability, memory_bytes, count, "13.0", name)
     stubs.fake_ops(OPS, HOST)
@@ -234,9 +236,9 @@ def boot_installation(
         importlib.import_module("vllm")  # without it nothing here is an answer
         return
     os.environ["VLLM_TARGET_DEVICE"] = "cuda"
-    missing = {name for name in EXTENSIONS if not _imports(name)}
-    if missing:
-        stubs.stand_in(missing)
+    missing_names = {name for name in EXTENSIONS if not _imports(name)}
+    if missing_names:
+        stubs.stand_in(missing_names)
     stubs.fake_cuda(
         capability,
         memory_bytes,
@@ -244,7 +246,7 @@ def boot_installation(
         str(importlib.import_module("torch").version.cuda or "13.0"),
         name,
     )
-    if "vllm._C" in missing and "vllm._C_stable_libtorch" in missing:
+    if "vllm._C" in missing_names and "vllm._C_stable_libtorch" in missing_names:
         stubs.fake_ops(OPS, HOST)
         stubs.fake_triton()
     imagine(capability, memory_bytes, count, name)
@@ -273,7 +275,7 @@ def configure(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManag
     `linear_backend="marlin"` sets a kernel option."""
     torch: Any = importlib.import_module("torch")
     config: Any = importlib.import_module("vllm.config")
-    current = config.VllmConfig()
+    current_config = config.VllmConfig()
     model = types.SimpleNamespace(
         quantization_config=None, is_diffusion=False, is_mm_prefix_lm=False, rswa_window=None,
         use_mla=False, quantization=None, hf_config=types.SimpleNamespace(model_type="llama"),
@@ -283,8 +285,8 @@ def configure(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManag
             kv_lora_rank=512, q_lora_rank=1536
         ),
     )  # fmt: skip
-    object.__setattr__(current, "model_config", model)
+    object.__setattr__(current_config, "model_config", model)
     for name, value in overrides.items():
-        setattr(current.kernel_config, name, value)
-    manager: AbstractContextManager[Any] = config.set_current_vllm_config(current)
+        setattr(current_config.kernel_config, name, value)
+    manager: AbstractContextManager[Any] = config.set_current_vllm_config(current_config)
     return manager

@@ -77,20 +77,22 @@ def _method(name: str) -> dict[str, Any]:
     limits["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
     if name in methods.DEPRECATED_QUANTIZATION_METHODS:
         limits["deprecated"] = True
-    if (configured := _online(name)) is not None:
-        is_same_kind = type(configured) is kind
+    if (configured_method := _online(name)) is not None:
+        is_same_kind = type(configured_method) is kind
         limits["online"] = (
             name
             if is_same_kind
-            else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(configured, m))
+            else next(
+                m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(configured_method, m)
+            )
         )
     return limits
 
 
-def _is_of(configured: Any, name: str) -> bool:
+def _is_of(configured_method: Any, name: str) -> bool:
     methods: Any = import_module("vllm.model_executor.layers.quantization")
     return name in methods.QUANTIZATION_METHODS and type(
-        configured
+        configured_method
     ) is methods.get_quantization_config(name)
 
 
@@ -127,7 +129,7 @@ def _online(name: str) -> Any:
 
 def _choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]:
     """Words that the engine checks after its parser: plugin registries and enumerations."""
-    closed = {
+    closed_choices = {
         "quantization": list(quantizations),
         "load-format": _load_formats(),
         "tool-call-parser": import_module("vllm.tool_parsers").ToolParserManager.list_registered(),
@@ -141,10 +143,10 @@ def _choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]
                 # Enumerations are named on the command line; numbered ones (-O2) by their number.
                 # CUSTOM needs a plugin.
                 numbered = issubclass(hint, int)
-                closed[name.replace("_", "-")] = [
+                closed_choices[name.replace("_", "-")] = [
                     str(m.value) if numbered else m.name for m in hint if m.name != "CUSTOM"
                 ]
-    return closed
+    return closed_choices
 
 
 def _load_formats() -> list[str]:
@@ -189,12 +191,12 @@ def stand_ins() -> list[str]:
     prepare()
     auto: Any = import_module("transformers.models.auto.modeling_auto")
     registry: Any = import_module("vllm.model_executor.models.registry")
-    listed = {*registry.ModelRegistry.get_supported_archs()}
+    listed_names = {*registry.ModelRegistry.get_supported_archs()}
     names = {
         (model_type, name)
         for model_type, classes in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
         for name in ([classes] if isinstance(classes, str) else classes)
-        if name.endswith("ForCausalLM") and name not in listed
+        if name.endswith("ForCausalLM") and name not in listed_names
     }
     return sorted({name for model_type, name in sorted(names) if _builds(model_type, name)})
 
@@ -204,13 +206,13 @@ def _builds(model_type: str, architecture: str) -> bool:
     they leave their number open."""
     configs: Any = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     with suppress(Exception):  # no defaults at all
-        plain = json.loads(configs[model_type]().to_json_string(use_diff=False))
-        plain["architectures"] = [architecture]
-        sparse = {
+        plain_config = json.loads(configs[model_type]().to_json_string(use_diff=False))
+        plain_config["architectures"] = [architecture]
+        sparse_config = {
             name: 8 if value is None and "experts" in name else value
-            for name, value in plain.items()
+            for name, value in plain_config.items()
         }
-        for fields in (plain, sparse):
+        for fields in (plain_config, sparse_config):
             with suppress(Exception), build_from_config(fields, 1, max_model_len=128):
                 return True
     return False
@@ -229,7 +231,7 @@ def _environment() -> dict[str, bool]:
     The declared type, or that of the default where none is declared.
     """
     envs = import_module("vllm.envs")
-    declared: dict[str, bool] = {}
+    declared_names: dict[str, bool] = {}
     for node in ast.walk(ast.parse(Path(str(envs.__file__)).read_text())):
         if (
             isinstance(node, ast.AnnAssign)
@@ -237,15 +239,15 @@ def _environment() -> dict[str, bool]:
             and node.target.id.isupper()
         ):
             words = {name.id for name in ast.walk(node.annotation) if isinstance(name, ast.Name)}
-            declared[node.target.id] = words <= {"bool", "int", "float", "Literal"}
+            declared_names[node.target.id] = words <= {"bool", "int", "float", "Literal"}
     defaults = envs.environment_variables.items()
     return {
-        name: declared[name] if name in declared else isinstance(read(), (int, float))
+        name: declared_names[name] if name in declared_names else isinstance(read(), (int, float))
         for name, read in defaults
     }
 
 
-def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+def _flags(parser: Any, closed_choices: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
     flags = {}
     for action in parser._actions:
         name = next(
@@ -256,7 +258,7 @@ def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any
         choices = (
             action.choices
             or (action.metavar if isinstance(action.metavar, list) else None)
-            or closed.get(name)
+            or closed_choices.get(name)
         )
         default = action.default if type(action.default) in (bool, int, float, str) else None
         flags[name] = {
@@ -277,8 +279,10 @@ def _kind(action: Any) -> str:
     if action.nargs == 0:
         return "bool"
     convert = action.type
-    while inner := _closed_over(convert, "return_type"):  # vLLM wraps a converter to accept "None"
-        convert = inner
+    while inner_convert := _closed_over(
+        convert, "return_type"
+    ):  # vLLM wraps a converter to accept "None"
+        convert = inner_convert
     name = getattr(convert, "__name__", "str")
     if "int" in name.split("_"):  # int, human_readable_int, human_readable_int_or_auto
         return "int"

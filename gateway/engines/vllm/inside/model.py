@@ -26,11 +26,11 @@ _EXECUTOR = {"distributed_executor_backend": "mp"}
 @functools.cache  # reading the configurations takes most of a second
 def parser() -> Any:
     """The parser of `vllm serve`, wherever this version has it."""
-    configured = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    argument_parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
         try:
             return importlib.import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(
-                configured
+                argument_parser
             )
         except ModuleNotFoundError as error:
             if error.name not in (
@@ -73,9 +73,12 @@ def prepare() -> None:
         hybrid: Any = importlib.import_module("vllm.model_executor.models.granitemoehybrid")
         layers = hybrid.ALL_DECODER_LAYER_TYPES
         layers |= {
-            new: layers[old]
-            for new, old in (("linear_attention", "mamba"), ("full_attention", "attention"))
-            if old in layers
+            new_kind: layers[old_kind]
+            for new_kind, old_kind in (
+                ("linear_attention", "mamba"),
+                ("full_attention", "attention"),
+            )
+            if old_kind in layers
         }
     with suppress(ModuleNotFoundError, AttributeError):
         reasoning: Any = importlib.import_module("vllm.config.reasoning")
@@ -112,12 +115,12 @@ def parse_arguments(folder: str, argv: Sequence[str]) -> Any:
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
-    configured = given_arguments(folder, argv)
+    arguments = given_arguments(folder, argv)
     for name, value in _WEIGHTLESS_SETTINGS.items():
-        setattr(configured, name, value)
+        setattr(arguments, name, value)
     for name, value in _EXECUTOR.items():
-        setattr(configured, name, getattr(configured, name) or value)
-    return configured
+        setattr(arguments, name, getattr(arguments, name) or value)
+    return arguments
 
 
 def given_arguments(folder: str, argv: Sequence[str]) -> Any:
@@ -127,11 +130,13 @@ def given_arguments(folder: str, argv: Sequence[str]) -> Any:
 
 
 @contextmanager
-def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator[tuple[Any, Any]]:
+def built_of(
+    arguments: Any, stage: int = 0, *, is_served: bool = True
+) -> Iterator[tuple[Any, Any]]:
     """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises
     the engine's errors.
 
-    served: by its API server, whose batches have other defaults.
+    is_served: by its API server, whose batches have other defaults.
     """
     torch: Any = importlib.import_module("torch")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
@@ -142,10 +147,10 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
     loading.record_metadata_for_reloading = lambda model: None
     usage: Any = (
         importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
-        if served
+        if is_served
         else None
     )
-    configured = arguments.create_engine_config(usage)
+    engine_config = arguments.create_engine_config(usage)
     forget_backends()
     group_up(
         arguments.tensor_parallel_size,
@@ -153,10 +158,10 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
         stage,
         arguments.data_parallel_size,
     )
-    torch.set_default_dtype(configured.model_config.dtype)
+    torch.set_default_dtype(engine_config.model_config.dtype)
     try:
-        with vllm_config.set_current_vllm_config(configured), meta_mode(), torch.device("meta"):
-            yield configured, loading.initialize_model(configured)
+        with vllm_config.set_current_vllm_config(engine_config), meta_mode(), torch.device("meta"):
+            yield engine_config, loading.initialize_model(engine_config)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -178,6 +183,6 @@ def build_from_config(
             engine(
                 model=folder, tensor_parallel_size=tp, **_WEIGHTLESS_SETTINGS, **engine_arguments
             ),
-            served=False,
-        ) as configured:
-            yield configured
+            is_served=False,
+        ) as config_and_model:
+            yield config_and_model

@@ -77,27 +77,28 @@ def _tokenizer(folder: str, argv: Sequence[str]) -> None:
 
 
 def _build(start: Start, arguments: Any, kv_bytes: int) -> None:
-    with built_of(arguments) as (configured, _):
+    with built_of(arguments) as (engine_config, _):
         start.ran += ["configuration", "model"]
-        start.run("", lambda: hear(start, configured.model_config))
-        cache_layers = start.run("cache layers", lambda: answers.specs(configured))
+        start.run("", lambda: hear(start, engine_config.model_config))
+        cache_layers = start.run("cache layers", lambda: answers.specs(engine_config))
         if not cache_layers:
             return
         plans = answers.planner()
         groups = start.run(
-            "cache groups", lambda: answers.groups_of(plans, configured, cache_layers)
+            "cache groups", lambda: answers.groups_of(plans, engine_config, cache_layers)
         )
         if groups is None or not kv_bytes:
             return
         cache = start.run(
-            "cache", lambda: answers.plan_cache(plans, configured, cache_layers, groups, kv_bytes)
+            "cache",
+            lambda: answers.plan_cache(plans, engine_config, cache_layers, groups, kv_bytes),
         )
         if cache is None:
             return
         start.results["blocks"] = int(cache.num_blocks)
-        support = start.run("backends", lambda: _backends(configured, cache))
-        start.run("graphs", lambda: _graphs(configured, cache, support))
-        sizes = configured.compilation_config.cudagraph_capture_sizes or ()
+        support = start.run("backends", lambda: _backends(engine_config, cache))
+        start.run("graphs", lambda: _graphs(engine_config, cache, support))
+        sizes = engine_config.compilation_config.cudagraph_capture_sizes or ()
         start.results["graph_sizes"] = [int(size) for size in sizes]
 
 
@@ -110,13 +111,14 @@ def hear(start: Start, model: Any) -> None:
     if not hasattr(media, "load_audio"):
         return
     try:
-        start.run("sound", lambda: media.load_audio(silence(), sr=16_000), passed=ImportError)
+        start.run("sound", lambda: media.load_audio(silence(), sr=16_000), passed_error=ImportError)
     except ImportError:
-        missing = [name for name in _SOUND_PACKAGES if find_spec(name) is None]
+        missing_packages = [name for name in _SOUND_PACKAGES if find_spec(name) is None]
         start.refuse(
             "sound",
             "sound cannot be read, because packages beside the engine are missing:"
-            f" {', '.join(missing)}; `pip install {' '.join(missing)}` in its environment",
+            f" {', '.join(missing_packages)}; `pip install {' '.join(missing_packages)}` in its"
+            " environment",
             "multimodal/media/audio.py",
         )
 
@@ -124,37 +126,37 @@ def hear(start: Start, model: Any) -> None:
 def silence() -> io.BytesIO:
     """A second of silence as a WAV file, whose rate is not the model's."""
     file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(44_100)
-        sound.writeframes(bytes(2 * 44_100))
+    with wave.open(file, "wb") as sound_file:
+        sound_file.setnchannels(1)
+        sound_file.setsampwidth(2)
+        sound_file.setframerate(44_100)
+        sound_file.writeframes(bytes(2 * 44_100))
     file.seek(0)
     return file
 
 
-def _backends(configured: Any, cache: Any) -> Any:
+def _backends(engine_config: Any, cache: Any) -> Any:
     """Blocks of the kernels and metadata builders of all groups: init_attn_backend."""
     utils: Any = importlib.import_module("vllm.v1.worker.gpu.attn_utils")
     device = importlib.import_module("torch").device("meta")
     result = fit(
-        utils.init_attn_backend, kv_cache_config=cache, vllm_config=configured, device=device
+        utils.init_attn_backend, kv_cache_config=cache, vllm_config=engine_config, device=device
     )
     return result[1]
 
 
-def _graphs(configured: Any, cache: Any, support: Any) -> None:
+def _graphs(engine_config: Any, cache: Any, support: Any) -> None:
     """_check_and_update_cudagraph_mode of the runners. support: of the backends; None: unknown,
     so that any graph counts as possible."""
     backend: Any = importlib.import_module("vllm.v1.attention.backend")
-    drafted = getattr(configured.speculative_config, "num_speculative_tokens", 0) or 0
+    drafted = getattr(engine_config.speculative_config, "num_speculative_tokens", 0) or 0
     fit(
-        configured.compilation_config.resolve_cudagraph_mode_and_sizes,
+        engine_config.compilation_config.resolve_cudagraph_mode_and_sizes,
         min_cg_support=getattr(support, "min_cg_support", backend.AttentionCGSupport.ALWAYS),
         min_cg_attn_backend=getattr(support, "min_cg_attn_backend", None),
         uniform_decode_query_len=1 + drafted,
         use_v2_model_runner=False,
         kv_cache_config=cache,
-        max_num_reqs=configured.scheduler_config.max_num_seqs,
+        max_num_reqs=engine_config.scheduler_config.max_num_seqs,
         is_profiling=False,
     )

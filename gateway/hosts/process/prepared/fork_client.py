@@ -47,7 +47,7 @@ class ForkClient:
             status = ask(self._connection, {"do": "status"})
             self.pid = int(status["pid"])
             self.read = frozenset(str(name) for name in status["read"])
-            self.refused = {str(name): str(why) for name, why in status["refused"].items()}
+            self.refused = {str(name): str(reason) for name, reason in status["refused"].items()}
             self.modules = int(status["modules"])
             self.cgroup = str(status["cgroup"])
         except (KeyError, TypeError, AttributeError) as error:

@@ -79,9 +79,9 @@ class Order(Value):
 class PreparedEngines:
     """See the module's docstring. Methods block for at most some seconds, and raise no OSError."""
 
-    def __init__(self, data: Path, most: int) -> None:
+    def __init__(self, data: Path, limit: int) -> None:
         self._folder = data / "prepared"
-        self._most = most
+        self._most = limit
         self._lock = threading.Lock()
         self._clients: dict[str, ForkClient] = {}
         self._importing: dict[str, subprocess.Popen[bytes]] = {}
@@ -233,10 +233,10 @@ class PreparedEngines:
         """Whether all engines listen. Models whose forked engine ended before are distrusted."""
         engines = {(record.name, record.pid): record for record in records}
         self._judged &= engines.keys()
-        new = {key: record for key, record in engines.items() if key not in self._judged}
+        new_records = {key: record for key, record in engines.items() if key not in self._judged}
         # The kernel lists the ports of all connections of the machine too.
-        listening = procfs.listening_ports() if new else set()
-        for key, record in new.items():
+        listening = procfs.listening_ports() if new_records else set()
+        for key, record in new_records.items():
             if record.exited and record.forked:
                 self._distrusted.add(record.model)
             if record.exited or record.port in listening:
@@ -259,16 +259,16 @@ class PreparedEngines:
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
         self._children = [process for process in self._children if process.poll() is None]
         due = self._due(identities)
-        missing = due if available_bytes() >= FREE_TO_KEEP else []
+        missing_keys = due if available_bytes() >= FREE_TO_KEEP else []
         for slot in self._slots():
             client = self._connect(slot)
-            if slot not in missing:
+            if slot not in missing_keys:
                 self._drop(slot)
                 if slot not in due:
                     shutil.rmtree(self._folder / slot, ignore_errors=True)
             elif client is not None and is_calm and self._has_learned(slot):
                 self._drop(slot)
-        for slot in missing:
+        for slot in missing_keys:
             is_due = (
                 slot not in self._clients
                 and slot not in self._broken
@@ -286,11 +286,11 @@ class PreparedEngines:
     def _imports_elsewhere(self, slot: str) -> bool:
         """Whether the process of a killed gateway still imports for this slot, and is to be awaited
         instead of a second one. A process that takes too long is killed."""
-        left = self._foreign_imports(slot)
-        for process in left:
+        left_stats = self._foreign_imports(slot)
+        for process in left_stats:
             if time.time() - procfs.began_at(process) > IMPORT_S:
                 procfs.send(process, signal.SIGKILL)
-        return bool(left)
+        return bool(left_stats)
 
     def _foreign_imports(self, slot: str) -> list[procfs.ProcessStat]:
         """Processes of other gateways that import for this slot: they have its log, and no
@@ -369,8 +369,8 @@ class PreparedEngines:
         if (process := self._importing.pop(slot, None)) is not None:
             process.kill()
             process.wait()
-        for left in self._foreign_imports(slot):
-            procfs.send(left, signal.SIGKILL)
+        for left_stat in self._foreign_imports(slot):
+            procfs.send(left_stat, signal.SIGKILL)
         if (client := self._clients.pop(slot, None)) is not None:
             client.end()
 

@@ -60,7 +60,7 @@ class ProcessStart:
 
 
 def agrees(
-    prepared: Mapping[str, str],
+    prepared_env: Mapping[str, str],
     start: ProcessStart,
     read: Collection[str],
 ) -> bool:
@@ -71,7 +71,9 @@ def agrees(
     of the engine's Python code, and for the choice of GPUs: no driver has been opened.
     """
     differences = {
-        name for name in {*prepared, *start.env} if prepared.get(name) != start.env.get(name)
+        name
+        for name in {*prepared_env, *start.env}
+        if prepared_env.get(name) != start.env.get(name)
     }
     return all(
         name not in read and (name in (GPUS, start.key_env) or name.startswith(_ENGINE_PREFIXES))

@@ -133,7 +133,7 @@ async def test_the_planner_sees_the_machines_that_start_engines(
         link.names = [*names]
         await host.list()
         assert len(changes) == number
-    await host.node("two").drain(drained=True)
+    await host.node("two").drain(is_drained=True)
     assert [node.name for node in (await host.cluster()).nodes] == ["one"]
     link.names = ["two"]
     with pytest.raises(HostError, match="No machine of the cluster starts engines") as error:
@@ -152,9 +152,9 @@ async def test_a_machine_that_is_slow_to_answer_is_named_or_awaited(
     link.listens["two"].clear()
     path = link.root / "link.sock"
     with pytest.raises(AgentAway, match="The machine two does not answer"):
-        await ClusterHost(path, "", answer_s=0.2).node("two").drain(drained=True)
+        await ClusterHost(path, "", answer_s=0.2).node("two").drain(is_drained=True)
     draining = asyncio.create_task(
-        ClusterHost(path, "", answer_s=hang_s()).node("two").drain(drained=True)
+        ClusterHost(path, "", answer_s=hang_s()).node("two").drain(is_drained=True)
     )
     await asyncio.sleep(0.4)
     link.listens["two"].set()
@@ -181,7 +181,7 @@ async def test_machines_are_shown_with_their_engines(
     host, _ = machines
     spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
     instance = await host.start(spec)
-    await host.node("one").drain(drained=True)
+    await host.node("one").drain(is_drained=True)
     first_view, two = await host.machine_views()
     assert (first_view.state, first_view.engines, first_view.address) == (
         "drained",

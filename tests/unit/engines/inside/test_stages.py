@@ -209,7 +209,7 @@ def test_checks_of_config_json_count_and_other_libraries_do_not(
 def test_an_error_of_a_kind_that_is_asked_for_is_passed_on(engine: ModuleType) -> None:
     start = Start("vllm", words)
     with pytest.raises(ValueError, match="at most 3"):
-        start.run("sound", engine.says_no, passed=ValueError)
+        start.run("sound", engine.says_no, passed_error=ValueError)
     start.refuse("sound", "packages are missing", "audio.py")
     start.refuse("later", "the first refusal counts", "")
     answer = start.answer

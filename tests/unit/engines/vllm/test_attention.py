@@ -422,11 +422,11 @@ def test_heads_beyond_the_shared_memory_of_turing_are_refused(
     heads = group("full", head_dim)
     turing = Rank(dtype=dtype, kv_dtype="auto", capability="7.5")
     for backend in ("TRITON_ATTN", "FLEX_ATTENTION"):
-        (row,) = layer_attention((heads,), RULES[version], turing, forced=backend)
+        (row,) = layer_attention((heads,), RULES[version], turing, forced_name=backend)
         assert (row.status, row.backend) == (("none", None) if kib else ("ok", backend))
         if kib and backend == "TRITON_ATTN":
             assert f"take {kib} KiB of shared memory" in reasons(row)[backend]
         (row,) = layer_attention(
-            (heads,), RULES[version], turing._replace(capability="8.0"), forced=backend
+            (heads,), RULES[version], turing._replace(capability="8.0"), forced_name=backend
         )
         assert row.backend == backend

@@ -25,13 +25,15 @@ def note_ends(engines: dict[int, str]) -> None:
     """
     for pid, path in list(engines.items()):
         try:
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            end_status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             del engines[pid]
             continue
-        if ended is None:
+        if end_status is None:
             continue
-        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        code = (
+            end_status.si_status if end_status.si_code == os.CLD_EXITED else -end_status.si_status
+        )
         with suppress(OSError):
             draft = Path(f"{path}.{pid}")
             draft.write_text(f"{pid} {code}\n")

@@ -64,7 +64,7 @@ def answer_of_fork(function: Callable[[], Any]) -> bytes | None:
             sys.stderr.flush()
             os._exit(code)
     os.close(writer)
-    with os.fdopen(reader, "rb") as received:
-        answer = received.read()
+    with os.fdopen(reader, "rb") as stream:
+        answer = stream.read()
     _, status = os.waitpid(pid, 0)
     return answer if status == 0 else None

@@ -80,10 +80,10 @@ class ImportWatch:
 
     def _read_refusals(self) -> dict[str, str]:
         try:
-            refused: dict[str, str] = json.loads((self._folder / "refused.json").read_text())
+            refused_names: dict[str, str] = json.loads((self._folder / "refused.json").read_text())
         except (OSError, ValueError):
             return {}
-        return refused
+        return refused_names
 
     def _learned_names(self) -> list[str]:
         try:
@@ -98,12 +98,12 @@ class ImportWatch:
         A trial ends at a module that no fork survives, and the next one is without that module.
         """
         for _ in range(MAX_TRIALS):
-            names, refused = self._learned_names(), dict(self.refused)
+            names, refused_names = self._learned_names(), dict(self.refused)
             count = self._trial(names)
             self.refused |= self._read_refusals()
             for name in names[:count]:
                 self._import(name)
-            if count == len(names) or self.refused == refused:
+            if count == len(names) or self.refused == refused_names:
                 return
 
     def _trial(self, names: list[str]) -> int:
@@ -182,8 +182,8 @@ class ImportWatch:
             self.refused.setdefault(name, f"imports {culprit}")
         self.refused[culprit] = reason
         # Modules that were imported well are imported for themselves next time.
-        named = {*self._learned_names(), *self.refused}
-        well = [name for name in list(sys.modules) if name not in named]
+        known_names = {*self._learned_names(), *self.refused}
+        well = [name for name in list(sys.modules) if name not in known_names]
         with (self._folder / "learned").open("a") as file:
             file.write("".join(f"{name}\n" for name in well))
         (self._folder / "refused.json").write_text(json.dumps(self.refused, indent=1))

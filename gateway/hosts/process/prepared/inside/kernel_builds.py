@@ -22,17 +22,17 @@ def build_at_choice(builders: Mapping[str, str]) -> None:
     builders: function that the engine calls at its choice -> function `MODULE:NAME` of the build,
     whose answer has is_aot and build().
     """
-    begun: set[str] = set()
+    begun_names: set[str] = set()
     for choice, builder in builders.items():
-        replace_function(choice, _wrapper(builder, begun))
+        replace_function(choice, _wrapper(builder, begun_names))
 
 
-def _wrapper(builder: str, begun: set[str]) -> Callable[..., Callable[..., Any]]:
+def _wrapper(builder: str, begun_names: set[str]) -> Callable[..., Callable[..., Any]]:
     def wrap(choose: Callable[..., Any], module: Any) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
             answer = choose(*arguments, **options)
-            if answer is not False and builder not in begun:
-                begun.add(builder)
+            if answer is not False and builder not in begun_names:
+                begun_names.add(builder)
                 threading.Thread(target=build, args=[builder], daemon=True).start()
             return answer
 

@@ -109,20 +109,20 @@ def compile_lines(lines: Sequence[str], call_bytes: int) -> bool:
     """
     import torch
 
-    free, _ = torch.cuda.mem_get_info()
+    free_bytes, _ = torch.cuda.mem_get_info()
     count = min(
         len(os.sched_getaffinity(0)),
-        free // (CONTEXT_BYTES + call_bytes) - 1,
+        free_bytes // (CONTEXT_BYTES + call_bytes) - 1,
         available_bytes() // HOST_BYTES - 1,
         len(lines),
     )
     if count < 2:
         return False
-    began = time.monotonic()
+    start_s = time.monotonic()
     command = [sys.executable, str(COMPILER), FUNCTIONS, str(torch.cuda.current_device())]
     are_made = make_calls(command, [lines[index] for index in spread_order(len(lines))], count)
     deed = "compiled the kernels" if are_made else "could not compile all kernels"
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_s
     print(f"{count} processes {deed} of {len(lines)} calls in {seconds:.1f} s.")  # noqa: T201
     return are_made
 
@@ -212,14 +212,14 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
     would take the calls of all. command: of a process, without the descriptor for its replies.
     """
     end = time.monotonic() + LIMIT_S
-    waiting = iter(lines)
+    waiting_lines = iter(lines)
     reply_count = 0
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for _ in range(count):
             process, replies = begin_compiler(command)
             stack.callback(end_compiler, process, replies)
             selector.register(replies, selectors.EVENT_READ, process)
-            send_line(process, waiting)
+            send_line(process, waiting_lines)
         while selector.get_map():
             events = selector.select(max(0.0, end - time.monotonic()))
             if not events:
@@ -227,7 +227,7 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
             for key, _ in events:
                 reply = os.read(key.fd, 1)
                 reply_count += len(reply)
-                if reply != SUCCESS_REPLY or not send_line(key.data, waiting):
+                if reply != SUCCESS_REPLY or not send_line(key.data, waiting_lines):
                     selector.unregister(key.fd)
     return reply_count == len(lines)
 
@@ -251,9 +251,9 @@ def begin_compiler(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int
     return process, replies
 
 
-def send_line(process: subprocess.Popen[bytes], waiting: Iterable[str]) -> bool:
+def send_line(process: subprocess.Popen[bytes], waiting_lines: Iterable[str]) -> bool:
     """Send the next line. Returns whether there was one."""
-    line = next(iter(waiting), None)
+    line = next(iter(waiting_lines), None)
     if line is None or process.stdin is None:
         return False
     with suppress(BrokenPipeError):

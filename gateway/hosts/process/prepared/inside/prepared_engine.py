@@ -129,8 +129,8 @@ class ForkServer:
     def _accept(self) -> None:
         with suppress(OSError):
             connection, _ = self._listener.accept()
-            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            if _CREDENTIALS.unpack(packed)[1] != os.geteuid():
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
                 connection.close()
                 return
             connection.setblocking(False)
@@ -139,19 +139,19 @@ class ForkServer:
 
     def _read(self, number: int) -> list[str] | None:
         """Answer the question of this connection. In a fork: the command line of its engine."""
-        connection, received = self._connections[number]
+        connection, received_bytes = self._connections[number]
         try:
             data = connection.recv(65536)
         except OSError:
             data = b""
-        received += data
-        if not data or len(received) > MAX_REQUEST:
+        received_bytes += data
+        if not data or len(received_bytes) > MAX_REQUEST:
             self._close(number)
             return None
-        line, end, rest = received.partition(b"\n")
+        line, end, tail = received_bytes.partition(b"\n")
         if not end:
             return None
-        received[:] = rest
+        received_bytes[:] = tail
         try:
             request = json.loads(line)
             if request["do"] == "start":
@@ -237,10 +237,10 @@ def begin_engine(connection: socket.socket, request: dict[str, Any], oom_score: 
     os.chdir(request["cwd"])
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+def changes(former_env: Mapping[str, str], new_env: Mapping[str, str]) -> dict[str, str | None]:
     """The variables with another value than before; None: the variable is removed."""
-    names = {*before, *after}
-    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+    names = {*former_env, *new_env}
+    return {name: new_env.get(name) for name in names if former_env.get(name) != new_env.get(name)}
 
 
 def change_environment(changes: Mapping[str, str | None]) -> None:

@@ -167,7 +167,7 @@ def test_triton_that_is_asked_of_sglang_computes_experts_of_16_and_8_bits(versio
             **sizes, scheme=scheme, origin=origin, dtype="bfloat16", routing="renormalize",
             family="qwen3_moe",
         )  # fmt: skip
-        return choose_moe(rules, shape, capability, forced=forced)
+        return choose_moe(rules, shape, capability, forced_backend=forced)
 
     plain = (Scheme(kind="unquantized"), "")
     block = (Scheme(kind="fp8_block", bits=8, group=128), "fp8")
@@ -272,11 +272,11 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
         routing="renormalize",
     )
     assert (
-        choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="flashinfer_cutlass").kernel
+        choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced_backend="flashinfer_cutlass").kernel
         == "FLASHINFER_CUTLASS"
     )
-    assert choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="auto").kernel == "TRITON"
-    choice = choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="deep_gemm")
+    assert choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced_backend="auto").kernel == "TRITON"
+    choice = choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced_backend="deep_gemm")
     assert (choice.status, choice.refused[0].kernel) == ("none", "--moe-backend deep_gemm")
 
 
@@ -345,8 +345,8 @@ shapes = st.builds(
 def test_any_experts_get_the_same_answer_twice_and_never_an_error(
     version: str, shape: MoeShape, capability: str, forced: str | None
 ) -> None:
-    choice = choose_moe(RULES[version], shape, capability, forced=forced)
-    assert choice == choose_moe(RULES[version], shape, capability, forced=forced)
+    choice = choose_moe(RULES[version], shape, capability, forced_backend=forced)
+    assert choice == choose_moe(RULES[version], shape, capability, forced_backend=forced)
     assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
     assert choice.kernel or choice.refused
     assert all(refusal.reason for refusal in choice.refused)

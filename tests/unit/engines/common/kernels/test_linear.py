@@ -232,9 +232,11 @@ capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | 
 def test_any_layer_gets_the_same_answer_twice_and_never_an_error(
     version: str, shape: LinearShape, capability: str, disabled: frozenset[str], forced: str | None
 ) -> None:
-    choice = choose(RULES[version], shape, capability, variables=disabling(disabled), forced=forced)
+    choice = choose(
+        RULES[version], shape, capability, variables=disabling(disabled), forced_backend=forced
+    )
     assert choice == choose(
-        RULES[version], shape, capability, variables=disabling(disabled), forced=forced
+        RULES[version], shape, capability, variables=disabling(disabled), forced_backend=forced
     )
     assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
     assert choice.status == "ok" or choice.refused

@@ -186,7 +186,7 @@ def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps
     shape = MoeShape(hidden=layer.k, intermediate=768, experts=128, scheme=scheme_of(base),
         origin="fp8", dtype="bfloat16",
                      routing=traits.routing, family=traits.family)  # fmt: skip
-    assert choose_moe(moe(version), shape, "9.0", forced="deep_gemm").status == "unknown"
+    assert choose_moe(moe(version), shape, "9.0", forced_backend="deep_gemm").status == "unknown"
 
 
 @pytest.mark.parametrize("version", SGLANG)

@@ -71,7 +71,7 @@ def test_gptq(changes: dict[str, Any], expected: Scheme) -> None:
 def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
     quantization = parse(
-        quant, packed=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv")
+        quant, packed_names=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv")
     )
     assert (
         isinstance(quantization.scheme_of(*QKV), Scheme),
