@@ -59,7 +59,7 @@ def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
 
 
 async def listen(events: EventLog, heard: list[int]) -> None:
-    async for text in stream(events, [], events.newest, None):
+    async for text in stream(events, [], events.newest_number, None):
         heard[0] += text.count(b"\ndata: ")
 
 

@@ -32,20 +32,20 @@ class Setback:
         self.problem: str | None = None
         self.count = 0
         self._work = work
-        self._about = subject
-        self._until = 0.0
+        self._subject = subject
+        self._retry_at = 0.0
 
     @property
     def rest_s(self) -> float:
         """The seconds that the work still rests; 0 when it may go on."""
-        return max(0.0, self._until - time.monotonic())
+        return max(0.0, self._retry_at - time.monotonic())
 
     def record_failure(self, error: BaseException) -> None:
         """Rest, and log the error of the work."""
         self.count += 1
         rest_s = min(MAX_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16))
         rest_s *= random.uniform(0.75, 1.25)  # noqa: S311
-        self._until = time.monotonic() + rest_s
+        self._retry_at = time.monotonic() + rest_s
         message = "".join(
             char if char.isprintable() else "\N{REPLACEMENT CHARACTER}"
             for char in str(error)[:_EXCERPT_CHARACTERS]
@@ -54,14 +54,14 @@ class Setback:
         log.error(
             "unexpected error",
             work=self._work,
-            **self._about,
+            **self._subject,
             again_in_s=round(rest_s, 1),
             exc_info=error,
         )
 
     def clear(self) -> None:
         """Note that the work succeeded."""
-        self.problem, self.count, self._until = None, 0, 0.0
+        self.problem, self.count, self._retry_at = None, 0, 0.0
 
 
 class SupervisedTask:
@@ -81,7 +81,7 @@ class SupervisedTask:
         """
         self.setback = Setback(work, **subject)
         self._step = step
-        self._changed = on_change
+        self._on_change = on_change
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -107,7 +107,7 @@ class SupervisedTask:
                     raise
                 self.setback.record_failure(error)
                 pause_s = self.setback.rest_s
-                self._changed()
+                self._on_change()
             # A step can also run to its end though this work is ended, because a part of it
             # swallowed the cancellation.
             if pause_s is None or self._task.cancelling():

@@ -69,7 +69,7 @@ class Certificate:
         self._watching: SupervisedTask | None = None
         self._reader = FileReader(self._read)
         self._problem = ""
-        self._changed: Callable[[CertificatePair], object] = lambda _: None
+        self._on_change: Callable[[CertificatePair], object] = lambda _: None
         try:
             self.pair = self._loaded_pair = self._read()
             self.context = server_context(self.pair)
@@ -85,7 +85,7 @@ class Certificate:
 
     def watch(self, on_change: Callable[[CertificatePair], object] = lambda _: None) -> None:
         """Follows the files. `on_change` gets each further pair that can be used."""
-        self._changed = on_change
+        self._on_change = on_change
         self._watching = SupervisedTask(self._reload_certificate, "watching the certificate")
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ class Certificate:
                 server_context(pair)
                 pair.load_into(self.context)
                 self.pair = pair
-                self._changed(pair)
+                self._on_change(pair)
                 log.info("the certificate was read again", file=str(self._files[0]))
                 self._problem = ""
         except OSError as error:

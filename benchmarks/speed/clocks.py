@@ -34,7 +34,7 @@ class Timed(NamedTuple):
         plan = self.plan
         kind, seqs = plan.engine.kind, plan.max_num_seqs.value
         graphs = table.graphs(
-            kind, version or plan.engine.version, seqs, eager=plan.enforce_eager.value
+            kind, version or plan.engine.version, seqs, is_eager=plan.enforce_eager.value
         )
         return StepClock(self.work, self.machine, table.for_kind(kind), graphs)
 
@@ -83,5 +83,5 @@ def _time_kernels(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | No
         spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table
     )
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
-    machine = machine_of(group, links, PROFILES.pace, direct=plan.custom_all_reduce.value)
+    machine = machine_of(group, links, PROFILES.pace, has_direct_links=plan.custom_all_reduce.value)
     return None if machine is None else Timed(plan, work, machine)

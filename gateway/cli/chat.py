@@ -78,9 +78,9 @@ class Chat:
     parameters: of the next requests.
     """
 
-    def __init__(self, model: str, system: str | None = None, *, verbose: bool = False) -> None:
+    def __init__(self, model: str, system: str | None = None, *, is_verbose: bool = False) -> None:
         """verbose: print the speed of each answer."""
-        self._model, self._verbose = model, verbose
+        self._model, self._is_verbose = model, is_verbose
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = [*self._first]
         self.parameters: dict[str, Any] = {}
@@ -127,8 +127,8 @@ class Chat:
             case ["parameter", text] if len(text.split(maxsplit=1)) == 2:
                 return self._set_parameter(*text.split(maxsplit=1))
             case ["verbose" | "quiet" as word]:
-                self._verbose = word == "verbose"
-                return "The speed is shown." if self._verbose else "The speed is not shown."
+                self._is_verbose = word == "verbose"
+                return "The speed is shown." if self._is_verbose else "The speed is not shown."
             case _:
                 return (
                     "/set takes `parameter NAME VALUE`, `system TEXT`, `verbose` or `quiet`."
@@ -160,35 +160,35 @@ class Chat:
         """Ask, and print the answer as it arrives. False: Ctrl-C stopped it; its beginning counts
         as an answer. Raises the gateway's own error."""
         self.messages.append({"role": "user", "content": question})
-        answer_text, thoughts, flow, complete = "", "", StreamedText(), True
-        shows_thoughts = StandardStreams.detect().output_is_terminal and not as_json
+        answer_text, thoughts, flow, is_complete = "", "", StreamedText(), True
+        shows_thoughts = StandardStreams.detect().is_output_terminal and not as_json
         clock, self._usage = _AnswerClock(), {}
         try:
             for thought, text in self._pieces():
                 clock.note_piece()
                 if shows_thoughts and thought:
-                    flow.write(thought, dim=True)
+                    flow.write(thought, is_dim=True)
                 if text and thoughts and not answer_text and shows_thoughts:
                     flow.end()
                 thoughts, answer_text = thoughts + thought, answer_text + text
                 if not as_json:
                     flow.write(text)
         except KeyboardInterrupt:
-            complete = False
+            is_complete = False
         if as_json:
             answer = {
                 "model": self._model,
                 "content": answer_text,
                 "reasoning": thoughts,
-                "complete": complete,
+                "complete": is_complete,
             }
             say(json.dumps(answer, indent=2, ensure_ascii=False))
         else:
             flow.end()
-        if self._verbose:
+        if self._is_verbose:
             print_message(clock.words(self._usage))
         self.messages.append({"role": "assistant", "content": answer_text})
-        return complete
+        return is_complete
 
     def _pieces(self) -> Iterator[tuple[str, str]]:
         """Pieces of thought and text as they arrive."""

@@ -47,14 +47,14 @@ def inquiry_host(
         return AgentHost(settings.agent)
     if kind in ("process", "cluster") and image is None:
         return ProcessHost(settings.data)
-    from gateway.hosts.docker.client import listening
+    from gateway.hosts.docker.client import is_listening
     from gateway.hosts.docker.host import DockerHost
 
     if kind == "docker" or image is not None:
         return DockerHost(settings.docker_network, _OWNER, allowed_images=allowed_images())
     process = ProcessHost(settings.data)
     docker = DockerHost(settings.docker_network, _OWNER, allowed_images=allowed_images())
-    return _FirstHostWithEngine((docker, process)) if listening() else process
+    return _FirstHostWithEngine((docker, process)) if is_listening() else process
 
 
 class _FirstHostWithEngine:

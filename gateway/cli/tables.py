@@ -85,7 +85,7 @@ def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...
     """Print a table whose columns before the last are too wide."""
     is_long = max(len(line[-1]) for line in lines) > _MIN_LAST_COLUMN
     columns = None if is_long else squeeze(lines, width)
-    separate_last = columns is None
+    separates_last = columns is None
     columns = columns or squeeze([line[:-1] for line in lines], width)
     for number, line in enumerate(lines):
         titles = number == 0 and any(head)
@@ -97,7 +97,7 @@ def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...
                 f"{name.lower()} {cell}".strip() for name, cell in cells if cell not in ("", "-")
             ]
             print_paragraph(f"{line[0]}: {', '.join(parts)}", indent=4)
-        if separate_last and (columns or is_long) and not titles and line[-1] not in ("", "-"):
+        if separates_last and (columns or is_long) and not titles and line[-1] not in ("", "-"):
             print_paragraph(line[-1], indent=4, first="    ")
 
 

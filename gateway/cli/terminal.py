@@ -28,9 +28,9 @@ _CONTINUATION_PROMPT = "... "
 _FIRST_WIDE_CHARACTER = "\u2e80"
 
 
-def say(text: str = "", *, err: bool = False) -> None:
+def say(text: str = "", *, is_error: bool = False) -> None:
     """Print a text and a line end."""
-    typer.echo(visible(text), err=err)
+    typer.echo(visible(text), err=is_error)
 
 
 def print_message(text: str) -> None:
@@ -38,16 +38,16 @@ def print_message(text: str) -> None:
     if sys.stderr.isatty():
         columns = max(20, shutil.get_terminal_size().columns)
         text = "\n".join("\n".join(wrap(line, columns)) for line in text.splitlines())
-    say(text, err=True)
+    say(text, is_error=True)
 
 
-def print_bytes(pieces: Iterable[bytes], *, raw: bool = False) -> None:
+def print_bytes(pieces: Iterable[bytes], *, is_raw: bool = False) -> None:
     """Print bytes as they arrive. raw: unchanged, with escape sequences."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     for piece in pieces:
-        sys.stdout.buffer.write(piece if raw else visible(decoder.decode(piece)).encode())
+        sys.stdout.buffer.write(piece if is_raw else visible(decoder.decode(piece)).encode())
         sys.stdout.flush()
-    if not raw:
+    if not is_raw:
         sys.stdout.buffer.write(decoder.decode(b"", final=True).encode())
 
 
@@ -105,8 +105,8 @@ def _wrap_row(line: Sequence[str], widths: Sequence[int], gap: str) -> list[str]
 class StandardStreams(NamedTuple):
     """Whether standard input and standard output are terminals."""
 
-    input_is_terminal: bool
-    output_is_terminal: bool
+    is_input_terminal: bool
+    is_output_terminal: bool
 
     @classmethod
     def detect(cls) -> StandardStreams:
@@ -152,11 +152,11 @@ class StreamedText:
         self._word = ""
         self._at = 0
 
-    def write(self, piece: str, *, dim: bool = False) -> None:
+    def write(self, piece: str, *, is_dim: bool = False) -> None:
         text = visible(piece)
         if self._columns:
             text = "".join(map(self._place, text))
-            text = f"\x1b[2m{text}\x1b[0m" if dim and self._dims and text else text
+            text = f"\x1b[2m{text}\x1b[0m" if is_dim and self._dims and text else text
         sys.stdout.write(text)
         sys.stdout.flush()
 
@@ -193,7 +193,7 @@ def status() -> Iterator[Callable[[str], None]]:
 
         def line(text: str) -> None:
             if text != former_lines[0]:
-                say(text, err=True)
+                say(text, is_error=True)
             former_lines[0] = text
 
         yield line
@@ -252,7 +252,7 @@ def _progress_lines(title: str) -> Callable[[int, int], None]:
         )
         say(
             f"{title}: {size(bytes_done)} of {size(total)} ({tenth * 100 // _TENTHS} %){remaining}",
-            err=True,
+            is_error=True,
         )
 
     return report

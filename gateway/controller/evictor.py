@@ -63,10 +63,10 @@ class Evictor:
         self._store = store
         self._settings = settings
         self._measures = measures
-        self._ended = ended_counts
+        self._ended_counts = ended_counts
         self._counts: Mapping[str, float] | None = None
         self._counted_at = self._noted_at = 0.0
-        self._noted: dict[str, float] = {}
+        self._noted_use: dict[str, float] = {}
         self._times = SteadyTimes()
         self.is_making_room = False
         """Whether room for a model is being made, or awaited."""
@@ -105,7 +105,7 @@ class Evictor:
     def _tell_fleet(self, loaded_models: Sequence[LoadedModel], now: float) -> None:
         """Tell plans which models can be evicted, and in which order."""
         self._fleet.eviction_order = eviction_order(loaded_models, now)
-        self._fleet.unasked = {
+        self._fleet.unasked_models = {
             loaded_model.name for loaded_model in loaded_models if not loaded_model.is_requested
         }
 
@@ -129,14 +129,14 @@ class Evictor:
             self._evict(place, eviction)
         for loaded_model in loaded_models:
             model = self._fleet.models[loaded_model.name]
-            model.hold = moves.holds.get(loaded_model.name, "")
+            model.hold = moves.hold_reasons.get(loaded_model.name, "")
             model.is_next = moves.first == loaded_model.name
             waits_for_request = (
                 model.waits_for_request
                 or loaded_model.keep_alive_s >= 0
                 or loaded_model.was_evicted
                 or not loaded_model.has_plan
-                or loaded_model.name in moves.holds
+                or loaded_model.name in moves.hold_reasons
                 or any(replica.leaving for replica in model.replicas)
             )
             model.waits_for_request = waits_for_request and is_loadable(loaded_model, transitions)
@@ -200,14 +200,14 @@ class Evictor:
         has_candidate = (
             may_evict
             and not stops
-            and bool(set(self._fleet.evictable_copies(model)) - model.offered)
+            and bool(set(self._fleet.evictable_copies(model)) - model.offered_copies)
         )
         # Requests for serving copies come and go: they change nothing unless a copy is evicted for
         # them.
         is_first = has_requests and not (model.has_requests or model.serving)
         if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
-                replica.blocked, replica.awaited_offers, replica.is_outdated = None, (), True
+                replica.blocked_reason, replica.awaited_offers, replica.is_outdated = None, (), True
         model.has_requests = has_requests
 
     def _loaded_models(
@@ -267,7 +267,7 @@ class Evictor:
             used_at=self._times.steady(name, model.used_at or model.created_at),
             requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
             waited_s=demand.get(name),
-            has_plan=any(replica.blocked is None for replica in absent_replicas),
+            has_plan=any(replica.blocked_reason is None for replica in absent_replicas),
             must_evict=model.needs,
             must_stop=model.ends,
             is_promised_memory=any(replica.awaited_offers for replica in model.replicas),
@@ -298,7 +298,7 @@ class Evictor:
             return
         former_counts, self._counts, self._counted_at = (
             self._counts,
-            self._ended(),
+            self._ended_counts(),
             time.monotonic(),
         )
         if former_counts is None:
@@ -320,10 +320,10 @@ class Evictor:
         used_at = {
             model.wish.name: model.used_at
             for model in self._fleet.models.values()
-            if model.used_at != self._noted.get(model.wish.name, 0.0)
+            if model.used_at != self._noted_use.get(model.wish.name, 0.0)
         }
         if used_at:
-            self._noted |= used_at
+            self._noted_use |= used_at
             try:
                 await asyncio.to_thread(self._store.note_use, used_at)
             except StoreError as error:
@@ -331,7 +331,7 @@ class Evictor:
 
 
 def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
-    attempt, woken = replica.attempt, replica.woken
+    attempt, woken = replica.attempt, replica.wake_times
     if (
         replica.leaving is None
         and attempt is not None

@@ -95,7 +95,7 @@ class Loop:
         requests of each model."""
         self._settings = settings = launcher.settings
         self._store, self._host, self._launcher = store, launcher.host, launcher
-        self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost
+        self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost_cards
         self._running = RunningEngines(settings.data)
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
@@ -231,10 +231,10 @@ class Loop:
             replica.end_preparation()
             replica.end_inquiry()
             await replica.unwatch()
-        if self._launcher.preparing:
+        if self._launcher.preparations:
             # Their processes are killed, and must be waited for before the event loop ends. One
             # that hangs in the file system of another machine is left.
-            await asyncio.wait(self._launcher.preparing, timeout=_PREPARATION_END_S)
+            await asyncio.wait(self._launcher.preparations, timeout=_PREPARATION_END_S)
         await self._orphans.close()
 
     async def end_engines(self) -> None:
@@ -291,8 +291,8 @@ class Loop:
     ) -> None:
         """Let replicas without a plan try again after an engine's end, or with other GPUs."""
         ended_names = _running_names(former_instances) - _running_names(instances)
-        if ended_names or self._lost_gpus is not self._gpus.lost:
-            self._lost_gpus = self._gpus.lost
+        if ended_names or self._lost_gpus is not self._gpus.lost_cards:
+            self._lost_gpus = self._gpus.lost_cards
             self.fleet.unblock()
 
     async def _look(
@@ -418,7 +418,7 @@ class Loop:
         """Return the attempts of a trial to its replica once nothing of the trial runs. Attempts
         that measured a plan are dropped."""
         is_running = trial.attempt is not None or trial.instance_among(instances) is not None
-        if is_running or trial.seeks or trial.is_busy:
+        if is_running or trial.seeks_plan or trial.is_busy:
             return
         if trial.generation != TRIAL_GENERATION:
             for attempt in model.replicas[trial.index].remember(*trial.history):

@@ -34,7 +34,7 @@ class Orders:
         self._store = store
         self._fleet = fleet
         self._wishes = wishes
-        self._admitted = on_admission
+        self._on_admission = on_admission
         self._wake = wake
         # Wishes are checked against each other and recorded one at a time, so that no name is taken
         # twice and none is lost.
@@ -69,7 +69,7 @@ class Orders:
             now = time.time()
             await asyncio.to_thread(self._store.add_model, wish, now)
             model = self._fleet.admit(ManagedModel(wish, now, idempotency_key=key))
-        self._admitted()
+        self._on_admission()
         self._wake()
         return model
 
@@ -137,7 +137,7 @@ class Orders:
         model.pins, model.answers = {}, {}
         model.setback.clear()
         for replica in model.replicas:
-            replica.blocked, replica.vain = None, None
+            replica.blocked_reason, replica.vain_plan = None, None
             replica.setback.clear()
         self._wake()
         return model

@@ -13,7 +13,7 @@ class SteadyTimes:
     """
 
     def __init__(self) -> None:
-        self._earlier: dict[str, dict[float, float]] = {}
+        self._former_times: dict[str, dict[float, float]] = {}
         self._times: dict[str, dict[float, float]] = {}
         self._wall = self._now = 0.0
 
@@ -25,17 +25,17 @@ class SteadyTimes:
         """
         if len(self._times) > len(names):
             self._times = {name: times for name, times in self._times.items() if name in names}
-        self._earlier = {}
+        self._former_times = {}
         self._now, self._wall = time.monotonic(), time.time()
         return self._now, self._wall
 
     def steady(self, name: str, at: float) -> float:
         """The time `at` of the model `name`, in monotonic seconds."""
-        if name not in self._earlier:
-            self._earlier[name], self._times[name] = self._times.get(name, {}), {}
+        if name not in self._former_times:
+            self._former_times[name], self._times[name] = self._times.get(name, {}), {}
         times = self._times[name]
         if at not in times:
-            earlier_at = self._earlier[name].get(at)
+            earlier_at = self._former_times[name].get(at)
             passed_s = max(0.0, self._wall - at)
             times[at] = self._now - passed_s if earlier_at is None else earlier_at
         return times[at]

@@ -145,10 +145,10 @@ _MAX_MESSAGE_CHARACTERS = 2000
 
 
 class KnownFlags(NamedTuple):
-    """The flags of an engine, without dashes. complete: its version has no other."""
+    """The flags of an engine, without dashes. is_complete: its version has no other."""
 
     names: frozenset[str] = frozenset()
-    complete: bool = False
+    is_complete: bool = False
 
 
 class _Change(NamedTuple):
@@ -254,7 +254,7 @@ def _flag(name: str, flags: KnownFlags) -> str | None:
     plain_name = name.strip("-").replace("_", "-")
     root = plain_name.partition(".")[0]
     is_known = root in flags.names or root.removeprefix("no-") in flags.names
-    can_be = name.startswith("--") and not flags.complete
+    can_be = name.startswith("--") and not flags.is_complete
     return f"--{plain_name}" if is_known or can_be else None
 
 

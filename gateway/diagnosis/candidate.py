@@ -31,9 +31,9 @@ class FailureCandidate:
     line: str
     number: int
     phase: str
-    survived: bool = False
+    is_survived: bool = False
     shape: Shape = Shape("", "", (), "")
-    bare: bool = False
+    is_bare: bool = False
     """An exception without traceback, or less: a failure only once the log has ended."""
     message: str = ""
     columns: int = 0
@@ -41,7 +41,7 @@ class FailureCandidate:
 
     @classmethod
     def unproven(cls, line: str, number: int, shape: Shape) -> FailureCandidate:
-        return cls(None, {}, line, number, shape.phase, shape=shape, bare=True)
+        return cls(None, {}, line, number, shape.phase, shape=shape, is_bare=True)
 
     def set_message(self, message: str, columns: int) -> None:
         """Begin the message with a line of so many columns."""
@@ -103,7 +103,7 @@ class ProcessTrace:
     indent: int = 0
     assertion: str = ""
     source: str = ""
-    in_traceback: bool = False
+    is_in_traceback: bool = False
     is_ignored: bool = False
     """Python says that it ignores the exception."""
     ends_thread: bool = False
@@ -119,7 +119,7 @@ class ProcessTrace:
     has_header: bool = False
     """The lines of the message begin as records do."""
     lines_left: int = 0
-    unproven: FailureCandidate | None = None
+    unproven_candidate: FailureCandidate | None = None
     """The last exception that no row knows."""
     cut_off: FailureCandidate | None = None
     """The traceback so far, for a log that ends in it."""
@@ -131,16 +131,16 @@ class ProcessTrace:
     def close(self) -> None:
         """End the message."""
         self.message = self.cut_off = None
-        self.in_traceback = self.is_ignored = self.replaces = self.has_cause = False
+        self.is_in_traceback = self.is_ignored = self.replaces = self.has_cause = False
         self.lines_left = 0
 
     @property
-    def in_request(self) -> bool:
+    def is_in_request(self) -> bool:
         """Whether the traceback goes through request code: such an error ends no engine."""
         return any(REQUEST.search(file) for file in self.files)
 
     @property
-    def in_handler(self) -> bool:
+    def is_in_handler(self) -> bool:
         """Whether the traceback goes through a handler, which nothing calls during a start."""
         return any(HANDLER.search(file) for file in self.files)
 
@@ -156,4 +156,4 @@ class EngineLine(NamedTuple):
     text: str
     number: int
     process: ProcessTrace
-    quiet: bool
+    is_quiet: bool

@@ -19,13 +19,13 @@ class CrashStack:
         self._frames: list[str] = []
         self._symbols: dict[str, None] = {}
         self._libraries: dict[str, None] = {}
-        self._open = True  # also a stack without its beginning
+        self._is_open = True  # also a stack without its beginning
 
     def read(self, message: str, text: str, number: int) -> bool:
         """Read one more line of the log. Returns whether the next ones are a stack of compiled
         code."""
         if frame := forms.STACK_FRAME.match(message):
-            if self._open and len(self._frames) < _INNER_FRAMES:
+            if self._is_open and len(self._frames) < _INNER_FRAMES:
                 self._frames.append(f"{frame['file']}:{frame['function']}")
                 self._begin(text, number)
         elif native := forms.NATIVE_FRAME.match(message):
@@ -35,12 +35,12 @@ class CrashStack:
             if len(self._libraries) < _INNER_FRAMES:
                 self._libraries[library["library"]] = None
         elif self._frames:
-            self._open = False
+            self._is_open = False
         elif forms.STACK.match(message):
-            self._open = True
+            self._is_open = True
             self._begin(text, number)
         elif forms.OTHER_STACK.match(message):
-            self._open = False
+            self._is_open = False
         return forms.CAUGHT.search(message) is not None
 
     @property

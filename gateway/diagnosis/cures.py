@@ -231,7 +231,7 @@ class Cures:
         """The steps that a message itself asks for, with the flags that the engine has."""
         flags = self.rows.names(engine, "flags") if engine else {}
         flag_names = flags.get(version) or frozenset[str]().union(*flags.values())
-        engine_flags = KnownFlags(flag_names, complete=version in flags)
+        engine_flags = KnownFlags(flag_names, is_complete=version in flags)
         return advice_of_message(message, engine_flags, self._packages)
 
     def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:

@@ -15,7 +15,8 @@ def diagnose(
     """The failure in a whole log, of kind `none` without a proof, and the reader of the log.
 
     The failure may be only likely: it is for people, never for the gateway, which would treat the
-    engine by it. A log without a failure does not prove health; an answer does (`reader.answered`).
+    engine by it. A log without a failure does not prove health; an answer does
+    (`reader.has_answered`).
     """
     reader = LogReader(signatures, engine)
     for piece in pieces:
@@ -30,9 +31,9 @@ def diagnose(
 def _no_failure(reader: LogReader) -> str:
     if reader.is_empty:
         return "The log is empty."
-    if reader.answered:
+    if reader.has_answered:
         return "The engine answered requests, and the log names no failure."
-    if reader.ready:
+    if reader.is_ready:
         return (
             "The server started. The log names no failure and shows no answer, so the health of the"
             " engine is unknown."

@@ -10,7 +10,7 @@ from gateway.domain import Failure, Instance
 _CRASH_SIGNALS = frozenset({4, 6, 7, 8, 11})
 
 
-def environmental(failure: Failure) -> bool:
+def is_environmental(failure: Failure) -> bool:
     """Whether the cause lies outside the plan, which may then be started again.
 
     The first hang proves nothing.

@@ -101,13 +101,13 @@ class LogEvidence:
         self.progress = StartProgress()
         self.circumstances: dict[str, Scalar] = {}
         self.options = StartOptions()
-        self.serving = False
+        self.is_serving = False
         self.is_ending = False
         self.processes: dict[str, ProcessTrace] = {}
         self.candidates: list[FailureCandidate] = []
         self.death: tuple[str, int] | None = None
         self.hint: FailureCandidate | None = None
-        self.quoted: tuple[FailureCandidate, ...] = ()
+        self.quoted_candidates: tuple[FailureCandidate, ...] = ()
         self.crash = CrashStack()
         self.dump = ThreadDump()
         self.complaints: list[FailureCandidate] = []
@@ -131,31 +131,31 @@ class LogEvidence:
 
     def disregards(self, process: ProcessTrace) -> bool:
         """Whether errors of this process prove nothing, because the engine serves."""
-        return self.serving and not (self.is_ending or process.is_fatal)
+        return self.is_serving and not (self.is_ending or process.is_fatal)
 
     # Proofs
 
     def prove_line(
-        self, text: str, process: ProcessTrace, *, warning: bool = False
+        self, text: str, process: ProcessTrace, *, is_warning: bool = False
     ) -> Proof | None:
         """The proof in a line that is no exception."""
         proof = self._signatures.match_text(
-            text, self._engine, frozenset(process.frames), line=True
+            text, self._engine, frozenset(process.frames), is_line=True
         )
-        if proof is None or (warning and not proof[0].printed_as_warning):
+        if proof is None or (is_warning and not proof[0].printed_as_warning):
             return None
         return proof if proof[0].while_serving or not self.disregards(process) else None
 
     def prove_text(self, text: str, process: ProcessTrace | None = None) -> Proof | None:
         """The proof in a text, whether or not an exception says it."""
         frames = frozenset(process.frames if process is not None else ())
-        return self._signatures.match_text(text, self._engine, frames, line=False)
+        return self._signatures.match_text(text, self._engine, frames, is_line=False)
 
     def prove_exception(self, text: str, process: ProcessTrace) -> Proof | None:
         """The proof in the text of an exception. A request meets no failure of a start."""
         proof = self.prove_text(text, process)
         possible = proof and (
-            self._signatures.can_fail_serving(proof[0].kind) or not process.in_handler
+            self._signatures.can_fail_serving(proof[0].kind) or not process.is_in_handler
         )
         return proof if possible else None
 
@@ -177,7 +177,7 @@ class LogEvidence:
         """The phase of a failure: by its row, its traceback, or the progress of the start."""
         if row is not None and row.phase:
             return row.phase
-        if process.in_handler:
+        if process.is_in_handler:
             return "serving"
         phases = [
             mark.phase
@@ -192,7 +192,9 @@ class LogEvidence:
 
     def add(self, candidate: FailureCandidate) -> None:
         """Add a candidate, as far as there is room."""
-        bare_candidates = [item for item in self.candidates if item.bare] if candidate.bare else []
+        bare_candidates = (
+            [item for item in self.candidates if item.is_bare] if candidate.is_bare else []
+        )
         if len(bare_candidates) < _MAX_BARE_CANDIDATES and len(self.candidates) < _MAX_CANDIDATES:
             self.candidates.append(candidate)
 
@@ -220,7 +222,7 @@ class LogEvidence:
         """Remember a line that begins a record. Returns whether it is one of an engine that
         hangs."""
         self._records.append(line)
-        if not line.quiet or not forms.HARMLESS_TEXT.search(line.message):
+        if not line.is_quiet or not forms.HARMLESS_TEXT.search(line.message):
             self._recent.append(line)
         return line.message.startswith(_WATCHDOG_MESSAGES)
 
@@ -244,7 +246,7 @@ class LogEvidence:
     def end_engine(self, text: str, number: int) -> None:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
         self.add_death(text, number)
-        if self.serving and not self.is_ending:
+        if self.is_serving and not self.is_ending:
             errors = [item.serving_error or item.thread_error for item in self.processes.values()]
             for candidate in sorted(filter(None, errors), key=lambda item: item.number):
                 self.add(candidate)
@@ -255,34 +257,34 @@ class LogEvidence:
         """Whether enough faults of requests are noted."""
         return sum(number for _, number in self.faults.values()) >= _MAX_FAULTS
 
-    def note_fault(self, candidate: FailureCandidate, *, by_worker: bool = False) -> None:
+    def note_fault(self, candidate: FailureCandidate, *, is_of_worker: bool = False) -> None:
         """Note an error of a request that the serving engine survives.
 
-        by_worker: a process that computes says so, and not the one that reads requests.
+        is_of_worker: a process that computes says so, and not the one that reads requests.
         """
         shape = candidate.shape
         raising_frame = next(
             (f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), ""
         )
-        if self.has_faults or not (by_worker or _is_fault(shape, raising_frame)):
+        if self.has_faults or not (is_of_worker or _is_fault(shape, raising_frame)):
             return
         first, number = self.faults.get((shape.exception, raising_frame), (candidate, 0))
         self.faults[shape.exception, raising_frame] = first, number + 1
 
-    def close(self, lines: int, *, healthy: bool) -> None:
+    def close(self, lines: int, *, is_healthy: bool) -> None:
         """End the log after so many lines. healthy: the engine had started."""
         phase = self.progress.phase
         if self.crash.number:
             self.crashed = self.crash.candidate(phase)
-        if not self.candidates and (hang := self._hang(lines, healthy=healthy)) is not None:
+        if not self.candidates and (hang := self._hang(lines, is_healthy=is_healthy)) is not None:
             self.add(hang)
-        if self.candidates or self.death is not None or healthy:
+        if self.candidates or self.death is not None or is_healthy:
             return
         if lines <= _SHORT_LINES:
             for line in self._first:
                 self._add_pasted_line(line, phase)
         # Where the log ends in a traceback, the failure may stand before it.
-        is_cut = any(item.in_traceback or item.cut_off for item in self.processes.values())
+        is_cut = any(item.is_in_traceback or item.cut_off for item in self.processes.values())
         for line in self._recent:
             known_text = self._known_text(line.message, line.text, line.number, line.process)
             if known_text is not None and (
@@ -299,18 +301,18 @@ class LogEvidence:
         if proof is None:
             return None
         phase = self.phase(proof[0], process)
-        return FailureCandidate(*proof, text, number, phase, bare=True)
+        return FailureCandidate(*proof, text, number, phase, is_bare=True)
 
-    def _hang(self, lines: int, *, healthy: bool) -> FailureCandidate | None:
+    def _hang(self, lines: int, *, is_healthy: bool) -> FailureCandidate | None:
         """The engine waits, as its last records repeat, or as one of a serving engine says."""
         last = self._records[-1] if self._records else None
         if last is None or lines - last.number > _DUMP_LINES:
             return None
         starts = last.message.startswith(_WAITS) and not last.message.startswith(_RARE_WAITS)
         records = list(self._records)[-_REPEATS if starts else -2 :]
-        equal = len({_DIGITS.sub("", line.message) for line in records}) == 1 < len(records)
-        in_a_row = last.number - records[0].number == len(records) - 1 == _REPEATS - 1
-        if not ((equal and (in_a_row or not starts)) or healthy or not last.quiet):
+        are_equal = len({_DIGITS.sub("", line.message) for line in records}) == 1 < len(records)
+        are_consecutive = last.number - records[0].number == len(records) - 1 == _REPEATS - 1
+        if not ((are_equal and (are_consecutive or not starts)) or is_healthy or not last.is_quiet):
             return None
         known_text = self._known_text(last.message, last.text, last.number, last.process)
         return known_text if known_text is not None and known_text.kind == "hang" else None

@@ -56,11 +56,11 @@ class _Traceback(NamedTuple):
     def of_process(cls, process: ProcessTrace) -> _Traceback:
         """The traceback of a process now."""
         return cls(
-            is_traced=process.in_traceback,
+            is_traced=process.is_in_traceback,
             is_ignored=process.is_ignored,
             replaces=process.replaces,
             has_cause=process.has_cause,
-            is_framed=process.in_traceback or process.cut_off is not None,
+            is_framed=process.is_in_traceback or process.cut_off is not None,
             message=process.message if process.lines_left > 0 else None,
         )
 
@@ -73,7 +73,7 @@ class LogReader:
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
-        self.answered = False
+        self.has_answered = False
         self._evidence = LogEvidence(signatures, engine)
         self._verdict = LogVerdict(self._evidence, signatures, engine)
         self.progress = self._evidence.progress
@@ -94,14 +94,14 @@ class LogReader:
     def close(self) -> None:
         """End the log, maybe in the middle of a line."""
         self._lines.close()
-        self._evidence.close(self._lines.number, healthy=self.ready or self.answered)
+        self._evidence.close(self._lines.number, is_healthy=self.is_ready or self.has_answered)
 
     def serve(self) -> None:
         """Note that the engine serves: from here on users write into the log."""
         evidence = self._evidence
-        evidence.serving, evidence.hint, evidence.quoted = True, None, ()
+        evidence.is_serving, evidence.hint, evidence.quoted_candidates = True, None, ()
         if not evidence.is_ending:
-            self._lines.anchors = FATAL_WORDS if self.answered else FATAL_WORDS + SERVING_WORDS
+            self._lines.anchors = FATAL_WORDS if self.has_answered else FATAL_WORDS + SERVING_WORDS
 
     @property
     def is_empty(self) -> bool:
@@ -109,9 +109,9 @@ class LogReader:
         return self._lines.number == 0
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the engine has started to serve."""
-        return self._evidence.serving
+        return self._evidence.is_serving
 
     @property
     def failure(self) -> Failure | None:
@@ -146,30 +146,32 @@ class LogReader:
             return
         text = clean(raw)
         line = self._carriers.parse(text)
-        if line.process or line.header:
+        if line.process or line.is_header:
             self._last_process = line.process
         process = self._evidence.process(self._last_process)
-        in_traceback = process.in_traceback or process.cut_off is not None
+        in_traceback = process.is_in_traceback or process.cut_off is not None
         if in_traceback and line.text[:1] == " " and _indent(line.text) < process.indent:
             line = line._replace(text=line.text.lstrip())
-        if not self._evidence.serving:
+        if not self._evidence.is_serving:
             self._evidence.circumstances |= self._signatures.cures.in_line(text)
             self._evidence.options.read(line.text)
             self._evidence.read_advice(line.text, self._lines.number)
         self._read_level(line, text, process)
-        if line.quiet or self._is_stopped:
+        if line.is_quiet or self._is_stopped:
             return
-        self._read_message(line, text, process, in_traceback=in_traceback)
+        self._read_message(line, text, process, is_in_traceback=in_traceback)
 
     def _read_message(
-        self, line: LogLine, text: str, process: ProcessTrace, *, in_traceback: bool
+        self, line: LogLine, text: str, process: ProcessTrace, *, is_in_traceback: bool
     ) -> None:
         """Read a line by its form: a part of a traceback, an exception, a proof, or plain words."""
         message = line.text
         evidence = self._evidence
         if evidence.crash.read(message, text, self._lines.number) or evidence.dump.read(message):
             self._lines.attend = MESSAGE_LINES
-        is_fatal = (line.header or process.in_traceback) and self._signatures.is_ending(message)
+        is_fatal = (line.is_header or process.is_in_traceback) and self._signatures.is_ending(
+            message
+        )
         if is_fatal:
             self._end_engine(text, process)
         if (
@@ -186,39 +188,39 @@ class LogReader:
             self._read_exception(exception, line, text, process)
         elif self._prove_line(line, text, process):
             pass
-        elif line.header and forms.WRAPPER.match(message):
+        elif line.is_header and forms.WRAPPER.match(message):
             self._evidence.add_death(text, self._lines.number)
         elif forms.SIDE_NOTE.match(message):
             process.lines_left = 0
         elif process.message is not None and process.lines_left > 0:
             self._continue_message(process.message, line, text, process)
-        elif not self._read_code(message, process, text, in_traceback=in_traceback):
+        elif not self._read_code(message, process, text, is_in_traceback=is_in_traceback):
             # A progress bar is no record of its own.
             self._read_progress(message)
             self._read_plain_line(line, text, process)
 
     def _read_level(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         """Read the level of a line, and the beginning of a record."""
-        if line.native and line.quiet:
+        if line.is_native and line.is_quiet:
             process.message = None  # Nothing is survived by it, but a message has ended.
-        elif line.quiet or (
-            line.header and line.level is None and not forms.WRAPPER.match(line.text)
+        elif line.is_quiet or (
+            line.is_header and line.level is None and not forms.WRAPPER.match(line.text)
         ):
             self._survive(line, process)
         if line.level == "WARNING" and not self._is_stopped:
-            self._prove_line(line, text, process, warning=True)
-        if (line.header or forms.THREAD_DUMP.match(line.text)) and self._evidence.add_record(
-            EngineLine(line.text, text, self._lines.number, process, line.quiet)
+            self._prove_line(line, text, process, is_warning=True)
+        if (line.is_header or forms.THREAD_DUMP.match(line.text)) and self._evidence.add_record(
+            EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
         ):
             self._lines.attend = MESSAGE_LINES
 
     def _survive(self, line: LogLine, process: ProcessTrace) -> None:
         """Note that the process goes on: it survived its errors so far, except fatal ones."""
-        if process.unproven is not None and not process.is_fatal:
-            process.unproven.survived = True
+        if process.unproven_candidate is not None and not process.is_fatal:
+            process.unproven_candidate.is_survived = True
         process.close()
         process.thread_error = None
-        if line.quiet:
+        if line.is_quiet:
             process.is_fatal, process.serving_error = False, None
             if self._evidence.disregards(process):
                 self._lines.attend = 0
@@ -234,15 +236,15 @@ class LogReader:
 
     def _read_progress(self, text: str) -> None:
         """Note how far the start is, and which kernels it chose."""
-        if self.answered:
+        if self.has_answered:
             return
         evidence = self._evidence
         for row, groups in self._signatures.match_progress(text):
             if row.is_answer:
-                self.answered = True
-                if evidence.serving and not evidence.is_ending:
+                self.has_answered = True
+                if evidence.is_serving and not evidence.is_ending:
                     self._lines.anchors = FATAL_WORDS
-            if evidence.serving:
+            if evidence.is_serving:
                 continue
             if self.progress.learn(row, groups):
                 evidence.hint = None
@@ -261,8 +263,8 @@ class LogReader:
             # vLLM's workers also print the message before the traceback
             # (vllm/executor/multiproc_worker_utils.py, 0.5 and 0.6).
             self._read_plain_line(line, text, process)
-        process.is_ignored = process.is_ignored and not process.in_traceback
-        process.message, process.in_traceback, process.lines_left = None, True, 0
+        process.is_ignored = process.is_ignored and not process.is_in_traceback
+        process.message, process.is_in_traceback, process.lines_left = None, True, 0
         process.frames.clear()
         process.files.clear()
         process.codes.clear()
@@ -292,9 +294,9 @@ class LogReader:
         former_traceback = _Traceback.of_process(process)
         process.close()
         if forms.BENIGN_EXCEPTION.match(line.text):
-            self._read_benign(line, text, process, framed=former_traceback.is_framed)
+            self._read_benign(line, text, process, is_framed=former_traceback.is_framed)
             return
-        if not self._signatures.main_loops.isdisjoint(process.frames) and not process.in_request:
+        if not self._signatures.main_loops.isdisjoint(process.frames) and not process.is_in_request:
             former_traceback = former_traceback._replace(is_ignored=False)
             if evidence.disregards(process):
                 self._end_engine(text, process)
@@ -323,13 +325,15 @@ class LogReader:
             self._end_thread(line, text, shape, process)
             return True
         is_bare = not (former_traceback.is_traced or process.is_fatal)
-        if former_traceback.is_ignored or (evidence.serving and (is_bare or process.in_request)):
+        if former_traceback.is_ignored or (
+            evidence.is_serving and (is_bare or process.is_in_request)
+        ):
             by_worker = bool(
                 is_bare and line.level == "ERROR" and _COMPUTING_PROCESS.search(line.process)
             )
             is_noted = (former_traceback.is_traced or by_worker) and not former_traceback.is_ignored
             if is_noted and evidence.disregards(process):
-                evidence.note_fault(self._unproven(text, shape), by_worker=by_worker)
+                evidence.note_fault(self._unproven(text, shape), is_of_worker=by_worker)
             return True
         return False
 
@@ -359,7 +363,7 @@ class LogReader:
         self._replace_former(former_traceback, proof, shape, process)
         candidate = self._candidate(proof, text, process)
         candidate.shape = shape._replace(phase=candidate.phase)
-        candidate.bare = is_bare and proof is None
+        candidate.is_bare = is_bare and proof is None
         candidate.set_message(line.text, len(text))
         self._add(candidate, process, line)
 
@@ -367,9 +371,9 @@ class LogReader:
         """Read the exception of a thread. It ends no engine, but is the failure where nothing else
         is, or where the engine ends next."""
         evidence = self._evidence
-        if not evidence.serving:
-            if not self._add_hint(line, text, process) and not evidence.quoted:
-                evidence.quoted = (self._unproven(text, shape),)
+        if not evidence.is_serving:
+            if not self._add_hint(line, text, process) and not evidence.quoted_candidates:
+                evidence.quoted_candidates = (self._unproven(text, shape),)
         else:
             proof = evidence.prove_exception(line.text, process)
             process.thread_error = self._candidate(proof, text, process)
@@ -379,7 +383,7 @@ class LogReader:
         self, former_traceback: _Traceback, proof: Proof | None, shape: Shape, process: ProcessTrace
     ) -> None:
         """Remove or update the candidate that an exception replaces or wraps."""
-        former_candidate, candidates = process.unproven, self._evidence.candidates
+        former_candidate, candidates = process.unproven_candidate, self._evidence.candidates
         timed_out = (
             former_traceback.has_cause
             and former_candidate is not None
@@ -395,19 +399,19 @@ class LogReader:
             former_candidate.set_phase(shape.phase)
 
     def _read_benign(
-        self, line: LogLine, text: str, process: ProcessTrace, *, framed: bool
+        self, line: LogLine, text: str, process: ProcessTrace, *, is_framed: bool
     ) -> None:
         """Read an exception that is no failure. The rest of its message is as benign."""
         number, evidence = self._lines.number, self._evidence
         if (
-            framed
+            is_framed
             and not evidence.disregards(process)
             and process.files
             and forms.PIPE.search(process.files[-1])
         ):
             evidence.add_death(text, number)
         process.message = FailureCandidate(None, {}, text, number, self.progress.phase)
-        process.has_header, process.lines_left = line.header, MESSAGE_LINES
+        process.has_header, process.lines_left = line.is_header, MESSAGE_LINES
 
     def _continue_message(
         self, candidate: FailureCandidate, line: LogLine, text: str, process: ProcessTrace
@@ -415,7 +419,7 @@ class LogReader:
         """Read one more line of the message of an exception."""
         process.lines_left -= 1
         may_be_broken = self._lines.number - candidate.number < _MAX_LINE_PARTS
-        if line.header is not process.has_header and (line.header or not may_be_broken):
+        if line.is_header is not process.has_header and (line.is_header or not may_be_broken):
             process.close()
             return
         evidence = self._evidence
@@ -453,7 +457,7 @@ class LogReader:
         self._lines.attend = max(self._lines.attend, 3)
 
     def _read_code(
-        self, text: str, process: ProcessTrace, line_text: str, *, in_traceback: bool
+        self, text: str, process: ProcessTrace, line_text: str, *, is_in_traceback: bool
     ) -> bool:
         """Whether the line is a line of code in a traceback, which then is noted."""
         if raise_match := forms.RAISE.match(text):
@@ -461,8 +465,8 @@ class LogReader:
         elif asserted := forms.ASSERT.match(text):
             process.assertion = asserted[1]
             self._note_cut_traceback(asserted[1], process, "AssertionError")
-        elif not (process.in_traceback and text[:1].isspace()) and not (
-            in_traceback and _indent(text) > process.indent
+        elif not (process.is_in_traceback and text[:1].isspace()) and not (
+            is_in_traceback and _indent(text) > process.indent
         ):
             return False
         elif forms.UNDERLINE.match(text):
@@ -480,7 +484,7 @@ class LogReader:
     def _note_cut_traceback(self, text: str, process: ProcessTrace, exception: str = "") -> None:
         """Note the traceback so far: the log may end in it."""
         evidence = self._evidence
-        in_request = process.in_handler or (evidence.serving and process.in_request)
+        in_request = process.is_in_handler or (evidence.is_serving and process.is_in_request)
         if not (evidence.disregards(process) or process.is_ignored or in_request):
             phase = evidence.phase(None, process)
             shape = Shape(exception, text, tuple(process.files), phase)
@@ -492,18 +496,18 @@ class LogReader:
         if evidence.disregards(process) or forms.HARMLESS_TEXT.search(line.text):
             return
         evidence.add_plain_line(
-            EngineLine(line.text, text, self._lines.number, process, line.quiet)
+            EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
         )
         if not forms.COMPLAINT.search(text):
             return
         shape = Shape("", line.text, tuple(process.files), self.progress.phase)
-        if line.level is not None or not line.header or forms.FAILURE_WORD.search(text):
+        if line.level is not None or not line.is_header or forms.FAILURE_WORD.search(text):
             evidence.add_complaint(self._unproven(text, shape))
-        if self._add_hint(line, text, process) or evidence.quoted:
+        if self._add_hint(line, text, process) or evidence.quoted_candidates:
             return
         if quotation := forms.QUOTED_EXCEPTION.search(line.text):
             shape = shape._replace(exception=quotation["name"])
-            evidence.quoted = (
+            evidence.quoted_candidates = (
                 self._unproven(text, shape._replace(message=quotation["message"])),
                 self._unproven(text, shape),
             )
@@ -512,10 +516,10 @@ class LogReader:
         return self._evidence.add_hint(line.text, text, self._lines.number, process)
 
     def _prove_line(
-        self, line: LogLine, text: str, process: ProcessTrace, *, warning: bool = False
+        self, line: LogLine, text: str, process: ProcessTrace, *, is_warning: bool = False
     ) -> bool:
         """Whether the line proves a failure without an exception; then it is a candidate."""
-        proof = self._evidence.prove_line(line.text, process, warning=warning)
+        proof = self._evidence.prove_line(line.text, process, is_warning=is_warning)
         if proof is None:
             return False
         phase = self._evidence.phase(proof[0], process)
@@ -539,11 +543,11 @@ class LogReader:
             evidence.note_fault(candidate)
         else:
             evidence.add(candidate)
-        process.message, process.has_header = candidate, line.header
+        process.message, process.has_header = candidate, line.is_header
         process.lines_left = MESSAGE_LINES
         self._lines.attend = max(self._lines.attend, 8 if row is None else 20)
         if row is None:
-            process.unproven = candidate
+            process.unproven_candidate = candidate
 
 
 def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
@@ -559,7 +563,7 @@ def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
 def _read_mark(text: str, process: ProcessTrace) -> bool:
     """Whether the line is Python's note on the next exception, which then is noted."""
     if forms.IGNORED_EXCEPTION.match(text):
-        process.is_ignored, process.in_traceback = True, False
+        process.is_ignored, process.is_in_traceback = True, False
         process.ends_thread = "in thread" in text
     elif text.startswith("During handling of the above exception"):
         process.replaces = True

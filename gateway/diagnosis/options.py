@@ -174,7 +174,7 @@ class StartOptions:
         """The values inside the value of an option."""
         self._variables: dict[str, str] = {}
         """The engine's own variables that the log shows as set."""
-        self._complete = False
+        self._is_complete = False
         """Whether an option that is not listed was not given."""
 
     def read(self, line: str) -> None:
@@ -185,7 +185,7 @@ class StartOptions:
             return
         if match := _NON_DEFAULT_ARGS.search(line):
             self._add(_PAIR, match["all"])
-            self._complete = match["all"].rstrip().endswith("}")
+            self._is_complete = match["all"].rstrip().endswith("}")
         elif match := _VALUES.search(line):
             self._add(_VALUE, match["all"])
 
@@ -193,7 +193,7 @@ class StartOptions:
         """Whether an option was given; None if the log does not tell."""
         if flag in self._values:
             return self._values[flag] not in _UNSET_VALUES
-        return False if self._complete else None
+        return False if self._is_complete else None
 
     def is_on(self, flag: str) -> bool:
         """Whether a switch was given."""

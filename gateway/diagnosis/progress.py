@@ -17,15 +17,15 @@ class StartProgress:
     def __init__(self) -> None:
         self.phase = "starting"
         self.settings: dict[str, Scalar] = {}
-        self.reported: dict[str, str] = {}
-        self.stands = self.warm = False
+        self.reported_values: dict[str, str] = {}
+        self.is_standing = self.is_warm = False
         """stands: the KV cache is made, so the engine has measured its memory. warm: graphs and
         workspaces are made too."""
         self.cache_bytes: int | None = None
         """The memory for the KV cache of the rank with the least, as the engine measured it."""
         self.kernels: deque[str] = deque(maxlen=_MAX_KERNELS)
         """The kernels that the engine chose, the last one last."""
-        self._sized = False
+        self._is_sized = False
 
     def learn(self, row: ProgressLine, groups: dict[str, Scalar]) -> bool:
         """Note the values of a line that a row matches. Returns whether another phase begins."""
@@ -36,9 +36,13 @@ class StartProgress:
             self.kernels.append(str(kernel))
         if isinstance(size := groups.pop("cache_bytes", None), int):
             self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
-        self.reported |= {name: str(value) for name, value in groups.items() if name != "kernel"}
-        self._sized = self._sized or row.phase == "kv"
-        self.stands = self.stands or (row.cache_ready and self._sized) or row.phase == "serving"
-        self.warm = self.warm or row.warmed_up or row.phase == "serving"
+        self.reported_values |= {
+            name: str(value) for name, value in groups.items() if name != "kernel"
+        }
+        self._is_sized = self._is_sized or row.phase == "kv"
+        self.is_standing = (
+            self.is_standing or (row.cache_ready and self._is_sized) or row.phase == "serving"
+        )
+        self.is_warm = self.is_warm or row.warmed_up or row.phase == "serving"
         self.phase = row.phase or self.phase
         return row.phase is not None

@@ -97,11 +97,11 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     """The steps whose conditions hold and of which every value is known, in order, without those
     that change nothing."""
     # No other version is described, or runs on this machine.
-    cannot_change = "no_version_here" in case.values
+    is_unchangeable = "no_version_here" in case.values
     filled_texts = (
         fill(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
         for step in steps
-        if case.meets(step) and not (cannot_change and step.text.startswith(_OTHER_VERSION_STEPS))
+        if case.meets(step) and not (is_unchangeable and step.text.startswith(_OTHER_VERSION_STEPS))
     )
     kept_texts = (_drop_failing(text, case.failing) for text in filled_texts if text)
     narrowed = (case.options.narrow(text) for text in kept_texts if text)

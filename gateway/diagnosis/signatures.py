@@ -77,15 +77,15 @@ class Signatures:
         )
 
     def match_text(
-        self, text: str, engine: str | None, frames: frozenset[str], *, line: bool
+        self, text: str, engine: str | None, frames: frozenset[str], *, is_line: bool
     ) -> tuple[TextSignature, dict[str, Scalar]] | None:
-        """The failure that `text` proves: a whole line (`line`), or a part of a message."""
+        """The failure that `text` proves: a whole line (`is_line`), or a part of a message."""
         for row, pattern in self._texts.candidates(text):
-            if row.line_start is not line or (row.frame and row.frame not in frames):
+            if row.line_start is not is_line or (row.frame and row.frame not in frames):
                 continue
             if row.engines and engine is not None and engine not in row.engines:
                 continue
-            if match := pattern.match(text) if line else pattern.search(text):
+            if match := pattern.match(text) if is_line else pattern.search(text):
                 return row, parse_groups(match.groupdict())
         return None
 

@@ -38,7 +38,9 @@ def expected_start(
         == (plan.model.source, str(plan.engine), len(plan.gpus))
         and not (conditions.is_cache_empty and start.conditions.is_cache_empty is False)
     ]
-    same_conditions = [start for start in same_engine if _agree(conditions, start.conditions)]
+    same_conditions = [
+        start for start in same_engine if _is_agreement(conditions, start.conditions)
+    ]
     of_plan = [start for start in same_conditions if start.fingerprint == plan.fingerprint]
     chosen_starts = (of_plan or same_conditions or same_engine)[-_RECENT_STARTS:]
     if not chosen_starts:
@@ -57,7 +59,7 @@ def expected_start(
     )
 
 
-def _agree(conditions: StartConditions, met_conditions: StartConditions) -> bool:
+def _is_agreement(conditions: StartConditions, met_conditions: StartConditions) -> bool:
     """Whether no known condition differs."""
     pairs = (
         (conditions.origin, met_conditions.origin),

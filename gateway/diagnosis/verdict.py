@@ -80,7 +80,7 @@ class LogVerdict:
 
     def _proof(self) -> FailureCandidate | None:
         unproven_candidates = (
-            [item for item in self._unproven() if not item.bare] if self._evidence.death else []
+            [item for item in self._unproven() if not item.is_bare] if self._evidence.death else []
         )
         proven = [
             item for item in self._evidence.candidates if item.row is not None
@@ -95,17 +95,17 @@ class LogVerdict:
         proven = self._proof()
         if proven is not None and proven.kind != "unknown":
             return self._error_before_death(proven) or proven
-        if self._evidence.serving and proven is None:
+        if self._evidence.is_serving and proven is None:
             return None
         unproven_candidates, quoted_candidates, cut_off = (
             self._unproven(),
-            [*self._evidence.quoted[:1]],
+            [*self._evidence.quoted_candidates[:1]],
             self._cut_tracebacks(),
         )
         for candidates in (
-            [item for item in unproven_candidates if not item.bare],
+            [item for item in unproven_candidates if not item.is_bare],
             [self._evidence.hint] if self._evidence.hint is not None else [],
-            [item for item in unproven_candidates if item.bare],
+            [item for item in unproven_candidates if item.is_bare],
             cut_off,
             quoted_candidates,
             self._quote_context(),
@@ -123,7 +123,7 @@ class LogVerdict:
         An engine that serves survived all errors but fatal ones.
         """
         death = cause if cause is not None and cause.rank == DEATH else None
-        if (self._evidence.serving and self._evidence.death is None) or (
+        if (self._evidence.is_serving and self._evidence.death is None) or (
             death is None and _is_named(cause)
         ):
             return None
@@ -131,7 +131,7 @@ class LogVerdict:
             *self._unproven(),
             *self._quoted_death(""),
             *self._cut_tracebacks(),
-            *self._evidence.quoted[:1],
+            *self._evidence.quoted_candidates[:1],
         ]
         numbers = {item.number for item in raised_candidates}
         candidates = raised_candidates + [
@@ -160,7 +160,7 @@ class LogVerdict:
 
     def _unproven(self) -> list[FailureCandidate]:
         return [
-            item for item in self._evidence.candidates if not item.survived and item.row is None
+            item for item in self._evidence.candidates if not item.is_survived and item.row is None
         ]
 
     def _cut_tracebacks(self) -> list[FailureCandidate]:
@@ -170,11 +170,15 @@ class LogVerdict:
 
     def _quote_context(self) -> list[FailureCandidate]:
         """The line around a quote, where the quote alone names nothing."""
-        if len(self._evidence.quoted) < 2:
+        if len(self._evidence.quoted_candidates) < 2:
             return []
-        shape = self._evidence.quoted[0].shape
+        shape = self._evidence.quoted_candidates[0].shape
         names = self._signatures.match_structure(shape, self._engine)
-        return [] if names or self._signatures.guess([shape]) else [*self._evidence.quoted[1:]]
+        return (
+            []
+            if names or self._signatures.guess([shape])
+            else [*self._evidence.quoted_candidates[1:]]
+        )
 
     def _error_before_death(self, death: FailureCandidate) -> FailureCandidate | None:
         """The error before a process was reported dead, in a traceback without its beginning."""
@@ -278,7 +282,7 @@ class LogVerdict:
         circumstances = self._evidence.circumstances | cures.in_shape(shape, libraries)
         circumstances |= {"dumped": "yes"} if is_dumped else {}
         engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
-        version = self._version or self._evidence.progress.reported.get("version", "")
+        version = self._version or self._evidence.progress.reported_values.get("version", "")
         failing = " ".join((shape.message, *shape.frames[-2:]))
         values = (
             self._evidence.progress.settings

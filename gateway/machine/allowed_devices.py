@@ -50,7 +50,7 @@ class AllowedDevices(Value):
         if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
             is_in_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
             return cls(
-                gpus=_visible_to_cuda(hardware, visible, in_order=is_in_order),
+                gpus=_visible_to_cuda(hardware, visible, is_in_order=is_in_order),
                 variable="CUDA_VISIBLE_DEVICES",
             )
         visible = environment.get("NVIDIA_VISIBLE_DEVICES")
@@ -113,7 +113,7 @@ def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
     return frozenset(by_name[part].uuid for part in parts if part in by_name)
 
 
-def _visible_to_cuda(hardware: Hardware, visible: str, *, in_order: bool) -> frozenset[str]:
+def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> frozenset[str]:
     """The UUIDs by CUDA's rules: numbers, and UUIDs or their beginnings.
 
     CUDA ignores everything from the first invalid part on.
@@ -122,7 +122,7 @@ def _visible_to_cuda(hardware: Hardware, visible: str, *, in_order: bool) -> fro
     numbered = [gpu for gpu in hardware.gpus if not gpu.uuid.startswith("MIG-")]
     for part in _parts(visible):
         if part.isdecimal():
-            if not in_order and len({gpu.name for gpu in hardware.gpus}) > 1:
+            if not is_in_order and len({gpu.name for gpu in hardware.gpus}) > 1:
                 raise SettingsError(
                     f"CUDA_VISIBLE_DEVICES names GPU {part} by CUDA's number, which goes by speed,"
                     " and the GPUs here differ.",

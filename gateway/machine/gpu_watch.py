@@ -1,7 +1,7 @@
 """The watch over GPUs: critical errors (Xids) of the driver, and cards that NVML cannot read.
 
-A failed GPU is in `lost` until NVML reads it healthy again. Plans avoid it, and engines on it are
-failed and started on other GPUs. profiles/xids.yaml has the meaning of each number. Xids of
+A failed GPU is in `lost_cards` until NVML reads it healthy again. Plans avoid it, and engines on it
+are failed and started on other GPUs. profiles/xids.yaml has the meaning of each number. Xids of
 applications are only counted, because the engine's own log explains them.
 
 A thread of its own waits for NVML's events. A lost GPU is touched only for a moment every two
@@ -82,13 +82,13 @@ class GpuWatch:
         read: Callable[[Path], Hardware] | None = None,
         allowed_devices: AllowedDevices | None = None,
     ) -> None:
-        self.lost: Mapping[str, GpuLoss] = {}
+        self.lost_cards: Mapping[str, GpuLoss] = {}
         self.counts: Counter[tuple[str, int]] = Counter()
         self.readings: Mapping[str, GpuReading] = {}
         """The last readings by UUID, of the cards that could be read."""
         self._nvml = nvml
         self._read = read or (lambda data: probe(data, nvml=nvml))
-        self._allowed = allowed_devices or AllowedDevices()
+        self._allowed_devices = allowed_devices or AllowedDevices()
         self._table = XidTable(source="", xids={})
         self._wake: Callable[[], object] = lambda: None
         self._stop = threading.Event()
@@ -99,7 +99,7 @@ class GpuWatch:
         self._cards: dict[str, tuple[str, ...]] = {}
 
     def start(self, table: XidTable, wake: Callable[[], object]) -> None:
-        """Start the thread. wake: called from it whenever `lost` changes."""
+        """Start the thread. wake: called from it whenever `lost_cards` changes."""
         self._table, self._wake = table, wake
         self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
         self._thread.start()
@@ -112,8 +112,8 @@ class GpuWatch:
 
     def hardware(self, data: Path) -> Hardware:
         """The machine for the planner. Blocks while the probe reads."""
-        hardware = self._allowed.mark(self._read(data))
-        lost_cards, counts = self.lost, dict(self.counts)
+        hardware = self._allowed_devices.mark(self._read(data))
+        lost_cards, counts = self.lost_cards, dict(self.counts)
         gpus = tuple(
             gpu.evolve(lost=lost_cards[gpu.uuid].message) if gpu.uuid in lost_cards else gpu
             for gpu in hardware.gpus
@@ -134,13 +134,14 @@ class GpuWatch:
     def lost_messages(self) -> list[str]:
         """A sentence for each lost GPU."""
         return [
-            f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in self.lost.items()
+            f"{uuid} is not used: {loss.message.rstrip('.')}"
+            for uuid, loss in self.lost_cards.items()
         ]
 
     def failure(self, gpus: tuple[str, ...]) -> Failure | None:
         """The failure of an engine on these GPUs, if one of them is lost."""
         for uuid in gpus:
-            if (loss := self.lost.get(uuid)) is not None:
+            if (loss := self.lost_cards.get(uuid)) is not None:
                 return Failure(
                     kind="gpu_lost",
                     phase="serving",
@@ -186,7 +187,7 @@ class GpuWatch:
             while self._cards and not self._stop.is_set():
                 unclaimed_xid = self._take_events(nvml, events)
                 self._read_cards(nvml, unclaimed_xid)
-                if self.lost:
+                if self.lost_cards:
                     break
         finally:
             with suppress(NVMLError):  # also fails for a lost card
@@ -202,7 +203,7 @@ class GpuWatch:
         events, has_cards = None, False
         with suppress(pynvml.NVMLError):
             events = nvml.nvmlEventSetCreate()
-        lost_indexes = {index for index, uuid in self._numbers.items() if uuid in self.lost}
+        lost_indexes = {index for index, uuid in self._numbers.items() if uuid in self.lost_cards}
         for uuid, handle in self._handles(nvml, skip=lost_indexes):
             if uuid is None or events is None:
                 continue
@@ -259,9 +260,9 @@ class GpuWatch:
             except pynvml.NVMLError:
                 return number
             self._on_xid(uuid, number)
-            if uuid in self.lost:
+            if uuid in self.lost_cards:
                 return None
-        if not self.lost:
+        if not self.lost_cards:
             self._stop.wait(max(0.0, deadline - time.monotonic()))
         return None
 
@@ -290,7 +291,7 @@ class GpuWatch:
                     continue
                 present_uuids.add(uuid)
                 self._judge(uuid, *_health(nvml, handle))
-                if uuid not in self.lost:
+                if uuid not in self.lost_cards:
                     last = self.readings.get(uuid)
                     index = next(number for number, card in self._numbers.items() if card == uuid)
                     name = last.name if last is not None else None
@@ -316,7 +317,7 @@ class GpuWatch:
                 self._lose(uuid, message, xid=unclaimed_xid, is_unread=True)
 
     def _judge(self, uuid: str, trouble: str | None, is_certain: bool) -> None:
-        loss = self.lost.get(uuid)
+        loss = self.lost_cards.get(uuid)
         if trouble is not None:
             self._lose(uuid, trouble)
         elif loss is not None and (
@@ -325,7 +326,7 @@ class GpuWatch:
             self._change(
                 {
                     card: former_loss
-                    for card, former_loss in self.lost.items()
+                    for card, former_loss in self.lost_cards.items()
                     if card not in self._cards[uuid]
                 }
             )
@@ -334,7 +335,7 @@ class GpuWatch:
     def _lose(
         self, uuid: str, message: str, *, xid: int | None = None, is_unread: bool = False
     ) -> None:
-        former_loss = self.lost.get(uuid)
+        former_loss = self.lost_cards.get(uuid)
         if former_loss is not None and (former_loss.unread or not is_unread):
             return
         loss = GpuLoss(message=message, lost_at=time.monotonic(), xid=xid, unread=is_unread)
@@ -342,10 +343,10 @@ class GpuWatch:
             loss = former_loss.evolve(unread=True)
         else:
             log.error("a GPU is lost", gpu=uuid, reason=message)
-        self._change({**self.lost, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)})
+        self._change({**self.lost_cards, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)})
 
     def _change(self, lost_cards: dict[str, GpuLoss]) -> None:
-        self.lost = lost_cards
+        self.lost_cards = lost_cards
         self._wake()
 
     def meaning(self, number: int) -> str:

@@ -118,7 +118,7 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
 def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
     """The lengths by field: of the text model's part of config.json, of transformers' class of that
     part, or of the rest of the file."""
-    inner_fields = text.inner
+    inner_fields = text.inner_fields
     kind = (
         inner_fields.get("model_type")
         if isinstance(inner_fields.get("model_type"), str)

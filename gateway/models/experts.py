@@ -61,19 +61,19 @@ class ExpertTraits(FrozenRecord, frozen=True):
     clamped: bool = False  # the activation has a limit
 
 
-def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
+def expert_traits(spec: ModelSpec, *, is_online: bool = False) -> ExpertTraits:
     """The traits of the model's experts.
 
-    online: the engine itself quantizes the weights, as with `--quantization fp8`.
+    is_online: the engine itself quantizes the weights, as with `--quantization fp8`.
     """
     text = spec.config.get("text_config")
     config: Mapping[str, Any] = text if isinstance(text, Mapping) else spec.config
     family = str(config.get("model_type") or spec.config.get("model_type", ""))
     method = spec.quant.method.lower() if spec.quant else ""
-    origin = "online" if online else _ORIGINS.get(method, method)
-    clamped = family in _CLAMPED_FAMILIES and config.get("swiglu_limit") is not None
+    origin = "online" if is_online else _ORIGINS.get(method, method)
+    is_clamped = family in _CLAMPED_FAMILIES and config.get("swiglu_limit") is not None
     return ExpertTraits(
-        family, origin, _function(config, family), _routing(config, family), clamped
+        family, origin, _function(config, family), _routing(config, family), is_clamped
     )
 
 

@@ -223,7 +223,7 @@ def _attention(
         )
         if not window:
             raise layer.missing("sliding_window")
-    causal = _causal(draft, inner_fields, sliding == layers) if method in _BLOCKS else True
+    causal = _is_causal(draft, inner_fields, sliding == layers) if method in _BLOCKS else True
     common_fields = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": causal}
     groups = (
         AttentionGroup(kind="full", layers=layers - sliding, **common_fields),
@@ -232,7 +232,7 @@ def _attention(
     return tuple(group for group in groups if group.layers)
 
 
-def _causal(draft: Fields, inner_fields: Fields, all_slide: bool) -> bool:
+def _is_causal(draft: Fields, inner_fields: Fields, has_only_windows: bool) -> bool:
     """Whether every layer is causal within its block.
 
     A single non-causal layer makes the engine require a backend that supports it in all layers.
@@ -244,7 +244,7 @@ def _causal(draft: Fields, inner_fields: Fields, all_slide: bool) -> bool:
             return fields.flag(name)
     if "sliding_window_non_causal" in draft.config or "speculators_config" in draft.config:
         return draft.config.get("sliding_window_non_causal") is False
-    return all_slide and not inner_fields.flag("use_swa")
+    return has_only_windows and not inner_fields.flag("use_swa")
 
 
 def _norm_count(method: DraftMethod, layers: int) -> int:

@@ -72,7 +72,7 @@ def read_model(
     attention, experts = plan.attention, _planned_experts(plan, fields)
     dtype, dtype_source = _dtype(top, fields, tensors)
     encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
-    task, task_source = task_of(config, encoder=encoder, hint=task_hint)
+    task, task_source = task_of(config, is_encoder=encoder, hint=task_hint)
     limit = context_limit(config, source)
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.

@@ -49,10 +49,10 @@ class ModelTask(NamedTuple):
     source: str
 
 
-def task_of(config: Mapping[str, Any], *, encoder: bool, hint: Task | None) -> ModelTask:
+def task_of(config: Mapping[str, Any], *, is_encoder: bool, hint: Task | None) -> ModelTask:
     """The task.
 
-    encoder: all attention reads in both directions.
+    is_encoder: all attention reads in both directions.
     hint: by other files, or by the user.
     """
     architectures = config.get("architectures")
@@ -69,7 +69,7 @@ def task_of(config: Mapping[str, Any], *, encoder: bool, hint: Task | None) -> M
         task = "embed"
     if task is not None:
         return ModelTask(task, _SOURCE)
-    if encoder:
+    if is_encoder:
         return ModelTask("embed", "model_type in config.json")
     if hint is not None:
         return ModelTask(hint, "the files of sentence-transformers")

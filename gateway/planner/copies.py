@@ -36,10 +36,12 @@ _NODE_COUNTS = (
 )
 
 
-def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
+def copies(
+    candidate: Candidate, sizes: Sizes, *, has_direct_links: bool
+) -> tuple[Choice[int], Speed | None]:
     """The number of copies, and their speed; None: nothing is known of the GPUs.
 
-    direct: ranks read each other's memory.
+    has_direct_links: ranks read each other's memory.
     """
     inputs, size, memory, context = (
         candidate.inputs,
@@ -47,7 +49,11 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         sizes.memory,
         sizes.context.value,
     )
-    wish, clock, nodes = inputs.wish, _clock(candidate, sizes, direct=direct), inputs.alike_nodes
+    wish, clock, nodes = (
+        inputs.wish,
+        _clock(candidate, sizes, has_direct_links=has_direct_links),
+        inputs.alike_nodes,
+    )
     groups = candidate.variant.dp
     evidence, corrections = candidate.evidence, inputs.corrections
     scopes = (
@@ -105,14 +111,17 @@ def _node_counts(on_node: int, limit: int) -> list[int]:
     return [count for count in counts if count <= limit]
 
 
-def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
+def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
     inputs, pace = candidate.inputs, candidate.inputs.pace
     if not pace or not inputs.spec.generates:
         return None
     if candidate.stage_candidates:
         return _joint_clock(
-            [_clock(stage, sizes, direct=direct) for stage in candidate.stage_candidates]
+            [
+                _clock(stage, sizes, has_direct_links=has_direct_links)
+                for stage in candidate.stage_candidates
+            ]
         )
     engine, batch = candidate.engine, sizes.batch
     work = work_with(
@@ -125,12 +134,12 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
         pace.table,
     )
     graphs = pace.table.graphs(
-        engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value
+        engine.kind, engine.version, batch.seqs.value, is_eager=batch.eager.value
     )
     indexes = tuple([gpu.index for gpu in candidate.gpus])
-    key = work, indexes, graphs, direct, engine.kind
+    key = work, indexes, graphs, has_direct_links, engine.kind
     if key not in inputs.clocks:
-        machine = _clocked_machine(candidate, pace, direct=direct)
+        machine = _clocked_machine(candidate, pace, has_direct_links=has_direct_links)
         inputs.clocks[key] = (
             StepClock(work, machine, _table(inputs, pace, engine.kind), graphs) if machine else None
         )
@@ -151,15 +160,19 @@ def _joint_clock(stage_clocks: Sequence[StepClock | None]) -> StepClock | None:
     )
 
 
-def _clocked_machine(candidate: Candidate, pace: SpeedKnowledge, *, direct: bool) -> Machine | None:
+def _clocked_machine(
+    candidate: Candidate, pace: SpeedKnowledge, *, has_direct_links: bool
+) -> Machine | None:
     """The candidate's GPUs and the links between them, which many clocks share."""
     inputs, gpus, variant = candidate.inputs, candidate.gpus, candidate.variant
     span = inputs.span
     indexes = tuple([gpu.index for gpu in gpus])
-    key = "machine", indexes, direct, *((variant.tp, variant.pp) if span else ())
+    key = "machine", indexes, has_direct_links, *((variant.tp, variant.pp) if span else ())
     if key not in inputs.clocks:
         peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
-        local_machine = machine_of(peers, inputs.links, pace, inputs.measurements, direct=direct)
+        local_machine = machine_of(
+            peers, inputs.links, pace, inputs.measurements, has_direct_links=has_direct_links
+        )
         inputs.clocks[key] = (
             machine_of_span(local_machine, span, variant.tp, variant.pp, pace.table)
             if span and local_machine

@@ -104,7 +104,7 @@ def _search(
         search = Search(read.with_env(env), engine, known_rules, args, env, layouts)
         search.run()
         plans += search.plans
-        rejections += search.rejected
+        rejections += search.rejections
         gaps += search.gaps
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]

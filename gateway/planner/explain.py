@@ -42,7 +42,7 @@ class ChoiceRow(NamedTuple):
 
     name: str
     value: str
-    why: str
+    reason: str
     is_default: bool = False
 
 

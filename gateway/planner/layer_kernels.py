@@ -162,7 +162,7 @@ def _experts(
         kernel=choice.kernel,
         status=status,
         padded_to=padded_sizes,
-        refused=choice.refused,
+        refused=choice.refusals,
         note=crash or ("" if choice.status == "crash" else choice.note),
     )
 
@@ -233,7 +233,7 @@ def _row(
         kernel=choice.kernel,
         status=choice.status,
         padded_to=choice.padded_to,
-        refused=choice.refused,
+        refused=choice.refusals,
         note=choice.note,
     )
 

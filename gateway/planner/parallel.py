@@ -219,7 +219,7 @@ class GpuGroups:
             self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(
                 gpu.index
             )
-        self._best: dict[int, tuple[Gpu, ...] | None] = {}
+        self._best_groups: dict[int, tuple[Gpu, ...] | None] = {}
         self._illegal: dict[tuple[BuiltModel, int, bool, int], tuple[str, str | None] | None] = {}
 
     def illegal(
@@ -237,9 +237,9 @@ class GpuGroups:
         A group has room when its fullest GPU has at least half of the best group's room: links
         between GPUs that are in use are worth less than memory.
         """
-        if size not in self._best:
-            self._best[size] = self._group_of_size(size)
-        return self._best[size]
+        if size not in self._best_groups:
+            self._best_groups[size] = self._group_of_size(size)
+        return self._best_groups[size]
 
     def _group_of_size(self, size: int) -> tuple[Gpu, ...] | None:
         groups = [

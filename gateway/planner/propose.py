@@ -49,7 +49,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     engine, speculation = candidate.engine, candidate.speculation
     link_failures = failing_links(candidate.inputs.facts, engine, candidate.gpus)
     reduce = choices.all_reduce(candidate, link_failures)
-    replicas, speed = copies(candidate, sizes, direct=reduce.value)
+    replicas, speed = copies(candidate, sizes, has_direct_links=reduce.value)
     sleeps = choices.sleep_choice(candidate, sizes, env)
     variables = engine_variables(candidate, env, link_failures, sizes)
     variables |= sleep_variables(candidate, sleeps)
@@ -194,7 +194,7 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _is_degraded(candidate: Candidate) -> bool:
     rows = candidate.evidence.kernels
-    guessed = bool(candidate.inputs.spec.guessed) or not candidate.built.is_known
+    guessed = bool(candidate.inputs.spec.guessed) or not candidate.built_model.is_known
     is_unread = guessed and candidate.evidence.answer is None
     is_unsure = candidate.variant.conservative or bool(replacement_reason(candidate)) or is_unread
     return is_unsure or any(row.status == "unknown" or row.note for row in rows)

@@ -38,7 +38,7 @@ class MethodRefused(Refused):
         self, refusal_reason: str, reason: str, source: str, dtypes: tuple[str, ...] = ()
     ) -> None:
         super().__init__(_VERDICT, reason, source, dtypes=dtypes)
-        self.why = refusal_reason
+        self.refusal_reason = refusal_reason
 
 
 class Resolved(NamedTuple):

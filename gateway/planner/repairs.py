@@ -225,12 +225,12 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
             yield variant.with_change(
                 "pp", stages, f"the layers are shared by {stages} stages: {reason}", "memory model"
             )
-    halved = (
+    is_halved = (
         not refused_variant.is_quantized
         and engine.device == "cuda"
         and LATE_QUANTIZATION_TRAIT not in engine.traits
     )
-    if halved and not variant.quantization and "quantization" not in args:
+    if is_halved and not variant.quantization and "quantization" not in args:
         yield variant.with_change(
             "quantization", "fp8", f"weights are halved while they load: {reason}", "memory model"
         )

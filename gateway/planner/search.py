@@ -77,7 +77,7 @@ class _VariantQueue:
 
 
 class Search:
-    """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
+    """The search of one engine version: `run` fills `plans`, `rejections` and `gaps`.
 
     inputs: with the variables of this engine (`PlanningInput.with_env`).
     args: the user's checked flags by this engine's names; `canonical` has them by the planner's
@@ -99,7 +99,7 @@ class Search:
         kernels = VariantKernels(inputs, engine, rules, self.canonical, env, layouts)
         self._planner = VariantPlanner(kernels)
         self.plans: list[Plan] = []
-        self.rejected: list[Rejected] = []
+        self.rejections: list[Rejected] = []
 
         wish, gpus = inputs.wish, len(inputs.hardware.gpus)
         self._max_gpus = min(gpus, wish.gpus) if isinstance(wish.gpus, int) else gpus
@@ -138,7 +138,7 @@ class Search:
             gate_driver(self.inputs, self.engine)
             gate_media(self.inputs, self.engine, self.rules)
         except Refused as refusal:
-            self.rejected.append(rejection(self.engine, first[0], refusal))
+            self.rejections.append(rejection(self.engine, first[0], refusal))
             return
         self._queue = _VariantQueue(first)
         for _ in range(_MAX_VARIANTS):
@@ -237,7 +237,7 @@ class Search:
             return []
         # The refusal of the unchanged variant names the problem that the change could not cure.
         if not variant.reasons or refusal.verdict == "known_bad":
-            self.rejected.append(rejection(engine, variant, refusal))
+            self.rejections.append(rejection(engine, variant, refusal))
         is_quantized = self.inputs.spec.quant is not None
         changed_variants = [
             *repairs(

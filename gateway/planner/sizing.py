@@ -372,7 +372,7 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
     if not candidate.inputs.facts.of_kind("needs_memory"):
         return memory
     scope = candidate.scope | batch_scope(
-        batch.tokens.value, batch.seqs.value, eager=batch.eager.value
+        batch.tokens.value, batch.seqs.value, is_eager=batch.eager.value
     )
     facts = list(candidate.inputs.facts.holding("needs_memory", scope))
     if not facts:
@@ -514,7 +514,7 @@ def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     variant = candidate.variant
     is_smaller = (variant.conservative or variant.small) and value > _MIN_TOKENS
     if is_smaller and all(
-        group.kind in ("encoder", "vision") for group in candidate.built.attention
+        group.kind in ("encoder", "vision") for group in candidate.built_model.attention
     ):
         is_smaller = False  # it reads a whole input at once
     if is_smaller and variant.conservative:

@@ -80,7 +80,7 @@ class PlacedEngine(FrozenRecord, frozen=True):
     gpus: frozenset[str]
     shape: str
     stage: Stage
-    since: float = 0.0
+    stage_since: float = 0.0
     measures: bool = True
     is_proved: bool = False
     is_sized: bool = False
@@ -175,7 +175,7 @@ def blocked_by(
         engine
         for engine in running_engines
         if engine.instance != start.instance
-        and (engine.stage in _HARMLESS_STAGES or time_s - engine.since < limit_s)
+        and (engine.stage in _HARMLESS_STAGES or time_s - engine.stage_since < limit_s)
     ]
     for engine in neighbours:
         side_by_side = start.is_sized and engine.is_sized and engine.stage == "loading"
@@ -248,7 +248,7 @@ class MemoryReading(FrozenRecord, frozen=True):
 
     uuid: str
     index: int
-    free: int
+    free_bytes: int
     processes: Mapping[int, int | None] | None
 
 
@@ -292,11 +292,11 @@ def memory_change(
 def memory_shortage(plan: Plan, readings: Mapping[str, MemoryReading]) -> str:
     """Why the free memory is too little for a start of the plan; "" if it is not."""
     needed_bytes = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _CONTEXT_BYTES)
-    short_reading = min(readings.values(), key=lambda reading: reading.free, default=None)
-    if short_reading is None or short_reading.free >= needed_bytes:
+    short_reading = min(readings.values(), key=lambda reading: reading.free_bytes, default=None)
+    if short_reading is None or short_reading.free_bytes >= needed_bytes:
         return ""
     return (
-        f"GPU {short_reading.index} has {gib(short_reading.free)} free, and the plan takes"
+        f"GPU {short_reading.index} has {gib(short_reading.free_bytes)} free, and the plan takes"
         f" {gib(needed_bytes)}: something took it since the plan was made."
     )
 
@@ -315,5 +315,5 @@ def bytes_taken(
         )
         if new_reading is None or len(added) != 1:
             return None
-        sizes.append(old_reading.free - new_reading.free)
+        sizes.append(old_reading.free_bytes - new_reading.free_bytes)
     return max(sizes, default=None)

@@ -45,13 +45,13 @@ _TRIALS = 5
 class _States(NamedTuple):
     """The recurrent states that fit, in requests.
 
-    `requests` surely have a state each, of `states` by the estimate; more than `most` have
+    `requests` surely have a state each, of `states` by the estimate; more than `max_count` have
     not.
     """
 
     requests: int
-    expected: int
-    most: int
+    expected_count: int
+    max_count: int
     states: int
     kv_bytes: int
 
@@ -67,10 +67,10 @@ def stateful_requests(
     if estimate is None or limit.value <= estimate.requests:
         return limit, ""
     if limit.source == "user":
-        if limit.value <= estimate.expected:
+        if limit.value <= estimate.expected_count:
             return limit, ""
         excess_words, candidate = _beyond(footprint, limit.value, estimate), footprint.candidate
-        if limit.value > estimate.most and _ends_beyond_states(footprint):
+        if limit.value > estimate.max_count and _ends_beyond_states(footprint):
             memory = candidate.rules.divide_budget(footprint, budget_bytes)
             raise Refused(
                 "no_memory",
@@ -82,7 +82,7 @@ def stateful_requests(
         return limit, f"{excess_words}. The engine {effect}."
     requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
     reason = _reason(footprint, estimate.kv_bytes)
-    if requests < estimate.expected:
+    if requests < estimate.expected_count:
         reason += "; fewer, since that size is an estimate"
     return int_choice(requests, reason, _SOURCE), ""
 
@@ -179,6 +179,6 @@ def _beyond(footprint: Footprint, cap: int, states: _States) -> str:
     flag = footprint.candidate.engine.spelling.get("max-num-seqs", "max-num-seqs")
     return (
         f"--{flag}={cap} was set, and about {states.states} state blocks fit into"
-        f" {gib(states.kv_bytes)} of KV cache: enough for {plural(states.expected, 'request')} at"
-        " once"
+        f" {gib(states.kv_bytes)} of KV cache: enough for"
+        f" {plural(states.expected_count, 'request')} at once"
     )

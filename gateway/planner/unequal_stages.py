@@ -68,7 +68,7 @@ def _memory_speeds(inputs: PlanningInput, gpus: list[Gpu]) -> list[float]:
     if inputs.pace is None:
         return []
     machines = (
-        machine_of((gpu,), inputs.links, inputs.pace, inputs.measurements, direct=True)
+        machine_of((gpu,), inputs.links, inputs.pace, inputs.measurements, has_direct_links=True)
         for gpu in gpus
     )
     return [machine.memory if machine else 0.0 for machine in machines]
@@ -77,7 +77,7 @@ def _memory_speeds(inputs: PlanningInput, gpus: list[Gpu]) -> list[float]:
 def _weights_bytes(candidate: Candidate, layers: tuple[int, ...]) -> int:
     """Bytes of weights of this stage if the stages have these numbers of layers."""
     model = stage_model(
-        candidate.built,
+        candidate.built_model,
         layers,
         candidate.stage_number,
         parts_of_every_stage(candidate.engine, candidate.inputs.spec.architecture),

@@ -81,7 +81,7 @@ class Profiles(ProfileTables):
             ),
             cache,
         )
-        self._learned = learned_path
+        self._learned_path = learned_path
         self._engines: dict[str, Engine] = {}
         self._learned_engines: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}
@@ -119,8 +119,8 @@ class Profiles(ProfileTables):
         if ref not in self._engines:
             if not self.describes(ref):
                 return self._likely(ref)
-            if self._learned is not None and self.engine_files.get(ref, Path()).is_relative_to(
-                self._learned
+            if self._learned_path is not None and self.engine_files.get(ref, Path()).is_relative_to(
+                self._learned_path
             ):
                 return self._learned_profile(self.engine_files[ref])
             if ref in self.engine_files:
@@ -154,21 +154,23 @@ class Profiles(ProfileTables):
 
     def learned_in(self, engine: EngineRef) -> Path:
         """The folder for the profile that an engine in its image gives of itself."""
-        if self._learned is None:
+        if self._learned_path is None:
             raise SettingsError(
                 "Profiles that engines give of themselves need a data folder, and none is set.",
                 hint="Set FITSERVE_DATA_DIR.",
             )
         if engine.image in (None, self.engine(str(engine)).image):
-            return self._learned
+            return self._learned_path
         return (
-            self._learned / "images" / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
+            self._learned_path
+            / "images"
+            / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
         )
 
     def _learned_file(self, engine: EngineRef) -> Path | None:
         return (
             self.learned_in(engine) / "engines" / engine.kind / f"{engine.version}.yaml"
-            if self._learned
+            if self._learned_path
             else None
         )
 
@@ -187,7 +189,11 @@ class Profiles(ProfileTables):
         ):
             return True
         path = self.engine_files.get(str(engine))
-        return path is not None and self._learned is not None and path.is_relative_to(self._learned)
+        return (
+            path is not None
+            and self._learned_path is not None
+            and path.is_relative_to(self._learned_path)
+        )
 
     def has_learned(self, engine: EngineRef, identity: str) -> bool:
         """Whether the engine has described itself, in the image with the id `identity`."""
@@ -407,7 +413,7 @@ class Profiles(ProfileTables):
         shipped_refs = [
             ref
             for ref, path in self.engine_files.items()
-            if self._learned is None or not path.is_relative_to(self._learned)
+            if self._learned_path is None or not path.is_relative_to(self._learned_path)
         ]
         return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in shipped_refs)
 

@@ -98,7 +98,7 @@ class AsgiRequest(RequestResponseCycle):
         self.is_in_budget = False  # the `BodyBudget` counts the body
         self._connection = connection
         self._budget = connection.plane.body_budget
-        self._received = 0
+        self._received_bytes = 0
 
     # --- called by the connection ---
 
@@ -120,18 +120,18 @@ class AsgiRequest(RequestResponseCycle):
     @property
     def moved_bytes(self) -> int:
         """Bytes of the body that arrived."""
-        return self._received
+        return self._received_bytes
 
     def keep_body(self) -> None:
         """Counts the body, which uvicorn or FastAPI keeps."""
-        if self._received > SMALL_BYTES and not self.response_complete:
+        if self._received_bytes > SMALL_BYTES and not self.response_complete:
             self.is_in_budget = True
-            self._budget.keep(self, self._received)
+            self._budget.keep(self, self._received_bytes)
 
     def has_room(self) -> bool:
         """Always True, because FastAPI takes all pieces and its bodies are small. Raises Busy."""
         if (
-            self._received > SMALL_BYTES
+            self._received_bytes > SMALL_BYTES
             and not self.is_in_budget
             and self._budget.is_crowded(self.account)
         ):
@@ -153,7 +153,7 @@ class AsgiRequest(RequestResponseCycle):
 
     def more(self, data: bytes) -> None:
         """Takes a piece of the body."""
-        self._received += len(data)
+        self._received_bytes += len(data)
         if not self.response_complete:
             self.body += data
             if len(self.body) > HIGH_WATER_LIMIT:

@@ -11,9 +11,9 @@ answering   the end of the answer; further requests may arrive   closed if the c
 idle        the next request                                     closed
 lingering   nothing: further bytes are discarded                 closed
 
-Requests of one connection are answered in order. `_current` is being answered. Further requests of
-the same read wait in `_turns`, and nothing more is read meanwhile: the kernel keeps the rest. The
-next turn begins when the client has received nearly all of the answer before. An
+Requests of one connection are answered in order. `_current_exchange` is being answered. Further
+requests of the same read wait in `_turns`, and nothing more is read meanwhile: the kernel keeps the
+rest. The next turn begins when the client has received nearly all of the answer before. An
 unreadable request ends the connection: its refusal (`_pending_refusal`) is written after the
 answers to earlier requests, and the connection lingers (`_close`).
 """
@@ -63,7 +63,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     """A connection of a client."""
 
     __slots__ = (
-        *("_current", "_loop", "_pending_refusal", "_reader", "_repeat", "_stall", "_turns"),
+        *(
+            "_current_exchange",
+            "_loop",
+            "_pending_refusal",
+            "_reader",
+            "_repeat",
+            "_stall",
+            "_turns",
+        ),
         *(
             "_unsent",
             "_is_upload_paused",
@@ -91,7 +99,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport
         self._loop = _loop or asyncio.get_running_loop()
         self._reader = RequestReader(self)
-        self._current: Exchange | AsgiRequest | None = None  # the request being answered
+        self._current_exchange: Exchange | AsgiRequest | None = None  # the request being answered
         self._repeat: head_cache.KnownRequestHead | None = None  # the head of the previous request
         self._turns: deque[Exchange | AsgiRequest] = deque()
         self._pending_refusal = b""  # a refusal, written after the answers before it
@@ -134,10 +142,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.plane.connection_limiter.release(self.address, self.place or "out")
         self.plane.connections.discard(self)
         self.server_state.connections.discard(self)
-        for request in (self._current, self._reader.incoming, *self._turns):
+        for request in (self._current_exchange, self._reader.incoming, *self._turns):
             if request is not None:
                 request.abandon()
-        self._current = None
+        self._current_exchange = None
         self._unsent = memoryview(b"")
         self._turns.clear()
         self._reader.close()
@@ -163,9 +171,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if (
             reader.read(_READ[:count] if data is None else data)
             and data is not None
-            and isinstance(self._current, Exchange)
+            and isinstance(self._current_exchange, Exchange)
         ):
-            self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
+            self._repeat = head_cache.remember(data, self._current_exchange, self.plane.keys.table)
         if self._turns and not self.is_discarding:
             self._update_reading()
 
@@ -179,7 +187,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if body is None or len(body) > self.plane.limits.body_bytes:
             return False
         self.deadline = math.inf
-        exchange = self._current = Exchange(self, repeat.meaning, new_id(), True, body, True)
+        exchange = self._current_exchange = Exchange(
+            self, repeat.meaning, new_id(), True, body, True
+        )
         self._run(exchange)
         return True
 
@@ -191,15 +201,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._stall = limits.Stall(self.transport, self._loop.time())
         self._update_reading()
-        if self._current is not None:
-            self._current.pause()
+        if self._current_exchange is not None:
+            self._current_exchange.pause()
 
     def resume_writing(self) -> None:
         if self.transport.is_closing():
             return  # see `_end`
         self._stall = None
         self._update_reading()
-        current_exchange = self._current
+        current_exchange = self._current_exchange
         if current_exchange is None:
             if self._turns:
                 self._start_next()
@@ -230,7 +240,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if request is None:
             return
         request.upload.complete()
-        if request is not self._current:
+        if request is not self._current_exchange:
             request.upload.keep_body()
         elif isinstance(request, Exchange) and request.state == "reading":
             self._run(request)
@@ -240,7 +250,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def continue_request(self, request: Exchange | AsgiRequest) -> None:
         """Continues a request of which more body is to come."""
         try:
-            if request is not self._current:
+            if request is not self._current_exchange:
                 request.upload.keep_body()
             elif isinstance(request, Exchange) and request.may_start():
                 self._run(request)
@@ -289,11 +299,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- answering, in order ---
 
     def _is_busy(self) -> bool:
-        return self._current is not None or bool(self._turns)
+        return self._current_exchange is not None or bool(self._turns)
 
     def _begin(self, request: Exchange | AsgiRequest) -> None:
         """Gives `request` its turn."""
-        self._current = request
+        self._current_exchange = request
         if isinstance(request, AsgiRequest):
             request.start()
         elif request.upload.is_whole:
@@ -303,7 +313,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _run(self, exchange: Exchange) -> None:
         """Runs `exchange`, of whose body enough was read."""
-        if self.transport.is_closing() or exchange is not self._current:
+        if self.transport.is_closing() or exchange is not self._current_exchange:
             # The connection closed while the previous answer was written, or this request was
             # ended.
             return
@@ -344,16 +354,16 @@ class ClientConnection(asyncio.BufferedProtocol):
     def end_turn(self, request: Exchange | AsgiRequest) -> None:
         """Ends the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
-        self._current = None
+        self._current_exchange = None
         is_whole = request.upload.is_whole
         if request.keep_alive and is_whole:
             self._start_next()
         else:
-            self._close(discard=not is_whole)
+            self._close(discards_input=not is_whole)
 
     def abort_answer(self, request: AsgiRequest) -> None:
         """Ends the connection, because the answer to `request` cannot be completed."""
-        if request is self._current:
+        if request is self._current_exchange:
             self._abort()
 
     def _start_next(self) -> None:
@@ -367,7 +377,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._update_reading()
         elif self._pending_refusal:
             self.transport.write(self._pending_refusal)
-            self._close(discard=True)
+            self._close(discards_input=True)
         elif not self._reader.is_in_head and not self._reader.is_in_body:
             self.deadline = self._loop.time() + self.plane.keep_alive_s
 
@@ -387,8 +397,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if incoming is not None:
             has_started = incoming.answer.has_started
             incoming.abandon()
-            if incoming is self._current:
-                self._current = None
+            if incoming is self._current_exchange:
+                self._current_exchange = None
                 if has_started:
                     self._abort()
                     return
@@ -398,7 +408,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._pending_refusal = refusal
         elif not self.transport.is_closing():
             self.transport.write(refusal)
-            self._close(discard=True)
+            self._close(discards_input=True)
 
     def reject(self, upload: Upload, error: FitserveError) -> None:
         """Refuses the request of this body if it is being read, in any state."""
@@ -426,10 +436,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             headers = [*headers, *self.plane.origins.headers(origin)]
         return headers
 
-    def _close(self, *, discard: bool) -> None:
-        """Closes the connection after all written bytes. `discard`: the client may still send; the
-        kernel would drop the answer if the connection closed at once."""
-        if discard and not self.transport.is_closing():
+    def _close(self, *, discards_input: bool) -> None:
+        """Closes the connection after all written bytes. `discards_input`: the client may still
+        send; the kernel would drop the answer if the connection closed at once."""
+        if discards_input and not self.transport.is_closing():
             self.is_discarding = True
             self._is_upload_paused = False
             self._update_reading()
@@ -448,7 +458,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _abort(self) -> None:
         """Closes at once, and releases the engine, which could write until the loop reports the
         lost connection."""
-        request, self._current = self._current, None
+        request, self._current_exchange = self._current_exchange, None
         if request is not None:
             request.abandon()
         self.transport.abort()
@@ -469,8 +479,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.is_reading_paused and limits.has_peer_closed(self.transport)
         ):
             self._abort()
-        if self._current is not None:
-            self._current.sweep(time)
+        if self._current_exchange is not None:
+            self._current_exchange.sweep(time)
 
     def shutdown(self) -> None:
         """Finishes the current answer and starts nothing new, because the server stops."""
@@ -478,15 +488,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reader.incoming = None
         while self._turns:
             self._turns.pop().abandon()
-        if self._current is not None:
-            self._current.keep_alive = False
+        if self._current_exchange is not None:
+            self._current_exchange.keep_alive = False
         else:
             self._end()
 
     @property
     def exchange(self) -> Exchange | None:
         """The inference request being answered."""
-        return self._current if isinstance(self._current, Exchange) else None
+        return self._current_exchange if isinstance(self._current_exchange, Exchange) else None
 
     def drain(self) -> None:
         """Keeps an idle connection for a short time only, because another gateway takes new
@@ -501,5 +511,5 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def stop(self) -> None:
         """Ends the current answer, because the time to finish is over."""
-        if self._current is not None:
-            self._current.stop()
+        if self._current_exchange is not None:
+            self._current_exchange.stop()

@@ -59,10 +59,10 @@ class DataPlane:
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
         self._pools: dict[str, UpstreamPool] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._dated: list[tuple[bytes, bytes]] = []
+        self._dated_headers: list[tuple[bytes, bytes]] = []
         self._date = b""
         self._checked = keys.table  # the keys whose requests were looked at last
-        self._ahead = 0.0  # seconds by which Unix time is ahead of the loop's clock
+        self._clock_lead = 0.0  # seconds by which Unix time is ahead of the loop's clock
 
     def add_connection(self, connection: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
         self.connections.add(connection)
@@ -80,7 +80,7 @@ class DataPlane:
             connection.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self.connections or self.connection_limiter.admitted:  # noqa: ASYNC110
+                while self.connections or self.connection_limiter.admitted_count:  # noqa: ASYNC110
                     await asyncio.sleep(SWEEP_S)
         server.should_exit = True
 
@@ -93,8 +93,11 @@ class DataPlane:
 
     def date(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The server's own headers (`date`), which change once a second, as bytes."""
-        if self._dated is not headers:
-            self._dated, self._date = headers, b"".join(b"%b: %b\r\n" % pair for pair in headers)
+        if self._dated_headers is not headers:
+            self._dated_headers, self._date = (
+                headers,
+                b"".join(b"%b: %b\r\n" % pair for pair in headers),
+            )
         return self._date
 
     async def requests(self) -> RequestsInFlight:
@@ -106,10 +109,10 @@ class DataPlane:
         ]
         if (
             exchanges
-            and abs((clock_lead := time.time() - self.loop.time()) - self._ahead) > _STEP_S
+            and abs((clock_lead := time.time() - self.loop.time()) - self._clock_lead) > _STEP_S
         ):
-            self._ahead = clock_lead
-        return oldest(exchanges, self.routes.table, self._ahead)
+            self._clock_lead = clock_lead
+        return oldest(exchanges, self.routes.table, self._clock_lead)
 
     async def cancel(self, id_: str) -> int:
         exchanges = [

@@ -119,7 +119,7 @@ class Exchange:
         ),
         *("_wait", "answer", "call", "connection", "content_type", "counted", "endpoint"),
         *("first_byte_at", "id", "keep_alive", "key", "model", "outcome", "plane"),
-        *("received", "replica", "request_head", "started", "state", "upload"),
+        *("received_bytes", "replica", "request_head", "started_at", "state", "upload"),
     )
 
     def __init__(
@@ -146,8 +146,8 @@ class Exchange:
         self.call: Call
         self.content_type: bytes
         self.state: State = "reading"
-        self.received = 0  # bytes of the body when the request started
-        self.started = self.first_byte_at = 0.0
+        self.received_bytes = 0  # bytes of the body when the request started
+        self.started_at = self.first_byte_at = 0.0
         self._quiet_since: float
         self.outcome: Outcome = ""
         self.model = ""  # name of a known model
@@ -176,7 +176,7 @@ class Exchange:
     @property
     def sent_bytes(self) -> int:
         """Bytes of the answer's body so far."""
-        return self._upstream.sent if self._upstream is not None else 0
+        return self._upstream.sent_bytes if self._upstream is not None else 0
 
     @property
     def tail(self) -> tuple[bytes, ...]:
@@ -202,7 +202,7 @@ class Exchange:
         FitserveError before any engine is asked."""
         plane, endpoint, upload = self.plane, self.endpoint, self.upload
         routes = plane.routes
-        self.started = plane.loop.time()
+        self.started_at = plane.loop.time()
         form = upload.read_form() if endpoint.body == "form" else None
         body = upload.body
         self.call, route, self.content_type = request_body.read_call(
@@ -211,7 +211,7 @@ class Exchange:
         endpoint.check(route.name, route.task)
         if route.toolless:
             request_body.check_tools(endpoint, body, route)
-        self.model, self.received = route.name, len(body)
+        self.model, self.received_bytes = route.name, len(body)
         unknown_hosts = plane.media_hosts.unresolved_hosts(body) if endpoint.body == "json" else ()
         replica = routes.pick(route, self.call)
         if (
@@ -221,7 +221,7 @@ class Exchange:
         ):
             raise refusals.loops(route.name, MAX_HOPS)
         if self.key.limit is not None:
-            self.answer.permit = plane.limiter.admit(self.key, endpoint.shape, self.started)
+            self.answer.permit = plane.limiter.admit(self.key, endpoint.shape, self.started_at)
         if unknown_hosts:
             self.state = "connecting"
             upload.keep_body()
@@ -391,13 +391,13 @@ class Exchange:
         self._dial = None
         failed_replica, route = self.replica, self.plane.routes.table.models.get(self.call.model)
         log.warning("%s: no connection to %s: %r", self.id, failed_replica, error)
-        routed = route is not None and failed_replica in route.replicas
+        is_routed = route is not None and failed_replica in route.replicas
         if (
             failed_replica is not None
             and not self._was_retried
-            and (route is None or not routed or len(route.replicas) > 1 or route.wait_s)
+            and (route is None or not is_routed or len(route.replicas) > 1 or route.wait_s)
         ):
-            self._retry(failed_replica.id if routed else None)
+            self._retry(failed_replica.id if is_routed else None)
             return
         self.outcome = "unreachable"
         self._release()
@@ -482,7 +482,7 @@ class Exchange:
         if status == _UNAUTHORIZED_STATUS:
             self.fail(
                 refusals.missing_authorization(
-                    key=self.replica is not None and self.replica.key is not None
+                    has_key=self.replica is not None and self.replica.key is not None
                 )
             )
             return
@@ -520,7 +520,7 @@ class Exchange:
         error = 0
         if answer.streams_events and self.endpoint.method == "POST":
             complete, error = stream_end(
-                self.endpoint.name, upstream.last_pieces(), TAIL_BYTES, upstream.sent
+                self.endpoint.name, upstream.last_pieces(), TAIL_BYTES, upstream.sent_bytes
             )
             if not complete:
                 log.warning("%s: %s ended its stream early", self.id, self.replica)
@@ -552,7 +552,7 @@ class Exchange:
             return
         answer = self.answer
         answer.status = status
-        upstream.sent = len(body)
+        upstream.sent_bytes = len(body)
         if body:
             upstream.tail.append(body[-TAIL_BYTES:])
             self.first_byte(body)
@@ -635,7 +635,7 @@ class Exchange:
         bucket = permit.account.tokens
         if prompt is not None or completion is not None or bucket is None:
             return (prompt or 0) + (completion or 0)
-        reached_engine = (
+        has_reached_engine = (
             self._upstream is not None
             and self.endpoint.body == "json"
             and self.answer.status < 300
@@ -643,9 +643,12 @@ class Exchange:
         )
         return (
             rate_limits.estimate(
-                self.received, self.sent_bytes, events=self.answer.has_events, limit=bucket.size
+                self.received_bytes,
+                self.sent_bytes,
+                events=self.answer.has_events,
+                limit=bucket.size,
             )
-            if reached_engine
+            if has_reached_engine
             else 0
         )
 
@@ -654,7 +657,10 @@ class Exchange:
         if self.replica is not None:
             if self._is_stored:
                 self.plane.routes.responses.keep(
-                    self.replica.seed, self.received, self.sent_bytes, events=self.answer.has_events
+                    self.replica.seed,
+                    self.received_bytes,
+                    self.sent_bytes,
+                    events=self.answer.has_events,
                 )
             self.plane.meter.count_end(self)
             self.plane.routes.end(self.replica, self.call.tokens)

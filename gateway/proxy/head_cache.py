@@ -59,21 +59,21 @@ class KnownRequestHead:
 class KnownAnswerHead:
     """The head of an engine's answer. `forwarded_headers`: the header lines that are passed on."""
 
-    __slots__ = ("_after", "_before", "_places", "forwarded_headers", "status")
+    __slots__ = ("_head_after_date", "_head_before_date", "_places", "forwarded_headers", "status")
 
     def __init__(self, status: int, forwarded_headers: bytes, data: bytes, places: Places) -> None:
         self.status = status
         self.forwarded_headers = forwarded_headers
         start, stop, end = self._places = places
-        self._before, self._after = data[:start], data[stop:end]
+        self._head_before_date, self._head_after_date = data[:start], data[stop:end]
 
     def body(self, data: bytes) -> bytes | None:
         """The body of a complete answer with this same head; None: the answer has to be parsed."""
         start, stop, end = self._places
         equal = (
             data[start:stop] == b"%d" % (len(data) - end)
-            and data[stop:end] == self._after
-            and data.startswith(self._before)
+            and data[stop:end] == self._head_after_date
+            and data.startswith(self._head_before_date)
         )
         return data[end:] if equal else None
 

@@ -211,7 +211,7 @@ class Stall:
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
-        self._since = now
+        self._stalled_since = now
         self._unsent = -1
 
     def is_over(self, time: float) -> bool:
@@ -225,8 +225,8 @@ class Stall:
         )[0]
         unsent = queued + self._transport.get_write_buffer_size()
         if unsent != self._unsent:
-            self._unsent, self._since = unsent, time
-        if time - self._since <= STALL_S:
+            self._unsent, self._stalled_since = unsent, time
+        if time - self._stalled_since <= STALL_S:
             return False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_LINGER)
         return True
@@ -239,31 +239,31 @@ class ConnectionLimiter:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._by_network: Counter[str] = Counter()
-        self._refused = 0
-        self.admitted = 0
+        self._refused_count = 0
+        self.admitted_count = 0
 
     def admit(self, address: str) -> Place:
         """The place of one more connection from `address`. Each call needs one call of `release`
         with its result."""
         network = client_network(address)
         if (
-            self.admitted < self._limits.connections
+            self.admitted_count < self._limits.connections
             and self._by_network[network] < self._limits.connections_per_address
         ):
-            self.admitted += 1
+            self.admitted_count += 1
             self._by_network[network] += 1
             return "in"
-        if self._refused < refusal_capacity(self._limits.connections):
-            self._refused += 1
+        if self._refused_count < refusal_capacity(self._limits.connections):
+            self._refused_count += 1
             return "refused"
         return "out"
 
     def release(self, address: str, place: Place) -> None:
         if place == "refused":
-            self._refused -= 1
+            self._refused_count -= 1
         elif place == "in":
             network = client_network(address)
-            self.admitted -= 1
+            self.admitted_count -= 1
             self._by_network[network] -= 1
             if not self._by_network[network]:
                 del self._by_network[network]

@@ -26,8 +26,8 @@ class Meter:
     """Calls of the data plane, in the event loop. Each `count_start` has its `count_end`;
     each request has one `count_completion`, `count_refusal` or both. No method may raise.
 
-    `started` and `first_byte_at` are seconds of the loop's clock, `received` and `sent` bytes of
-    the bodies.
+    `started_at` and `first_byte_at` are seconds of the loop's clock. `received_bytes` and
+    `sent_bytes` count the bodies.
     """
 
     def count_start(self, exchange: Exchange) -> None:

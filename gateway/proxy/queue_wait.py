@@ -32,7 +32,7 @@ class QueueWait:
         self.call = exchange.call
         self.avoid = avoid
         self._exchange = exchange
-        self._since = self._commented_at = exchange.plane.loop.time()
+        self._waiting_since = self._commented_at = exchange.plane.loop.time()
         self._state = ""  # "ready" or "away", as at the last look; "" before the first
 
     def go(self, replica: RoutedReplica) -> None:
@@ -55,10 +55,10 @@ class QueueWait:
         state = "ready" if ready else "away"
         if state != self._state:
             if self._state:
-                self._since = time
+                self._waiting_since = time
             self._state = state
-        if time - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
-            reason = f"this request has waited for {time - self._since:.0f} s"
+        if time - self._waiting_since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
+            reason = f"this request has waited for {time - self._waiting_since:.0f} s"
             self.reject(plane.routes.refusal(route, reason) if ready else route.not_ready())
         elif self._streams and time - self._commented_at >= plane.limits.waiting_comment_s > 0:
             self._commented_at = time

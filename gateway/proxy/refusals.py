@@ -68,11 +68,13 @@ def no_answer(status: int) -> UpstreamError:
     )
 
 
-def missing_authorization(*, key: bool) -> UpstreamError:
-    """`key`: the gateway has one for the engine. The client's own key was good, and the engine's
-    words may repeat the gateway's."""
+def missing_authorization(*, has_key: bool) -> UpstreamError:
+    """`has_key`: the gateway has one for the engine. The client's own key was good, and the
+    engine's words may repeat the gateway's."""
     reason = (
-        "refused the key of the gateway" if key else "wants a key, and the gateway has none for it"
+        "refused the key of the gateway"
+        if has_key
+        else "wants a key, and the gateway has none for it"
     )
     return UpstreamError(
         f"The engine of this model {reason}.",

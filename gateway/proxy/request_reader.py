@@ -43,7 +43,7 @@ class RequestReader:
     """
 
     __slots__ = (
-        *("_connection", "_ignores_upgrade", "_parser", "_received", "_size", "_wire"),
+        *("_connection", "_ignores_upgrade", "_parser", "_received_bytes", "_size", "_wire"),
         *("headers", "is_in_body", "is_in_head", "incoming", "url"),
     )
 
@@ -59,7 +59,7 @@ class RequestReader:
         # read yet.
         self._wire = 0
         # Bytes of this read, and of earlier reads with the same head. While discarding: all bytes.
-        self._received = 0
+        self._received_bytes = 0
         self._ignores_upgrade = False
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -81,7 +81,7 @@ class RequestReader:
     def read(self, data: bytes | memoryview) -> bool:
         """Parses `data`. Returns whether all of it was complete requests."""
         was_in_head = self.is_in_head
-        self._received = len(data) + (self._received if was_in_head else 0)
+        self._received_bytes = len(data) + (self._received_bytes if was_in_head else 0)
         if not self._parse(data):
             return False
         if self.is_in_head:
@@ -101,7 +101,7 @@ class RequestReader:
     def discard(self, count: int) -> None:
         """Counts the bytes of a refused client. The announced length is read, so that the client
         comes to read its refusal, and little more."""
-        self._received += count
+        self._received_bytes += count
         announced = next(
             (
                 int(value)
@@ -111,7 +111,7 @@ class RequestReader:
             0,
         )
         transport = self._connection.transport
-        if self._received > announced + limits.DISCARDED_BYTES and transport.is_reading():
+        if self._received_bytes > announced + limits.DISCARDED_BYTES and transport.is_reading():
             transport.pause_reading()  # until its deadline
 
     def _count_body(self, count: int) -> None:
@@ -197,7 +197,7 @@ class RequestReader:
             if connection.pipelined_count >= limits.MAX_PIPELINED_REQUESTS:
                 raise refusals.too_many_ahead()
             version = self._parser.get_http_version()
-            headers = limits.read_head(self.url, self.headers, version, self._received)
+            headers = limits.read_head(self.url, self.headers, version, self._received_bytes)
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
             if int(headers.get(b"content-length", b"0")) > plane.limits.body_bytes:

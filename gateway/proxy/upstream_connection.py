@@ -86,7 +86,7 @@ class UpstreamConnection(asyncio.Protocol):
             "_is_first",
             "_is_in_head",
             "_lines",
-            "_out",
+            "_unsent_pieces",
             "_parser",
         ),
         *("_partial_name", "_previous_head", "_renames", "_is_reusable", "is_active", "exchange"),
@@ -98,7 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
             "length",
             "is_over",
             "pool",
-            "sent",
+            "sent_bytes",
             "is_sized",
         ),
         *("tail", "transport"),
@@ -115,7 +115,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._previous_head: head_cache.KnownAnswerHead | None = None  # head of the previous answer
         self._parser = httptools.HttpResponseParser(self)
-        self._out: list[bytes] = []  # parts of the body from the current read
+        self._unsent_pieces: list[bytes] = []  # parts of the body from the current read
         self._bare = 0  # bytes since the last byte of the body
         self._lines = 0  # number of header lines
         self._is_in_head = self._is_reusable = False
@@ -134,7 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = exchange
         self.tail.clear()
         self.lead = b""
-        self.sent = self._bare = self._lines = 0
+        self.sent_bytes = self._bare = self._lines = 0
         self.is_over = self.is_sized = self.is_framed = False
         self._is_between_chunks = self._is_behind_chunk = False
         self._is_first = self.is_active = True
@@ -147,9 +147,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def flush(self, last: bytes = b"") -> None:
         """Writes the pending bytes for the client and `last` in one system call."""
-        exchange, lead, body = self.exchange, self.lead, b"".join(self._out)
+        exchange, lead, body = self.exchange, self.lead, b"".join(self._unsent_pieces)
         self.lead = b""
-        self._out.clear()
+        self._unsent_pieces.clear()
         if body:
             self.tail.append(body[-TAIL_BYTES:])
             if self.is_framed:
@@ -165,7 +165,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def last_pieces(self) -> list[bytes]:
         """The last pieces of the body, with the bytes that are not yet written."""
-        return [*self.tail, *(piece[-TAIL_BYTES:] for piece in self._out)]
+        return [*self.tail, *(piece[-TAIL_BYTES:] for piece in self._unsent_pieces)]
 
     def drop(self) -> None:
         """Closes at once and drops unsent bytes."""
@@ -198,7 +198,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_between_chunks and self._is_chunk(data):
             exchange.answer.writer.write(data)
             return
-        first, sent_bytes = self._is_first, self.sent
+        first, sent_bytes = self._is_first, self.sent_bytes
         if first:
             self._is_first = False
             is_known = self._previous_head
@@ -228,13 +228,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_over:
             if first and self._is_reusable:
                 self._previous_head = head_cache.remember_answer(
-                    data, exchange.answer.status, self.headers, self.length, self.sent
+                    data, exchange.answer.status, self.headers, self.length, self.sent_bytes
                 )
             exchange.end(self, is_reusable=self._is_reusable)
             return
-        if self._out or self.lead:
+        if self._unsent_pieces or self.lead:
             self.flush()
-        if self.sent != sent_bytes:
+        if self.sent_bytes != sent_bytes:
             self._bare = 0
             return
         self._bare += len(data)
@@ -248,7 +248,7 @@ class UpstreamConnection(asyncio.Protocol):
         size = len(data) - line_end - 4
         if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):
             return False
-        self.sent += size
+        self.sent_bytes += size
         self.tail.append(data[max(line_end + 2, len(data) - TAIL_BYTES) : -2])
         return True
 
@@ -326,10 +326,10 @@ class UpstreamConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None or self.is_over:
             return
-        if not self.sent:
+        if not self.sent_bytes:
             exchange.first_byte(data)
-        self.sent += len(data)
-        self._out.append(data)
+        self.sent_bytes += len(data)
+        self._unsent_pieces.append(data)
 
     def on_message_complete(self) -> None:
         status = self.exchange.answer.status if self.exchange is not None else 0

@@ -378,7 +378,7 @@ async def _start_events(
     events = EventLog(store)
     await events.begin()
     observer = Observer(
-        events, loop.fleet.models, front.gpus, lambda: keyring.stored, front.settings
+        events, loop.fleet.models, front.gpus, lambda: keyring.stored_keys, front.settings
     )
     removed_events = await asyncio.to_thread(observer.begin, store)
     loop.passed = observer.look

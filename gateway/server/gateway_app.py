@@ -53,7 +53,7 @@ class GatewayApp:
         if plane.origins is not None:
             self._handle = CORSMiddleware(
                 self._authenticate,
-                allow_origins=tuple(plane.origins.named),
+                allow_origins=tuple(plane.origins.named_origins),
                 allow_methods=METHODS,
                 allow_headers=("*",),
                 expose_headers=EXPOSED_HEADERS,

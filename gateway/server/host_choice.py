@@ -27,10 +27,9 @@ async def choose_host(settings: Settings, instance: str, allowed_images: Allowed
 
         return await host_of_cluster(settings.data, instance)
     if kind in ("auto", "docker"):
-        from gateway.hosts.docker.client import listening
         from gateway.hosts.docker.host import DockerHost
 
-        if kind == "docker" or await asyncio.to_thread(listening):
+        if kind == "docker" or await asyncio.to_thread(is_listening):
             return DockerHost(
                 network=settings.docker_network, instance=instance, allowed_images=allowed_images
             )

@@ -24,7 +24,7 @@ class LockWatch:
     ) -> None:
         self._data = data
         self._descriptor = descriptor
-        self._lost = on_lost
+        self._on_loss = on_lost
         self._look_s = look_s
         self._work = SupervisedTask(self._check_lock, "the watch of the data folder's lock")
 
@@ -34,5 +34,5 @@ class LockWatch:
     async def _check_lock(self) -> float | None:
         if await asyncio.to_thread(has_lock, self._data, self._descriptor):
             return self._look_s
-        await self._lost()
+        await self._on_loss()
         return None

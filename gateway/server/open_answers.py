@@ -18,24 +18,24 @@ class OpenAnswer:
         self.is_allowed = is_allowed
         self._receive = receive
         self._send = send
-        self._ended = asyncio.Event()
+        self._end_event = asyncio.Event()
         self._next: asyncio.Task[Message] | None = None
         self._has_started = self._is_complete = False
 
     def end(self) -> None:
-        self._ended.set()
+        self._end_event.set()
 
     async def receive(self) -> Message:
         """The next message for the application."""
         if self._next is None:
             self._next = asyncio.create_task(self._read())
-        end_wait = asyncio.create_task(self._ended.wait())
+        end_wait = asyncio.create_task(self._end_event.wait())
         try:
             pending_tasks: set[asyncio.Task[Any]] = {self._next, end_wait}
             await asyncio.wait(pending_tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             end_wait.cancel()
-        if self._ended.is_set() or not self._next.done():
+        if self._end_event.is_set() or not self._next.done():
             return {"type": "http.disconnect"}
         message, self._next = self._next.result(), None
         return message
@@ -53,7 +53,7 @@ class OpenAnswer:
         """Completes an answer that was ended."""
         if self._next is not None:
             self._next.cancel()
-        if self._ended.is_set() and self._has_started and not self._is_complete:
+        if self._end_event.is_set() and self._has_started and not self._is_complete:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -160,10 +160,10 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _server(
-    settings: Settings, listeners: list[socket.socket], *, bound_here: bool
+    settings: Settings, listeners: list[socket.socket], *, is_bound_here: bool
 ) -> tuple[GatewayApp, uvicorn.Server, list[socket.socket]]:
-    """The application, its server, and the sockets of that server. `bound_here`: this process has
-    bound the listener."""
+    """The application, its server, and the sockets of that server. `is_bound_here`: this process
+    has bound the listener."""
     if settings.workers == 1:
         app = create_app(settings)
         server = GatewayServer(server_config(settings, app), app)
@@ -176,7 +176,7 @@ def _server(
 
     shares = (
         [[listener] for listener in sockets.share(listeners[0], settings.workers)]
-        if bound_here
+        if is_bound_here
         else sockets.distribute(listeners, settings.workers)
     )
     control, path = sockets.listen_control(settings.data)
@@ -250,7 +250,7 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
         if takeover is not None:
             takeover.take()
             own_lock(data_lock)
-        app, server, sockets = _server(settings, listeners, bound_here=owns_listeners)
+        app, server, sockets = _server(settings, listeners, is_bound_here=owns_listeners)
         app.stop = partial(_end, server, settings)
         app.started = lambda: server.started
         app.lock, app.takeover = data_lock, takeover

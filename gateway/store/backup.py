@@ -260,7 +260,7 @@ class _Room:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files, self._learned, self._bytes_left = (
+        self._files, self._learned_bytes, self._bytes_left = (
             _MAX_FILES,
             _MAX_LEARNED_BYTES,
             _MAX_BACKUP_BYTES,
@@ -271,8 +271,8 @@ class _Room:
         self._files -= 1
         self._bytes_left -= entry.size
         if entry.name != _DATABASE:
-            self._learned -= entry.size
-        if min(self._files, self._learned, self._bytes_left) < 0:
+            self._learned_bytes -= entry.size
+        if min(self._files, self._learned_bytes, self._bytes_left) < 0:
             return False
         free_bytes = shutil.disk_usage(self._folder).free
         if entry.size > free_bytes - _SPARE_BYTES and entry.size > _PIECE:

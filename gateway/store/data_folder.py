@@ -32,7 +32,7 @@ _DEATH_S = 10.0
 _LOCK_POLL_S = 0.05
 
 
-def in_use(data: Path, proc: Path = Path("/proc")) -> bool:
+def is_in_use(data: Path, proc: Path = Path("/proc")) -> bool:
     """Whether a gateway uses the data folder, by the kernel's list of locks.
 
     To try the lock could keep a gateway from starting.

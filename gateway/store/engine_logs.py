@@ -22,9 +22,9 @@ _POLL_S = 0.2
 _READ_BYTES = 256 * 1024
 
 
-def log_path(data: Path, instance: str, *, in_cluster: bool = False) -> Path:
+def log_path(data: Path, instance: str, *, is_in_cluster: bool = False) -> Path:
     folder = data / "logs"
-    return (folder / "cluster" if in_cluster else folder) / f"{instance}.log"
+    return (folder / "cluster" if is_in_cluster else folder) / f"{instance}.log"
 
 
 class LogCopy:
@@ -37,12 +37,16 @@ class LogCopy:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
-        self._size = self._missing = 0
+        self._size = self._missing_bytes = 0
         with suppress(OSError):
             self._file = self._new_file()
 
     def write(self, line: bytes) -> None:
-        note = b"(lines without room on the disk: %d)\n" % self._missing if self._missing else b""
+        note = (
+            b"(lines without room on the disk: %d)\n" % self._missing_bytes
+            if self._missing_bytes
+            else b""
+        )
         try:
             if self._file is None:
                 self._file = self._new_file()
@@ -51,9 +55,9 @@ class LogCopy:
                 self.close()
                 self._file = self._new_file()
             self._size += self._file.write(note + line + b"\n") or 0
-            self._missing = 0
+            self._missing_bytes = 0
         except OSError:
-            self._missing += 1
+            self._missing_bytes += 1
 
     def close(self) -> None:
         if self._file is not None:
@@ -98,7 +102,7 @@ async def read_log(
 
 def remove_logs(data: Path, instance: str) -> None:
     for in_cluster in (False, True):
-        path = log_path(data, instance, in_cluster=in_cluster)
+        path = log_path(data, instance, is_in_cluster=in_cluster)
         path.unlink(missing_ok=True)
         path.with_suffix(".log.1").unlink(missing_ok=True)
 

@@ -47,7 +47,7 @@ def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
     assert rank_bytes is not None
     rules = PROFILES.rules([engine])[ref]
     rows = layer_kernels(
-        model.linears, rules, rank.computing, experts=expert_traits(spec, online=False)
+        model.linears, rules, rank.computing, experts=expert_traits(spec, is_online=False)
     )
     experts = [layer.name for layer in model.linears if layer.experts]
     return rank_bytes, {

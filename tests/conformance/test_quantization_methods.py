@@ -22,7 +22,7 @@ def ours(engine: Engine, question: Question, capability: str, *, parser: bool = 
         scheme = resolve(engine, quant, question.user, question.model_type, capability)
         check(engine, scheme, capability, question.dtype)
     except MethodRefused as refused:
-        return ["refused", refused.why]
+        return ["refused", refused.refusal_reason]
     return ["ok", scheme.method]
 
 

@@ -70,8 +70,8 @@ def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: st
             )
             choice = choose(linear(version), shape, capability)
             kernel = (
-                choice.refused[-1].kernel
-                if choice.refused and choice.refused[-1].kernel in MARLIN
+                choice.refusals[-1].kernel
+                if choice.refusals and choice.refusals[-1].kernel in MARLIN
                 else "none"
             )
             if choice.status == "unknown":

@@ -42,7 +42,7 @@ def test_memory_settings_are_the_engines_own(version: str) -> None:
                 tp=tp,
                 seqs=seqs,
                 graphs=graphs,
-                eager=eager,
+                is_eager=eager,
             )
             if [
                 memory.chunked_prefill,

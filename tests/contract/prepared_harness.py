@@ -73,8 +73,8 @@ class PreparedHarness(ProcessHarness):
 
     def restart(self) -> ProcessHost:
         """Another gateway. The end of the former closes its connections."""
-        if self.host._prepared is not None:
-            self.host._prepared.close()
+        if self.host._prepared_engines is not None:
+            self.host._prepared_engines.close()
         self.host = ProcessHost(self.data_dir, self.most)
         return self.host
 

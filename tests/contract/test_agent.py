@@ -518,7 +518,7 @@ async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentH
     assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
     with pytest.raises(HostError, match="could not be run"):
         async with aclosing(
-            harness.host.inquire(engine, document("fake", None, version=True))
+            harness.host.inquire(engine, document("fake", None, has_version=True))
         ) as lines:
             assert [line async for line in lines] == []
     with pytest.raises(AgentRefusal, match="'debian:latest' may not be started"):

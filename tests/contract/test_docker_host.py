@@ -24,7 +24,7 @@ from gateway.engines.inquiry import script
 from gateway.engines.inquiry.document import document
 from gateway.errors import Conflict, HostError
 from gateway.hosts.docker.container import container_name
-from gateway.hosts.docker.host import DockerHost, available
+from gateway.hosts.docker.host import DockerHost, is_available
 from gateway.hosts.docker.inquiry import create_inquiry
 from gateway.secret import Secret
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
@@ -682,7 +682,7 @@ async def test_a_docker_that_hangs_is_an_error_and_then_forgotten(
         ) as silent:
             await call
         assert silent.value.hint
-    assert not await asyncio.to_thread(available, wire.url)
+    assert not await asyncio.to_thread(is_available, wire.url)
     wire.flow()
     await until("it answers again", answers)
 
@@ -774,7 +774,7 @@ async def test_a_docker_that_is_not_there_is_explained(
 ) -> None:
     path = tmp_path / "docker.sock"
     arrange(path)
-    assert not available(f"unix://{path}")
+    assert not is_available(f"unix://{path}")
     host = DockerHost("net", "me", f"unix://{path}")
     try:
         with pytest.raises(HostError) as absent:
@@ -808,8 +808,9 @@ def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
     harness: DockerHarness, tmp_path: Path
 ) -> None:
     script = (
-        "import sys; from gateway.hosts.docker.host import available; assert any(available() for _"
-        " in range(20));assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
+        "import sys; from gateway.hosts.docker.host import is_available;"
+        " assert any(is_available() for _ in range(20));"
+        " assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
@@ -817,7 +818,7 @@ def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
     assert result.returncode == 0, result.stderr
     path = tmp_path / "docker.sock"
     with silent_socket(path, listening=True):
-        assert not available(f"unix://{path}")
+        assert not is_available(f"unix://{path}")
 
 
 async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_ours(
@@ -870,7 +871,7 @@ async def test_an_image_without_the_engine_is_said_and_leaves_nothing(
     harness: DockerHarness,
 ) -> None:
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
-    question = document("vllm-cpu", None, version=True)
+    question = document("vllm-cpu", None, has_version=True)
     with pytest.raises(HostError, match="No module named 'vllm'"):
         async with aclosing(harness.host.inquire(engine, question)) as lines:
             assert [line async for line in lines] == []

@@ -167,7 +167,7 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
                 await call
             assert "FITSERVE_ALLOWED_IMAGES" in error.value.hint
         with pytest.raises(HostError, match="may not be started"):
-            [line async for line in host.inquire(engine, document("fake", None, version=True))]
+            [line async for line in host.inquire(engine, document("fake", None, has_version=True))]
     assert containers(harness) == []
     assert await harness.host.list() == []
 

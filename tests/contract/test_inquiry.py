@@ -38,7 +38,7 @@ from tests.contract.process_harness import living_in
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 
-ASKED = document("vllm", None, version=True)
+ASKED = document("vllm", None, has_version=True)
 MODEL = ModelFiles(b"{}")
 PACKAGE = "vllm/__init__.py"
 

@@ -151,26 +151,26 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
     with Gateway(tls=certificate.context, connections=8, connections_per_address=4) as gateway:
         limiter = gateway.plane.connection_limiter
         silent = hold_connections(gateway.port, "127.0.0.2", 100)
-        await until(lambda: limiter.admitted == 4)
+        await until(lambda: limiter.admitted_count == 4)
         # Of the same address nobody gets in; others do.
         assert await health(gateway.port, local_addr=("127.0.0.2", 0)) == b""
         for _ in range(3):
             assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
         for connection in silent:
             connection.close()
-        await until(lambda: limiter.admitted == 0)
+        await until(lambda: limiter.admitted_count == 0)
         # What is no TLS, and what begins as TLS and ends there.
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
             [connection] = hold_connections(gateway.port, "127.0.0.1", 1)
             connection.sendall(words)
             connection.close()
         assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
-        await until(lambda: limiter.admitted == 0)
+        await until(lambda: limiter.admitted_count == 0)
         monkeypatch.setattr("gateway.tls.HANDSHAKE_S", 0.1)
         [slow] = hold_connections(gateway.port, "127.0.0.1", 1)
         assert slow.recv(1) == b""
         slow.close()
-        await until(lambda: limiter.admitted == 0)
+        await until(lambda: limiter.admitted_count == 0)
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -251,7 +251,7 @@ def reads_on(front: ClientConnection) -> bool:
     """Whether the engine that answers this client's request is read; it is not while the client
     takes too little."""
     assert isinstance(front, ClientConnection)
-    exchange = front._current
+    exchange = front._current_exchange
     return (
         not isinstance(exchange, Exchange)
         or exchange._upstream is None

@@ -86,7 +86,7 @@ def _write_to_standard_output() -> None:
         try:
             _write_backup(archive)
             archive.seek(0)
-            print_bytes(iter(lambda: archive.read(_PIECE_BYTES), b""), raw=True)
+            print_bytes(iter(lambda: archive.read(_PIECE_BYTES), b""), is_raw=True)
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -46,7 +46,7 @@ class Diagnosis(NamedTuple):
     answered: bool
 
     @property
-    def healthy(self) -> bool | None:
+    def is_healthy(self) -> bool | None:
         """Whether the engine was healthy. None: the log does not tell."""
         return False if self.failure.kind != "none" else True if self.answered else None
 
@@ -79,11 +79,11 @@ def read_log(
             f"The log {source} cannot be read: {error.strerror}.",
             hint="Name a file, or - for standard input.",
         ) from None
-    scope = dict(reader.progress.reported)
+    scope = dict(reader.progress.reported_values)
     logged_version = scope.pop("version", "")
     if version or logged_version:
         scope["engine"] = f"{kind or KIND_THAT_LOGS_ITS_VERSION}=={version or logged_version}"
-    return Diagnosis(failure, facts_of_log(failure, scope), reader.answered)
+    return Diagnosis(failure, facts_of_log(failure, scope), reader.has_answered)
 
 
 def report(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def report(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "kind": failure.kind,
-        "healthy": diagnosis.healthy,
+        "healthy": diagnosis.is_healthy,
         "message": failure.message,
         "phase": failure.phase,
         "culprit": {**dict.fromkeys(_CULPRIT), **failure.culprit},
@@ -111,8 +111,8 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     failure = diagnosis.failure
     if failure.kind == "none":
         yield (
-            f"{'healthy' if diagnosis.healthy else 'cannot tell'}: {failure.message} The last phase"
-            f" was: {phase_label(failure.phase)}."
+            f"{'healthy' if diagnosis.is_healthy else 'cannot tell'}: {failure.message} The last"
+            f" phase was: {phase_label(failure.phase)}."
         )
         return
     yield f"{failure.kind} (while {phase_label(failure.phase)}): {failure.message}"

@@ -80,10 +80,10 @@ def engine_install(
 def _say_other_host(settings: Any) -> None:
     """Say where the gateway would not use the environment, as it starts containers.
     `server/host_choice.py` chooses the host in the same way."""
-    from gateway.hosts.docker.client import listening
+    from gateway.hosts.docker.client import is_listening
 
     kind = settings.host_kind
-    if settings.runs_processes or (kind == "auto" and not listening()):
+    if settings.runs_processes or (kind == "auto" and not is_listening()):
         return
     reason = "Docker listens here" if kind == "auto" else f"FITSERVE_HOST_KIND is {kind}"
     print_paragraph(

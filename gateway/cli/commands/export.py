@@ -117,10 +117,10 @@ def _machine_documents(
             hint=f"`fitserve plan {source} --hardware {hardware}` says why.",
         )
     plan = without_skips(without_dev_endpoints(decision.plans[0]))
-    spanning = plan.span > 1
+    is_spanning = plan.span > 1
     mount = Mount(source=str(folder), target=str(folder))
     spec = launch_spec(
-        for_pods(plan, LEADER, PLACE) if spanning else plan,
+        for_pods(plan, LEADER, PLACE) if is_spanning else plan,
         planner.profiles.engine(str(plan.engine)),
         LaunchInputs(str(folder), mounts=(mount,)),
         name=folder.name,
@@ -128,10 +128,10 @@ def _machine_documents(
         attempt=0,
         port=port,
     )
-    if not spanning:
-        return kubernetes(engine_start(spec, container=True), copies=plan.replicas.value)
+    if not is_spanning:
+        return kubernetes(engine_start(spec, is_in_container=True), copies=plan.replicas.value)
     leader, worker = (
-        engine_start(spec.evolve(argv=row.argv, env=row.env, gpus=row.gpus), container=True)
+        engine_start(spec.evolve(argv=row.argv, env=row.env, gpus=row.gpus), is_in_container=True)
         for row in spec.nodes[:2]
     )
     address = engine_kind(plan.engine.kind).address_env

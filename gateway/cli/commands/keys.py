@@ -55,8 +55,8 @@ def add(
         "tokens_per_minute": tokens_per_minute,
         "max_in_flight": max_in_flight,
     }
-    first = not call("GET", "/admin/keys")["data"]
-    if first and sys.stdin.isatty() and sys.stderr.isatty():
+    is_first = not call("GET", "/admin/keys")["data"]
+    if is_first and sys.stdin.isatty() and sys.stderr.isatty():
         print_message(f"This is the first key: {_FIRST_KEY_WARNING}")
         typer.confirm("Create it?", abort=True, err=True)
     # The first key closes the gateway to this command.
@@ -72,7 +72,7 @@ def add(
             f"note: no model is named {', '.join(missing_models)} now. `fitserve ps` lists the"
             f" models, and `fitserve keys rm {name}` removes the key."
         )
-    if first:
+    if is_first:
         print_message(
             f"fitserve: This was the first key: {_FIRST_KEY_WARNING} For this shell: export"
             f" FITSERVE_KEY={created_key['key']}"

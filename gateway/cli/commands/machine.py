@@ -45,7 +45,7 @@ def doctor(
     from gateway.cli.doctor.examination import examine
     from gateway.settings import load_settings
 
-    checks = examine(load_settings(), fix=fix)
+    checks = examine(load_settings(), applies_fixes=fix)
     if as_json:
         say(json.dumps([check.fields() for check in checks], indent=2))
     else:
@@ -53,7 +53,7 @@ def doctor(
             (
                 check.state.upper(),
                 check.name,
-                check.finding + (f" ({check.fixed})" if check.fixed else ""),
+                check.finding + (f" ({check.fix})" if check.fix else ""),
                 check.do,
             )
             for check in checks
@@ -107,5 +107,5 @@ def diagnose(
     else:
         for line in lines(diagnosis):
             print_paragraph(line)
-    if not diagnosis.healthy:
-        raise typer.Exit(4 if diagnosis.healthy is None else 1)
+    if not diagnosis.is_healthy:
+        raise typer.Exit(4 if diagnosis.is_healthy is None else 1)

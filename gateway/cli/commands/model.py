@@ -54,7 +54,7 @@ def logs(
 ) -> None:
     """Print the log of a model's engine. Terminal control characters are shown as \\x1b."""
     query = without_none({"attempt": attempt, "tail": tail, "follow": "true" if follow else None})
-    print_bytes(stream(model_path(name, "/logs"), query), raw=raw)
+    print_bytes(stream(model_path(name, "/logs"), query), is_raw=raw)
 
 
 def retry(name: ModelName, as_json: Json = False) -> None:

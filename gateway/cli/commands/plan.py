@@ -71,7 +71,7 @@ def plan(
 ) -> None:
     """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
     wish, source = read_wish(source=model, **options.fields()), absolute_source(model)
-    decision = _plan_for_cluster(wish, hardware, network, check=check) if hardware else None
+    decision = _plan_for_cluster(wish, hardware, network, asks_engine=check) if hardware else None
     if network and decision is None:
         usage_error("--network needs several machines, such as --hardware 2xgb10.")
     if hardware is None and not check:
@@ -95,9 +95,9 @@ def _ask_gateway(wish: Wish) -> Decision | None:
 
     from gateway.domain import Decision
     from gateway.settings import load_settings
-    from gateway.store.data_folder import in_use
+    from gateway.store.data_folder import is_in_use
 
-    if not os.environ.get("FITSERVE_URL") and not in_use(load_settings().data):
+    if not os.environ.get("FITSERVE_URL") and not is_in_use(load_settings().data):
         return None
     try:
         return Decision.model_validate(call("POST", "/admin/plan", wish.model_dump(mode="json")))
@@ -141,7 +141,7 @@ def _with_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
 
 
 def _plan_for_cluster(
-    wish: Wish, hardware: str, network: str | None, *, check: bool
+    wish: Wish, hardware: str, network: str | None, *, asks_engine: bool
 ) -> Decision | None:
     """The decision for several machines; None: `hardware` is one machine."""
     from gateway.planner.service.offline import OfflinePlanner
@@ -151,7 +151,7 @@ def _plan_for_cluster(
     cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
     if cluster is None:
         return None
-    if check:
+    if asks_engine:
         usage_error("--check asks the engines for one machine; leave it out, or name one machine.")
     decision = planner.decide_on_cluster(_with_engine_of_image(wish), hardware, cluster)
     planner.profiles.documents.save()
@@ -176,13 +176,13 @@ def _plan_for_snapshot(wish: Wish, hardware: str) -> Decision:
 def _startable(wish: Wish, profiles: Profiles) -> Startable:
     """The engines that a gateway with these settings could start. `server/host_choice.py` chooses
     the host in the same way."""
-    from gateway.hosts.docker.client import listening
+    from gateway.hosts.docker.client import is_listening
     from gateway.planner.service.startable import Startable
     from gateway.settings import load_settings
 
     settings = load_settings()
     process = settings.runs_processes or (
-        settings.host_kind == "auto" and not listening() and wish.image is None
+        settings.host_kind == "auto" and not is_listening() and wish.image is None
     )
     images = (
         None

@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Talk with MODEL, adding it first if it is new. /bye or Ctrl-D ends the conversation, Ctrl-C
     stops an answer. Piped input is one prompt. The model keeps serving afterwards."""
-    interactive = StandardStreams.detect().input_is_terminal
+    interactive = StandardStreams.detect().is_input_terminal
     text = " ".join(prompt or ())
     if not interactive and (piped := read_stdin().strip()):
         text = f"{text}\n\n{piped}" if text else piped
@@ -67,7 +67,7 @@ def run(
         raise BadRequest(
             f"{view['name']} does not generate text.", hint="Use a model that generates text."
         )
-    chat = Chat(view["name"], system, verbose=verbose)
+    chat = Chat(view["name"], system, is_verbose=verbose)
     if not text:
         chat.talk()
     elif not chat.answer(text, as_json=as_json):

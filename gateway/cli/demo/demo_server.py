@@ -23,7 +23,7 @@ from gateway.cli.demo.checkpoint import make_model
 from gateway.cli.port import port_problem
 from gateway.errors import FitserveError, SettingsError
 from gateway.settings import Settings, load_settings
-from gateway.store.data_folder import in_use
+from gateway.store.data_folder import is_in_use
 
 NAME = "demo"
 _PROGRAM = (sys.executable, "-m", "gateway.__main__")
@@ -56,11 +56,11 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
     name = model_arguments[0]
     # In a new session, as Ctrl-C must reach only this program: it stops the model first.
     gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True)
-    added = False
+    is_added = False
     try:
         with _interrupt_on_signals():
             # Another program may answer at the port: the gateway of this command has the folder.
-            while health.main() or not in_use(settings.data):
+            while health.main() or not is_in_use(settings.data):
                 if gateway.poll() is not None:
                     return gateway.returncode or 1
                 time.sleep(_POLL_S)
@@ -75,11 +75,11 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
                     ),
                 )
             # An interrupted command may have added the model.
-            added = True
+            is_added = True
             code = subprocess.run(
                 [*_PROGRAM, "add", *model_arguments, "--wait"], check=False
             ).returncode
-            added = code != _REFUSAL_CODE
+            is_added = code != _REFUSAL_CODE
             if code:
                 return code
             say(_curl_text(settings, name))
@@ -87,7 +87,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
     except KeyboardInterrupt:
         return 130
     finally:
-        if added and gateway.poll() is None:
+        if is_added and gateway.poll() is None:
             _run_silently("rm", name, "--wait")
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
@@ -96,7 +96,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
 
 def _check_alone(settings: Settings, model_arguments: Sequence[str]) -> None:
     """Raises SettingsError for a port that is taken, and FitserveError for a data folder in use."""
-    if not in_use(settings.data):
+    if not is_in_use(settings.data):
         problem = port_problem(settings)
         if problem:
             raise SettingsError(

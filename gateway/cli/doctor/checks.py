@@ -38,7 +38,7 @@ class MachineCheck(NamedTuple):
     state: State
     finding: str
     do: str = ""
-    fixed: str = ""
+    fix: str = ""
 
     def fields(self) -> dict[str, str]:
         """The fields of the JSON output."""
@@ -47,7 +47,7 @@ class MachineCheck(NamedTuple):
             "state": self.state,
             "found": self.finding,
             "do": self.do,
-            "fixed": self.fixed,
+            "fixed": self.fix,
         }
 
 
@@ -65,7 +65,7 @@ def memory_errors(cards: Sequence[GpuCondition]) -> MachineCheck | None:
         if card.uncorrected
     ]
     waiting_cards = [
-        f"GPU {card.number}: memory rows wait for a remap" for card in cards if card.remapping
+        f"GPU {card.number}: memory rows wait for a remap" for card in cards if card.awaits_remap
     ]
     if broken or waiting_cards:
         cure = (
@@ -73,10 +73,10 @@ def memory_errors(cards: Sequence[GpuCondition]) -> MachineCheck | None:
             " the error comes back, the card is failing."
         )
         return MachineCheck("GPU memory", "warn", "; ".join([*broken, *waiting_cards]), cure)
-    with_ecc = [card for card in cards if card.ecc is not None]
+    with_ecc = [card for card in cards if card.has_ecc is not None]
     if not with_ecc:
         return None
-    disabled = [str(card.number) for card in with_ecc if not card.ecc]
+    disabled = [str(card.number) for card in with_ecc if not card.has_ecc]
     return MachineCheck(
         "GPU memory",
         "ok",
@@ -89,9 +89,9 @@ def memory_errors(cards: Sequence[GpuCondition]) -> MachineCheck | None:
 def persistence(cards: Sequence[GpuCondition]) -> MachineCheck | None:
     if not cards:
         return None
-    if all(card.persistence is None for card in cards):
+    if all(card.has_persistence is None for card in cards):
         return MachineCheck("persistence mode", "unknown", "the driver does not say")
-    disabled = [str(card.number) for card in cards if card.persistence is False]
+    disabled = [str(card.number) for card in cards if card.has_persistence is False]
     if not disabled:
         return MachineCheck("persistence mode", "ok", "on")
     finding = (
@@ -108,7 +108,7 @@ def persistence(cards: Sequence[GpuCondition]) -> MachineCheck | None:
 
 def display(cards: Sequence[GpuCondition]) -> MachineCheck | None:
     """Displays: a desktop takes GPU memory at any time, and long kernels freeze it."""
-    cards_with_display = [f"GPU {card.number}" for card in cards if card.display]
+    cards_with_display = [f"GPU {card.number}" for card in cards if card.drives_display]
     if not cards_with_display:
         return None
     cure = (
@@ -135,13 +135,13 @@ def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck
     name, free_bytes = "memory of GPU and host", max(map(left_bytes, shared_gpus))
     if memory is None:
         return MachineCheck(name, "unknown", "/proc/meminfo cannot be read")
-    pages = max(0, memory.available - memory.free)
+    pages = max(0, memory.available - memory.free_bytes)
     finding = (
         f"{gib(memory.available)} available, {gib(pages)} of them pages of files; plans leave"
         f" {gib(free_bytes)} to the host"
     )
     do = []
-    if pages > memory.free:
+    if pages > memory.free_bytes:
         finding += "; CUDA finds only what is free"
         do.append(
             "Drop the pages before a start: `sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'`."
@@ -359,13 +359,13 @@ def disk(free_by_folder: Mapping[str, tuple[str, int | None]]) -> list[MachineCh
         if count is None:
             checks.append(MachineCheck(f"disk for {use}", "unknown", f"{folder} could not be read"))
             continue
-        low = count < minimum[use]
+        is_low = count < minimum[use]
         checks.append(
             MachineCheck(
                 f"disk for {use}",
-                "warn" if low else "ok",
+                "warn" if is_low else "ok",
                 f"{gib(count)} free in {folder}",
-                cures[use] if low else "",
+                cures[use] if is_low else "",
             )
         )
     return checks
@@ -400,7 +400,7 @@ def _hub_check(answer: HubAnswer) -> MachineCheck:
 
 
 def _token(answer: HubAnswer) -> list[MachineCheck]:
-    if not answer.asked_with_token:
+    if not answer.was_asked_with_token:
         return [
             MachineCheck(
                 "Hub token",
@@ -422,7 +422,7 @@ def _token(answer: HubAnswer) -> list[MachineCheck]:
             MachineCheck("Hub token", "unknown", f"the Hub answered with status {answer.status}")
         ]
     owner = f"of {answer.user}" if answer.user else "valid"
-    if answer.gated is False:
+    if answer.is_gated is False:
         cure = "Allow read access to public gated repositories at huggingface.co/settings/tokens."
         return [MachineCheck("Hub token", "warn", f"{owner}, without access to gated models", cure)]
     return [

@@ -21,7 +21,7 @@ from gateway.engines.common.speed.measured import Measured
 from gateway.errors import FitserveError, HostError, SettingsError
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
-from gateway.hosts.docker.host import available
+from gateway.hosts.docker.host import is_available
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.machine.environment import engine_dir, is_installed
 from gateway.machine.gpu_watch import allowed_devices
@@ -35,12 +35,12 @@ _SHM_BYTES = GIB
 
 
 def examine(
-    settings: Settings, *, fix: bool = False, nvml: Nvml | None = None
+    settings: Settings, *, applies_fixes: bool = False, nvml: Nvml | None = None
 ) -> list[MachineCheck]:
     """All checks, in the order in which problems should be fixed. nvml: instead of the
     driver's."""
     hardware = allowed_devices(settings.data, settings).mark(probe(settings.data, nvml=nvml))
-    docker = not settings.runs_processes and available()
+    docker = not settings.runs_processes and is_available()
     profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
     engines = profiles.engines_for(hardware)
     installed_engines = [engine for engine in engines if is_installed(settings.data, engine)]
@@ -71,13 +71,13 @@ def examine(
         checks.persistence(cards),
         checks.display(cards),
         checks.container_gpus(readings.containers(), hardware) if docker else None,
-        *_cgroups(hardware, docker=docker),
-        _engines(settings, engines, installed_engines, docker=docker),
+        *_cgroups(hardware, has_docker=docker),
+        _engines(settings, engines, installed_engines, has_docker=docker),
         _cluster(settings),
         *checks.toolchains(toolchains),
         _prepared_engines_check(settings) if not in_containers else None,
         _memory(hardware),
-        _shm(hardware, docker=in_containers),
+        _shm(hardware, has_docker=in_containers),
         checks.open_files(*limits["open files"]),
         checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
         *checks.disk(_free(settings)),
@@ -86,7 +86,7 @@ def examine(
     all_checks = [check for check in machine_checks if check is not None]
     return (
         apply_fixes(all_checks, settings.data, settings.models, lambda: _data(settings))
-        if fix
+        if applies_fixes
         else all_checks
     )
 
@@ -209,11 +209,11 @@ def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
 
 
 def _cgroups(
-    hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")
+    hardware: Hardware, *, has_docker: bool, char_devices: Path = Path("/dev/char")
 ) -> list[MachineCheck]:
     """Whether a reload of systemd removes the GPUs from running containers:
     github.com/NVIDIA/nvidia-docker/issues/1730."""
-    if not docker or not hardware.gpus:
+    if not has_docker or not hardware.gpus:
         return []
     driver = cgroup_driver()
     linked = any(
@@ -240,11 +240,11 @@ def _cgroups(
 
 
 def _engines(
-    settings: Settings, engines: list[Engine], installed_engines: list[Engine], *, docker: bool
+    settings: Settings, engines: list[Engine], installed_engines: list[Engine], *, has_docker: bool
 ) -> MachineCheck:
     if settings.host_kind == "agent":
         return _agent(settings)
-    if docker:
+    if has_docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
     if installed_engines:
         return MachineCheck(
@@ -304,17 +304,17 @@ def _memory(hardware: Hardware) -> MachineCheck:
         f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB"
         " available"
     )
-    low = hardware.ram_available_bytes < 4 * GIB
+    is_low = hardware.ram_available_bytes < 4 * GIB
     return MachineCheck(
         "memory",
-        "warn" if low else "ok",
+        "warn" if is_low else "ok",
         finding,
-        "An engine needs at least 2 GiB of RAM." if low else "",
+        "An engine needs at least 2 GiB of RAM." if is_low else "",
     )
 
 
-def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
-    if docker or hardware.shm_bytes is None:
+def _shm(hardware: Hardware, *, has_docker: bool) -> MachineCheck:
+    if has_docker or hardware.shm_bytes is None:
         return MachineCheck("shared memory", "ok", "each container gets its own")
     finding = f"{hardware.shm_bytes / GIB:.1f} GiB"
     if hardware.shm_bytes < _SHM_BYTES:

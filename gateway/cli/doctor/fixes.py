@@ -35,7 +35,7 @@ def apply_fixes(
         # The check describes the problem.
         changes = [f"could not be fixed: {error}"]
     return [
-        check_data_folder()._replace(fixed=", ".join(changes))
+        check_data_folder()._replace(fix=", ".join(changes))
         if check.name == "data folder" and changes
         else check
         for check in checks

@@ -33,11 +33,11 @@ class GpuCondition(NamedTuple):
 
     number: int
     name: str
-    persistence: bool | None = None
-    ecc: bool | None = None
+    has_persistence: bool | None = None
+    has_ecc: bool | None = None
     uncorrected: int | None = None
-    remapping: bool | None = None
-    display: bool | None = None
+    awaits_remap: bool | None = None
+    drives_display: bool | None = None
 
 
 class Toolchain(NamedTuple):
@@ -64,9 +64,9 @@ class HubAnswer(NamedTuple):
     status: int | None = None
     problem: str = ""
     skew_s: float | None = None
-    asked_with_token: bool = False
+    was_asked_with_token: bool = False
     user: str | None = None
-    gated: bool | None = None
+    is_gated: bool | None = None
 
 
 class HostMemory(NamedTuple):
@@ -76,7 +76,7 @@ class HostMemory(NamedTuple):
     guards: programs that end others before memory runs out.
     """
 
-    free: int
+    free_bytes: int
     available: int
     swap: int
     guards: tuple[str, ...] = ()
@@ -118,11 +118,11 @@ def gpu_conditions(nvml: Nvml | None = None) -> list[GpuCondition]:
                 GpuCondition(
                     index,
                     name.decode(errors="replace") if isinstance(name, bytes) else name,
-                    persistence=None if persistence is None else bool(persistence),
-                    ecc=None if modes is None else bool(modes[0]),
+                    has_persistence=None if persistence is None else bool(persistence),
+                    has_ecc=None if modes is None else bool(modes[0]),
                     uncorrected=_read(library.nvmlDeviceGetTotalEccErrors, card, *kind),
-                    remapping=None if rows is None else bool(rows[2]),
-                    display=None if display is None else bool(display),
+                    awaits_remap=None if rows is None else bool(rows[2]),
+                    drives_display=None if display is None else bool(display),
                 )
             )
     finally:
@@ -277,7 +277,7 @@ def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
         account = answer.json() if token is not None and answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         problem = Secret(address).hidden_in(short_reason(error))
-        return HubAnswer(place, problem=problem, asked_with_token=token is not None)
+        return HubAnswer(place, problem=problem, was_asked_with_token=token is not None)
     skew_s = None
     if date := answer.headers.get("date"):
         try:

@@ -104,7 +104,7 @@ class ReplicaStatus:
     must_be_replaced: bool = False
     is_unrouted: bool = False
     answers: bool = False
-    failed: str = ""
+    failure: str = ""
 
 
 TrialState = Literal["starts", "ready", "no_room", "failed", "stops", "unrelated"]
@@ -130,10 +130,10 @@ def next_step(
     if trial is not None:
         return _trial_step(target, is_new, trial)
     failed_replica = next(
-        (r for r in replicas if is_new and r.generation == target and r.failed), None
+        (r for r in replicas if is_new and r.generation == target and r.failure), None
     )
     if failed_replica is not None:
-        return GiveUp(failed_replica.failed)
+        return GiveUp(failed_replica.failure)
     # Replicas without requests come first.
     replica = min(
         (old_replica for old_replica in replicas if old_replica.generation != target),

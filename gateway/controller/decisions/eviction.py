@@ -171,7 +171,7 @@ class Moves:
     """
 
     evictions: Mapping[Place, Eviction] = field(default_factory=dict)
-    holds: Mapping[str, str] = field(default_factory=dict)
+    hold_reasons: Mapping[str, str] = field(default_factory=dict)
     first: str = field(default="", compare=False)
 
 
@@ -325,7 +325,7 @@ def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:
 
     transitions: the names of models in transition.
     """
-    in_progress = len(transitions) > (model.name in transitions)
+    is_in_progress = len(transitions) > (model.name in transitions)
     has_way = (
         model.has_plan
         or model.waits_for_request
@@ -333,7 +333,7 @@ def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:
         or model.is_promised_memory
         or bool(model.must_evict)
     )
-    return model.can_start and not model.is_stopped and (has_way or in_progress)
+    return model.can_start and not model.is_stopped and (has_way or is_in_progress)
 
 
 def _needs_evictions(model: LoadedModel) -> bool:

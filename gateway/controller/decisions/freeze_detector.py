@@ -60,13 +60,13 @@ class FreezeDetector:
 
     def __init__(self, now: float, silent_after_s: float) -> None:
         self._silent_after_s = silent_after_s
-        self._answered = self._moved = now
+        self._answered_at = self._moved_at = now
         self._unanswered_s = 0.0
         self._metrics: object = None
         self._silent_since: float | None = None
         self.step_s: float | None = None
         """How long its metrics may stand still while it works; None: unknown."""
-        self._stopped: tuple[EngineProcess, ...] = ()
+        self._stopped_processes: tuple[EngineProcess, ...] = ()
         self._stopped_since: float | None = None
         self._stays_stopped = False
         self._cpu: tuple[float, dict[int, float]] | None = None
@@ -77,13 +77,13 @@ class FreezeDetector:
     def note_health(self, now: float, *, is_healthy: bool) -> None:
         """Note whether the health check was answered."""
         if is_healthy:
-            self._answered = now
-        self._unanswered_s = now - self._answered
+            self._answered_at = now
+        self._unanswered_s = now - self._answered_at
 
     def note_processes(self, now: float, processes: Sequence[EngineProcess]) -> None:
         """Note all processes of the engine; none if the host cannot tell."""
-        self._stopped = tuple(process for process in processes if process.stopped)
-        self._stopped_since = (self._stopped_since or now) if self._stopped else None
+        self._stopped_processes = tuple(process for process in processes if process.stopped)
+        self._stopped_since = (self._stopped_since or now) if self._stopped_processes else None
         self._stays_stopped = self.stopped_s(now) >= CONFIRM_S
         cpu = {process.pid: process.cpu_s for process in processes}
         if self._cpu is not None:
@@ -93,18 +93,18 @@ class FreezeDetector:
                 self._worked = now
         self._cpu = (now, cpu) if cpu else None
         if compiling(process.command for process in processes):
-            self._moved = now
+            self._moved_at = now
 
     def note_metrics(self, now: float, metrics: object) -> None:
         """Note its metrics in any comparable form; None if it has none."""
         if metrics is None or metrics != self._metrics:
-            self._metrics, self._moved, self._silent_since = metrics, now, None
+            self._metrics, self._moved_at, self._silent_since = metrics, now, None
 
     def note_probe(self, now: float, *, is_alive: bool) -> None:
         """Note whether the engine answered the smallest request, sent at `now`."""
         self._silent_since = None if is_alive else self._silent_since or now
         if is_alive:
-            self._moved = now
+            self._moved_at = now
 
     # --- conclusions ---
 
@@ -126,7 +126,7 @@ class FreezeDetector:
 
         `waited_s`: how long clients have waited without a byte; None: no client waits.
         """
-        still_s = min(now - self._moved, waited_s or 0.0)
+        still_s = min(now - self._moved_at, waited_s or 0.0)
         if min(still_s, self._idle_s(now)) >= self._silent_after_s - ask_s:
             return True
         return self.step_s is not None and still_s >= max(self._silent_after_s, self.step_s)
@@ -138,7 +138,7 @@ class FreezeDetector:
     def freeze_reason(self, now: float) -> str:
         """Why it is frozen; "" if it is not."""
         if self._stays_stopped:
-            pids = ", ".join(str(process.pid) for process in self._stopped[:4])
+            pids = ", ".join(str(process.pid) for process in self._stopped_processes[:4])
             return f"processes of the engine are stopped ({pids}), as by SIGSTOP or `docker pause`"
         is_idle = self._idle_s(now) >= self._silent_after_s / 2
         if self._unanswered_s >= self._silent_after_s and (is_idle or self._cpu is None):

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from gateway.diagnosis.ending import environmental, exit_failure
+from gateway.diagnosis.ending import exit_failure, is_environmental
 from gateway.domain import Abilities, Attempt, Failure, Instance, Observation, Policy
 from gateway.domain.running import failures_in_a_row
 from gateway.planner.starts import undisturbed_attempts
@@ -94,7 +94,7 @@ class Wake:
 @dataclass(frozen=True)
 class Stop:
     name: str
-    why: str = field(default="stopping the engine", compare=False)
+    reason: str = field(default="stopping the engine", compare=False)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ Action = (
 class PlanState:
     """Whether the replica could be planned."""
 
-    blocked: str | None = None
+    blocked_reason: str | None = None
     """Why the planner has no plan, until something changes."""
     is_promised: bool = False
     """Other models are about to give the missing memory."""
@@ -303,14 +303,15 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         )
     if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.is_spare):
         return Rest("asleep")
-    if replica.demand.hold or replica.planning.blocked is not None:
+    if replica.demand.hold or replica.planning.blocked_reason is not None:
         comes = replica.demand.is_requested and not (
             replica.demand.is_spare
-            and replica.planning.blocked
+            and replica.planning.blocked_reason
             and not replica.planning.is_promised
         )
         return Rest(
-            "starting" if comes else "asleep", replica.demand.hold or replica.planning.blocked or ""
+            "starting" if comes else "asleep",
+            replica.demand.hold or replica.planning.blocked_reason or "",
         )
     return Wake(attempt)
 
@@ -346,8 +347,8 @@ def _next_attempt(
         return delay
     if replica.demand.hold:
         return Rest("starting" if replica.demand.is_requested else "stopped", replica.demand.hold)
-    if replica.planning.blocked is not None:
-        return _plan_refusal(replica, replica.planning.blocked)
+    if replica.planning.blocked_reason is not None:
+        return _plan_refusal(replica, replica.planning.blocked_reason)
     return MakePlan()
 
 
@@ -375,9 +376,9 @@ def _back_off(
     """The rest after failures of the environment. None: the next start needs no wait."""
     failure = streak[-1].failure if streak else None
     # The next plan avoids a lost GPU, so there is nothing to wait for.
-    if failure is None or not environmental(failure) or _names_lost_gpu(failure):
+    if failure is None or not is_environmental(failure) or _names_lost_gpu(failure):
         return None
-    environment_failures = [*takewhile(_failed_by_environment, reversed(streak))]
+    environment_failures = [*takewhile(_was_ended_by_environment, reversed(streak))]
     # The first death of an engine that generated costs no wait.
     deaths = len(environment_failures) - (environment_failures[-1].ready_at is not None)
     wait_s = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
@@ -404,8 +405,8 @@ def _names_lost_gpu(failure: Failure) -> bool:
     return failure.kind == "gpu_lost" and "uuid" in failure.culprit
 
 
-def _failed_by_environment(attempt: Attempt) -> bool:
-    return attempt.failure is not None and environmental(attempt.failure)
+def _was_ended_by_environment(attempt: Attempt) -> bool:
+    return attempt.failure is not None and is_environmental(attempt.failure)
 
 
 def _end_failure(

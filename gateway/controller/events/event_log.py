@@ -61,20 +61,22 @@ class EventLog:
     """
 
     def __init__(self, store: Store) -> None:
-        self.newest = self.at_start = 0
+        self.newest_number = self.at_start = 0
         """The newest event's number, now and when the gateway started."""
         self._table = store.events
         self._recent: deque[RecordedEvent] = deque(maxlen=_MAX_MEMORY_EVENTS)
-        self._waiting: deque[Iterable[Event]] = deque(maxlen=_MAX_PENDING_EVENTS)
+        self._pending_events: deque[Iterable[Event]] = deque(maxlen=_MAX_PENDING_EVENTS)
         self._arrival = asyncio.Event()
-        self._more = asyncio.Event()
+        self._arrival = asyncio.Event()
         self._is_failing = self._is_recording = self._is_ending = False
         self._writing: asyncio.Task[None] | None = None
-        self._present: asyncio.Task[bool] | None = None
+        self._recording: asyncio.Task[bool] | None = None
 
     async def begin(self) -> None:
         try:
-            self.newest = self.at_start = (await asyncio.to_thread(self._table.bounds)).newest
+            self.newest_number = self.at_start = (
+                await asyncio.to_thread(self._table.bounds)
+            ).newest
         except StoreError as error:
             log.warning("earlier events could not be read", error=str(error))
         self._writing = asyncio.create_task(self._write())
@@ -84,7 +86,7 @@ class EventLog:
 
         The iterable is consumed later in a thread, so its inputs must not change.
         """
-        self._waiting.append(events)
+        self._pending_events.append(events)
         self._arrival.set()
 
     async def close(self) -> None:
@@ -92,8 +94,8 @@ class EventLog:
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})
-        if self._present is not None:
-            await asyncio.wait({self._present})
+        if self._recording is not None:
+            await asyncio.wait({self._recording})
         await self._record()
 
     async def bounds(self) -> Bounds:
@@ -105,12 +107,12 @@ class EventLog:
     async def events_after(self, number: int, model: str | None = None) -> EventBatch:
         """The next events after this number, or none. Number 0 begins with the oldest event. Raises
         StoreError."""
-        if number == self.newest:
+        if number == self.newest_number:
             return EventBatch((), number)
         if number == 0:
             number = max(0, (await self.bounds()).oldest - 1)
         recent = self._recent
-        if recent and recent[0].number <= number + 1 <= self.newest:
+        if recent and recent[0].number <= number + 1 <= self.newest_number:
             # Numbers have no holes.
             first = number + 1 - recent[0].number
             window = [
@@ -137,7 +139,7 @@ class EventLog:
         """Wait for more events or the end. False: nothing came within the time."""
         try:
             async with asyncio.timeout(within_s):
-                await self._more.wait()
+                await self._arrival.wait()
         except TimeoutError:
             return False
         return True
@@ -151,7 +153,9 @@ class EventLog:
         """Whether no event follows this one."""
         return self._is_ending and (
             self._is_failing
-            or (number == self.newest and not self._waiting and not self._is_recording)
+            or (
+                number == self.newest_number and not self._pending_events and not self._is_recording
+            )
         )
 
     async def _write(self) -> None:
@@ -160,15 +164,15 @@ class EventLog:
             self._arrival.clear()
             # A cancellation must not interrupt the write: events taken from the queue would be
             # lost.
-            self._present = asyncio.create_task(self._record())
-            is_written = await asyncio.shield(self._present)
+            self._recording = asyncio.create_task(self._record())
+            is_written = await asyncio.shield(self._recording)
             await asyncio.sleep(_WRITE_S if is_written else _RETRY_S)
             if not is_written:
                 self._arrival.set()
 
     async def _record(self) -> bool:
-        batch = [*self._waiting]
-        self._waiting.clear()
+        batch = [*self._pending_events]
+        self._pending_events.clear()
         if not batch:
             return True
         self._is_recording, added = True, []
@@ -178,7 +182,7 @@ class EventLog:
             if not self._is_failing:
                 log.warning("events could not be recorded", error=str(error))
             self._is_failing = True
-            self._waiting.extendleft(reversed(batch))
+            self._pending_events.extendleft(reversed(batch))
             return False
         else:
             self._is_failing = False
@@ -196,7 +200,7 @@ class EventLog:
                 # replaced.
                 self._recent.clear()
             self._recent.extend(added)
-            self.newest = added[-1].number
+            self.newest_number = added[-1].number
 
     def _add(self, batches: list[Iterable[Event]]) -> list[RecordedEvent]:
         """Write events, in a thread. `batches` then holds the events made, for the next try. Raises
@@ -211,8 +215,8 @@ class EventLog:
         return _records(self._table.add(events_to_add, time.time())) if events_to_add else []
 
     def _wake(self) -> None:
-        self._more.set()
-        self._more = asyncio.Event()
+        self._arrival.set()
+        self._arrival = asyncio.Event()
 
 
 def _records(events: Iterable[Event]) -> list[RecordedEvent]:

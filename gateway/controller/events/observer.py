@@ -62,16 +62,16 @@ class Observer:
         self._keys = keys
         self._settings = settings
         self._stages = ReportedStages()
-        self._reported: dict[str, tuple[Any, ...]] = {}
+        self._reported_fingerprints: dict[str, tuple[Any, ...]] = {}
         self._now: dict[str, ReportedModel] = {}
-        self._lost: Mapping[str, Any] = {}
+        self._lost_gpus: Mapping[str, Any] = {}
         self._errors: dict[tuple[str, int], int] = {}
         self._throttled: dict[str, float] = {}
         self._known_keys: dict[str, StoredKey] = {}
         self._engines: frozenset[str] | None = None
         self._setback = Setback("telling events")
         self._next = 0.0
-        self._later: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._looking: SupervisedTask | None = None
 
     def begin(self, store: Store) -> list[Event]:
@@ -130,8 +130,8 @@ class Observer:
         self._events.end()
 
     async def close(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self._looking is not None:
             await self._looking.close()
 
@@ -140,13 +140,13 @@ class Observer:
         wait_s = self._next - time.monotonic()
         if wait_s <= 0:
             self._observe_in_turn()
-        elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(wait_s, self._observe_in_turn)
+        elif self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(wait_s, self._observe_in_turn)
 
     def _observe_in_turn(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-        self._later, start_s = None, time.thread_time()
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look, start_s = None, time.thread_time()
         if not self._setback.rest_s:
             self._look_at_all()
         self._next = time.monotonic() + min(_MAX_PAUSE_S, _PAUSE * (time.thread_time() - start_s))
@@ -156,8 +156,8 @@ class Observer:
             now = time.time()
             for name, model in self._models.items():
                 fingerprint = _fingerprint(model)
-                if fingerprint != self._reported.get(name):
-                    self._reported[name], former_model, self._now[name] = (
+                if fingerprint != self._reported_fingerprints.get(name):
+                    self._reported_fingerprints[name], former_model, self._now[name] = (
                         fingerprint,
                         self._now.get(name),
                         _report(model),
@@ -166,7 +166,7 @@ class Observer:
                         events_of_model(former_model, self._now[name], self._stages, now)
                     )
             for name in [name for name in self._now if name not in self._models]:
-                self._reported.pop(name, None)
+                self._reported_fingerprints.pop(name, None)
                 self._events.tell(events_of_model(self._now.pop(name), None, self._stages, now))
             self._look_at_gpus(now)
             self._look_at_keys(now)
@@ -179,9 +179,9 @@ class Observer:
         self._events.tell((event,))
 
     def _look_at_gpus(self, now: float) -> None:
-        lost_gpus = self._gpus.lost
-        if lost_gpus is not self._lost:
-            for uuid in lost_gpus.keys() - self._lost.keys():
+        lost_gpus = self._gpus.lost_cards
+        if lost_gpus is not self._lost_gpus:
+            for uuid in lost_gpus.keys() - self._lost_gpus.keys():
                 loss = lost_gpus[uuid]
                 self._tell(
                     _event(
@@ -193,9 +193,9 @@ class Observer:
                         xid=loss.xid,
                     )
                 )
-            for uuid in self._lost.keys() - lost_gpus.keys():
+            for uuid in self._lost_gpus.keys() - lost_gpus.keys():
                 self._tell(_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
-            self._lost = lost_gpus
+            self._lost_gpus = lost_gpus
         for uuid, reading in self._gpus.readings.items():
             if reading.throttled:
                 if uuid not in self._throttled:

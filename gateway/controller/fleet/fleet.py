@@ -18,7 +18,7 @@ from gateway.controller.fleet.promises import (
     restorable_plan,
     sum_promises,
 )
-from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.ending import is_environmental
 from gateway.domain import Attempt, Failure, Offer, Plan, Promise, Sharing, Wish
 from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_such_model
@@ -45,7 +45,7 @@ class Fleet:
         """UUIDs of GPUs that are being measured: nothing is started on them."""
         self.eviction_order: Sequence[Place] = ()
         """The copies that may be evicted for another model, first to last."""
-        self.unasked: Collection[str] = ()
+        self.unasked_models: Collection[str] = ()
         """The models without requests now."""
 
     def admit(self, model: ManagedModel) -> ManagedModel:
@@ -83,8 +83,8 @@ class Fleet:
             if names is not None and replica.model not in names:
                 continue
             replica.is_outdated = True
-            if not replica.awaited_offers and replica.blocked is not None:
-                replica.blocked, replica.looks_again = None, True
+            if not replica.awaited_offers and replica.blocked_reason is not None:
+                replica.blocked_reason, replica.looks_again = None, True
 
     def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
         """The engines that have memory now, and their wishes: another value may make room."""
@@ -110,15 +110,15 @@ class Fleet:
         }
 
     def planning_context(
-        self, model: ManagedModel, requester: ReplicaState, *, in_place: bool = False
+        self, model: ManagedModel, requester: ReplicaState, *, is_in_place: bool = False
     ) -> PlanningContext:
-        """The input of the planner for a replica now. `in_place`: a trial is planned in the place
-        of the serving engine."""
+        """The input of the planner for a replica now. `is_in_place`: a trial is planned in the
+        place of the serving engine."""
         wish, promised_bytes = model.wish_of(requester), self.bytes_promised_to_others(requester)
         # A trial beside the serving engine takes nothing from others, as that would last for the
         # whole change.
-        is_trial = requester is model.trial and not in_place
-        if in_place:
+        is_trial = requester is model.trial and not is_in_place
+        if is_in_place:
             replaced_bytes = sum_promises(
                 live_promises(
                     replica for replica in model.replicas if replica.index == requester.index
@@ -181,7 +181,7 @@ class Fleet:
         caps = {name: last_caps(model) for name, model in neighbours.items()}
         may = self.evictable_copies(requester)
         if requester is not None:
-            requester.offered = frozenset(may)
+            requester.offered_copies = frozenset(may)
         evictions = self._eviction_offers(requester, may)
         past = attempts_of(requester, replica) if requester is not None else []
         former_gpus = past[-1].plan.gpus if past else ()
@@ -215,7 +215,7 @@ class Fleet:
         if not requester.serving:
             return [*self.eviction_order] if requester.asks else []
         return (
-            [place for place in self.eviction_order if place[0] in self.unasked]
+            [place for place in self.eviction_order if place[0] in self.unasked_models]
             if requester.has_requests
             else []
         )
@@ -395,7 +395,7 @@ class Fleet:
         )
         comes = (
             replica.attempt is None
-            and replica.blocked is None
+            and replica.blocked_reason is None
             and replica.status.state != "quarantined"
         )
         if must_stay and comes and (plan := outlived_plan(replica)) is not None:
@@ -470,7 +470,7 @@ class Fleet:
             if (
                 is_later
                 and sibling.failure
-                and not environmental(sibling.failure)
+                and not is_environmental(sibling.failure)
                 and shape(sibling.plan) == shape(attempt.plan)
             ):
                 return sibling.failure

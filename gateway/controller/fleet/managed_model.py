@@ -59,13 +59,13 @@ class ReplicaState:
     task: asyncio.Task[None] | None = None
     is_stopping: bool = False
     progress: str = ""
-    blocked: str | None = None
+    blocked_reason: str | None = None
     blocked_at: float = 0.0
     looks_again: bool = False
     """A replica without a plan is planned again. Until the result is known its status stays."""
     vain_looks: int = 0
     """Plans in a row that were made without a known change, and found nothing."""
-    vain: VainPlan | None = None
+    vain_plan: VainPlan | None = None
     """Its last plan, which found nothing; None: the next plan is made in any case."""
     is_outdated: bool = False
     """Memory became free, or a request came, while its plan was made."""
@@ -82,19 +82,19 @@ class ReplicaState:
     status: Rest = Rest("starting")
     generation: int = 0
     """The generation of the wish that it is planned by."""
-    seeks: bool = False
+    seeks_plan: bool = False
     """A trial of a changed wish, which gets another plan where one fails."""
     lacks_room: bool = False
     """The trial does not fit beside the serving engine."""
     must_be_replaced: bool = False
     """Its successor takes its place, as nothing fits beside it."""
-    intended: Plan | None = None
+    intended_plan: Plan | None = None
     """The plan with the offers that it waits for."""
     preparation: Preparation | None = None
     """The files of its start, brought and read ahead."""
     early_inquiry: asyncio.Task[None] | None = None
     """Asks its engine about the plan for its turn, while it rests."""
-    launched: int | None = None
+    launched_attempt: int | None = None
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     conditions: StartConditions = StartConditions()
     """The conditions under which its present engine started."""
@@ -102,11 +102,11 @@ class ReplicaState:
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
     has_made_room: bool = False
     """Its serving engine stopped for a successor that does not serve yet."""
-    spent: int | None = None
+    spent_attempt: int | None = None
     """The attempt whose engine could not fall asleep or wake up. It ends."""
     leaving: Eviction | None = None
     """Its eviction: it gets no request until its engine is stopped or asleep."""
-    woken: tuple[float, float] | None = None
+    wake_times: tuple[float, float] | None = None
     """When its engine was last told to wake up, and when it answered; None: it never slept."""
     setback: Setback = field(init=False)
 
@@ -129,12 +129,16 @@ class ReplicaState:
     def is_launching(self) -> bool:
         """Whether an engine that this gateway launched is not proven yet."""
         attempt = self.attempt
-        return attempt is not None and attempt.state == "starting" and self.launched == attempt.id
+        return (
+            attempt is not None
+            and attempt.state == "starting"
+            and self.launched_attempt == attempt.id
+        )
 
     @property
     def start_clock(self) -> StartClock | None:
         """The clock of the present start; None: none, or a former gateway launched it."""
-        is_launched = self.attempt is not None and self.launched == self.attempt.id
+        is_launched = self.attempt is not None and self.launched_attempt == self.attempt.id
         return self.watcher.clock if is_launched and self.watcher is not None else None
 
     @property
@@ -195,11 +199,17 @@ class ReplicaState:
     def end_change(self) -> None:
         """Note that its engine serves the changed wish."""
         self.must_be_replaced = self.has_made_room = False
-        self.unrouted_at = self.blocked = None
+        self.unrouted_at = self.blocked_reason = None
 
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
-        self.blocked, self.blocked_at, self.awaited_offers, self.gifts, self.waits_for_request = (
+        (
+            self.blocked_reason,
+            self.blocked_at,
+            self.awaited_offers,
+            self.gifts,
+            self.waits_for_request,
+        ) = (
             reason,
             time.monotonic(),
             (),
@@ -222,12 +232,12 @@ class ReplicaState:
             self.requested_copies,
             {(offer.model, offer.replica, offer.how) for offer in offers},
         )
-        self.awaited_offers, self.intended = offers, intended
+        self.awaited_offers, self.intended_plan = offers, intended
         return self.requested_copies != former_copies
 
     def receive(self, gifts: tuple[Offer, ...]) -> None:
         """Note that the gifts have arrived. Their memory is reserved until it is planned."""
-        self.blocked, self.awaited_offers, self.gifts = None, (), gifts
+        self.blocked_reason, self.awaited_offers, self.gifts = None, (), gifts
 
     def wait_for_request(
         self, reason: str, offers: tuple[Offer, ...], *, needs_request: bool
@@ -292,7 +302,7 @@ class ReplicaState:
 
     @property
     def phase(self) -> str:
-        waits = self.blocked if self.awaited_offers and self.blocked else "starting"
+        waits = self.blocked_reason if self.awaited_offers and self.blocked_reason else "starting"
         if self.is_asleep:
             return self.progress or waits
         return self.progress or (self.watcher.observation.phase if self.watcher else waits)
@@ -320,7 +330,7 @@ class ManagedModel:
     """Why and when an inquiry of an engine failed, by engine."""
     inquiry_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during an inquiry, as one replica's answers serve the others too."""
-    measured: Plan | None = None
+    measured_plan: Plan | None = None
     """The serving plan with its measured figures."""
     rival: Rival | None = None
     """A plan that should be better than the running one, by its measurements."""
@@ -352,7 +362,7 @@ class ManagedModel:
     """The model is the first of those that wait for a place."""
     has_requests: bool = False
     """A request waits for it."""
-    offered: frozenset[Place] = frozenset()
+    offered_copies: frozenset[Place] = frozenset()
     """The copies of others that might have been evicted when it was last planned."""
     was_evicted: bool = False
     """The model was evicted, and not loaded since."""

@@ -90,11 +90,11 @@ def _is_replica_at_rest(replica: ReplicaState) -> bool:
 
 
 class _Rest(NamedTuple):
-    """The rest of one model. `until`: the monotonic time of its next look."""
+    """The rest of one model. `valid_until`: the monotonic time of its next look."""
 
     values: tuple[Any, ...]
     circumstances: object
-    until: float
+    valid_until: float
 
 
 class RestingModels:
@@ -121,7 +121,7 @@ class RestingModels:
             resting_model = self._rests.get(name)
             if (
                 resting_model is None
-                or resting_model.until <= now_s
+                or resting_model.valid_until <= now_s
                 or resting_model.circumstances != circumstances
                 or name in names
                 or resting_model.values != fingerprint(model)
@@ -152,6 +152,6 @@ def _next_look(model: ManagedModel, now_s: float) -> float:
     looks = [
         replica.blocked_at + replica.replan_s
         for replica in model.replicas
-        if replica.blocked is not None
+        if replica.blocked_reason is not None
     ]
     return min([now_s + _MAX_REST_S, *looks])

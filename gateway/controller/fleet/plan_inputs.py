@@ -41,7 +41,7 @@ class PlanInputs(NamedTuple):
     """
 
     machine: tuple[Any, ...]
-    free: FreeMemory
+    free_memory: FreeMemory
     knowledge: Knowledge
     files: int = 0
 
@@ -50,7 +50,7 @@ class PlanInputs(NamedTuple):
         return (
             (self.machine, self.files) != (former_state.machine, former_state.files)
             or self.knowledge.may_help(former_state.knowledge)
-            or has_more_memory(self.free, former_state.free)
+            or has_more_memory(self.free_memory, former_state.free_memory)
         )
 
 
@@ -60,14 +60,14 @@ class Room(NamedTuple):
     rest: digest; None if the room changed while the plan was made, so any other may help.
     """
 
-    rest: int | None
+    remaining_bytes: int | None
     promised_bytes: dict[str, int]
     holders: frozenset[str]
 
     def may_help(self, former_state: Room) -> bool:
         """Whether a plan may be possible that was not. More promised bytes never allow one."""
         return (
-            self.rest != former_state.rest
+            self.remaining_bytes != former_state.remaining_bytes
             or bool(former_state.holders - self.holders)
             or any(
                 self.promised_bytes.get(name, 0) < size

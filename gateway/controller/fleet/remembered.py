@@ -103,7 +103,7 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
         and live[0].generation != live[1].generation == model.wanted_generation
     ):
         model.trial = ReplicaState(
-            name, index, live[1], generation=model.wanted_generation, seeks=True
+            name, index, live[1], generation=model.wanted_generation, seeks_plan=True
         )
     trial_attempt = model.trial.attempt if model.trial is not None else None
     ended_attempts = [

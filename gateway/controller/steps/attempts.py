@@ -106,7 +106,7 @@ class Attempts:
         if not disturbance and failure.proves != "nothing" and attempt.state == "starting":
             disturbance, _ = await self._gate.foreign_change(attempt)
         failure = excuse(attempt, failure, disturbance)
-        if abilities.ended_by_asking(attempt.evolve(state="failed", ended_at=now)):
+        if abilities.was_ended_by_asking(attempt.evolve(state="failed", ended_at=now)):
             # The plan serves clients that do not use the ability.
             failure = failure.evolve(proves="nothing")
         failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)

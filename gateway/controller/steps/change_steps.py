@@ -37,7 +37,7 @@ class ChangeSteps:
     async def attend(self, model: ManagedModel) -> bool:
         """Take the next step of the model. Returns whether there was one. Raises StoreError."""
         if model.is_deleting or not (
-            model.has_pending_changes or (model.trial is not None and model.trial.seeks)
+            model.has_pending_changes or (model.trial is not None and model.trial.seeks_plan)
         ):
             return False
         is_new = model.wanted_generation != model.generation
@@ -50,7 +50,7 @@ class ChangeSteps:
         match step:
             case changes.TryBeside(index):
                 model.trial = ReplicaState(
-                    model.wish.name, index, generation=model.wanted_generation, seeks=True
+                    model.wish.name, index, generation=model.wanted_generation, seeks_plan=True
                 )
             case changes.Adopt():
                 await self._trials.adopt(model)
@@ -110,7 +110,12 @@ class ChangeSteps:
         replica.has_made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
-        replica.generation, replica.must_be_replaced, replica.unrouted_at, replica.blocked = (
+        (
+            replica.generation,
+            replica.must_be_replaced,
+            replica.unrouted_at,
+            replica.blocked_reason,
+        ) = (
             generation,
             False,
             None,
@@ -145,7 +150,7 @@ class ChangeSteps:
             answers=is_unrouted
             and attempt is not None
             and not self._drains.is_drained(attempt.instance_name),
-            failed=_failure_reason(model, replica),
+            failure=_failure_reason(model, replica),
         )
 
 
@@ -161,7 +166,7 @@ def _failure_reason(model: ManagedModel, replica: ReplicaState) -> str:
     ]
     if failures:
         return f"{failures[-1].kind}: {failures[-1].message}"
-    return replica.blocked or ""
+    return replica.blocked_reason or ""
 
 
 def _trial(model: ManagedModel) -> TrialStatus | None:
@@ -175,7 +180,7 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
 def _trial_state(model: ManagedModel, trial: ReplicaState) -> tuple[TrialState, str]:
     """The state of the trial, and the reason of a failure."""
     attempt = trial.attempt
-    if not trial.seeks:
+    if not trial.seeks_plan:
         return ("stops", "") if attempt is None else ("unrelated", "")
     if attempt is not None:
         return ("ready", "") if attempt.state == "ready" else ("starts", "")

@@ -72,7 +72,7 @@ class Launcher:
     download: Downloader
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One start reads ahead at a time: the next one to load is the first."""
-    preparing: set[asyncio.Task[object]] = field(default_factory=set)
+    preparations: set[asyncio.Task[object]] = field(default_factory=set)
     """The tasks that bring files or read them ahead, also after their preparation was ended."""
 
     async def bring(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> LaunchFiles:
@@ -207,7 +207,7 @@ class Launcher:
         port: int,
         place: Callable[[str, str], Path],
         *,
-        container: bool,
+        is_in_container: bool,
         remote_code: bool,
     ) -> LaunchSpec:
         """The launch of an engine on another port, which measures its memory itself.
@@ -218,7 +218,7 @@ class Launcher:
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
         files = _launch_files(plan, place)
         exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))
-        kind: _Place = "container" if container else "process"
+        kind: _Place = "container" if is_in_container else "process"
         return self._spec(engine, exported, files, templates, None, kind, remote_code=remote_code)
 
     @property

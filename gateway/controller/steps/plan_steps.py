@@ -61,7 +61,7 @@ class PlanSteps:
                 basis = await self._basis(model, room)
                 if self._rests(model, replica, basis):
                     return
-                replica.vain = None
+                replica.vain_plan = None
                 result = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
                     model, result, room, in_place
@@ -83,7 +83,7 @@ class PlanSteps:
         finally:
             self._note(model, replica, basis, room)
             if replica.is_outdated and replica.attempt is None and not replica.awaited_offers:
-                replica.blocked, replica.looks_again = None, True
+                replica.blocked_reason, replica.looks_again = None, True
 
     async def _basis(self, model: ManagedModel, room: CurrentContext) -> PlanBasis:
         inputs = await self._reader.read([model])
@@ -92,12 +92,12 @@ class PlanSteps:
     @staticmethod
     def _rests(model: ManagedModel, replica: ReplicaState, basis: PlanBasis) -> bool:
         """Whether nothing has changed that may give it a plan. Equal plans are made once."""
-        if not replica.looks_again or model.asks or replica.vain is None:
+        if not replica.looks_again or model.asks or replica.vain_plan is None:
             return False
-        if basis.may_help(replica.vain.basis):
+        if basis.may_help(replica.vain_plan.basis):
             replica.vain_looks = 0
             return False
-        replica.rest_as_before(replica.vain)
+        replica.rest_as_before(replica.vain_plan)
         return True
 
     @staticmethod
@@ -109,16 +109,18 @@ class PlanSteps:
     ) -> None:
         """Note the basis of a plan that found nothing, until the next plan."""
         is_vain = (
-            replica.blocked is not None and not replica.awaited_offers and not replica.lacks_room
+            replica.blocked_reason is not None
+            and not replica.awaited_offers
+            and not replica.lacks_room
         )
-        if basis is None or not is_vain or replica.vain is not None:
+        if basis is None or not is_vain or replica.vain_plan is not None:
             return
         if room_of(room()) != basis.room:
             # An engine was asked meanwhile, and the last plan may be of either room.
-            basis = basis._replace(room=basis.room._replace(rest=None))
+            basis = basis._replace(room=basis.room._replace(remaining_bytes=None))
         basis = basis._replace(answers=_answers(model))
-        replica.vain = VainPlan(
-            basis, replica.blocked or "", replica.waits_for_request, replica.blocked_at
+        replica.vain_plan = VainPlan(
+            basis, replica.blocked_reason or "", replica.waits_for_request, replica.blocked_at
         )
 
     async def _take(self, model: ManagedModel, replica: ReplicaState, result: PlanResult) -> bool:
@@ -199,7 +201,7 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.vain_looks, replica.vain = 0, None
+        replica.vain_looks, replica.vain_plan = 0, None
         replica.attempt, replica.requested_copies, replica.gifts = (
             await self._attempts.begin(replica, plan),
             set(),

@@ -32,7 +32,7 @@ class Urgency(enum.IntEnum):
 class _Waiter:
     number: int
     urgency: Callable[[], Urgency]
-    begun: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    beginning: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 
 class PlanTurns:
@@ -60,17 +60,17 @@ class PlanTurns:
     async def _wait(self, waiter: _Waiter) -> None:
         self._waiters.append(waiter)
         try:
-            await waiter.begun
+            await waiter.beginning
         except asyncio.CancelledError:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            elif waiter.begun.done() and not waiter.begun.cancelled():
+            elif waiter.beginning.done() and not waiter.beginning.cancelled():
                 self._pass_on()  # the turn had come already
             raise
 
     def _pass_on(self) -> None:
         """Give the turn to the next waiter. It stays taken, so that no newcomer comes between."""
-        waiters = [waiter for waiter in self._waiters if not waiter.begun.done()]
+        waiters = [waiter for waiter in self._waiters if not waiter.beginning.done()]
         self._is_taken = bool(waiters)
         if not waiters:
             return
@@ -80,4 +80,4 @@ class PlanTurns:
             else min(waiters, key=lambda candidate: (candidate.urgency(), candidate.number))
         )
         self._waiters.remove(waiter)
-        waiter.begun.set_result(None)
+        waiter.beginning.set_result(None)

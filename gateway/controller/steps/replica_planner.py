@@ -35,7 +35,7 @@ class ReplicaPlanner:
         self._keep_commits = keep_commits
         self.turns = PlanTurns()
         """The turns of every step that relies on free memory."""
-        self._early = asyncio.Lock()
+        self._early_lock = asyncio.Lock()
         """Resting models ask one after the other: starts need the processor more."""
 
     async def decide(
@@ -86,7 +86,7 @@ class ReplicaPlanner:
 
         The answers are kept, so the start at its turn needs no inquiry.
         """
-        async with self._early, model.inquiry_lock:
+        async with self._early_lock, model.inquiry_lock:
             await self._inquire(model, room(), "leave", str(plan.engine), plan)
 
     async def _inquire(

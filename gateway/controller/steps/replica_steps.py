@@ -163,11 +163,11 @@ class ReplicaSteps:
     def _look_again_after_a_while(replica: ReplicaState) -> None:
         waited_s = time.monotonic() - replica.blocked_at
         if (
-            replica.blocked is not None
+            replica.blocked_reason is not None
             and not replica.awaited_offers
             and waited_s > replica.replan_s
         ):
-            replica.blocked, replica.looks_again, replica.vain = None, True, None
+            replica.blocked_reason, replica.looks_again, replica.vain_plan = None, True, None
             replica.vain_looks += 1
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:
@@ -179,9 +179,9 @@ class ReplicaSteps:
             replica.awaited_offers
             and model.is_next
             and replica.preparation is None
-            and replica.intended is not None
+            and replica.intended_plan is not None
         ):
-            self._effects.starts.prepare(model, replica, replica.intended)
+            self._effects.starts.prepare(model, replica, replica.intended_plan)
 
     async def _watch(
         self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
@@ -216,7 +216,7 @@ class ReplicaSteps:
         return ReplicaSnapshot(
             # A trial is not started again, unless it tries a changed wish.
             is_wanted=not model.is_deleting
-            and (attempt is not None or replica is not model.trial or replica.seeks),
+            and (attempt is not None or replica is not model.trial or replica.seeks_plan),
             policy=model.wish_of(replica).policy,
             attempt=attempt,
             history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
@@ -224,7 +224,7 @@ class ReplicaSteps:
             observation=observation,
             tail=tuple(watcher.tail) if watcher else (),
             planning=PlanState(
-                replica.blocked, bool(replica.awaited_offers), replica.waits_for_request
+                replica.blocked_reason, bool(replica.awaited_offers), replica.waits_for_request
             ),
             demand=Demand(
                 model.hold or model.absence,
@@ -240,7 +240,7 @@ class ReplicaSteps:
                 sleeps=not eviction.ends and _sleeps(model, replica),
             ),
             is_busy=replica.is_busy,
-            is_spent=attempt is not None and replica.spent == attempt.id,
+            is_spent=attempt is not None and replica.spent_attempt == attempt.id,
         )
 
     def _begin_effect(
@@ -261,7 +261,7 @@ class ReplicaSteps:
                 self._start(replica, name, effects.plans.plan(model, replica, context, in_place))
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
-                replica.launched, replica.conditions = attempt.id, StartConditions()
+                replica.launched_attempt, replica.conditions = attempt.id, StartConditions()
                 self._start(replica, name, effects.starts.launch(model, replica, attempt, context))
             case reconcile.Verify(attempt):
                 replica.status = Rest("verifying", "proving that it generates")
@@ -312,7 +312,7 @@ class ReplicaSteps:
     ) -> None:
         leave_reason = snapshot.leaving.reason
         goes_on = snapshot.is_wanted and not leave_reason and not model.is_stopped
-        replica.status = Rest("starting" if goes_on else "stopping", leave_reason or action.why)
+        replica.status = Rest("starting" if goes_on else "stopping", leave_reason or action.reason)
         has_served = (
             any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
         )
@@ -354,7 +354,9 @@ def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
     if replica.attempt is not None:
         return replica.attempt.state == "starting"
     return (
-        replica.is_busy or bool(replica.awaited_offers) or (model.asks and replica.blocked is None)
+        replica.is_busy
+        or bool(replica.awaited_offers)
+        or (model.asks and replica.blocked_reason is None)
     )
 
 

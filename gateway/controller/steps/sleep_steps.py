@@ -66,7 +66,7 @@ class SleepSteps:
         watcher, machine = replica.watcher, await self._planner.hardware()
         if (reason := why_not_sleep(attempt.plan, machine)) or watcher is None:
             log.warning("stopped instead of put to sleep", model=replica.model, why=reason)
-            replica.spent = attempt.id
+            replica.spent_attempt = attempt.id
             return
         async with self._measurement:
             await self._sleep(replica, attempt, watcher)
@@ -89,7 +89,7 @@ class SleepSteps:
         told_s = time.monotonic() - start_s
         freed_bytes = await self._wait_for_freed_bytes(attempt, used_bytes)
         fact = sleep.result_fact(attempt, freed_bytes, time.time())
-        if not sleep.freed_enough(attempt.plan, freed_bytes):
+        if not sleep.has_freed_enough(attempt.plan, freed_bytes):
             await self._end(replica, falling, fact)
             return
         sleep_record = Asleep(since=time.time(), gave=freed_bytes)
@@ -142,7 +142,12 @@ class SleepSteps:
         await self._save(replica, attempt.evolve(asleep=None))
         # Its requests are let through from here on: the state says so at the same moment.
         replica.status = Rest("ready")
-        replica.woken, replica.blocked, replica.awaited_offers, replica.requested_copies = (
+        (
+            replica.wake_times,
+            replica.blocked_reason,
+            replica.awaited_offers,
+            replica.requested_copies,
+        ) = (
             (at, time.time()),
             None,
             (),
@@ -212,7 +217,7 @@ class SleepSteps:
             freed_bytes = {
                 uuid: used_bytes[uuid] - now[uuid] for uuid in used_bytes.keys() & now.keys()
             }
-            if sleep.freed_enough(attempt.plan, freed_bytes) or time.monotonic() > end:
+            if sleep.has_freed_enough(attempt.plan, freed_bytes) or time.monotonic() > end:
                 expected_freed = sleep.expected_bytes(attempt.plan)
                 return {
                     uuid: min(expected_freed, max(0, count)) for uuid, count in freed_bytes.items()
@@ -276,7 +281,7 @@ class SleepSteps:
     async def _end(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
         log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)
         await self._save(replica, attempt, *await self._new_facts(fact))
-        replica.spent = attempt.id
+        replica.spent_attempt = attempt.id
 
 
 def _give_up_waking(
@@ -290,4 +295,4 @@ def _give_up_waking(
         )
         return
     log.warning("there is no room to wake up in", model=replica.model, lacks=missing_bytes)
-    replica.spent = attempt.id
+    replica.spent_attempt = attempt.id

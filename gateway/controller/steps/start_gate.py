@@ -75,11 +75,11 @@ class StartGate:
         self._engines = engines
         self._hardware = hardware
         self._limit_s = limit_s
-        self._waiting: dict[str, PendingStart] = {}
-        self._begun: set[str] = set()
+        self._waiting_starts: dict[str, PendingStart] = {}
+        self._begun_names: set[str] = set()
         """Started instances that the host may not list yet."""
         self._holders: dict[str, PlacedEngine] = {}
-        self._disturbed: dict[str, tuple[float, str]] = {}
+        self._disturbances: dict[str, tuple[float, str]] = {}
         """When and how a neighbour last disturbed an instance."""
         self._readings: dict[str, dict[str, MemoryReading]] = {}
         """The memory of an instance's GPUs just before its start."""
@@ -98,7 +98,7 @@ class StartGate:
         """Note the present engines. No engine starts before the first look."""
         now, former_holders = time.monotonic(), self._holders
         running_names = {instance.name for instance in instances if instance.state == "running"}
-        engines = self._engines.holders(running_names, self._begun, now)
+        engines = self._engines.holders(running_names, self._begun_names, now)
         holders = (engine.evolve(is_sized=engine.instance in self._sized) for engine in engines)
         self._holders = {
             holder.instance: _keep_since(holder, former_holders.get(holder.instance))
@@ -108,16 +108,16 @@ class StartGate:
         former_holders = former_holders if self._was_seen_once else self._holders
         self._was_seen_once = True
         for instance, disturbance in disturbances(former_holders.values(), self._holders.values()):
-            self._disturbed[instance] = now, disturbance
+            self._disturbances[instance] = now, disturbance
         self._readings = {
             name: read
             for name, read in self._readings.items()
-            if name in self._holders or name in self._waiting
+            if name in self._holders or name in self._waiting_starts
         }
-        self._disturbed = {
-            name: note for name, note in self._disturbed.items() if name in self._holders
+        self._disturbances = {
+            name: note for name, note in self._disturbances.items() if name in self._holders
         }
-        self._sized &= self._holders.keys() | self._waiting.keys()
+        self._sized &= self._holders.keys() | self._waiting_starts.keys()
         self._looked.set()
         self._looked = asyncio.Event()
 
@@ -134,12 +134,12 @@ class StartGate:
         return any(not neighbour.gpus.isdisjoint(gpus) for neighbour in neighbours)
 
     def waits(self, attempt: Attempt) -> bool:
-        return attempt.instance_name in self._waiting
+        return attempt.instance_name in self._waiting_starts
 
     def disturbance(self, attempt: Attempt) -> str:
         """A neighbour's disturbance during the start, or just before now for a serving engine; ""
         if none."""
-        at, text = self._disturbed.get(attempt.instance_name, (0.0, ""))
+        at, text = self._disturbances.get(attempt.instance_name, (0.0, ""))
         return text if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
     async def turn(
@@ -155,7 +155,7 @@ class StartGate:
         )
         start = start_of(attempt, is_sized=count is not None)
         try:
-            self._waiting[start.instance] = start
+            self._waiting_starts[start.instance] = start
             if not self._was_seen_once:
                 await self._looked.wait()
             while (obstacle := self._blocker(start)) is not None or not await self._is_stable(
@@ -175,10 +175,10 @@ class StartGate:
                     )
                     raise WithdrawnError(failure)
         finally:
-            self._waiting.pop(start.instance, None)
+            self._waiting_starts.pop(start.instance, None)
             self._restless.pop(start.instance, None)
-        self._begun.add(start.instance)
-        self._disturbed.pop(start.instance, None)
+        self._begun_names.add(start.instance)
+        self._disturbances.pop(start.instance, None)
         if start.is_sized:
             self._sized.add(start.instance)
         now, sized = time.monotonic(), start.is_sized
@@ -273,7 +273,11 @@ class StartGate:
 
     def _blocker(self, start: PendingStart) -> Blocked | None:
         return blocked_by(
-            start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
+            start,
+            self._waiting_starts.values(),
+            self._holders.values(),
+            time.monotonic(),
+            self._limit_s,
         )
 
     async def _words(self, obstacle: Blocked) -> str:
@@ -288,7 +292,7 @@ class StartGate:
 def _keep_since(engine: PlacedEngine, former_engine: PlacedEngine | None) -> PlacedEngine:
     """The engine with the time when its present stage began."""
     return (
-        engine.evolve(since=former_engine.since)
+        engine.evolve(stage_since=former_engine.stage_since)
         if former_engine is not None and former_engine.stage == engine.stage
         else engine
     )

@@ -138,7 +138,7 @@ class StartSteps:
             code = model.wish_of(replica).policy.allow_remote_code
             bring = partial(self._launcher.bring, allow_remote_code=code)
             preparation = replica.preparation = Preparation(
-                plan, bring, self._read_ahead, self._launcher.preparing
+                plan, bring, self._read_ahead, self._launcher.preparations
             )
         return preparation
 

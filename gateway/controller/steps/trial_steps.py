@@ -81,7 +81,7 @@ class TrialSteps:
         replica.swap_engines(trial)
         replica.status = trial.status
         replica.end_change()
-        trial.attempt, trial.seeks = None, False
+        trial.attempt, trial.seeks_plan = None, False
         if old_attempt is not None:
             await self._attempts.end(trial, old_attempt)
 
@@ -90,7 +90,7 @@ class TrialSteps:
         trial = model.trial
         if trial is None:
             return
-        trial.seeks = False
+        trial.seeks_plan = False
         if trial.task is not None and not trial.is_stopping:
             trial.task.cancel()
         if trial.attempt is not None:

@@ -167,7 +167,7 @@ class _HttpCall(asyncio.Protocol):
         self.answer = answer
         self._request = request
         self._bytes_left = most_bytes
-        self._most = most_bytes
+        self._max_bytes = most_bytes
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
@@ -192,7 +192,7 @@ class _HttpCall(asyncio.Protocol):
         # All bytes count: head, body, and framing.
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            self._refuse(f"answers with more than {self._most} bytes")
+            self._refuse(f"answers with more than {self._max_bytes} bytes")
         if self.answer.done():
             return
         try:

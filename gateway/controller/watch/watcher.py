@@ -86,12 +86,12 @@ class Watcher:
         self.client = context.client
         self._wake = wake = context.wake
         self._silent_s = context.silent_s
-        self._last_sign = self._answered = time.monotonic()
+        self._last_sign = self._answered_at = time.monotonic()
         self._silent_since: float | None = None
         self._compiles = ""
-        self._freeze = FreezeDetector(self._answered, context.settings.silent_after_s)
+        self._freeze = FreezeDetector(self._answered_at, context.settings.silent_after_s)
         self._lines = 0  # lines of the log read so far, by any pass
-        self._works = [
+        self._supervised_tasks = [
             SupervisedTask(self._follow, "reading the log of an engine", wake, instance=name),
             SupervisedTask(self._health, "the health checks of an engine", wake, instance=name),
             SupervisedTask(
@@ -106,7 +106,11 @@ class Watcher:
     @property
     def problems(self) -> Iterator[str]:
         """Problems that limit this watcher's view."""
-        return (work.setback.problem for work in self._works if work.setback.problem is not None)
+        return (
+            work.setback.problem
+            for work in self._supervised_tasks
+            if work.setback.problem is not None
+        )
 
     @property
     def cache_bytes(self) -> int | None:
@@ -146,7 +150,7 @@ class Watcher:
             self._report_timer.cancel()
             self._report_timer = None
         self.end_questions()
-        for work in self._works:
+        for work in self._supervised_tasks:
             await work.close()
 
     def _new_reader(self) -> LogReader:
@@ -163,7 +167,9 @@ class Watcher:
         try:
             is_in_cluster = self._host.machines is not None
             if is_in_cluster or self._host.kind != "process":
-                copy = LogCopy(log_path(self._settings.data, self.name, in_cluster=is_in_cluster))
+                copy = LogCopy(
+                    log_path(self._settings.data, self.name, is_in_cluster=is_in_cluster)
+                )
             async with contextlib.aclosing(self._host.follow(self.name)) as lines:
                 async for raw in lines:
                     number += 1
@@ -174,7 +180,7 @@ class Watcher:
                     self._read(raw)
                     if is_furthest:
                         # Reading has passed the place of the last error, so the error is over.
-                        self._works[0].setback.clear()
+                        self._supervised_tasks[0].setback.clear()
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
             self._prove(self._reader.verdict)
@@ -195,7 +201,10 @@ class Watcher:
             self._report_timer = asyncio.get_running_loop().call_later(
                 _REASONS_S, self._report_failure
             )
-        readiness = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
+        readiness = {
+            "stands": self._reader.progress.is_standing,
+            "warm": self._reader.progress.is_warm,
+        }
         if readiness != {name: getattr(self.observation, name) for name in readiness}:
             self.note(**readiness)
         self._tell_phase()
@@ -330,7 +339,7 @@ class Watcher:
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
             )
             self._freeze.note_probe(asked_at, is_alive=lives)
-            self._answered = time.monotonic() if lives else self._answered
+            self._answered_at = time.monotonic() if lives else self._answered_at
             self._judge()
         if not self._freeze.silent_seconds(time.monotonic()):
             await self._progress()
@@ -387,14 +396,14 @@ class Watcher:
         engine_silent_s = self._silent_s(self.name)
         if (
             engine_silent_s is None
-            or min(engine_silent_s, time.monotonic() - self._answered) < patience_s
+            or min(engine_silent_s, time.monotonic() - self._answered_at) < patience_s
         ):
             return
         for _ in range(_CANARIES):
             if await is_alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, patience_s / 3
             ):
-                self._answered = time.monotonic()
+                self._answered_at = time.monotonic()
                 return
             silent_s = self._silent_s(self.name)
             if silent_s is None or silent_s < patience_s:

@@ -23,7 +23,7 @@ class KnownFacts:
         self._plans: dict[str, list[Fact]] = {}
         self._values: dict[tuple[str, str], set[str | None]] = {}
         self._facts = tuple(facts)
-        self._learned_with_env = False
+        self._has_facts_with_env = False
         for position, fact in enumerate(self._facts):
             self._kinds.setdefault(fact.kind, []).append(fact)
             names = tuple(sorted(fact.scope))
@@ -32,7 +32,7 @@ class KnownFacts:
                 values, []
             ).append((position, fact))
             if "env" in fact.scope:
-                self._learned_with_env = True
+                self._has_facts_with_env = True
             if "fingerprint" in fact.scope:
                 self._plans.setdefault(fact.scope["fingerprint"], []).append(fact)
 
@@ -62,7 +62,7 @@ class KnownFacts:
 
         Facts that were learned with other variables may be due to them.
         """
-        if not self._learned_with_env:
+        if not self._has_facts_with_env:
             return self
         return KnownFacts(
             _without_env(fact) for fact in self._facts if fact.scope.get("env", env) == env

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.ending import is_environmental
 from gateway.diagnosis.facts import peers
 from gateway.diagnosis.facts.scope import FORK, batch_scope
 from gateway.diagnosis.facts.sleep import sleep_scope
@@ -52,13 +52,13 @@ def judge(
         and _RANK_CONNECTION.search(failure.line or "")
     ):
         proof = "peers"
-    served_well = attempt.ready_at is not None and now_s - attempt.ready_at >= FORGIVE_S
+    has_served_well = attempt.ready_at is not None and now_s - attempt.ready_at >= FORGIVE_S
     hung_before = any(
         former_attempt.failure is not None and former_attempt.failure.kind == "hang"
         for former_attempt in earlier_attempts
         if former_attempt.fingerprint == attempt.fingerprint
     )
-    is_hang = failure.kind == "hang" and failure.proves == "nothing" and not served_well
+    is_hang = failure.kind == "hang" and failure.proves == "nothing" and not has_served_well
     if is_hang and hung_before:
         proof = "peers" if has_several_gpus else "plan"
     return failure.evolve(proves=proof)
@@ -77,7 +77,7 @@ def excuse(attempt: Attempt, failure: Failure, disturbance: str) -> Failure:
 
 def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
     """The facts that the failure of this attempt proves; none for a cause outside the plan."""
-    if environmental(failure):
+    if is_environmental(failure):
         return ()
     plan = attempt.plan
     rows: list[tuple[FactKind, dict[str, str], int | None]] = []
@@ -178,7 +178,7 @@ def facts_of_log(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
     scope: engine, model and tensor_parallel by the log. A log mostly does not name its GPU.
     Without a capability, which a user can add, the fact holds nowhere.
     """
-    if environmental(failure) or "engine" not in scope:
+    if is_environmental(failure) or "engine" not in scope:
         return ()
     culprit = failure.culprit
     engine = {"engine": scope["engine"]}
@@ -314,7 +314,7 @@ def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:
         scope |= batch_scope(
             plan.max_num_batched_tokens.value,
             plan.max_num_seqs.value,
-            eager=plan.enforce_eager.value,
+            is_eager=plan.enforce_eager.value,
         )
     return scope
 

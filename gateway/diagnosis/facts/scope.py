@@ -10,12 +10,12 @@ FORK = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 """vLLM's variable with the value that makes it fork (engines/vllm/start_method.py)."""
 
 
-def batch_scope(batched_tokens: int, seqs: int, *, eager: bool) -> dict[str, str]:
+def batch_scope(batched_tokens: int, seqs: int, *, is_eager: bool) -> dict[str, str]:
     """The scope of a fact about the memory of a computing engine, beside its plan's scope."""
     return {
         "max_num_batched_tokens": str(batched_tokens),
         "max_num_seqs": str(seqs),
-        "graphs": "off" if eager else "on",
+        "graphs": "off" if is_eager else "on",
     }
 
 

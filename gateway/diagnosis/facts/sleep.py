@@ -26,7 +26,7 @@ def expected_bytes(plan: Plan) -> int:
     return plan.memory.weights_bytes + plan.memory.kv_bytes
 
 
-def freed_enough(plan: Plan, freed_bytes: Mapping[str, int]) -> bool:
+def has_freed_enough(plan: Plan, freed_bytes: Mapping[str, int]) -> bool:
     """Whether a sleep freed its memory. freed: bytes by the UUID of a GPU."""
     return bool(freed_bytes) and min(freed_bytes.values()) >= _MIN_SHARE * expected_bytes(plan)
 
@@ -38,7 +38,7 @@ def result_fact(attempt: Attempt, freed_bytes: Mapping[str, int], now_s: float) 
         f"{plan.engine} freed {gib(min(freed_bytes.values(), default=0))} of each GPU when it fell"
         f" asleep, and {gib(expected_bytes(plan))} were expected"
     )
-    return _fact(attempt, source, now_s, is_working=freed_enough(plan, freed_bytes))
+    return _fact(attempt, source, now_s, is_working=has_freed_enough(plan, freed_bytes))
 
 
 def failure_fact(attempt: Attempt, reason: str, now_s: float) -> Fact:

@@ -39,7 +39,10 @@ class Carriers:
         if carrier_match is None:
             line = parse(text)
             begins = (
-                line.header or line.process or FRAME.match(line.text) or TRACEBACK.match(line.text)
+                line.is_header
+                or line.process
+                or FRAME.match(line.text)
+                or TRACEBACK.match(line.text)
             )
             if (
                 begins

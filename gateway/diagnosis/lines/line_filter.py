@@ -126,10 +126,10 @@ class LineFilter:
         self.attend = _HEAD_LINES
         self.anchors: tuple[bytes, ...] = ALARM_WORDS + PROGRESS_WORDS
         self._handle = handle
-        self._rest = b""
-        self._skip = False
+        self._unfinished_line = b""
+        self._skips_line = False
         self._end = b""
-        self._handed = 0
+        self._handed_count = 0
         self._can_match = can_match
         self._repetition = Repetition(self._has_keyword)
         self._telling = _KEYWORDS
@@ -140,32 +140,34 @@ class LineFilter:
     def feed(self, piece: bytes) -> None:
         """Read bytes of the log, cut anywhere."""
         for start in range(0, len(piece), _BLOCK_BYTES):
-            block = self._rest + piece[start : start + _BLOCK_BYTES]
+            block = self._unfinished_line + piece[start : start + _BLOCK_BYTES]
             end = block.rfind(b"\n") + 1
             if end == len(block) and self.number == 0 and block.count(b"\n") == 1:
                 end = 0  # the next line shows whether it is the only one
-            self._rest = block[end:]
+            self._unfinished_line = block[end:]
             if end:
                 self._block(block[:end])
-            if len(self._rest) > _BLOCK_BYTES:
+            if len(self._unfinished_line) > _BLOCK_BYTES:
                 # A line without end: its beginning is handled, the rest is dropped.
-                self._rest, beginning = b"", self._rest
+                self._unfinished_line, beginning = b"", self._unfinished_line
                 is_whole = beginning.endswith(b"\n")
                 self._block(beginning if is_whole else beginning + b"\n", is_cut=not is_whole)
 
     def close(self) -> None:
         """End the log, maybe in the middle of a line."""
-        if self._rest:
-            self._rest = self._rest.removesuffix(b"\n")
-            if self.number == 0 and _LINE_END.search(self._rest):
-                self._rest = _EXCEPTION_START.sub(b"\n", _LINE_END.sub(b"\n", self._rest))
+        if self._unfinished_line:
+            self._unfinished_line = self._unfinished_line.removesuffix(b"\n")
+            if self.number == 0 and _LINE_END.search(self._unfinished_line):
+                self._unfinished_line = _EXCEPTION_START.sub(
+                    b"\n", _LINE_END.sub(b"\n", self._unfinished_line)
+                )
                 # Its parts are one line of the log.
-                for part in self._rest.split(b"\n"):
+                for part in self._unfinished_line.split(b"\n"):
                     self.number = 0
                     self._block(part + b"\n")
             else:
-                self._block(self._rest + b"\n")
-            self._rest = b""
+                self._block(self._unfinished_line + b"\n")
+            self._unfinished_line = b""
         self._last_lines()
 
     def _last_lines(self) -> None:
@@ -175,7 +177,7 @@ class LineFilter:
             self.number,
         )
         for self.number, raw in enumerate(lines, total - len(lines) + 1):
-            if self.number > self._handed:
+            if self.number > self._handed_count:
                 self._handle(raw)
         self._end, self.number = b"", total
 
@@ -184,8 +186,8 @@ class LineFilter:
         self._block(raw + b"\n")
 
     def _block(self, block: bytes, *, is_cut: bool = False) -> None:
-        if self._skip:
-            self._skip, block = is_cut, block[block.find(b"\n") + 1 :]
+        if self._skips_line:
+            self._skips_line, block = is_cut, block[block.find(b"\n") + 1 :]
             if not block:
                 return
         ends = block.count(b"\n")
@@ -208,9 +210,9 @@ class LineFilter:
                     else self._repetition.admit(number, raw, belongs=self.attend > 0)
                 )
                 for self.number, line in block_lines:
-                    self.attend, self._handed = max(0, self.attend - 1), self.number
+                    self.attend, self._handed_count = max(0, self.attend - 1), self.number
                     self._handle(line)
-        self._skip = is_cut
+        self._skips_line = is_cut
 
     def _has_keyword(self, raw: bytes) -> bool:
         return bool(_anchor_in(raw, self._telling)) or self._can_match(raw)

@@ -107,13 +107,13 @@ class LogLine(NamedTuple):
     """
 
     process: str
-    header: bool
+    is_header: bool
     level: str | None
     text: str
-    native: bool = False
+    is_native: bool = False
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether the engine goes on after such a line."""
         return self.level in _QUIET_LEVELS
 

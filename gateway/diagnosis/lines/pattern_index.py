@@ -41,7 +41,7 @@ class PatternIndex:
                     index.setdefault(rarest, {}).setdefault(needle, []).append(at)
         self._index, self._grams = index, frozenset(index)
         _shared_grams.add(self._grams)
-        self._numbers, self._short = short_needles, tuple(short_needles)
+        self._numbers, self._short_needles = short_needles, tuple(short_needles)
         # The reader asks several times about one line.
         self._last: tuple[str, Sequence[int]] = "", self.unindexed
 
@@ -58,7 +58,7 @@ class PatternIndex:
                 for needle, patterns_of_needle in self._index[gram].items():
                     if needle in lower:
                         rows.update(patterns_of_needle)
-        for needle in self._short:
+        for needle in self._short_needles:
             if needle in lower:
                 rows.update(self._numbers[needle])
         return sorted(rows.union(self.unindexed)) if rows else self.unindexed
@@ -97,14 +97,14 @@ class _AskedGrams:
     the line is read once for all of them."""
 
     def __init__(self) -> None:
-        self._indexed: frozenset[Gram] = frozenset()
-        self._whole = ""
+        self._indexed_grams: frozenset[Gram] = frozenset()
+        self._text = ""
         self._grams: frozenset[Gram] = frozenset()
         self._texts: dict[str, str] = {}
 
     def add(self, rows: frozenset[Gram]) -> None:
-        self._indexed |= rows
-        self._whole, self._grams = "", frozenset()
+        self._indexed_grams |= rows
+        self._text, self._grams = "", frozenset()
         self._texts.clear()
 
     def read(self, text: str) -> tuple[str, frozenset[Gram]]:
@@ -113,9 +113,11 @@ class _AskedGrams:
         lower = self._texts.get(text)
         if lower is None:
             lower = text.lower()
-            if lower not in self._whole:
-                self._whole = lower
-                self._grams = frozenset().union(*map(self._indexed.intersection, _windows(lower)))
+            if lower not in self._text:
+                self._text = lower
+                self._grams = frozenset().union(
+                    *map(self._indexed_grams.intersection, _windows(lower))
+                )
                 self._texts.clear()
             self._texts[text] = lower
         return lower, self._grams
@@ -166,13 +168,13 @@ def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
     while at < len(pattern) and pattern[at] not in "|)":
         character, texts, at = _atom(pattern, at)
         quantifier = _QUANTIFIER.match(pattern, at)
-        optional = False
+        is_optional = False
         if quantifier is not None:
             at = quantifier.end()
-            optional = quantifier[0][0] in "*?" or quantifier["least"] in ("", "0")
-        if character and not optional:
+            is_optional = quantifier[0][0] in "*?" or quantifier["least"] in ("", "0")
+        if character and not is_optional:
             run += character
-        if texts and not optional:
+        if texts and not is_optional:
             sequences.append(texts)
         if not character or quantifier is not None:
             sequences.append([run])

@@ -60,7 +60,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     inputs: PlanningInput
     engine: Engine
     rules: EngineRules
-    built: BuiltModel
+    built_model: BuiltModel
     variant: Variant
     gpus: tuple[Gpu, ...]
     dtype: Choice[str]
@@ -99,10 +99,10 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         return min(free_bytes for free_bytes, _ in self.devices.room)
 
     @cached_property
-    def through_host(self) -> bool:
+    def copies_through_host(self) -> bool:
         """Whether no two of its GPUs reach each other but through the host's memory."""
         if self.undivided is not None:
-            return self.undivided.through_host
+            return self.undivided.copies_through_host
         pairs = self.inputs.links_between(self.gpus)
         return bool(pairs) and all(
             link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs
@@ -112,13 +112,13 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     def stage(self) -> BuiltModel:
         """The layers of one rank's stage; all layers without pipeline parallelism."""
         if self.variant.pp == 1:
-            return self.built
-        layers = self.variant.layers or layers_of(self.built, self.rules, self.variant.pp)
+            return self.built_model
+        layers = self.variant.layers or layers_of(self.built_model, self.rules, self.variant.pp)
         repeated_parts = parts_of_every_stage(self.engine, self.inputs.spec.architecture)
         return (
-            fullest(self.built, layers, repeated_parts)
+            fullest(self.built_model, layers, repeated_parts)
             if self.undivided is None
-            else stage_model(self.built, layers, self.stage_number, repeated_parts)
+            else stage_model(self.built_model, layers, self.stage_number, repeated_parts)
         )
 
     @cached_property

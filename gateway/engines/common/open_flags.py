@@ -133,10 +133,10 @@ def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
     if name in NARROWED_FLAGS:
         allowed_choices = NARROWED_FLAGS[name].split()
         choices = [choice for choice in choices or allowed_choices if choice in allowed_choices]
-    reviewed = name in REVIEWED_FLAGS.split() or name in NARROWED_FLAGS
-    open_value = question["type"] in ("str", "json") and not choices
+    is_reviewed = name in REVIEWED_FLAGS.split() or name in NARROWED_FLAGS
+    has_open_value = question["type"] in ("str", "json") and not choices
     is_ours = _matches(name, " ".join(GATEWAY_REASONS.values()))
-    if not reviewed and (open_value or is_ours):
+    if not is_reviewed and (has_open_value or is_ours):
         return {"type": question["type"], "ours": True}
     if question["type"] == "bool" and not question["negatable"]:
         choices = ["True"]

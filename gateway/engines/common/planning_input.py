@@ -62,7 +62,7 @@ class GroupMemory(NamedTuple):
     is_measured: the free bytes were measured, on dedicated memory.
     """
 
-    least: int
+    least_bytes: int
     visible_bytes: int
     room: set[tuple[int, int]]
     is_measured: bool

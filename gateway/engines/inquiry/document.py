@@ -69,7 +69,7 @@ def document(
     kind: str,
     gpus: StatedGpus | None,
     *,
-    version: bool = False,
+    has_version: bool = False,
     model: ModelFiles | None = None,
     questions: Sequence[Question] = (),
     starts: Mapping[Question, StartSettings] = MappingProxyType({}),
@@ -81,7 +81,7 @@ def document(
     """
     inquiry: dict[str, Any] = {
         "kind": kind,
-        "version": version,
+        "version": has_version,
         "gpu": None,
         "env": dict(questions[0].env) if questions else {},
     }

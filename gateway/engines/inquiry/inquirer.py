@@ -134,7 +134,7 @@ class Inquirer:
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
         lines, problem = await self._lines(
-            engine, document(engine.kind, gpus, version=True), limit_s
+            engine, document(engine.kind, gpus, has_version=True), limit_s
         )
         try:
             answer = next(

@@ -30,7 +30,7 @@ class InquiryOutput:
         self._most_line, self._bytes_left = most_line, most_bytes
         self._line = bytearray()
         self._words: deque[bytes] = deque(maxlen=_TAIL_LINES)
-        self._rest = b""
+        self._unfinished_line = b""
 
     def add_output(self, text: bytes) -> Iterator[bytes]:
         """The lines that this piece of standard output completes, without their ends."""
@@ -46,9 +46,9 @@ class InquiryOutput:
     def add_error_output(self, text: bytes) -> None:
         """A piece of standard error; a line without an end is cut."""
         self._count(text)
-        *lines, tail = (self._rest + text).split(b"\n")
+        *lines, tail = (self._unfinished_line + text).split(b"\n")
         self._words.extend(line[-_MAX_LINE_CHARACTERS:] for line in lines if line.strip())
-        self._rest = tail[-_MAX_LINE_CHARACTERS:]
+        self._unfinished_line = tail[-_MAX_LINE_CHARACTERS:]
 
     def failure(self, code: int) -> HostError:
         """The error of a process that ended with this exit code. A negative code is a signal."""
@@ -60,7 +60,8 @@ class InquiryOutput:
                 hint=_HINT,
             )
         text = (
-            self._rest.strip() or (self._words[-1] if self._words else b"it printed nothing")
+            self._unfinished_line.strip()
+            or (self._words[-1] if self._words else b"it printed nothing")
         ).decode(errors="replace")
         return HostError(
             f"The engine's code could not be run (exit code {code}): {text.strip()[:300]}.",

@@ -39,7 +39,7 @@ import sys
 import traceback
 from typing import Any, TextIO
 
-from .crashes import crashed_in, forget_touches, of_this_package
+from .crashes import crashed_in, forget_touches, is_of_this_package
 
 _WORDS = 2000
 
@@ -126,7 +126,7 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
             say(output, **place, answer=answer)
         except Exception as error:
             # The engine did not say this. So the inquiry ends, and the forecast stays.
-            if of_this_package(error):
+            if is_of_this_package(error):
                 raise
             if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
                 raise  # the limit of this process says nothing about the model

@@ -130,7 +130,7 @@ def _read(frame: types.FrameType, names: list[str]) -> Iterator[Any]:
             yield value
 
 
-def of_this_package(error: Exception) -> bool:
+def is_of_this_package(error: Exception) -> bool:
     """Whether a line of this package failed, or an object of it lacks an attribute that the engine
     reads: then this version is built differently from the known ones."""
     if not isinstance(error, (AttributeError, TypeError, ImportError)):

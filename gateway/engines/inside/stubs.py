@@ -153,19 +153,19 @@ class StubFinder(importlib.abc.MetaPathFinder):
     """Comes before every other finder."""
 
     def __init__(self, present_names: set[str], absent_names: set[str]) -> None:
-        self.present, self.absent = present_names, absent_names
+        self.present_names, self.absent_names = present_names, absent_names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         parents = {fullname[:end] for end, char in enumerate(fullname + ".") if char == "."}
-        if parents & self.absent:
+        if parents & self.absent_names:
             # importlib.util.find_spec answers None for a package that is not there, an import
             # raises.
             if sys._getframe(2).f_code.co_name == "find_spec":
                 return None
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        if parents & self.present:
+        if parents & self.present_names:
             spec = importlib.machinery.ModuleSpec(fullname, _Loader(), is_package=True)
             spec.origin = "stub"
             return spec

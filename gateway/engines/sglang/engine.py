@@ -188,7 +188,7 @@ class SglangRules(SglangKind):
         return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least / MIB
+        model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least_bytes / MIB
         chosen_memory = static_memory(
             self._memory_rules(candidate), gpu_mib, model, tp=_world(candidate.rank)
         )
@@ -205,7 +205,7 @@ class SglangRules(SglangKind):
         if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:
             return {}
         usual_batch = graph_batch(
-            self.memory, candidate.devices.least / MIB, tp=_world(candidate.rank), seqs=seqs
+            self.memory, candidate.devices.least_bytes / MIB, tp=_world(candidate.rank), seqs=seqs
         )
         return {flag: planned_requests} if planned_requests > usual_batch else {}
 
@@ -308,7 +308,7 @@ class SglangRules(SglangKind):
         if pool_limit is not None and not footprint.cache.states_per_request:
             kv = min(kv, int(pool_limit) * per_token)
         return Memory(
-            gpu_bytes=footprint.candidate.devices.least,
+            gpu_bytes=footprint.candidate.devices.least_bytes,
             budget_bytes=budget_bytes,
             weights_bytes=weights_bytes,
             activation_bytes=reserved,
@@ -339,7 +339,7 @@ class SglangRules(SglangKind):
         candidate, load = footprint.candidate, footprint.load
         forecast = static_memory(
             self._memory_rules(candidate),
-            candidate.devices.least / MIB,
+            candidate.devices.least_bytes / MIB,
             model_of(candidate.inputs.spec),
             tp=_world(load.rank),
             pp=load.rank.pp,
@@ -347,7 +347,7 @@ class SglangRules(SglangKind):
             seqs=load.seqs * load.rank.dp,
             chunked_prefill=load.batched_tokens * load.rank.dp,
             graphs=self._graphs(candidate, load.seqs),
-            eager=not load.graphs,
+            is_eager=not load.graphs,
         )
         answer = candidate.evidence.answer
         static_fraction = answer.settled.static_fraction if answer and answer.settled else None
@@ -378,7 +378,7 @@ def _pool_groups(
         spec.architecture,
         candidate.variant.kv_dtype,
         candidate.rank.capability,
-        candidate.devices.least,
+        candidate.devices.least_bytes,
     )
     text = spec.config.get("text_config")
     return stored_groups(rules, attention, model, text if isinstance(text, dict) else spec.config)
@@ -396,15 +396,15 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
         state_limit = args.get("max-num-seqs") if state_limit is None else state_limit
         return (0, None) if state_limit is None else (1, int(state_limit))
     strategy = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
-    buffered = candidate.inputs.spec.architecture in rules.buffered_states
-    buffered = strategy.startswith("extra_buffer") if strategy != "auto" else buffered
-    slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
+    is_buffered = candidate.inputs.spec.architecture in rules.buffered_states
+    is_buffered = strategy.startswith("extra_buffer") if strategy != "auto" else is_buffered
+    slots = rules.state_slots + (rules.buffered_slots if is_buffered else 0)
     return slots, None if state_limit is None else int(state_limit)
 
 
 def _process_bytes(footprint: Footprint) -> int:
     ranks = _world(footprint.load.rank) * footprint.load.rank.pp
-    return process_bytes(ranks, through_host=footprint.candidate.through_host)
+    return process_bytes(ranks, copies_through_host=footprint.candidate.copies_through_host)
 
 
 def _world(rank: Rank) -> int:

@@ -142,19 +142,19 @@ def static_memory(
     seqs: int | None = None,
     chunked_prefill: int | None = None,
     graphs: int | None = None,
-    eager: bool = False,
+    is_eager: bool = False,
 ) -> StaticMemory:
     """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi prints it).
 
     `tp` counts the ranks of all `dp` groups. `seqs`, `chunked_prefill` and `graphs`, the largest
-    batch with a graph, are set by flags; `eager` is --disable-cuda-graph.
+    batch with a graph, are set by flags; `is_eager` is --disable-cuda-graph.
     """
     chunk = chunked_prefill or _size(rules, gpu_mib).chunked_prefill
     graphs = graphs or graph_batch(rules, gpu_mib, tp=tp, seqs=seqs)
     reserved = 512 + max(chunk, 2048) * 1.5 + tp * pp / 8 * 1024
-    if not eager or rules.eager_reserves_graphs:
+    if not is_eager or rules.eager_reserves_graphs:
         reserved += graphs * 2
-        if prefill_graphs(rules, model, pp):
+        if has_prefill_graphs(rules, model, pp):
             reserved += 1.5 * 1024 if model.mla else 8 * len(prefill_graph_sizes(chunk))
     if dp > 1:
         # srt/server_args.py:1294 (0.5.10.post1), srt/arg_groups/memory_hook.py:370 (0.5.23).
@@ -184,7 +184,7 @@ def _size(rules: MemoryRules, gpu_mib: float) -> MemoryClass:
     )
 
 
-def prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
+def has_prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
     """Whether prefill runs in CUDA graphs, which need room of their own."""
     if pp > 1 or model.architecture in rules.no_prefill_graphs:
         return False
@@ -219,10 +219,10 @@ def _vision_factor(model: ModelTraits) -> float:
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 
-def process_bytes(ranks: int, *, through_host: bool = False) -> int:
+def process_bytes(ranks: int, *, copies_through_host: bool = False) -> int:
     """Bytes that a rank's process takes of its GPU before SGLang reads the free memory, which the
     static fraction refers to."""
-    nccl_bytes = _NCCL_THROUGH_HOST if through_host else _NCCL
+    nccl_bytes = _NCCL_THROUGH_HOST if copies_through_host else _NCCL
     return _PROCESS + (nccl_bytes if ranks > 1 else 0)
 
 

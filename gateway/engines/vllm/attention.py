@@ -38,7 +38,7 @@ class BackendChoice(NamedTuple):
     status: Literal["ok", "none", "unknown"]
     version: int | None = None  # of FlashAttention: 2, 3 or 4
     block: int | None = None  # tokens of a block of the KV cache, where --block-size names none
-    refused: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 @lru_cache(maxsize=4096)  # the same layers are judged for every number of ranks
@@ -82,7 +82,7 @@ def choose_backend(
         elif reasons:
             return BackendChoice(
                 backend=None,
-                refused=(*backend_refusals, Refusal(kernel=name, reason=reasons[0])),
+                refusals=(*backend_refusals, Refusal(kernel=name, reason=reasons[0])),
                 status="unknown",
             )
         else:
@@ -92,10 +92,10 @@ def choose_backend(
                 backend=name,
                 version=version,
                 block=block,
-                refused=tuple(backend_refusals),
+                refusals=tuple(backend_refusals),
                 status="ok",
             )
-    return BackendChoice(backend=None, refused=tuple(backend_refusals), status="none")
+    return BackendChoice(backend=None, refusals=tuple(backend_refusals), status="none")
 
 
 def layer_attention(
@@ -105,22 +105,22 @@ def layer_attention(
     *,
     block_size: int | None = None,
     forced_name: str | None = None,
-    drafter: bool = False,
+    is_drafter: bool = False,
     architecture: str = "",
     config: Mapping[str, Any] | None = None,
 ) -> tuple[LayerAttention, ...]:
     """One row for each group, by its own head size.
 
     block_size: the value of --block-size, if set.
-    drafter: the layers are a drafter's, which reads only text and takes no backend over from its
+    is_drafter: the layers are a drafter's, which reads only text and takes no backend over from its
         target. If any layer of a drafter sees ahead, the engine asks every layer's backend for such
         layers.
     config: config.json, for sizes that a group lacks.
     """
     forced_name = _backend_name(forced_name)
-    is_drafted = drafter and not all(group.causal for group in groups)
-    queries = [_query(group, rules, rank, block_size, drafter, config or {}) for group in groups]
-    step = None if drafter else _step(rules, queries, rank.capability, architecture, forced_name)
+    is_drafted = is_drafter and not all(group.causal for group in groups)
+    queries = [_query(group, rules, rank, block_size, is_drafter, config or {}) for group in groups]
+    step = None if is_drafter else _step(rules, queries, rank.capability, architecture, forced_name)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
         target = (
@@ -155,7 +155,7 @@ def layer_attention(
                 status=choice.status,
                 version=choice.version,
                 block=choice.block,
-                refused=choice.refused,
+                refused=choice.refusals,
             )
         )
     return tuple(rows)
@@ -177,9 +177,9 @@ def _class_backend(
     for choice in choices:
         reason = choice.requires.refusal(subject)
         if reason is None:
-            return BackendChoice(backend=choice.backend, refused=tuple(refusals), status="ok")
+            return BackendChoice(backend=choice.backend, refusals=tuple(refusals), status="ok")
         refusals.append(Refusal(kernel=choice.backend, reason=reason))
-    return BackendChoice(backend=None, refused=tuple(refusals), status="none")
+    return BackendChoice(backend=None, refusals=tuple(refusals), status="none")
 
 
 def _check_start(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
@@ -189,7 +189,7 @@ def _check_start(choice: BackendChoice, rules: AttentionRules, subject: Subject)
     if backend is None or choice.backend is None or not (reason := backend.starts.refusal(subject)):
         return choice
     refusal = Refusal(kernel=choice.backend, reason=f"is selected, and {reason}", at_start=True)
-    return BackendChoice(backend=None, refused=(*choice.refused, refusal), status="none")
+    return BackendChoice(backend=None, refusals=(*choice.refusals, refusal), status="none")
 
 
 def _query(
@@ -197,13 +197,13 @@ def _query(
     rules: AttentionRules,
     rank: Rank,
     block_size: int | None,
-    drafter: bool,
+    is_drafter: bool,
     config: Mapping[str, Any],
 ) -> AttentionQuery:
     # The engine calls a layer that sees both ways an encoder layer, except in a drafter: `causal`
     # asks for that.
     encoder = group.kind == "encoder" or (
-        group.kind in ("full", "sliding") and not group.causal and not drafter
+        group.kind in ("full", "sliding") and not group.causal and not is_drafter
     )
     # Keys of an encoder are asked for as those of an encoder that a decoder reads.
     role: AttentionRole = "encoder_only" if encoder else "decoder"
@@ -223,7 +223,7 @@ def _query(
         sinks=group.sinks,
         alibi=group.alibi,
         sparse=group.index_dim is not None,
-        multimodal_prefix=not drafter and _multimodal_prefix(rules, config, text),
+        multimodal_prefix=not is_drafter and _has_multimodal_prefix(rules, config, text),
         softcap=_number(text, "attn_logit_softcapping", float) is not None,
         latent_dim=latent,
         rope_dim=None if latent is None else group.head_dim - latent,
@@ -234,7 +234,7 @@ def _query(
     )
 
 
-def _multimodal_prefix(
+def _has_multimodal_prefix(
     rules: AttentionRules, config: Mapping[str, Any], text: Mapping[str, Any]
 ) -> bool:
     """The engine's own property of the model, is_mm_prefix_lm."""
@@ -298,10 +298,10 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
                 _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
             )
             return BackendChoice(
-                backend=tower.backend, version=version, refused=tuple(refusals), status="ok"
+                backend=tower.backend, version=version, refusals=tuple(refusals), status="ok"
             )
         refusals.append(Refusal(kernel=tower.backend, reason=reason))
-    return BackendChoice(backend=None, refused=tuple(refusals), status="none")
+    return BackendChoice(backend=None, refusals=tuple(refusals), status="none")
 
 
 def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
@@ -318,5 +318,5 @@ def _backend_name(forced_name: str | None) -> str | None:
 
 def _unknown_choice(subject: str, reason: str) -> BackendChoice:
     return BackendChoice(
-        backend=None, refused=(Refusal(kernel=subject, reason=reason),), status="unknown"
+        backend=None, refusals=(Refusal(kernel=subject, reason=reason),), status="unknown"
     )

@@ -211,7 +211,7 @@ class VllmRules(VllmKind):
             self.attention,
             rank,
             block_size=_block_size(args),
-            drafter=True,
+            is_drafter=True,
             architecture=drafter.architecture if drafter else spec.architecture,
             config=None if drafter else spec.config,
         )
@@ -240,10 +240,10 @@ class VllmRules(VllmKind):
             prefixes=None if prefixes is None else bool(prefixes),
             drafts=drafted.value if candidate.speculation.config and drafted else 0,
         )
-        if block_tables.refused:
+        if block_tables.refusal:
             raise Refused(
                 "no_backend",
-                f"one KV cache cannot hold its layers: {block_tables.refused}",
+                f"one KV cache cannot hold its layers: {block_tables.refusal}",
                 candidate.source,
             )
         return block_tables
@@ -257,7 +257,7 @@ class VllmRules(VllmKind):
 
     def default_tokens(self, candidate: Candidate) -> Default:
         engine, inputs = candidate.engine, candidate.inputs
-        if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
+        if all(group.kind in ("encoder", "vision") for group in candidate.built_model.attention):
             longest_context = max(
                 engine.default_batched_tokens, inputs.wish.most_context or inputs.spec.max_position
             )
@@ -311,11 +311,11 @@ class VllmRules(VllmKind):
             return 1
         # use_v2_model_runner (vllm/config/vllm.py:733 of 0.33.0).
         traits = candidate.engine.traits
-        second = _switch(candidate, RUNNER_VARIABLE)
+        second = _is_switched_on(candidate, RUNNER_VARIABLE)
         if second is not None and vllm_memory.SECOND_RUNNERS & {*traits}:
             return 2 if second else 1
         return vllm_memory.runner_of(
-            candidate.inputs.spec, candidate.built, candidate.engine.traits
+            candidate.inputs.spec, candidate.built_model, candidate.engine.traits
         )
 
     # --- memory ---
@@ -443,7 +443,7 @@ class VllmRules(VllmKind):
             footprint.cache,
             footprint.load,
             weights_bytes=footprint.weights_bytes,
-            device_bytes=candidate.devices.least,
+            device_bytes=candidate.devices.least_bytes,
             budget_bytes=budget_bytes,
             beside_bytes=_beside_bytes(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(footprint),
@@ -556,7 +556,7 @@ def _beside_bytes(footprint: Footprint) -> int:
         candidate.stage,
         footprint.load,
         graphs_in_budget=_counts_graphs(footprint),
-        through_host=candidate.through_host,
+        copies_through_host=candidate.copies_through_host,
     )
     # Each of these facts is the lack that was left with those before it.
     return outside_bytes + sum(
@@ -567,7 +567,7 @@ def _beside_bytes(footprint: Footprint) -> int:
 def _counts_graphs(footprint: Footprint) -> bool:
     """vllm/v1/worker/gpu_worker.py:722 of 0.33.0; the variable wins over the version's default."""
     candidate = footprint.candidate
-    traits, switch = candidate.engine.traits, _switch(candidate, GRAPHS_VARIABLE)
+    traits, switch = candidate.engine.traits, _is_switched_on(candidate, GRAPHS_VARIABLE)
     if footprint.load.runner == 2 and vllm_memory.COUNTED_SECOND_GRAPHS not in traits:
         return False
     return GRAPHS_IN_BUDGET in traits if switch is None else switch
@@ -583,7 +583,7 @@ def _encoder_run(footprint: Footprint) -> EncoderRun | None:
     return encoder_run(candidate.inputs.spec, candidate.args, load)
 
 
-def _switch(candidate: Candidate, name: str) -> bool | None:
+def _is_switched_on(candidate: Candidate, name: str) -> bool | None:
     """Whether a variable of the engine is on; None: it is not set."""
     items = rule_variables({name: candidate.inputs.wish.env.get(name, "unset")})
     return True if f"{name}=1" in items else False if f"{name}=0" in items else None

@@ -77,7 +77,7 @@ class BlockTable(FrozenRecord, frozen=True):
 
 
 class Cache(FrozenRecord, frozen=True):
-    """The KV cache of one rank. `refused`: the reason that this version cannot hold these layers in
+    """The KV cache of one rank. `refusal`: the reason that this version cannot hold these layers in
     one pool."""
 
     block_tokens: int
@@ -85,7 +85,7 @@ class Cache(FrozenRecord, frozen=True):
     tables: tuple[BlockTable, ...]
     batches: int
     set_aside: int
-    refused: str | None = None
+    refusal: str | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -298,7 +298,7 @@ def _with_states(
         states, step = 0, math.lcm(block, recurrents[0].chunk or 2048)
     elif prefixes and "states_within_prefill" in traits:
         if all(
-            recurrent.kind == "gdn" and _flashinfer_delta(recurrent, capability)
+            recurrent.kind == "gdn" and _uses_flashinfer_delta(recurrent, capability)
             for recurrent in recurrents
         ):
             states, step = 3, math.lcm(block, _DELTA_STEP)
@@ -316,7 +316,7 @@ def _with_states(
     ]
 
 
-def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
+def _uses_flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
     """Whether FlashInfer computes the gated delta rule. _resolve_gdn_prefill_backend, with CUDA
     13."""
     return capability == "9.0" or (

@@ -36,10 +36,10 @@ def _declared_dtype(quant: Quant | None) -> str:
         return AUTO if quant.place.startswith("text_config") else _modelopt(quant.config)
     # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230,
     # 0.33.0:287).
-    compressed = (
+    is_compressed = (
         quant.method == "compressed-tensors" and quant.config.get("kv_cache_scheme") is not None
     )
-    return "fp8" if compressed else AUTO
+    return "fp8" if is_compressed else AUTO
 
 
 def flag_wins(quant: Quant | None, engine: Engine) -> bool:
@@ -56,10 +56,10 @@ def dtype_refusal(quant: Quant | None, engine: Engine, dtype: str) -> str:
     """
     if dtype != "fp8_e5m2" or quant is None:
         return ""
-    scaled = quant.method == "fp8" or _declared_dtype(quant) != AUTO
+    is_scaled = quant.method == "fp8" or _declared_dtype(quant) != AUTO
     if quant.method == "compressed-tensors" and FLAG_WINS not in engine.traits:
-        scaled = True
-    if not scaled:
+        is_scaled = True
+    if not is_scaled:
         return ""
     return f"{engine.ref} takes no KV cache in fp8_e5m2 for {quant.method} weights, but fp8_e4m3"
 

@@ -113,8 +113,8 @@ def runner_of(spec: ModelSpec, built_model: BuiltModel, traits: Collection[str])
     if "listed_second_runner" in traits:
         return 2 if spec.architecture in _LISTED_RUNNER else 1
     if spec.quant is None and spec.architecture in _LLAMA_RUNNER:
-        of_qwen = spec.architecture in _QWEN3_RUNNER and "qwen3_second_runner" in traits
-        if of_qwen or "llama_second_runner" in traits:
+        is_qwen = spec.architecture in _QWEN3_RUNNER and "qwen3_second_runner" in traits
+        if is_qwen or "llama_second_runner" in traits:
             return 2
     if DENSE_SECOND_RUNNER not in traits or not spec.generates:
         return 1
@@ -161,9 +161,9 @@ def activation_bytes(
     experts = 0
     if spec.experts:
         # Groups of ranks gather the tokens of all for whole experts.
-        grouped = load.rank.dp > 1
+        is_grouped = load.rank.dp > 1
         inner_size = spec.experts.intermediate // (
-            load.rank.expert_parts if grouped else load.rank.tp
+            load.rank.expert_parts if is_grouped else load.rank.tp
         )
         rows = max(inner_size, spec.hidden) + max(2 * inner_size, spec.hidden)
         gathered_tokens = tokens * load.rank.dp
@@ -214,14 +214,14 @@ def beside_bytes(
     load: Workload,
     *,
     graphs_in_budget: bool = True,
-    through_host: bool = False,
+    copies_through_host: bool = False,
 ) -> int:
     """Bytes of an engine on a GPU outside its share: the CUDA context, NCCL, and uncounted graphs
     and sampling.
 
-    through_host: the GPUs reach each other only through the host's memory.
+    copies_through_host: the GPUs reach each other only through the host's memory.
     """
-    nccl = _NCCL_THROUGH_HOST if through_host else _NCCL
+    nccl = _NCCL_THROUGH_HOST if copies_through_host else _NCCL
     outside_bytes = _CONTEXT + (nccl if load.rank.tp * load.rank.pp * load.rank.dp > 1 else 0)
     if load.runner == 2 and spec.generates:
         outside_bytes += _warm_bytes(spec, load)

@@ -305,14 +305,16 @@ class Agent(HostServer):
         super().__init__(host)
         self._engine = engine
         self._models = models
-        self._allowed = allowed_images
-        self._resolved = resolved_images
+        self._allowed_images = allowed_images
+        self._resolved_images = resolved_images
 
     async def _admit(self, call: Call) -> None:
         match call:
             case StartCall(spec=spec) | ExpectCall(spec=spec):
                 profile = await self._profile(spec.engine)
-                check_launch(spec, profile, self._models, self._allowed, self._resolved.digests)
+                check_launch(
+                    spec, profile, self._models, self._allowed_images, self._resolved_images.digests
+                )
             case (
                 PrepareCall(engine=engine)
                 | ConditionsCall(engine=engine)
@@ -321,14 +323,14 @@ class Agent(HostServer):
                 | InquireCall(engine=engine)
             ):
                 profile = await self._profile(engine)
-                check_engine(engine, profile, self._allowed, self._resolved.digests)
+                check_engine(engine, profile, self._allowed_images, self._resolved_images.digests)
                 if isinstance(call, InquireCall):
                     check_gpus(call.gpus)
             case _:
                 pass
 
     async def _note_image(self, exact_ref: EngineRef) -> None:
-        await asyncio.to_thread(self._resolved.keep, exact_ref)
+        await asyncio.to_thread(self._resolved_images.keep, exact_ref)
 
     async def _profile(self, engine: EngineRef) -> Engine:
         try:

@@ -97,7 +97,7 @@ async def _join(data: Path, membership: Membership) -> None:
             await check_head(membership, os.environ)
             is_checked = True
     write_membership(data, membership)
-    supervision = asyncio.ensure_future(supervise(membership, data, checked=is_checked))
+    supervision = asyncio.ensure_future(supervise(membership, data, is_checked=is_checked))
     stop_wait = asyncio.ensure_future(stop.wait())
     await asyncio.wait({supervision, stop_wait}, return_when=asyncio.FIRST_COMPLETED)
     stop_wait.cancel()

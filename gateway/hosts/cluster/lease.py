@@ -15,7 +15,7 @@ class Lease:
         """owner: of the lease before a restart of the node service, which gets its full length."""
         self.length_s = length_s
         self.owner = owner
-        self._until = now + length_s
+        self._valid_until = now + length_s
 
     def claim(self, owner: str, now: float) -> bool:
         """Renew the lease, or take a free one. Returns whether the owner is new.
@@ -23,11 +23,11 @@ class Lease:
         Raises AgentRefusal for another owner's lease, and for one that ended: its engines are
         stopped before another gateway takes the node.
         """
-        if self.owner == owner and now < self._until:
-            self._until = now + self.length_s
+        if self.owner == owner and now < self._valid_until:
+            self._valid_until = now + self.length_s
             return False
         if self.owner:
-            left_s = max(0.0, self._until - now)
+            left_s = max(0.0, self._valid_until - now)
             raise AgentRefusal(
                 f"Another gateway owns this machine, for {left_s:.0f} s more."
                 if left_s
@@ -35,14 +35,14 @@ class Lease:
                 hint="Try again after that time. One cluster has one gateway.",
             )
         self.owner = owner
-        self._until = now + self.length_s
+        self._valid_until = now + self.length_s
         return True
 
     def has_ended(self, now: float) -> bool:
         """Whether engines may run that no gateway claims."""
-        return now >= self._until
+        return now >= self._valid_until
 
     def release(self, now: float) -> None:
         """Free the machine after its engines are stopped."""
         self.owner = ""
-        self._until = now + self.length_s
+        self._valid_until = now + self.length_s

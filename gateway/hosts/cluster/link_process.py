@@ -26,7 +26,7 @@ class LinkProcess:
         self._membership = membership
         self.path = path
         self._ready = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process and wait until it answers. Raises HostError."""
@@ -43,12 +43,12 @@ class LinkProcess:
 
     def begin(self) -> None:
         """Start the process."""
-        self._running = asyncio.ensure_future(self._run())
+        self._run_task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        if self._run_task is not None:
+            self._run_task.cancel()
+            await asyncio.gather(self._run_task, return_exceptions=True)
 
     async def _run(self) -> None:
         pause = RestartPause()

@@ -61,7 +61,7 @@ class NodeService(HostServer):
         self._data = data
         self._grace_s = grace_s
         self._record = folder(data) / "lease.json"
-        self._drained = folder(data) / "drained"
+        self._drained_path = folder(data) / "drained"
         self._lease = Lease(membership.lease_s, _owner(self._record), _seconds())
 
     @asynccontextmanager
@@ -92,7 +92,7 @@ class NodeService(HostServer):
             # Recorded before anything is done for the new owner.
             await asyncio.to_thread(self._write_owner)
             log.info("a gateway owns this machine", owner=call.owner)
-        if isinstance(call, StartCall) and self._drained.exists():
+        if isinstance(call, StartCall) and self._drained_path.exists():
             raise HostError(
                 f"The machine {self._membership.name} is drained and starts no engines.",
                 hint=f"`fitserve cluster drain {self._membership.name} --undo` ends that.",
@@ -101,9 +101,9 @@ class NodeService(HostServer):
     async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
         if isinstance(call, DrainCall):
             if call.drained:
-                self._drained.touch()
+                self._drained_path.touch()
             else:
-                self._drained.unlink(missing_ok=True)
+                self._drained_path.unlink(missing_ok=True)
         if isinstance(call, NodeCall | DrainCall):
             yield DoneAnswer(node=await self._view())
             return
@@ -142,7 +142,7 @@ class NodeService(HostServer):
             hardware=await asyncio.to_thread(probe, self._data),
             owner=self._lease.owner,
             lease_s=self._lease.length_s,
-            drained=self._drained.exists(),
+            drained=self._drained_path.exists(),
             engines=tuple(instance.name for instance in instances if instance.state == "running"),
         )
 

@@ -37,24 +37,24 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 
-async def supervise(membership: Membership, data: Path, *, checked: bool) -> None:
+async def supervise(membership: Membership, data: Path, *, is_checked: bool) -> None:
     """Run until cancelled. checked: the head has just answered. Raises SettingsError where this
     machine cannot join."""
     async with asyncio.TaskGroup() as tasks:
         node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]
         tasks.create_task(_keep("node service", node, dict(os.environ)))
-        tasks.create_task(_keep_raylet(membership, data, checked=checked))
+        tasks.create_task(_keep_raylet(membership, data, is_checked=is_checked))
 
 
-async def _keep_raylet(membership: Membership, data: Path, *, checked: bool) -> None:
+async def _keep_raylet(membership: Membership, data: Path, *, is_checked: bool) -> None:
     socket = node_socket(data)
 
     async def check() -> None:
-        nonlocal checked
+        nonlocal is_checked
         await asyncio.to_thread(end_strays, socket)
-        if membership.role == "node" and not checked:
+        if membership.role == "node" and not is_checked:
             await check_head(membership, os.environ)
-        checked = False
+        is_checked = False
 
     command = raylet_command(membership, _temp_dir(data))
     environment = raylet_environment(membership, socket, os.environ)

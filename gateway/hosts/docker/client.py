@@ -43,7 +43,7 @@ def ping(path: str, timeout_s: float) -> None:
         raise ConnectionError(f"it says {answer!r}")
 
 
-def available(base_url: str | None = None) -> bool:
+def is_available(base_url: str | None = None) -> bool:
     """Whether a Docker Engine of this machine answers within 2 s."""
     try:
         ping(socket_path(base_url), 2)
@@ -52,7 +52,7 @@ def available(base_url: str | None = None) -> bool:
     return True
 
 
-def listening(base_url: str | None = None) -> bool:
+def is_listening(base_url: str | None = None) -> bool:
     """Whether a program listens on Docker's socket. A busy Docker may answer much later."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -32,7 +32,7 @@ from gateway.engines.inquiry import script
 from gateway.engines.inquiry.output import InquiryOutput
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.cache_volumes import has_volume
-from gateway.hosts.docker.client import DockerClient, available, socket_path
+from gateway.hosts.docker.client import DockerClient, socket_path
 from gateway.hosts.docker.container import (
     RUNNING_STATES,
     Attributes,
@@ -59,7 +59,7 @@ from gateway.hosts.host import MAX_COMMAND, Machines
 if TYPE_CHECKING:
     from docker.api import APIClient
 
-__all__ = ["DockerHost", "available"]
+__all__ = ["DockerHost", "is_available"]
 
 # Inside the class `list` is the method.
 Instances = list[Instance]

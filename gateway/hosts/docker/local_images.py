@@ -31,15 +31,19 @@ class LocalImages:
 
     def __init__(self, docker: DockerClient, allowed_images: AllowedImages | None) -> None:
         self._docker = docker
-        self._allowed = allowed_images
+        self._allowed_images = allowed_images
 
     def name_of(self, engine: EngineRef) -> str:
         """The name of the image of `image_of`. Raises HostError for an image that may not be
         started."""
         name = engine.image or ""
         is_tagged = engine.digest is None or is_digest_of(engine.digest, name)
-        if name and self._allowed is not None and not (is_tagged and self._allowed.allows(name)):
-            message, hint = self._allowed.refusal(name)
+        if (
+            name
+            and self._allowed_images is not None
+            and not (is_tagged and self._allowed_images.allows(name))
+        ):
+            message, hint = self._allowed_images.refusal(name)
             raise HostError(message, hint=hint)
         return image_of(engine)
 

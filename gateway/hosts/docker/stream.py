@@ -148,7 +148,7 @@ class PullProgress:
         self._line = b""
         self._bytes_by_layer: dict[str, int] = {}
         self._total: dict[str, int] = {}
-        self._unknown: set[str] = set()
+        self._unknown_layers: set[str] = set()
         self.error: str | None = None
 
     def feed(self, chunk: bytes) -> None:
@@ -166,9 +166,9 @@ class PullProgress:
             event.get("progressDetail") or {},
         )
         if status in ("Pulling fs layer", "Waiting"):
-            self._unknown.add(layer)
+            self._unknown_layers.add(layer)
         elif status == "Downloading":
-            self._unknown.discard(layer)
+            self._unknown_layers.discard(layer)
             self._bytes_by_layer[layer] = detail.get("current", 0)
             self._total[layer] = max(detail.get("total", 0), self._bytes_by_layer[layer])
         elif status in (
@@ -178,7 +178,7 @@ class PullProgress:
             "Pull complete",
             "Already exists",
         ):
-            self._unknown.discard(layer)
+            self._unknown_layers.discard(layer)
             self._bytes_by_layer[layer] = self._total.get(layer, 0)
 
     def __str__(self) -> str:
@@ -189,14 +189,14 @@ class PullProgress:
         done_bytes, total = sum(self._bytes_by_layer.values()), sum(self._total.values())
         if not total:
             return f"pulling {self._image}"
-        if done_bytes == total and not self._unknown:
+        if done_bytes == total and not self._unknown_layers:
             return f"unpacking {self._image}: {_gib(total)} GiB"
         # Docker reports the size of a layer when its download begins, a few at a time.
         parts = (
             f"pulling {self._image}: {_gib(done_bytes)} of"
-            f" {'more than ' if self._unknown else ''}{_gib(total)} GiB"
+            f" {'more than ' if self._unknown_layers else ''}{_gib(total)} GiB"
         )
-        return parts if self._unknown else TransferProgress(parts, done_bytes, total)
+        return parts if self._unknown_layers else TransferProgress(parts, done_bytes, total)
 
 
 def _gib(size: int) -> str:

@@ -107,8 +107,8 @@ class ProcessHost:
         self._home = data_dir / "home"
         self._caches = Caches(data_dir)
         self._keys = EngineKeys(data_dir / "engine-secret")
-        self._prepared = PreparedEngines(data_dir, most_prepared) if most_prepared else None
-        self.forks = self._prepared is not None
+        self._prepared_engines = PreparedEngines(data_dir, most_prepared) if most_prepared else None
+        self.forks = self._prepared_engines is not None
         self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = threading.RLock()
@@ -131,8 +131,8 @@ class ProcessHost:
         report(f"{engine} is installed.")
 
     async def expect(self, spec: LaunchSpec) -> None:
-        if self._prepared is not None:
-            await run_to_end(self._expect, spec, self._prepared)
+        if self._prepared_engines is not None:
+            await run_to_end(self._expect, spec, self._prepared_engines)
 
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._name_lock(spec.name):
@@ -165,7 +165,11 @@ class ProcessHost:
         return await run_to_end(self._conditions, engine, cache)
 
     async def prepared_views(self) -> tuple[PreparedView, ...]:
-        return await run_to_end(self._prepared.views) if self._prepared is not None else ()
+        return (
+            await run_to_end(self._prepared_engines.views)
+            if self._prepared_engines is not None
+            else ()
+        )
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The log, line by line. Ends at once for a name that never ran. After `stop`, gives the
@@ -225,8 +229,8 @@ class ProcessHost:
 
     async def close(self) -> None:
         """No connection to the engines exists. Prepared processes wait for the next gateway."""
-        if self._prepared is not None:
-            await run_to_end(self._prepared.close)
+        if self._prepared_engines is not None:
+            await run_to_end(self._prepared_engines.close)
 
     def _identities(self) -> dict[str, str]:
         """The identity of each installed environment, by engine."""
@@ -263,8 +267,8 @@ class ProcessHost:
     def _tend_and_list(self) -> Sequence[Record]:
         """All instances, after a look at the prepared processes."""
         records = self._find_all()
-        if self._prepared is not None:
-            self._prepared.tend(records, self._identities)
+        if self._prepared_engines is not None:
+            self._prepared_engines.tend(records, self._identities)
         return records
 
     def _find_all(self) -> Sequence[Record]:
@@ -293,7 +297,9 @@ class ProcessHost:
 
     def _conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         folder = self._caches.path(engine_dir(self._data, engine), self._identity(engine), cache)
-        forks = self._prepared is not None and str(engine) in self._prepared.engines()
+        forks = (
+            self._prepared_engines is not None and str(engine) in self._prepared_engines.engines()
+        )
         return StartConditions(
             origin="fork" if forks else "process",
             is_cache_empty=not cache or is_empty(folder),
@@ -479,9 +485,9 @@ class ProcessHost:
 
         The engine begins after its record is on the disk. Raises OSError if that fails.
         """
-        if self._prepared is None:
+        if self._prepared_engines is None:
             return None
-        engine = self._prepared.fork(self._process_start(spec, argv, env))
+        engine = self._prepared_engines.fork(self._process_start(spec, argv, env))
         if engine is None:
             return None
         with closing(engine):

@@ -76,7 +76,7 @@ async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswe
     try:
         async with asyncio.timeout(limit_s):
             await loop.create_connection(lambda: stream, parts.hostname or "", port, ssl=tls)
-            end_s = await stream.ended
+            end_s = await stream.end_time
     except TimeoutError:
         raise NoAnswer(f"no complete answer within {limit_s:g} s") from None
     except OSError as error:
@@ -94,7 +94,7 @@ class _StreamConnection(asyncio.Protocol):
     """The connection of one request. ended: its end by time.perf_counter."""
 
     def __init__(self, request: bytes, end_time: asyncio.Future[float]) -> None:
-        self.ended, self.first, self.tail, self.status = end_time, 0.0, b"", 0
+        self.end_time, self.first, self.tail, self.status = end_time, 0.0, b"", 0
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
@@ -124,8 +124,8 @@ class _StreamConnection(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(time.perf_counter())
+        if not self.end_time.done():
+            self.end_time.set_result(time.perf_counter())
 
     def close(self) -> None:
         if self._transport is not None:

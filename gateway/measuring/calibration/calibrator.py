@@ -14,7 +14,7 @@ from gateway.domain import EngineRef, Fact, Hardware, Value
 from gateway.engines.inquiry.inquirer import AskedHost
 from gateway.errors import Conflict, HostError
 from gateway.hosts.process.asked_environment import ask
-from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets, in_use
+from gateway.measuring.calibration.gpu_set import GpuSet, busy_gpus, gpu_sets
 from gateway.measuring.calibration.measurement import (
     LIMIT_S,
     Measurement,
@@ -48,7 +48,7 @@ class Calibrator:
                 "This machine has no GPU to measure.",
                 hint="`fitserve doctor` shows the reason.",
             )
-        busy = in_use(hardware, holders)
+        busy = busy_gpus(hardware, holders)
         free_gpus = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
         facts: list[Fact] = []
         problems: list[str] = []

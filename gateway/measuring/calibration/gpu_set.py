@@ -26,7 +26,7 @@ class GpuSet(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
 
 
-def in_use(hardware: Hardware, holders: Mapping[str, str]) -> dict[str, str]:
+def busy_gpus(hardware: Hardware, holders: Mapping[str, str]) -> dict[str, str]:
     """The reason and advice for each GPU that cannot be measured, by UUID. holders: reasons known
     by the gateway."""
     reasons = {}

@@ -89,7 +89,7 @@ def run_part(
     ranks: list[RankProcess], part: dict[str, Any], limit_s: float, result: dict[str, Any]
 ) -> bool:
     """Run a part on all ranks and collect its numbers. False ends the measurement."""
-    deadline_s, waiting_ranks, all_done = (
+    deadline_s, waiting_ranks, are_all_done = (
         time.monotonic() + limit_s,
         {rank.answers: rank for rank in ranks},
         True,
@@ -115,7 +115,7 @@ def run_part(
                     )
                     if part["part"] != "own":
                         return False
-                    all_done = False
+                    are_all_done = False
                     del waiting_ranks[key.fd]
                     selector.unregister(key.fd)
                     continue
@@ -129,14 +129,14 @@ def run_part(
                     else:
                         del waiting_ranks[key.fd]
                         selector.unregister(key.fd)
-    return all_done
+    return are_all_done
 
 
 class RankProcess:
     """The parent's side of the process of one GPU: a pipe for parts, a pipe for lines of JSON."""
 
     def __init__(self, question: dict[str, Any], number: int) -> None:
-        self.number, self._rest = number, b""
+        self.number, self._unfinished_line = number, b""
         question_fd, self._questions = os.pipe()
         self.answers, answer_fd = os.pipe()
         sys.stderr.flush()
@@ -156,7 +156,7 @@ class RankProcess:
     def lines(self) -> list[dict[str, Any]] | None:
         """New lines of the process. None after its end."""
         text = os.read(self.answers, 1 << 16)
-        *lines, self._rest = (self._rest + text).split(b"\n")
+        *lines, self._unfinished_line = (self._unfinished_line + text).split(b"\n")
         return [json.loads(line) for line in lines] if text else None
 
     def end(self) -> None:

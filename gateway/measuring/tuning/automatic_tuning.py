@@ -42,7 +42,7 @@ class _Search(NamedTuple):
     """
 
     name: str
-    began: float
+    start_s: float
     plans: frozenset[str]
 
 
@@ -92,7 +92,7 @@ class AutomaticTuning:
             self._search = None
             return
         if report.state == "running":
-            if idle[name] < time.monotonic() - search.began:
+            if idle[name] < time.monotonic() - search.start_s:
                 self._search = None
                 await self._tunings.stop(name, "a request came")
             return

@@ -28,13 +28,13 @@ async def measure(
     seconds: float,
     at_once: int | None = None,
     *,
-    text: bool = False,
+    has_text: bool = False,
 ) -> BenchReport | None:
     """The report of a load process. None if a client sent a request or the engine failed.
 
     watch: looks whether a client sent a request; an error that it raises ends the measurement.
     at_once: the most requests at once; None: as many as the plan is made for.
-    text: prompts are sentences.
+    has_text: prompts are sentences.
     """
     plan = attempt.plan
     planned_concurrency = at_once or (
@@ -51,7 +51,7 @@ async def measure(
         "levels": sorted({1, planned_concurrency}),
         "seconds": seconds,
     }
-    job |= {"text": text}
+    job |= {"text": has_text}
     child = await spawn("gateway.measuring.bench", {}, errors=True)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)

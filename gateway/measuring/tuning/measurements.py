@@ -146,15 +146,17 @@ class Measurements:
     async def _compare_plans(self, model: ManagedModel, serving_attempt: Attempt) -> None:
         """Update the measured speed of the serving plan and the better plan, if any."""
         name, measured_plan = model.wish.name, await self._measured_plan(serving_attempt.plan)
-        model.measured = (
+        model.measured_plan = (
             measured_plan
             if measured_plan.speed is not None and measured_plan.speed.grade != "predicted"
             else None
         )
         try:
             rival = None
-            if model.measured is not None:
-                rival = (await self._plan_preview.plan_against_running(model, model.measured)).rival
+            if model.measured_plan is not None:
+                rival = (
+                    await self._plan_preview.plan_against_running(model, model.measured_plan)
+                ).rival
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
             rival = None

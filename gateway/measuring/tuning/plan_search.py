@@ -88,7 +88,7 @@ class PlanSearch:
         self._tools = tools
         self._options = options
         self.wish = model.wish
-        self._began = time.monotonic()
+        self._start_s = time.monotonic()
         self._served_worth = 0.0
         self._uses_sentences = False
         """Prompts are sentences, as random tokens say nothing about drafted ones."""
@@ -108,7 +108,7 @@ class PlanSearch:
     def report(self) -> TuningReport:
         is_running = self._report.state == "running"
         elapsed_s = (
-            round(time.monotonic() - self._began, 1) if is_running else self._report.elapsed_s
+            round(time.monotonic() - self._start_s, 1) if is_running else self._report.elapsed_s
         )
         return self._report.evolve(elapsed_s=elapsed_s)
 
@@ -365,7 +365,7 @@ class PlanSearch:
                 self._request_watch(attempt),
                 _MEASUREMENT_S,
                 at_once(self.wish, attempt.plan),
-                text=self._uses_sentences,
+                has_text=self._uses_sentences,
             )
             if report is not None:
                 return report
@@ -403,7 +403,7 @@ class PlanSearch:
         return self._remaining_time_s() > count * self._trial_s
 
     def _remaining_time_s(self) -> float:
-        return self._options.seconds - (time.monotonic() - self._began)
+        return self._options.seconds - (time.monotonic() - self._start_s)
 
     async def _pause(self) -> None:
         """Wait for one look. Raises as `_raise_if_over`."""

@@ -114,12 +114,12 @@ class ServedTraffic:
     async def _read(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> None:
         neighbours, neighbours_before = self._neighbours(replica, attempt), readings.neighbours
         counts = await self._counts(replica, attempt, readings)
-        undisturbed = (
+        is_undisturbed = (
             neighbours is not None
             and neighbours == neighbours_before == self._neighbours(replica, attempt)
         )
         is_cold = time.time() - (attempt.ready_at or 0.0) < _WARMUP_S
-        if counts is not None and readings.counts is not None and undisturbed:
+        if counts is not None and readings.counts is not None and is_undisturbed:
             stretch = traffic_between(readings.counts, counts)
             if stretch is not None:
                 readings.stretches.append(stretch)

@@ -19,14 +19,14 @@ class Tunings:
         self._orders = orders
         self._tools = tools
         self._searches: dict[str, PlanSearch] = {}
-        self._running: tuple[str, asyncio.Task[None]] | None = None
+        self._current_run: tuple[str, asyncio.Task[None]] | None = None
 
     async def begin(self, name: str, options: SearchOptions) -> TuningReport:
         """Begin a search. It ends one that the gateway began by itself. Raises NotFound,
         Conflict."""
         model = self._fleet.model(name)
-        if not options.is_automatic and self._running is not None:
-            running_name = self._running[0]
+        if not options.is_automatic and self._current_run is not None:
+            running_name = self._current_run[0]
             if self._searches[running_name].report.automatic:
                 await self.stop(running_name, "its owner tunes by order")
         self._refuse_second()
@@ -37,10 +37,10 @@ class Tunings:
         task = asyncio.create_task(search.run())
 
         def forget_run(_: object) -> None:
-            self._running = None
+            self._current_run = None
 
         task.add_done_callback(forget_run)
-        self._running = name, task
+        self._current_run = name, task
         return search.report
 
     def report(self, name: str) -> TuningReport:
@@ -50,9 +50,9 @@ class Tunings:
     async def stop(self, name: str, reason: str = "its owner stopped it") -> TuningReport:
         """End the running search of a model, if any. why: for people. Raises NotFound."""
         search = self._search(name)
-        if self._running is not None and self._running[0] == name:
-            self._running[1].cancel(reason)
-            await asyncio.wait({self._running[1]})
+        if self._current_run is not None and self._current_run[0] == name:
+            self._current_run[1].cancel(reason)
+            await asyncio.wait({self._current_run[1]})
         return search.report
 
     async def apply(self, name: str) -> TuningReport:
@@ -69,14 +69,14 @@ class Tunings:
         return search.report
 
     async def close(self) -> None:
-        if self._running is not None:
-            self._running[1].cancel()
-            await asyncio.wait({self._running[1]})
+        if self._current_run is not None:
+            self._current_run[1].cancel()
+            await asyncio.wait({self._current_run[1]})
 
     @property
     def is_busy(self) -> bool:
         """Whether a search runs."""
-        return self._running is not None
+        return self._current_run is not None
 
     def _search(self, name: str) -> PlanSearch:
         self._fleet.model(name)
@@ -89,8 +89,8 @@ class Tunings:
         return search
 
     def _refuse_second(self) -> None:
-        if self._running is not None:
+        if self._current_run is not None:
             raise Conflict(
-                f"{self._running[0]} is being tuned.",
+                f"{self._current_run[0]} is being tuned.",
                 hint="Two searches would disturb each other. Try again later.",
             )

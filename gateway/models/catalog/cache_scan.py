@@ -25,7 +25,7 @@ class CacheScan(NamedTuple):
     """The repositories of a cache. `info`: None without a cache."""
 
     info: HFCacheInfo | None
-    missing: Missing
+    missing_files: Missing
 
 
 def scan_cache(cache: Path) -> CacheScan:

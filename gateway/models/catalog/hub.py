@@ -76,8 +76,8 @@ class Hub:
     models: the Hub's cache of this user.
     commits: the commits that names of revisions stand for (`Wish.commits`).
 
-    `resolved` holds the names that were resolved, with their commits. `unconfirmed` holds those of
-    them that were resolved from the disk because the Hub did not answer.
+    `resolved_commits` holds the names that were resolved, with their commits. `unconfirmed_repos`
+    holds those of them that were resolved from the disk because the Hub did not answer.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Hub:
         self.token = token
         self.disk = HubCache(models, cache)
         self.commits = dict(commits or {})
-        self.resolved: dict[str, str] = {}
-        self.unconfirmed: set[str] = set()
+        self.resolved_commits: dict[str, str] = {}
+        self.unconfirmed_repos: set[str] = set()
 
     def with_commits(self, commits: Mapping[str, str]) -> Hub:
         """The same Hub, where names of revisions stand for these commits."""
@@ -131,8 +131,8 @@ class Hub:
                 if listing is None or self.disk.folder_of(repo, listing.commit) is None:
                     raise
                 if commit is None:
-                    self.unconfirmed.add(name)
-        self.commits[name] = self.resolved[name] = listing.commit
+                    self.unconfirmed_repos.add(name)
+        self.commits[name] = self.resolved_commits[name] = listing.commit
         return listing
 
     def _request_listing(self, repo: str, revision: str | None) -> Listing:

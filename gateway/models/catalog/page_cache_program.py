@@ -36,14 +36,14 @@ def main() -> None:
     for path in job["files"]:
         if not reader.read_file(path):
             break
-    json.dump({"read": reader.read, "cached": reader.cached}, sys.stdout)
+    json.dump({"read": reader.read, "cached": reader.cached_bytes}, sys.stdout)
 
 
 class CacheReader:
     """Bytes that were read, and found in the cache, of at most `most_bytes` together."""
 
     def __init__(self, most_bytes: int) -> None:
-        self.read = self.cached = 0
+        self.read = self.cached_bytes = 0
         self._most_bytes = most_bytes
 
     def read_file(self, path: str) -> bool:
@@ -67,10 +67,10 @@ class CacheReader:
         # Else each look at the cache would make the kernel read ahead.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         for begin, end in _blocks(descriptor, size):
-            if self.read + self.cached + end - begin > self._most_bytes or _is_cancelled():
+            if self.read + self.cached_bytes + end - begin > self._most_bytes or _is_cancelled():
                 return False
             if _is_cached(descriptor, end - 1):
-                self.cached += end - begin
+                self.cached_bytes += end - begin
                 continue
             for offset in range(begin, end, STEP):
                 length = min(STEP, end - offset)

@@ -29,9 +29,9 @@ def _decoder(
     path: str,
     *surrounding_names: str,
     bias: bool = False,
-    out_bias: bool = False,
-    mlp_bias: bool = False,
-    tied: bool = False,
+    has_out_bias: bool = False,
+    has_mlp_bias: bool = False,
+    is_tied: bool = False,
 ) -> Blueprint:
     """A decoder of equal layers with the norms `surrounding_names`."""
     numbers, hidden, layer = (
@@ -39,11 +39,11 @@ def _decoder(
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    linears = attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, out_bias))
+    linears = attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, has_out_bias))
     linears += mlp(
-        f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias
+        f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=has_mlp_bias
     )
-    parameters = ends(fields, path, tied=tied) + norms(
+    parameters = ends(fields, path, is_tied=is_tied) + norms(
         layer, len(numbers), hidden, *surrounding_names
     )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
@@ -76,7 +76,7 @@ def olmo(fields: Fields, family: str, path: str) -> Blueprint:
         "post_attention_layernorm",
         "post_feedforward_layernorm",
         bias=bias,
-        out_bias=bias,
+        has_out_bias=bias,
     )
     heads, kv_heads, head_dim = heads_of(fields, family)
     layers, attention_path = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
@@ -94,7 +94,7 @@ def cohere(fields: Fields, family: str, path: str) -> Blueprint:
     """Cohere 2: attention and MLP read the same normed input, and the head is always tied."""
     bias = fields.flag("attention_bias")
     tied = Fields({**fields.config, "tie_word_embeddings": True}, fields.source)
-    return _decoder(tied, family, path, "input_layernorm", bias=bias, out_bias=bias)
+    return _decoder(tied, family, path, "input_layernorm", bias=bias, has_out_bias=bias)
 
 
 def seed(fields: Fields, family: str, path: str) -> Blueprint:
@@ -104,8 +104,8 @@ def seed(fields: Fields, family: str, path: str) -> Blueprint:
         path,
         *LAYER_NORMS,
         bias=_flag(fields, "attention_bias", default=True),
-        out_bias=fields.flag("attention_out_bias"),
-        mlp_bias=fields.flag("mlp_bias"),
+        has_out_bias=fields.flag("attention_out_bias"),
+        has_mlp_bias=fields.flag("mlp_bias"),
     )
 
 

@@ -34,19 +34,24 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
     is_fused = family == "phi3"
     qkv_bias, out_bias, mlp_bias = _biases(fields, family)
     linears = attention(
-        fields, family, f"{layer}.self_attn", numbers, fused=is_fused, biases=(qkv_bias, out_bias)
+        fields,
+        family,
+        f"{layer}.self_attn",
+        numbers,
+        is_fused=is_fused,
+        biases=(qkv_bias, out_bias),
     ) + mlp(
         f"{layer}.mlp",
         numbers,
         hidden,
         fields.integer("intermediate_size"),
-        fused=is_fused,
+        is_fused=is_fused,
         bias=mlp_bias,
     )
     surrounding_names = ["input_layernorm", "post_attention_layernorm"]
     if family in _FOUR_NORMS:
         surrounding_names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    parameters = ends(fields, path, tied=family in _GEMMA) + norms(
+    parameters = ends(fields, path, is_tied=family in _GEMMA) + norms(
         layer, len(numbers), hidden, *surrounding_names
     )
     if family == "gemma2":

@@ -60,7 +60,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         hidden,
         width * (2 if fields.flag("use_double_wide_mlp") else 1),
     )
-    parameters = ends(fields, path, tied=True)
+    parameters = ends(fields, path, is_tied=True)
     surrounding_names = [
         "input_layernorm",
         "post_attention_layernorm",

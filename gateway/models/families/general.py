@@ -93,7 +93,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
                 range(layers),
                 hidden,
                 _width(fields, hidden),
-                gated=True,
+                is_gated=True,
             )
         groups = [
             group.evolve(layers=2 * group.layers, numbers=tuple(sorted(group.numbers * 2)))
@@ -401,10 +401,10 @@ def _mlps(
             [number for number in plain_numbers if blocks[number].width == width],
             hidden,
             width,
-            gated=is_gated,
+            is_gated=is_gated,
         )
     if plain_numbers and not blocks:
-        linears += _mlp(path, plain_numbers, hidden, _width(fields, hidden), gated=is_gated)
+        linears += _mlp(path, plain_numbers, hidden, _width(fields, hidden), is_gated=is_gated)
     if not sparse_numbers:
         return linears, 0
     count, width = fields.largest(EXPERT_COUNT), fields.largest(EXPERT_WIDTH)
@@ -436,13 +436,15 @@ def _mlps(
             sparse_numbers,
             hidden,
             shared_width or shared_count * width,
-            gated=is_gated,
+            is_gated=is_gated,
         )
     return linears, count
 
 
-def _mlp(path: str, numbers: Sequence[int], hidden: int, width: int, *, gated: bool) -> list[Built]:
-    if gated:
+def _mlp(
+    path: str, numbers: Sequence[int], hidden: int, width: int, *, is_gated: bool
+) -> list[Built]:
+    if is_gated:
         return mlp(path, numbers, hidden, width)
     up = Built(f"{path}.up_proj", numbers, hidden, (width,), "column")
     return [up, Built(f"{path}.down_proj", numbers, width, (hidden,), "row")]

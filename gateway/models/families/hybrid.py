@@ -39,7 +39,12 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         is_gated = fields.config.get("attn_output_gate", True) is not False
         bias = fields.flag("qkv_bias")
         linears += attention(
-            fields, family, f"{layer}.self_attn", full_numbers, gated=is_gated, biases=(bias, False)
+            fields,
+            family,
+            f"{layer}.self_attn",
+            full_numbers,
+            is_gated=is_gated,
+            biases=(bias, False),
         )
         parameters += norms(f"{layer}.self_attn", len(full_numbers), head_dim, "q_norm", "k_norm")
         is_causal = fields.config.get("is_causal") is not False
@@ -56,7 +61,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     if recurrent:
         state = delta_net_state(fields)
         net, inner_groups = delta_net(
-            fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next"
+            fields, f"{layer}.linear_attn", recurrent, state, is_interleaved=family == "qwen3_next"
         )
         linears += net
         parameters += inner_groups
@@ -97,19 +102,19 @@ def delta_net_state(fields: Fields) -> Recurrent:
 
 
 def delta_net(
-    fields: Fields, path: str, numbers: Sequence[int], state: Recurrent, *, interleaved: bool
+    fields: Fields, path: str, numbers: Sequence[int], state: Recurrent, *, is_interleaved: bool
 ) -> tuple[list[Built], list[TensorGroup]]:
     """The projections of a delta net.
 
-    interleaved: the checkpoint stores the fused projections (Qwen3-Next), else the two halves of
+    is_interleaved: the checkpoint stores the fused projections (Qwen3-Next), else the two halves of
     each (Qwen3.5).
     """
     hidden = fields.integer("hidden_size")
     key, heads = state.groups * state.columns, state.heads
     value = heads * state.rows
-    mixed = () if interleaved else ("in_proj_qkv", "in_proj_z")
-    gates = () if interleaved else ("in_proj_b", "in_proj_a")
-    ba = (2 * heads,) if interleaved else (heads, heads)
+    mixed = () if is_interleaved else ("in_proj_qkv", "in_proj_z")
+    gates = () if is_interleaved else ("in_proj_b", "in_proj_a")
+    ba = (2 * heads,) if is_interleaved else (heads, heads)
     linears = [
         Built(
             f"{path}.conv1d",

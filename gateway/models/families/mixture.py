@@ -101,7 +101,7 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
         *mlp(block, dense_numbers, hidden, fields.integer("intermediate_size"), bias=bias),
     ]
-    parameters = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = ends(fields, path, is_tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     if sparse_numbers:
         count, width = fields.integer("moe_num_experts"), fields.integer("moe_intermediate_size")
         linears += experts(block, sparse_numbers, hidden, width, count)

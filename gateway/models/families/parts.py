@@ -212,7 +212,7 @@ def tensor(
 
 
 def ends(
-    fields: Fields, path: str, *, tied: bool = False, embedding: str = "embed_tokens"
+    fields: Fields, path: str, *, is_tied: bool = False, embedding: str = "embed_tokens"
 ) -> list[TensorGroup]:
     """Embedding, last norm and output head. tied: the default of transformers for the family."""
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
@@ -220,7 +220,7 @@ def ends(
         tensor(f"{path}.{embedding}.weight", 1, vocab, hidden, shard="vocab"),
         tensor(f"{path}.norm.weight", 1, hidden),
     ]
-    if fields.config.get("tie_word_embeddings", tied) is not True:
+    if fields.config.get("tie_word_embeddings", is_tied) is not True:
         tensors.append(
             tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab")
         )
@@ -242,20 +242,20 @@ def attention(
     path: str,
     numbers: Sequence[int],
     *,
-    fused: bool = False,
-    gated: bool = False,
+    is_fused: bool = False,
+    is_gated: bool = False,
     biases: tuple[bool, bool] = (False, False),
 ) -> list[Built]:
     """The projections of softmax attention.
 
-    fused: the checkpoint stores one fused projection.
-    gated: every query has a gate.
+    is_fused: the checkpoint stores one fused projection.
+    is_gated: every query has a gate.
     biases: whether (query, key and value; output) projections have a bias.
     """
     heads, kv_heads, head = heads_of(fields, family)
     hidden = fields.integer("hidden_size")
-    parts = (heads * head * (2 if gated else 1), kv_heads * head, kv_heads * head)
-    modules = ("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj")
+    parts = (heads * head * (2 if is_gated else 1), kv_heads * head, kv_heads * head)
+    modules = ("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": biases[0]}
     return [
         Built(f"{path}.qkv_proj", numbers, hidden, parts, "qkv", modules, **sizes),
@@ -269,13 +269,13 @@ def mlp(
     hidden: int,
     width: int,
     *,
-    fused: bool = False,
+    is_fused: bool = False,
     bias: bool = False,
 ) -> list[Built]:
     """A gated MLP in the layers `numbers`; empty without layers."""
     if not numbers:
         return []
-    modules = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
+    modules = ("gate_up_proj",) if is_fused else ("gate_proj", "up_proj")
     return [
         Built(
             f"{path}.gate_up_proj", numbers, hidden, (width, width), "merged", modules, bias=bias
@@ -382,7 +382,7 @@ def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
 
 
 def late_moe(
-    fields: Fields, layer: str, numbers: Sequence[int], *, float_router: bool = False
+    fields: Fields, layer: str, numbers: Sequence[int], *, has_float_router: bool = False
 ) -> tuple[list[Built], list[TensorGroup]]:
     """Dense MLPs first, then experts with some shared experts (DeepSeek, GLM-4-MoE).
 
@@ -404,13 +404,13 @@ def late_moe(
     if not sparse_numbers:
         return linears, parameters
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
-    if float_router:
+    if has_float_router:
         parameters.append(
             tensor(f"{path}.gate.weight", len(sparse_numbers), count, hidden, dtype="F32")
         )
     else:
         linears.append(router(f"{path}.gate", sparse_numbers, hidden, count))
-    if float_router or fields.config.get("topk_method") == "noaux_tc":
+    if has_float_router or fields.config.get("topk_method") == "noaux_tc":
         parameters.append(
             tensor(f"{path}.gate.e_score_correction_bias", len(sparse_numbers), count, dtype="F32")
         )

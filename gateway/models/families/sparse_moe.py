@@ -86,7 +86,7 @@ def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    mlps, parameters = late_moe(fields, layer, numbers, float_router=True)
+    mlps, parameters = late_moe(fields, layer, numbers, has_float_router=True)
     linears = (
         attention(
             fields,

@@ -59,7 +59,7 @@ class _Config:
     """The fields of a config.json by dotted name, with other names and values of absent fields."""
 
     def __init__(self, structure: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        self._absent = structure["absent"]
+        self._absent_value = structure["absent"]
         self._aliases: dict[str, list[str]] = {}
         for alias, name in structure["aliases"].items():
             self._aliases.setdefault(name, []).append(alias)
@@ -77,13 +77,13 @@ class _Config:
             self._lookup(spelling) for spelling in (name, *self._aliases.get(name, ()))
         ]
         values = [value for value in stated_values if value is not None and value is not _NO_VALUE]
-        if not {"each", "of", "period"}.isdisjoint(self._absent.get(name, {})):
+        if not {"each", "of", "period"}.isdisjoint(self._absent_value.get(name, {})):
             # An empty list names no layer's kind: engines then fill it in.
             values = [value for value in values if value != []]
         if values:
             return values[0]
         # A null stays one where the engine has a constant for a config without the field.
-        if None in stated_values and "is" in self._absent.get(name, {}):
+        if None in stated_values and "is" in self._absent_value.get(name, {}):
             return None
         return self._default(name)
 
@@ -96,7 +96,7 @@ class _Config:
         return value
 
     def _default(self, name: str) -> Any:
-        rule = self._absent.get(name, {})
+        rule = self._absent_value.get(name, {})
         if "text" in rule:
             return _value(_parse(rule["text"]), self, 0)
         if "each" in rule:

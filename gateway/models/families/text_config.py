@@ -17,7 +17,7 @@ class Text(NamedTuple):
 
     fields: Fields
     is_nested: bool
-    inner: Mapping[str, Any]
+    inner_fields: Mapping[str, Any]
 
 
 def text_of(top: Fields) -> Text:

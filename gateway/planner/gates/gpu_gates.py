@@ -96,8 +96,8 @@ def gate_devices(
             "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
         )
     # Unlike GPUs hold stages, or the ranks of one stage.
-    one_split = variant.dp == 1 and 1 in (tp, pp)
-    group = groups.best(ranks) or (groups.unlike(ranks) if one_split else None)
+    has_one_split = variant.dp == 1 and 1 in (tp, pp)
+    group = groups.best(ranks) or (groups.unlike(ranks) if has_one_split else None)
     if group is None:
         raise Refused("no_device", f"there are no {ranks} GPUs of one kind", "probe")
     if group[0].total_bytes is None:

@@ -117,11 +117,11 @@ def stands_in(spec: ModelSpec, engine: Engine) -> bool:
     """Whether the engine would try transformers' class of an architecture that it lacks, and none
     of the repository's: _try_resolve_transformers
     in vllm/model_executor/models/registry.py."""
-    own_classes = (
+    has_own_classes = (
         "TransformersForCausalLM" in engine.architectures
         and spec.model_type in engine.config_classes
     )
-    return own_classes and not spec.remote_code
+    return has_own_classes and not spec.remote_code
 
 
 def _foreign_part(spec: ModelSpec, engine: Engine) -> str:

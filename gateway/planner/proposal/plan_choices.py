@@ -81,7 +81,7 @@ def tensor_parallel(candidate: Candidate) -> Choice[int]:
         return int_choice(1, fits, "memory model")
     heads = "/".join(
         str(group.heads)
-        for group in candidate.built.attention
+        for group in candidate.built_model.attention
         if group.kind not in ("vision", "recurrent")
     )
     reason = f"{heads} attention heads and the weights divide by {tp}"

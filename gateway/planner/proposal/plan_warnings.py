@@ -137,7 +137,7 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
 
 def _rule_warnings(candidate: Candidate) -> list[str]:
     """The warnings about guesses and missing rules."""
-    spec, evidence, built_model = candidate.inputs.spec, candidate.evidence, candidate.built
+    spec, evidence, built_model = candidate.inputs.spec, candidate.evidence, candidate.built_model
     warnings = []
     if (spec.guessed or not built_model.is_known) and evidence.answer is None:
         guessed = (
@@ -221,7 +221,7 @@ def _format_warnings(candidate: Candidate) -> list[str]:
     formats = sorted(
         {
             lacking
-            for kind in candidate.built.kinds
+            for kind in candidate.built_model.kinds
             if (lacking := table.widened_format(kind, gpus[0].capability))
         }
     )

@@ -139,11 +139,11 @@ class ModelFinder:
         self._planner, self._machine, self._use = planner, machine, use
         self._end_s = time.monotonic() + _LIMIT_S
 
-    def judge(self, candidates: Sequence[FoundModel], *, by_size: bool) -> list[JudgedModel]:
+    def judge(self, candidates: Sequence[FoundModel], *, sorts_by_size: bool) -> list[JudgedModel]:
         """The models and their quantized variants: of each base model the best form first.
 
-        by_size: base models as `_sort_suggestions` orders them, else in the order given. Models
-        that do not fit come last. Models of another use are left out.
+        sorts_by_size: base models as `_sort_suggestions` orders them, else in the order given.
+        Models that do not fit come last. Models of another use are left out.
         """
         names = {model.name for model in candidates}
         listed_variants = self._variants([model for model in candidates if not model.base])
@@ -165,7 +165,7 @@ class ModelFinder:
         everything = {model.name: model for variants in listed_variants for model in variants}
         everything |= {model.name: model for model in candidates}
         groups, refused_models = _group(judged_models)
-        if by_size:
+        if sorts_by_size:
             groups = _sort_suggestions(groups, list(everything.values()), self._use)
         return [*(model for group in groups for model in group), *refused_models]
 

@@ -201,9 +201,9 @@ class ModelPlanning(FrozenRecord, frozen=True):
     request: PlanRequest
     base: PlanningInput
     engines: Sequence[Engine]
-    uninstalled: Sequence[Engine]
+    uninstalled_engines: Sequence[Engine]
     startable: Startable | None
-    learned: tuple[Fact, ...]
+    learned_facts: tuple[Fact, ...]
     facts: Sequence[Fact]
 
     def decide(self, engines: Sequence[Engine] | None = None, **changes: Any) -> Decision:
@@ -282,7 +282,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         if self.startable is None or self.request.machine_name:
             return decision
         return self.startable.explain_engines(
-            decision, self.engines, self.uninstalled, self.base.wish, self.decide
+            decision, self.engines, self.uninstalled_engines, self.base.wish, self.decide
         )
 
     def rival(self, decision: Decision) -> Rival | None:

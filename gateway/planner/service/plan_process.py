@@ -63,7 +63,7 @@ class PlanProcess:
         self._config = config
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting_count = 0
 
     async def ask(
         self, request: PlanRequest, facts: Sequence[str], *, waits: bool = True
@@ -73,18 +73,18 @@ class PlanProcess:
         waits: however many requests are queued. Raises the child's error, BadModel, or Busy.
         """
         source = request.wish.source or ""
-        if self._waiting > MAX_WAITING_PLANS and not waits:
+        if self._waiting_count > MAX_WAITING_PLANS and not waits:
             raise Busy(
                 f"The planner is busy: {MAX_WAITING_PLANS} requests are queued.",
                 hint="Try again in a minute.",
                 retry_after_s=30,
             )
-        self._waiting += 1
+        self._waiting_count += 1
         try:
             async with self._turn:
                 answer, frames = await self._exchange(source, pack(request_frames(request, facts)))
         finally:
-            self._waiting -= 1
+            self._waiting_count -= 1
         if answer.error is not None:
             raise planning_error(source, answer.error)
         return read_result(frames)

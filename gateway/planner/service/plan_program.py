@@ -91,7 +91,7 @@ class PlanWorker:
         planning = self._planner.prepare(
             request, model, self._facts.values(), self._startable(request)
         )
-        decision = _with_hub_warnings(planning.decision(), hub.unconfirmed)
+        decision = _with_hub_warnings(planning.decision(), hub.unconfirmed_repos)
         files = None
         if request.include_files:
             files = model_files(model.files.config, model.files.tensors, model.files.quant_files)
@@ -106,10 +106,10 @@ class PlanWorker:
             questions=questions[:1] if decision.plans else questions,
             gaps=decision.gaps,
             rival=planning.rival(decision),
-            commits=hub.resolved,
+            commits=hub.resolved_commits,
             needed_offers=decision.takes,
-            learned=planning.learned,
-            unconfirmed_repos=tuple(sorted(hub.unconfirmed)),
+            learned=planning.learned_facts,
+            unconfirmed_repos=tuple(sorted(hub.unconfirmed_repos)),
             template=template.text if template.digest and template.text else "",
             config=files.config if files is not None else b"",
             tensor_headers=(files.headers or b"") if files is not None else b"",

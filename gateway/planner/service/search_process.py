@@ -30,7 +30,7 @@ class SearchProcess:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting_count = 0
         self._child: asyncio.subprocess.Process | None = None
 
     async def search(self, request: SearchRequest) -> dict[str, Any]:
@@ -38,18 +38,18 @@ class SearchProcess:
 
         Raises BadRequest, BadModel, Busy.
         """
-        if self._waiting > _MAX_WAITING_SEARCHES:
+        if self._waiting_count > _MAX_WAITING_SEARCHES:
             raise Busy(
                 f"{_MAX_WAITING_SEARCHES} searches wait for the running one.",
                 hint="Try again in a minute.",
                 retry_after_s=30,
             )
-        self._waiting += 1
+        self._waiting_count += 1
         try:
             async with self._turn:
                 return await self._exchange(pack([SEARCH_REQUEST.dump_json(request)]))
         finally:
-            self._waiting -= 1
+            self._waiting_count -= 1
 
     async def close(self) -> None:
         """End the running search."""

@@ -66,7 +66,7 @@ def search_models(config: WorkerConfig, request: SearchRequest) -> dict[str, Any
     search = ModelSearch(words, use, request.limit, tuple(map(Path, request.folders)), parameters)
     models, problem = find_models(hub, search)
     judged_models = ModelFinder(planner, ("this machine", machine), use).judge(
-        models, by_size=not words
+        models, sorts_by_size=not words
     )
     note = f"Only models on this machine are listed: {problem}" if problem else ""
     return {"data": [model.fields() for model in judged_models], "note": note}

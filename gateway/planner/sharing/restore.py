@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.ending import is_environmental
 from gateway.domain import Attempt, Cap, Choice, Decision, Plan, Wish
 
 # Failures of a start that is cut off, for example by a power cut: nothing follows from them.
@@ -24,7 +24,7 @@ def interrupted_plan(attempts: Sequence[Attempt]) -> Plan | None:
     attempts: of one copy by its present wish, oldest first; all have ended.
     """
     for attempt in reversed(attempts):
-        if attempt.failure is None or not environmental(attempt.failure):
+        if attempt.failure is None or not is_environmental(attempt.failure):
             return None
         if attempt.ready_at is not None:
             return attempt.plan

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.ending import is_environmental
 from gateway.domain import Attempt, Cap, Offer, Plan, Wish
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrency
@@ -161,5 +161,5 @@ def _is_failed_start(attempt: Attempt) -> bool:
     return (
         attempt.failure is not None
         and attempt.ready_at is None
-        and not environmental(attempt.failure)
+        and not is_environmental(attempt.failure)
     )

@@ -15,14 +15,14 @@ class SharedLayouts:
     def __init__(self, inputs: PlanningInput) -> None:
         self.inputs = inputs
         self.groups = GpuGroups(inputs.hardware, inputs.promised_bytes)
-        self._built: dict[tuple[frozenset[str], str], BuiltModel] = {}
+        self._built_models: dict[tuple[frozenset[str], str], BuiltModel] = {}
         self._experts: dict[bool, ExpertTraits | None] = {}
 
-    def experts(self, *, online: bool) -> ExpertTraits | None:
+    def experts(self, *, is_online: bool) -> ExpertTraits | None:
         """The experts by the model's config. online: weights are quantized while they load."""
-        if online not in self._experts:
-            self._experts[online] = expert_traits(self.inputs.spec, online=online)
-        return self._experts[online]
+        if is_online not in self._experts:
+            self._experts[is_online] = expert_traits(self.inputs.spec, is_online=is_online)
+        return self._experts[is_online]
 
     def build_layers(self, traits: frozenset[str], quantization: str) -> BuiltModel:
         """The layers that engines with these traits build of the model.
@@ -30,6 +30,6 @@ class SharedLayouts:
         quantization: applied to the weights while they load; "": none. Raises BadModel.
         """
         key = traits, quantization
-        if key not in self._built:
-            self._built[key] = build(loaded_as(self.inputs.spec, quantization), traits)
-        return self._built[key]
+        if key not in self._built_models:
+            self._built_models[key] = build(loaded_as(self.inputs.spec, quantization), traits)
+        return self._built_models[key]

@@ -63,7 +63,9 @@ class VariantKernels:
             self.rules,
             rank.computing,
             variant.backend("linear-backend"),
-            experts=self.layouts.experts(online=bool(variant.quantization and spec.quant is None)),
+            experts=self.layouts.experts(
+                is_online=bool(variant.quantization and spec.quant is None)
+            ),
             moe_backend=variant.backend("moe-backend"),
             variables=rule_variables(self.env) | disabling(disabled),
             refusals=self._refused_kernels[capability],

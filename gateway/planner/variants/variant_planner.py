@@ -188,7 +188,7 @@ class VariantPlanner:
         """The candidate with the kernels that the rules predict. Raises Refused."""
         inputs, engine, rules = self.inputs, self.engine, self.rules
         built_model, variant, gpus = (
-            placed_candidate.built,
+            placed_candidate.built_model,
             placed_candidate.variant,
             placed_candidate.gpus,
         )
@@ -212,7 +212,7 @@ class VariantPlanner:
                 reason = "the compute capability, which decides the kernels, could not be read"
                 raise Refused("unknown_capability", reason, "probe")
             rows = self._kernels.attention(
-                built_model.attention, rank, variant, placed_candidate.devices.least
+                built_model.attention, rank, variant, placed_candidate.devices.least_bytes
             )
             evidence = VariantEvidence(
                 self._kernels.kernels(built_model, rank, variant), rows, method=method

@@ -108,7 +108,7 @@ class Keys:
     ) -> None:
         fixed_keys: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
         fixed_keys = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
-        self._fixed = tuple(
+        self._fixed_keys = tuple(
             Key(name, digest_of(key), scopes, is_guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
             for name, key, scopes in fixed_keys
             if key is not None
@@ -120,28 +120,29 @@ class Keys:
     def swap(self, created_keys: Iterable[Key], *, is_closed: bool = False) -> None:
         """Makes `created_keys` and the keys of the settings the valid keys."""
         self.table = KeyTable(
-            MappingProxyType({key.digest: key for key in (*created_keys, *self._fixed)}), is_closed
+            MappingProxyType({key.digest: key for key in (*created_keys, *self._fixed_keys)}),
+            is_closed,
         )
-        self._open = not self.table.keys and not is_closed
+        self._is_open = not self.table.keys and not is_closed
         self._scopes = self.table.scopes
 
     @property
     def fixed_names(self) -> frozenset[str]:
         """Names of the keys of the settings."""
-        return frozenset(key.name for key in self._fixed)
+        return frozenset(key.name for key in self._fixed_keys)
 
     @property
     def fixed_scopes(self) -> frozenset[Scope]:
-        return frozenset(scope for key in self._fixed for scope in key.scopes)
+        return frozenset(scope for key in self._fixed_keys for scope in key.scopes)
 
     @property
     def is_open(self) -> bool:
-        return self._open
+        return self._is_open
 
     def allow(self, key: Key, need: Scope) -> bool:
         """Whether a caller that was admitted with `key` still has the scope `need`."""
         if key is ANONYMOUS_KEY:
-            return self._open
+            return self._is_open
         present_key = self.table.keys.get(key.digest)
         return present_key is not None and need in present_key.scopes
 
@@ -161,11 +162,11 @@ class Keys:
     def authenticate(self, headers: Mapping[bytes, bytes], need: Scope, address: str) -> Key:
         """The caller with these headers, of which none occurs twice. Raises Forbidden, and the
         errors of `check`."""
-        if self._open:
+        if self._is_open:
             origin = headers.get(b"origin")
             welcome = self._is_welcome(origin, need)
             check_local(
-                headers.get(b"host"), None if welcome else origin, same_port=need != "inference"
+                headers.get(b"host"), None if welcome else origin, has_same_port=need != "inference"
             )
             if need != "inference" and not welcome:
                 check_site(headers.get(b"sec-fetch-site"))
@@ -176,13 +177,13 @@ class Keys:
         """Whether pages of that origin may call without a key. Pages of all origins (`*`) may not
         start programs here."""
         return self._origins.names(origin) or (
-            need == "inference" and EVERY_ORIGIN in self._origins.named
+            need == "inference" and EVERY_ORIGIN in self._origins.named_origins
         )
 
     def check(self, authorization: bytes | None, need: Scope, address: str = "") -> Key:
         """The caller with this header. Raises Unauthorized without a valid key, Forbidden for a key
         without the scope `need`, RateLimited (`FailedLogins`)."""
-        if self._open:
+        if self._is_open:
             return ANONYMOUS_KEY
         if need not in self._scopes:
             api = "inference API is" if need == "inference" else "admin API is"
@@ -225,10 +226,10 @@ class Keys:
         return key
 
 
-def check_local(host: bytes | None, origin: bytes | None, *, same_port: bool = False) -> None:
+def check_local(host: bytes | None, origin: bytes | None, *, has_same_port: bool = False) -> None:
     """Rejects web pages at a gateway without keys: Host shows DNS rebinding, Origin a foreign page.
-    `same_port`: only pages of this very port may call, not those of other local programs. Raises
-    Forbidden."""
+    `has_same_port`: only pages of this very port may call, not those of other local programs.
+    Raises Forbidden."""
     if host is None or not _LOCAL_HOST.fullmatch(host):
         raise Forbidden(
             "Without a key this gateway answers only to localhost, and the Host header names"
@@ -238,7 +239,7 @@ def check_local(host: bytes | None, origin: bytes | None, *, same_port: bool = F
     if origin is None:
         return
     if not _LOCAL_ORIGIN.fullmatch(origin) or (
-        same_port and origin.partition(b"://")[2].lower() != host.lower()
+        has_same_port and origin.partition(b"://")[2].lower() != host.lower()
     ):
         raise Forbidden(
             "Without a key this gateway accepts no requests from web pages of another origin.",

@@ -58,11 +58,11 @@ class Keyring:
     def __init__(
         self, store: Store, data: Path, keys: Keys, on_change: Callable[[], object]
     ) -> None:
-        self.stored: tuple[StoredKey, ...] = ()
+        self.stored_keys: tuple[StoredKey, ...] = ()
         self._store = store
         self._file = data / "keys.json"
         self._keys = keys
-        self._changed = on_change
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._revoked: dict[str, StoredKey] = {}
         """Revoked keys that the database or the file still has."""
@@ -120,7 +120,7 @@ class Keyring:
                     hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
                 )
             if grant.name in SETTINGS_KEYS or any(
-                key.grant.name == grant.name for key in self.stored
+                key.grant.name == grant.name for key in self.stored_keys
             ):
                 raise Conflict(
                     f"The key {grant.name} exists already.",
@@ -134,7 +134,7 @@ class Keyring:
                 )
             key = new_key()
             stored_key = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
-            keys = (*self.stored, stored_key)
+            keys = (*self.stored_keys, stored_key)
             self._write(keys)
             self._store.add_key(grant, bytes.fromhex(stored_key.digest), stored_key.created_at)
             self._swap(keys)
@@ -151,8 +151,8 @@ class Keyring:
                     f"The key {name} comes from the settings.",
                     hint=f"Unset FITSERVE_{name.upper()}_KEY and restart.",
                 )
-            remaining = tuple(key for key in self.stored if key.grant.name != name)
-            if len(remaining) == len(self.stored):
+            remaining = tuple(key for key in self.stored_keys if key.grant.name != name)
+            if len(remaining) == len(self.stored_keys):
                 raise NotFound(
                     f"The key {name[:200]} does not exist.",
                     hint="`fitserve keys ls` lists the keys.",
@@ -167,7 +167,7 @@ class Keyring:
                     " created or removed.",
                     hint="Remove the other keys first, or create another key with the scope admin.",
                 )
-            revoked = next(key for key in self.stored if key.grant.name == name)
+            revoked = next(key for key in self.stored_keys if key.grant.name == name)
             self._swap(remaining)
             self._revoked[name] = revoked
             struck = self._strike(revoked)
@@ -215,7 +215,7 @@ class Keyring:
                 for name in self._revoked:
                     with contextlib.suppress(NotFound):
                         self._store.remove_key(name)
-                self._write(self.stored)
+                self._write(self.stored_keys)
                 self._revoked.clear()
                 return True
         # The database is in memory. The struck digest has to stay in the file, at least until the
@@ -240,7 +240,7 @@ class Keyring:
                 log.info("revoked keys are removed from the database now", keys=names)
 
     def _swap(self, stored_keys: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
-        self.stored, former_callers = stored_keys, self._callers
+        self.stored_keys, former_callers = stored_keys, self._callers
         # One of thousands of keys changes, so the others stay as they are.
         self._callers = {
             id(key): former_callers.get(id(key))
@@ -248,7 +248,7 @@ class Keyring:
             for key in stored_keys
         }
         self._keys.swap([caller for _, caller in self._callers.values()], is_closed=is_closed)
-        self._changed()
+        self._on_change()
 
     def _write(self, stored_keys: tuple[StoredKey, ...]) -> None:
         try:

@@ -32,21 +32,23 @@ EVERY_ORIGIN = "*"
 class Origins:
     """The other origins whose web pages may call.
 
-    `named`: origins in the form that browsers send ("https://app.example"), or "*" for all.
+    `named_origins`: origins in the form that browsers send ("https://app.example"), or "*" for all.
     """
 
-    named: frozenset[str] = frozenset()
+    named_origins: frozenset[str] = frozenset()
 
     def names(self, origin: bytes | None) -> bool:
         """Whether exactly this origin is named; "*" does not count."""
-        return origin is not None and origin.decode("latin-1") in self.named - {EVERY_ORIGIN}
+        return origin is not None and origin.decode("latin-1") in self.named_origins - {
+            EVERY_ORIGIN
+        }
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
         """CORS headers of an answer to a page of that origin."""
-        if origin is None or not (EVERY_ORIGIN in self.named or self.names(origin)):
+        if origin is None or not (EVERY_ORIGIN in self.named_origins or self.names(origin)):
             return []
         exposed_headers = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
-        if EVERY_ORIGIN in self.named:
+        if EVERY_ORIGIN in self.named_origins:
             return [(b"access-control-allow-origin", b"*"), exposed_headers]
         return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed_headers]
 

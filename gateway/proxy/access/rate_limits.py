@@ -52,7 +52,7 @@ class Account:
 
     def __init__(self, limit: KeyLimits, now: float) -> None:
         self._under_way = 0
-        self.most = limit.in_flight
+        self.limit = limit.in_flight
         self.requests = (
             Bucket(limit.requests_per_minute, now) if limit.requests_per_minute else None
         )
@@ -73,8 +73,8 @@ class Account:
                 raise self._refusal(
                     f"more than its {bucket.size} {unit} per minute", wait_s, shape, now
                 )
-        if self.most is not None and self.under_way() >= self.most:
-            raise self._refusal(f"its {self.most} concurrent requests", 1, shape, now)
+        if self.limit is not None and self.under_way() >= self.limit:
+            raise self._refusal(f"its {self.limit} concurrent requests", 1, shape, now)
         self.count(1)
         if self.requests is not None:
             self.requests.take(1, now)

@@ -36,8 +36,8 @@ _MIN_BYTES = 32 * 1024 * 1024
 
 
 class BodyOwner(Protocol):
-    """A request with a body in memory. `moved`: a number that grows with each byte that arrives or
-    leaves."""
+    """A request with a body in memory. `moved_bytes`: a number that grows with each byte that
+    arrives or leaves."""
 
     @property
     def account(self) -> str:
@@ -65,7 +65,7 @@ class _Share:
     is_pressed: bool = False
     waits: bool = False
     checked_at: float | None = None
-    moved: int = 0
+    moved_bytes: int = 0
 
 
 class BodyBudget:
@@ -77,13 +77,15 @@ class BodyBudget:
 
     def __init__(self, body_bytes: int, wait_s: float) -> None:
         self.size = max(2 * body_bytes, _MIN_BYTES)
-        self.used = 0
+        self.used_bytes = 0
         self._wait_s = wait_s
         self._by_account: Counter[str] = Counter()
         self._shares: dict[BodyOwner, _Share] = {}
         self._growing: dict[BodyOwner, _Share] = {}  # owners of incomplete bodies, the oldest first
-        self._beyond: dict[str, BodyOwner] = {}  # by key: the owner that exceeds the free memory
-        self._waiting = 0
+        self._owners_beyond_limit: dict[
+            str, BodyOwner
+        ] = {}  # by key: the owner that exceeds the free memory
+        self._waiting_count = 0
 
     def grow(self, owner: BodyOwner, size: int) -> bool:
         """Counts `size` bytes of an incomplete body. Returns whether more may come now; otherwise
@@ -101,10 +103,10 @@ class BodyBudget:
         if self.is_crowded(owner.account):
             self.release(owner)
             raise no_room()
-        if self._beyond.setdefault(owner.account, owner) is owner:
+        if self._owners_beyond_limit.setdefault(owner.account, owner) is owner:
             return True
         share.waits, share.checked_at = True, None
-        self._waiting += 1
+        self._waiting_count += 1
         return False
 
     def keep(self, owner: BodyOwner, size: int, *, is_pressed: bool = False) -> None:
@@ -124,30 +126,30 @@ class BodyBudget:
         self._add(owner, -share.size)
         if not self._by_account[owner.account]:
             del self._by_account[owner.account]
-        if self._beyond.get(owner.account) is owner:
-            del self._beyond[owner.account]
+        if self._owners_beyond_limit.get(owner.account) is owner:
+            del self._owners_beyond_limit[owner.account]
         self._stop_waiting(share)
         self._growing.pop(owner, None)
         self._wake()
 
     def is_crowded(self, account: str) -> bool:
         """Whether the key has more bytes than may be kept for it at all."""
-        return self._by_account[account] > 2 * self.size - self.used
+        return self._by_account[account] > 2 * self.size - self.used_bytes
 
     def sweep(self, time: float) -> None:
         """Refuses bodies that waited too long, and slow bodies while others wait. Called twice a
         second."""
         for owner, share in list(self._shares.items()):
-            if not self._waiting or not (share.waits or share.is_pressed):
+            if not self._waiting_count or not (share.waits or share.is_pressed):
                 share.checked_at = None
             elif share.checked_at is None:
-                share.checked_at, share.moved = time, owner.moved_bytes
+                share.checked_at, share.moved_bytes = time, owner.moved_bytes
             elif share.waits:
                 if time - share.checked_at >= self._wait_s:
                     owner.reject(no_room())
             elif time - share.checked_at >= PATIENCE_S:
                 moved_bytes = owner.moved_bytes
-                if moved_bytes - share.moved < PATIENCE_S * PRESSED_BYTES_S:
+                if moved_bytes - share.moved_bytes < PATIENCE_S * PRESSED_BYTES_S:
                     hint = (
                         f"Send large bodies at {PRESSED_BYTES_S // 1024} KiB/s at least, or when"
                         " the gateway is less busy."
@@ -159,7 +161,7 @@ class BodyBudget:
                         )
                     )
                 else:
-                    share.checked_at, share.moved = time, moved_bytes
+                    share.checked_at, share.moved_bytes = time, moved_bytes
 
     def _count(self, owner: BodyOwner, size: int) -> _Share:
         share = self._shares.get(owner)
@@ -170,27 +172,27 @@ class BodyBudget:
         return share
 
     def _add(self, owner: BodyOwner, size: int) -> None:
-        self.used += size
+        self.used_bytes += size
         self._by_account[owner.account] += size
 
     def _free(self, owner: BodyOwner) -> int:
         """The bytes that the key may still keep, below 0 if it keeps too many."""
-        return self.size - self.used - self._by_account[owner.account]
+        return self.size - self.used_bytes - self._by_account[owner.account]
 
     def _stop_waiting(self, share: _Share) -> None:
         if share.waits:
             share.waits = False
-            self._waiting -= 1
+            self._waiting_count -= 1
 
     def _wake(self) -> None:
         """Continues waiting bodies in their order, as far as there is room for one read each."""
-        if not self._waiting:
+        if not self._waiting_count:
             return
         promised_bytes = 0
         for owner, share in list(self._growing.items()):
             if share.waits and (
                 self._free(owner) >= promised_bytes
-                or self._beyond.setdefault(owner.account, owner) is owner
+                or self._owners_beyond_limit.setdefault(owner.account, owner) is owner
             ):
                 promised_bytes += _READ_BYTES
                 self._stop_waiting(share)

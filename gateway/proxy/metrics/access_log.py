@@ -52,7 +52,7 @@ class AccessLog(Metrics):
             self._log(exchange, exchange.answer.status, exchange.outcome, None)
 
     def _log(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
-        started_at, first = exchange.started, exchange.first_byte_at
+        started_at, first = exchange.started_at, exchange.first_byte_at
         prompt, completion, _ = exchange.usage
         _write(
             "request",
@@ -73,7 +73,7 @@ class AccessLog(Metrics):
                 "first_byte_s": round(first - started_at, 6) if first else None,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
-                "received_bytes": exchange.received,
+                "received_bytes": exchange.received_bytes,
                 "sent_bytes": exchange.sent_bytes,
             },
         )
@@ -87,9 +87,9 @@ class AdminRequest:
         self._scope = scope
         self._send = send
         _, self._route = scopes.find(scope)
-        self._began = time.monotonic()
+        self._start_s = time.monotonic()
         self._status: int | None = None
-        self._sent = 0
+        self._sent_bytes = 0
         self._id = request_id(scope)
         # The id is fixed in the headers, so that an error answer has the same id.
         scope["headers"] = [(b"x-request-id", self._id.encode()), *scope["headers"]]
@@ -98,13 +98,13 @@ class AdminRequest:
         if message["type"] == "http.response.start":
             self._status = message["status"]
         else:
-            self._sent += len(message.get("body", b""))
+            self._sent_bytes += len(message.get("body", b""))
         await self._send(message)
 
     def log(self) -> None:
         """Logs the end of the request. The status is empty if its client left before the answer."""
         client = self._scope.get("client")
-        succeeded = self._status is not None and self._status < 400
+        has_succeeded = self._status is not None and self._status < 400
         _write(
             "admin",
             {
@@ -113,10 +113,10 @@ class AdminRequest:
                 "key": self._scope.get("key"),
                 "method": self._scope["method"],
                 "route": self._route,
-                "path": self._scope["path"] if succeeded else None,
+                "path": self._scope["path"] if has_succeeded else None,
                 "status": self._status,
-                "duration_s": round(time.monotonic() - self._began, 6),
-                "sent_bytes": self._sent,
+                "duration_s": round(time.monotonic() - self._start_s, 6),
+                "sent_bytes": self._sent_bytes,
             },
         )
 

@@ -310,7 +310,7 @@ class Metrics(Meter):
     def count_first_byte(self, exchange: Exchange) -> None:
         series: _Series = exchange.counted or self._series_of(exchange)
         histogram = series.first_byte
-        seconds = exchange.first_byte_at - exchange.started
+        seconds = exchange.first_byte_at - exchange.started_at
         histogram.counts[bisect_left(FIRST_BYTES, seconds)] += 1
         histogram.total += seconds
 
@@ -337,7 +337,7 @@ class Metrics(Meter):
         series: _Series = exchange.counted or self._series_of(exchange)
         duration, result = series.duration, (outcome, status)
         series.outcomes[result] = series.outcomes.get(result, 0) + 1
-        seconds = exchange.plane.loop.time() - exchange.started
+        seconds = exchange.plane.loop.time() - exchange.started_at
         duration.counts[bisect_left(DURATIONS, seconds)] += 1
         duration.total += seconds
         prompt, completion, cached_tokens = exchange.usage if status == 2 else UNTOLD
@@ -440,5 +440,5 @@ def _estimate(exchange: Exchange) -> int:
     """The tokens of a request and its answer that no engine reports, from their bytes."""
     if exchange.endpoint.name not in _USES_TOKENS or exchange.endpoint.body != "json":
         return 0
-    sizes = exchange.received, exchange.sent_bytes
+    sizes = exchange.received_bytes, exchange.sent_bytes
     return rate_limits.estimate(*sizes, events=exchange.answer.has_events, limit=sum(sizes))

@@ -26,7 +26,7 @@ class UsageCounter:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[int]] = {}
-        self._dated: dict[tuple[int, str, str], list[int]] = {}
+        self._dated_counts: dict[tuple[int, str, str], list[int]] = {}
 
     def count(
         self,
@@ -59,15 +59,15 @@ class UsageCounter:
         today = int(time.time()) // _DAY_S
         self.add(UsageRow(today, *row_key, *counts) for row_key, counts in self._rows.items())
         self._rows = {}
-        dated_counts, self._dated = self._dated, {}
+        dated_counts, self._dated_counts = self._dated_counts, {}
         return tuple(UsageRow(*row_key, *counts) for row_key, counts in dated_counts.items())
 
     def add(self, rows: Iterable[UsageRow]) -> None:
         """Adds counts of another process, or counts that could not be stored."""
         for row in rows:
             row_key = (row.day, row.key, row.model)
-            if row_key not in self._dated and len(self._dated) >= MAX_ROWS:
+            if row_key not in self._dated_counts and len(self._dated_counts) >= MAX_ROWS:
                 row_key = (row.day, "other", "")
-            counts = self._dated.setdefault(row_key, [0, 0, 0, 0, 0, 0])
+            counts = self._dated_counts.setdefault(row_key, [0, 0, 0, 0, 0, 0])
             for position, count in enumerate(row[3:]):
                 counts[position] += count

@@ -23,9 +23,9 @@ _CENTURY_S = 100 * 365 * 86_400.0
 class AnswerTimes(NamedTuple):
     """Unix seconds: of the request, of the first token (None: unknown), and of the end."""
 
-    begun: float
+    start_s: float
     first: float | None
-    ended: float
+    end_s: float
 
 
 class StreamedAnswer:
@@ -58,15 +58,15 @@ class StreamedAnswer:
         """The tool calls, and the line that ends the answer with its figures."""
         lines = []
         if self._calls and self.is_chat:
-            line = self._line("", "", times.ended)
+            line = self._line("", "", times.end_s)
             line["message"]["tool_calls"] = self._tool_calls()
             lines.append(line)
-        return [*lines, self._line("", "", times.ended) | self._end(times)]
+        return [*lines, self._line("", "", times.end_s) | self._end(times)]
 
     def whole(self, event: Mapping[str, Any], times: AnswerTimes) -> dict[str, Any]:
         """The answer of a request without a stream."""
-        lines = self.lines(event, times.ended)
-        text = lines[0] if lines else self._line("", "", times.ended)
+        lines = self.lines(event, times.end_s)
+        text = lines[0] if lines else self._line("", "", times.end_s)
         if self._calls and self.is_chat:
             text["message"]["tool_calls"] = self._tool_calls()
         return text | self._end(times)
@@ -74,7 +74,7 @@ class StreamedAnswer:
     def load_end(self, times: AnswerTimes) -> dict[str, Any]:
         """The answer of a request that only loads the model."""
         end = {"done": True, "done_reason": "load"}
-        return self._line("", "", times.ended) | end
+        return self._line("", "", times.end_s) | end
 
     def _line(self, text: str, thoughts: str, now: float) -> dict[str, Any]:
         line: dict[str, Any] = {"model": self.model, "created_at": time_text(now)}
@@ -90,17 +90,17 @@ class StreamedAnswer:
         """The last fields. Without a first token's time, all time counts as that of the answer, so
         a client's tokens per second are a lower bound."""
         usage = self._usage
-        first = times.begun if times.first is None else times.first
-        prompt_time = {"prompt_eval_duration": _duration(first - times.begun)}
+        first = times.start_s if times.first is None else times.first
+        prompt_time = {"prompt_eval_duration": _duration(first - times.start_s)}
         return {
             "done": True,
             "done_reason": "length" if self._reason == "length" else "stop",
-            "total_duration": _duration(times.ended - times.begun),
+            "total_duration": _duration(times.end_s - times.start_s),
             "load_duration": 0,
             "prompt_eval_count": usage.get("prompt_tokens") or 0,
             **(prompt_time if times.first is not None else {}),
             "eval_count": usage.get("completion_tokens") or 0,
-            "eval_duration": max(1, _duration(times.ended - first)),
+            "eval_duration": max(1, _duration(times.end_s - first)),
         }
 
     def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
@@ -131,14 +131,18 @@ def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict
     return {
         "model": model,
         "embeddings": [row.get("embedding") for row in event.get("data") or ()],
-        "total_duration": _duration(times.ended - times.begun),
+        "total_duration": _duration(times.end_s - times.start_s),
         "load_duration": 0,
         "prompt_eval_count": (event.get("usage") or {}).get("prompt_tokens") or 0,
     }
 
 
 def models(
-    model_list: Mapping[str, Any], facts: Mapping[str, ModelCard], now: float, *, loaded_only: bool
+    model_list: Mapping[str, Any],
+    facts: Mapping[str, ModelCard],
+    now: float,
+    *,
+    shows_loaded_only: bool,
 ) -> dict[str, Any]:
     """The answer of /api/tags, or of /api/ps.
 
@@ -148,7 +152,7 @@ def models(
     rows = []
     for card in model_list.get("data") or ():
         of_model = facts.get(card["id"], ModelCard())
-        if not loaded_only:
+        if not shows_loaded_only:
             rows.append(_model(card, of_model) | {"size": of_model.weights_bytes or 0})
         elif card.get("state") in LOADED_STATES:
             rows.append(_model(card, of_model) | _stay_fields(of_model, now))

@@ -125,7 +125,7 @@ class _OllamaCall:
         self._method, self._path = scope["method"], scope["path"]
         self._headers = scope["headers"]
         self._receive, self._send = receive, send
-        self._begun = time.time()
+        self._start_s = time.time()
         self._first = 0.0
         self._has_started = False
         self.is_abandoned = False  # the client has left
@@ -204,7 +204,7 @@ class _OllamaCall:
 
     def _complete_body(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
         now = time.time()
-        times = AnswerTimes(self._begun, None, now)
+        times = AnswerTimes(self._start_s, None, now)
         if self._path == "/api/embed":
             return ollama_answers.embeddings(event, name, times)
         if self._path == "/api/embeddings":
@@ -221,7 +221,7 @@ class _OllamaCall:
             for event in events:
                 if await self._pass_on(event, answer):
                     return
-        times = AnswerTimes(self._begun, self._first or time.time(), time.time())
+        times = AnswerTimes(self._start_s, self._first or time.time(), time.time())
         with _readable_answer():
             lines = answer.last_lines(times)
         await self._write(_lines(lines), has_more=False)
@@ -274,7 +274,7 @@ class _OllamaCall:
             return lm_studio_answers.models(model_list, facts)
         if self._path in ("/api/tags", "/api/ps"):
             is_ps = self._path == "/api/ps"
-            return ollama_answers.models(model_list, facts, time.time(), loaded_only=is_ps)
+            return ollama_answers.models(model_list, facts, time.time(), shows_loaded_only=is_ps)
         name = self._served_name(_model_name(body))
         card = next((card for card in model_list["data"] if card["id"] == name), None)
         if card is None:
@@ -286,7 +286,7 @@ class _OllamaCall:
             return ollama_answers.pull_lines()[-1]
         if self._path == "/api/embed":
             now = time.time()
-            times = AnswerTimes(self._begun, None, now)
+            times = AnswerTimes(self._start_s, None, now)
             return ollama_answers.embeddings({}, str(_model_name(body)), times)
         facts_of_model = facts.get(name, ModelCard())
         if self._path == "/api/show":

@@ -98,10 +98,10 @@ def _load_request(body: Mapping[str, Any]) -> OpenAIRequest:
 
 
 def _stream_request(path: str, fields: dict[str, Any], body: Mapping[str, Any]) -> OpenAIRequest:
-    stream = body.get("stream") is not False
-    if stream:
+    is_streamed = body.get("stream") is not False
+    if is_streamed:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return OpenAIRequest(path, fields, stream)
+    return OpenAIRequest(path, fields, is_streamed)
 
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gateway.proxy.routing.routes import Routes
 _CHECK_S = 0.1
 
 
-def _no_hurry() -> bool:
+def _has_no_hurry() -> bool:
     return False
 
 
@@ -31,24 +31,26 @@ class Drains:
     def __init__(self, routes: Routes, most_s: float) -> None:
         self._routes = routes
         self._most_s = most_s
-        self._since: dict[str, float] = {}
+        self._drained_since: dict[str, float] = {}
 
     def look(self, running_names: Collection[str]) -> None:
         """Forgets engines that no longer run."""
-        self._since = {name: start for name, start in self._since.items() if name in running_names}
+        self._drained_since = {
+            name: start for name, start in self._drained_since.items() if name in running_names
+        }
 
     def is_drained(self, instance: str) -> bool:
         """Whether no request is or will be in flight at an engine, or its time is over."""
         if self._routes.has_drained(instance):
             return True
         if self._routes.holds(instance):
-            self._since.pop(instance, None)
+            self._drained_since.pop(instance, None)
             return False
         now = time.monotonic()
-        return now - self._since.setdefault(instance, now) >= self._most_s
+        return now - self._drained_since.setdefault(instance, now) >= self._most_s
 
     async def wait_until_drained(
-        self, instance: str, hurry: Callable[[], bool] = _no_hurry
+        self, instance: str, hurry: Callable[[], bool] = _has_no_hurry
     ) -> None:
         """Returns once the engine has drained. `hurry`: returns True to stop the wait."""
         while not (hurry() or self.is_drained(instance)):  # noqa: ASYNC110

@@ -85,7 +85,7 @@ def oldest(exchanges: Iterable[Exchange], table: RouteTable, clock_lead: float) 
         tuple(
             _row(exchange, table, clock_lead)
             for exchange in nsmallest(
-                MAX_SHOWN_REQUESTS, requests, key=lambda exchange: exchange.started
+                MAX_SHOWN_REQUESTS, requests, key=lambda exchange: exchange.started_at
             )
         ),
         max(0, len(requests) - MAX_SHOWN_REQUESTS),
@@ -111,11 +111,11 @@ def _row(exchange: Exchange, table: RouteTable, clock_lead: float) -> RequestInF
         address=exchange.address,
         phase=_phase(exchange, table),
         replica=exchange.replica.id if exchange.replica is not None else None,
-        began_at=round(exchange.started + clock_lead, 1),
-        first_byte_s=round(exchange.first_byte_at - exchange.started, 3)
+        began_at=round(exchange.started_at + clock_lead, 1),
+        first_byte_s=round(exchange.first_byte_at - exchange.started_at, 3)
         if exchange.first_byte_at
         else None,
-        received_bytes=exchange.received,
+        received_bytes=exchange.received_bytes,
         sent_bytes=exchange.sent_bytes,
     )
 

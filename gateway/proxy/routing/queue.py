@@ -31,15 +31,15 @@ class DequeueRate:
     """Requests per second that leave a queue, over the last seconds with a waiting request."""
 
     def __init__(self) -> None:
-        self._since = time.monotonic()
+        self._counted_since = time.monotonic()
         self._count = 0.0
 
     def count(self) -> None:
         now = time.monotonic()
         self._count += 1
-        if now - self._since > _WINDOW_S:
+        if now - self._counted_since > _WINDOW_S:
             # Half of the window is forgotten, and half of its requests.
-            self._since = (self._since + now) / 2
+            self._counted_since = (self._counted_since + now) / 2
             self._count /= 2
 
     def seconds(self, count: float) -> int:
@@ -47,7 +47,8 @@ class DequeueRate:
         if not self._count:
             return 1
         return min(
-            _MAX_RETRY_S, max(1, math.ceil(count * (time.monotonic() - self._since) / self._count))
+            _MAX_RETRY_S,
+            max(1, math.ceil(count * (time.monotonic() - self._counted_since) / self._count)),
         )
 
 
@@ -56,13 +57,13 @@ class Queue:
     exists only while a request waits."""
 
     def __init__(self) -> None:
-        self.waiting: dict[QueueWait, float] = {}
+        self.waits_by_request: dict[QueueWait, float] = {}
         self.rate = DequeueRate()
 
     def retry_after_s(self) -> int:
         """Seconds until half of the waiting requests have left: then the queue has room, and the
         engines still have work."""
-        return self.rate.seconds(len(self.waiting) / 2)
+        return self.rate.seconds(len(self.waits_by_request) / 2)
 
 
 def places(route: ModelRoute, limit: int | None) -> int:

@@ -64,7 +64,7 @@ class Routes:
         ids = {replica.id for route in table.models.values() for replica in route.replicas}
         self._last_pick = {id_: turn for id_, turn in self._last_pick.items() if id_ in ids}
         for queue in self._queues.values():
-            for waiter in queue.waiting:
+            for waiter in queue.waits_by_request:
                 waiter.avoid = waiter.avoid if waiter.avoid in ids else None
         self._table = table
         self._schedule()
@@ -91,7 +91,7 @@ class Routes:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:
                 raise route.not_ready()
-            if (len(queue.waiting) if queue is not None else 0) >= self._places(route):
+            if (len(queue.waits_by_request) if queue is not None else 0) >= self._places(route):
                 raise (
                     self.refusal(route, "their queue is full") if is_ready else route.not_ready()
                 )
@@ -149,8 +149,8 @@ class Routes:
         replica."""
         name = waiter.call.model
         queue = self._queues.setdefault(name, Queue())
-        queue.waiting[waiter] = time.monotonic()
-        if len(queue.waiting) == 1:
+        queue.waits_by_request[waiter] = time.monotonic()
+        if len(queue.waits_by_request) == 1:
             route = self._table.models.get(name)
             if route is not None and not route.replicas:
                 self.demanded()
@@ -162,19 +162,20 @@ class Routes:
         """Removes a request from its queue."""
         queue = self._queues.get(waiter.call.model)
         if queue is not None:
-            queue.waiting.pop(waiter, None)
-            if not queue.waiting:
+            queue.waits_by_request.pop(waiter, None)
+            if not queue.waits_by_request:
                 del self._queues[waiter.call.model]
 
     def waiting(self, model: str) -> int:
         queue = self._queues.get(model)
-        return len(queue.waiting) if queue is not None else 0
+        return len(queue.waits_by_request) if queue is not None else 0
 
     def demand(self) -> dict[str, float]:
         """Models with waiting requests, and the seconds that the oldest of each has waited."""
         now = time.monotonic()
         return {
-            name: now - next(iter(queue.waiting.values())) for name, queue in self._queues.items()
+            name: now - next(iter(queue.waits_by_request.values()))
+            for name, queue in self._queues.items()
         }
 
     def refusal(self, route: ModelRoute, reason: str) -> FitserveError:
@@ -191,7 +192,7 @@ class Routes:
     def _serve_queues(self) -> None:
         self._is_scheduled = False
         for name, queue in list(self._queues.items()):
-            for waiter in list(queue.waiting):
+            for waiter in list(queue.waits_by_request):
                 try:
                     route = self._table.find(name)
                     if not route.replicas and not route.wait_s:

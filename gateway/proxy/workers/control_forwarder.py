@@ -77,20 +77,20 @@ async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> 
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     names = {name for name, _ in headers}
-    chunked = b"transfer-encoding" in names
+    is_chunked = b"transfer-encoding" in names
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     added = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
-    added += [(b"transfer-encoding", b"chunked")] if chunked else []
+    added += [(b"transfer-encoding", b"chunked")] if is_chunked else []
     lines = _lines(
         (*((name, value) for name, value in headers if name not in _CONNECTION_HEADERS), *added)
     )
     writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, lines))
     while (message := await receive())["type"] == "http.request":
         if data := message.get("body", b""):
-            writer.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
-        if chunked and not message.get("more_body", False):
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+        if is_chunked and not message.get("more_body", False):
             writer.write(b"0\r\n\r\n")
-            chunked = False
+            is_chunked = False
         await writer.drain()
     writer.transport.abort()
 
@@ -102,7 +102,7 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
     """Passes the answer on. Returns whether there was one. If the answer breaks off, uvicorn closes
     the client's connection, because the application ends early."""
-    answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
+    answer = _ForwardedAnswer(is_head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
         while not answer.is_complete and (data := await reader.read(_PIECE_BYTES)):
             answer.parser.feed_data(data)
@@ -115,11 +115,11 @@ async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> boo
 class _ForwardedAnswer:
     """Handler of httptools' calls. `messages`: for the client, in order."""
 
-    def __init__(self, *, head_only: bool) -> None:
+    def __init__(self, *, is_head_only: bool) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.messages: list[Message] = []
         self.has_started = self.is_complete = False
-        self._head_only = head_only
+        self._head_only = is_head_only
         self._headers: list[tuple[bytes, bytes]] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -150,7 +150,7 @@ class ForwardedAddress:
     forwarded request."""
 
     def __init__(self, inner_app: ASGIApp) -> None:
-        self._inner = inner_app
+        self._inner_app = inner_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -159,4 +159,4 @@ class ForwardedAddress:
             )
             headers = [pair for pair in scope["headers"] if pair[0] != _ADDRESS]
             scope = {**scope, "headers": headers, "client": (address, 0) if address else None}
-        await self._inner(scope, receive, send)
+        await self._inner_app(scope, receive, send)

@@ -31,17 +31,17 @@ class LimitRows:
         self._memory = memory
         self._rows: dict[bytes, int] = {}
         # A freed row is reused last: by then the requests of its former key have ended.
-        self._free = deque(range(ROWS))
+        self._free_rows = deque(range(ROWS))
 
     def assign(self, keys: Iterable[Key]) -> dict[bytes, int]:
         """The rows of keys with limits, by digest. New keys get rows; rows of other keys are
         freed."""
         limited = dict.fromkeys(key.digest for key in keys if key.limit is not None)
         for digest in [digest for digest in self._rows if digest not in limited]:
-            self._free.append(self._rows.pop(digest))
+            self._free_rows.append(self._rows.pop(digest))
         for digest in limited:
-            if digest not in self._rows and self._free:
-                row = self._rows[digest] = self._free.popleft()
+            if digest not in self._rows and self._free_rows:
+                row = self._rows[digest] = self._free_rows.popleft()
                 _row(self._memory, row)[:] = bytes(ROW_BYTES)
         return dict(self._rows)
 

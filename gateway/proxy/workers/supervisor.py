@@ -86,7 +86,7 @@ class _Worker:
     tables_sent: int = 0  # route tables sent
     tables_applied: int = 0  # route tables that it has applied
     # By model, the start of the wait by the clock of this process.
-    waiting: dict[str, float] = field(default_factory=dict)
+    waiting_since: dict[str, float] = field(default_factory=dict)
     # The queries are unanswered.
     queries: deque[asyncio.Future[RequestsReport]] = field(default_factory=deque)
 
@@ -125,12 +125,14 @@ class Workers:
             connections=-(-limits.connections // count),
             connections_per_address=-(-limits.connections_per_address // count),
         )
-        self._running: dict[int, _Worker] = {}
-        self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # by workers that have ended
+        self._running_workers: dict[int, _Worker] = {}
+        self._counted_requests: dict[
+            tuple[str, tuple[str, ...]], float
+        ] = {}  # by workers that have ended
         self._listeners = listeners
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: SupervisedTask | None = None
-        self._drained = asyncio.Event()
+        self._drain_event = asyncio.Event()
         self.was_handed_over = False  # another gateway has the control socket
 
     # --- called by the application ---
@@ -149,11 +151,11 @@ class Workers:
     @property
     def answering(self) -> int:
         """The number of workers that have reported, and so take connections or will shortly."""
-        return sum(worker.has_reported for worker in self._running.values())
+        return sum(worker.has_reported for worker in self._running_workers.values())
 
     @property
     def alive(self) -> int:
-        return len(self._running)
+        return len(self._running_workers)
 
     def publish_keys(self) -> None:
         """Sends the changed keys to all workers."""
@@ -166,9 +168,9 @@ class Workers:
 
     def samples(self) -> Iterator[Sample]:
         """The metrics of each worker, and the counts of ended workers."""
-        for worker in self._running.values():
+        for worker in self._running_workers.values():
             yield from worker.samples
-        for (name, labels), count in self._counted.items():
+        for (name, labels), count in self._counted_requests.items():
             yield name, labels, count
 
     def silent_s(self, replica_id: str) -> float | None:
@@ -177,21 +179,21 @@ class Workers:
         now = time.monotonic()
         silences = [
             worker.loads[replica_id].silent_s + now - worker.reported_at
-            for worker in self._running.values()
+            for worker in self._running_workers.values()
             if replica_id in worker.loads
         ]
         return min(silences, default=None)
 
     def in_flight(self, replica_id: str) -> int:
         """Requests in flight at a replica, by the last reports."""
-        loads = (worker.loads.get(replica_id) for worker in self._running.values())
+        loads = (worker.loads.get(replica_id) for worker in self._running_workers.values())
         return sum(load.requests for load in loads if load is not None)
 
     def demand(self) -> dict[str, float]:
         """Models with waiting requests in any worker, and the seconds of the oldest."""
         now, waits = time.monotonic(), dict[str, float]()
-        for worker in self._running.values():
-            for name, start in worker.waiting.items():
+        for worker in self._running_workers.values():
+            for name, start in worker.waiting_since.items():
                 waits[name] = max(waits.get(name, 0.0), now - start)
         return waits
 
@@ -205,7 +207,7 @@ class Workers:
     async def _ask(self, question: RequestsQuery) -> list[RequestsReport]:
         """The answers of the workers; a worker that hangs is skipped."""
         answers = []
-        for worker in self._running.values():
+        for worker in self._running_workers.values():
             answers.append(asyncio.get_running_loop().create_future())
             worker.queries.append(answers[-1])
             worker.channel.send(question)
@@ -219,10 +221,12 @@ class Workers:
     @property
     def have_current_table(self) -> bool:
         """Whether every worker has applied the last route table."""
-        return all(worker.tables_applied == worker.tables_sent for worker in self._running.values())
+        return all(
+            worker.tables_applied == worker.tables_sent for worker in self._running_workers.values()
+        )
 
     def broadcast(self, message: ToWorker) -> None:
-        for worker in self._running.values():
+        for worker in self._running_workers.values():
             worker.tables_sent += isinstance(message, RouteTableMessage)
             worker.channel.send(message)
 
@@ -234,7 +238,7 @@ class Workers:
     async def hand_over(self, within_s: float) -> None:
         """Ends the workers after a handover of the listening sockets. Returns when all have
         ended."""
-        self._drained.set()
+        self._drain_event.set()
         self.broadcast(Shutdown(within_s))
         for listener in self.listeners:
             listener.close()
@@ -243,10 +247,10 @@ class Workers:
 
     def drain(self) -> None:
         """Has the workers take no new connections and finish their answers."""
-        self._drained.set()
+        self._drain_event.set()
         for listener in self.listeners:
             listener.close()
-        for worker in self._running.values():
+        for worker in self._running_workers.values():
             _end(worker.process)
 
     async def close(self) -> None:
@@ -259,7 +263,7 @@ class Workers:
             if self._tasks
             else ((), ())
         )
-        for worker in self._running.values():
+        for worker in self._running_workers.values():
             log.warning("a worker did not end in time and is killed", worker=worker.index)
             worker.process.kill()
         if late_tasks:
@@ -270,7 +274,7 @@ class Workers:
     async def _keep_running(self, index: int) -> None:
         """Runs and restarts one worker."""
         wait_s = _BACKOFF_S
-        while not self._drained.is_set():
+        while not self._drain_event.is_set():
             start_s = time.monotonic()
             try:
                 code: int | None = await self._run(index)
@@ -279,13 +283,13 @@ class Workers:
                 code = None
             is_young = time.monotonic() - start_s < _SHORT_LIFE_S
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if is_young else _BACKOFF_S
-            if not self._drained.is_set():
+            if not self._drain_event.is_set():
                 log.error(
                     "a worker has ended and is restarted", worker=index, exit_code=code, in_s=wait_s
                 )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
-                        await self._drained.wait()
+                        await self._drain_event.wait()
 
     async def _run(self, index: int) -> int:
         """Starts a worker and reads its messages until it has ended. Its exit code."""
@@ -316,8 +320,8 @@ class Workers:
         try:
             # No table can change between these two statements.
             worker.channel.send(self._begin())
-            self._running[index] = worker
-            if self._drained.is_set():
+            self._running_workers[index] = worker
+            if self._drain_event.is_set():
                 _end(process)
             await self._read_reports(worker)
         finally:
@@ -368,13 +372,16 @@ class Workers:
     def _take(self, worker: _Worker, report: Report) -> None:
         """Takes over the tables and queues of a report."""
         former_tables, worker.tables_applied = (
-            (worker.tables_applied, worker.waiting.keys()),
+            (worker.tables_applied, worker.waiting_since.keys()),
             report.tables,
         )
-        worker.waiting = {
+        worker.waiting_since = {
             name: worker.reported_at - waited_s for name, waited_s in report.waiting.items()
         }
-        if former_tables[0] != worker.tables_applied or worker.waiting.keys() - former_tables[1]:
+        if (
+            former_tables[0] != worker.tables_applied
+            or worker.waiting_since.keys() - former_tables[1]
+        ):
             self.routes.demanded()
 
     async def _clean_up(self, worker: _Worker) -> int:
@@ -386,20 +393,24 @@ class Workers:
             worker.process.kill()
             code = await worker.process.wait()
         worker.channel.close()
-        self._running.pop(worker.index, None)
+        self._running_workers.pop(worker.index, None)
         for query in worker.queries:
             query.cancel()
         for name, labels, count in worker.samples:
             if _is_lasting(name):
-                self._counted[name, labels] = self._counted.get((name, labels), 0) + count
+                self._counted_requests[name, labels] = (
+                    self._counted_requests.get((name, labels), 0) + count
+                )
         self._rows.forget(worker.index)
         return code
 
     async def _watch(self) -> float:
         """Sends each worker the loads of the others, and kills workers that hang. The seconds until
         the next call."""
-        for worker in self._running.values():
-            other_loads = (peer.loads for peer in self._running.values() if peer is not worker)
+        for worker in self._running_workers.values():
+            other_loads = (
+                peer.loads for peer in self._running_workers.values() if peer is not worker
+            )
             in_flight = _sum_loads(other_loads)
             if worker.sent_loads != in_flight:
                 worker.sent_loads = in_flight

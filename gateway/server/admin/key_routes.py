@@ -38,7 +38,7 @@ async def make_key(request: Request, body: Grant) -> KeyMade:
     keyring = gateway_of(request).keyring
     key = await asyncio.to_thread(keyring.add, body)
     created_key = next(
-        stored_key for stored_key in keyring.stored if stored_key.grant.name == body.name
+        stored_key for stored_key in keyring.stored_keys if stored_key.grant.name == body.name
     )
     return KeyMade.model_validate(
         body.model_dump() | {"created_at": created_key.created_at, "key": key.reveal()}
@@ -59,7 +59,7 @@ async def list_keys(request: Request) -> KeyList:
     ]
     created_key = [
         KeyView.model_validate(key.grant.model_dump() | {"created_at": key.created_at})
-        for key in keyring.stored
+        for key in keyring.stored_keys
     ]
     return KeyList(data=(*fixed_keys, *created_key))
 

@@ -36,14 +36,14 @@ async def launch(
             hint=f"`fitserve show {name}` shows its state.",
         )
     latest = max(attempts, key=lambda attempt: (attempt.state == "ready", attempt.id))
-    container = place == "container" or launcher.host.kind == "docker"
+    is_in_container = place == "container" or launcher.host.kind == "docker"
     remote_code = model.wish.policy.allow_remote_code
     spec = await asyncio.to_thread(
         launcher.measuring_launch,
         latest,
         port,
         parts.hub.disk.snapshot,
-        container=container,
+        is_in_container=is_in_container,
         remote_code=remote_code,
     )
-    return engine_start(spec, container=container)
+    return engine_start(spec, is_in_container=is_in_container)

@@ -164,7 +164,7 @@ async def logs(
         )
 
     is_in_cluster = parts.host.machines is not None
-    path = log_path(settings.data, chosen_attempt.instance_name, in_cluster=is_in_cluster)
+    path = log_path(settings.data, chosen_attempt.instance_name, is_in_cluster=is_in_cluster)
     lines = read_log(path, tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 

@@ -202,7 +202,7 @@ def _change(model: ManagedModel) -> ChangeView | None:
     else:
         changed_count = sum(replica.generation == generation for replica in model.replicas)
         state, detail = "underway", f"{changed_count} of {len(model.replicas)} replicas are changed"
-        if model.trial is not None and model.trial.seeks:
+        if model.trial is not None and model.trial.seeks_plan:
             detail += f"; the next replica starts beside the running ones: {model.trial.phase}"
     return ChangeView(
         at=change.at, state=state, detail=detail, wish=diff_wishes(model.wish, change.wish)
@@ -211,7 +211,7 @@ def _change(model: ManagedModel) -> ChangeView | None:
 
 def _plan(model: ManagedModel, live: Attempt) -> Plan:
     """The plan of `live`, with its measured speed."""
-    measured_plan = model.measured
+    measured_plan = model.measured_plan
     speed = (
         measured_plan.speed
         if measured_plan is not None and measured_plan.fingerprint == live.fingerprint

@@ -89,8 +89,8 @@ class StartCounter:
     """Counts each start once, even after the start is forgotten."""
 
     def __init__(self) -> None:
-        self._started: set[int] = set()
-        self._failed: set[int] = set()
+        self._started_attempts: set[int] = set()
+        self._failed_attempts: set[int] = set()
         self._attempts: Counter[str] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
 
@@ -102,14 +102,14 @@ class StartCounter:
             for attempt in replica.attempts
         }
         for attempt in attempts.values():
-            if attempt.id not in self._started:
+            if attempt.id not in self._started_attempts:
                 self._attempts[attempt.model] += 1
-            if attempt.failure is not None and attempt.id not in self._failed:
-                self._failed.add(attempt.id)
+            if attempt.failure is not None and attempt.id not in self._failed_attempts:
+                self._failed_attempts.add(attempt.id)
                 self._failures[attempt.model, attempt.failure.kind] += 1
         # Ids are never reused, so forgotten ids are dropped here too.
-        self._started = set(attempts)
-        self._failed &= self._started
+        self._started_attempts = set(attempts)
+        self._failed_attempts &= self._started_attempts
         for model, count in self._attempts.items():
             yield "fitserve_attempts_total", (model,), count
         for labels, count in self._failures.items():
@@ -158,7 +158,7 @@ def _gpus(watch: GpuWatch) -> Iterator[Sample]:
                 yield name, (uuid,), value
         for reason in reading.throttled:
             yield "fitserve_gpu_throttled", (uuid, reason), 1
-    for uuid in watch.lost:
+    for uuid in watch.lost_cards:
         yield "fitserve_gpu_lost", (uuid,), 1
     for (uuid, xid), count in dict(watch.counts).items():
         yield "fitserve_gpu_errors_total", (uuid, str(xid)), count

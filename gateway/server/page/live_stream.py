@@ -100,15 +100,15 @@ class LiveStream:
         """
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
-        self._expected = loop.starts.expected_time
-        self._prepared = loop.prepared
+        self._expected_start = loop.starts.expected_time
+        self._read_prepared = loop.prepared
         self._machines = loop.machines
         self._health = loop.health
         self._routes = routes
         self._samples = samples
         self._in_flight = in_flight
         self._keys = keys
-        self._about = machine_facts
+        self._machine_facts = machine_facts
         self._traffic = TrafficHistory()
         self._parts: dict[str, tuple[int, bytes]] = {}
         self._points: list[tuple[int, Point]] = []
@@ -118,10 +118,10 @@ class LiveStream:
         self._readers: set[Reader] = set()
         self._host_answers: HostAnswers = (), ()
         """The last ones, of a host that may be silent now."""
-        self._asking: asyncio.Task[HostAnswers] | None = None
+        self._host_question: asyncio.Task[HostAnswers] | None = None
         self._task: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
-        self._stopped = False
+        self._is_stopped = False
 
     def start(self) -> None:
         """Counts traffic from now on, also without a page."""
@@ -145,7 +145,7 @@ class LiveStream:
 
     def join(self) -> Reader:
         reader = Reader(sent_at=time.monotonic())
-        if self._stopped:
+        if self._is_stopped:
             return reader
         self._readers.add(reader)
         if self._task is None:
@@ -209,7 +209,7 @@ class LiveStream:
         for task in (self._task, self._counting):
             if task is not None:
                 task.cancel()
-        self._stopped = True
+        self._is_stopped = True
         self._disconnect_all()
 
     def _disconnect_all(self) -> None:
@@ -220,9 +220,9 @@ class LiveStream:
 
     def _rest(self) -> None:
         """Drops the state without readers. The next page waits for a new one."""
-        if self._asking is not None:
-            self._asking.cancel()
-        self._asking, self._host_answers = None, ((), ())
+        if self._host_question is not None:
+            self._host_question.cancel()
+        self._host_question, self._host_answers = None, ((), ())
         self._task, self._slow_at = None, 0.0
         self._parts.clear()
         self._frames.clear()
@@ -232,12 +232,12 @@ class LiveStream:
         samples, is_slow = self._samples(), now_s - self._slow_at >= SLOW_TICK_S - TICK_S / 2
         parts: dict[str, Any] = {
             "gateway": {
-                **self._about,
+                **self._machine_facts,
                 "problems": self._health.problems,
                 "keys": not self._keys.is_open,
             },
             "models": live_models(
-                list(self._models.values()), self._routes, samples, self._expected
+                list(self._models.values()), self._routes, samples, self._expected_start
             ),
             "requests": await self._in_flight.requests(),
         }
@@ -258,17 +258,19 @@ class LiveStream:
     async def _known_host_answers(self) -> HostAnswers:
         """Processes and machines as the host answers, or as it did before while it is slow: a
         silent machine of a cluster takes seconds, and pages wait for each look."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask_host())
-        await asyncio.wait({self._asking}, timeout=_HOST_PATIENCE_S)
-        if self._asking.done():
-            host_question, self._asking = self._asking, None
+        if self._host_question is None:
+            self._host_question = asyncio.create_task(self._ask_host())
+        await asyncio.wait({self._host_question}, timeout=_HOST_PATIENCE_S)
+        if self._host_question.done():
+            host_question, self._host_question = self._host_question, None
             self._host_answers = host_question.result()
         return self._host_answers
 
     async def _ask_host(self) -> HostAnswers:
         machines = self._machines.machine_views() if self._machines else _no_machines()
-        prepared_views, nodes = await asyncio.gather(_answer(self._prepared()), _answer(machines))
+        prepared_views, nodes = await asyncio.gather(
+            _answer(self._read_prepared()), _answer(machines)
+        )
         return prepared_views, nodes
 
 

@@ -55,13 +55,17 @@ class TrafficHistory:
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
-        self._before: dict[str, _Count] | None = None
+        self._former_counts: dict[str, _Count] | None = None
         self._at = 0.0
 
     def add(self, samples: Iterable[Sample], time: float) -> Point | None:
         """The next point; None: there is no earlier count to compare with, or none for long."""
-        counts, former_counts, seconds = _count_samples(samples), self._before, time - self._at
-        self._before, self._at = counts, time
+        counts, former_counts, seconds = (
+            _count_samples(samples),
+            self._former_counts,
+            time - self._at,
+        )
+        self._former_counts, self._at = counts, time
         if former_counts is None or not 0 < seconds <= MAX_GAP_S:
             return None
         flows = {

@@ -52,10 +52,10 @@ class EngineStart(Value):
         }
 
 
-def engine_start(spec: LaunchSpec, *, container: bool) -> EngineStart:
+def engine_start(spec: LaunchSpec, *, is_in_container: bool) -> EngineStart:
     """Raises NotReady where the engine has no image."""
-    image = (spec.engine.digest or spec.engine.image) if container else None
-    if container and image is None:
+    image = (spec.engine.digest or spec.engine.image) if is_in_container else None
+    if is_in_container and image is None:
         raise NotReady(
             f"{spec.engine} has no container image.",
             hint="`--format argv` gives its command on this machine.",

@@ -90,7 +90,7 @@ class HostPaths:
 
     def __init__(self, mounts: Iterable[VolumeMount]) -> None:
         self._mounts = sorted(mounts, key=lambda mount: -len(mount.target))
-        self.used: set[VolumeMount] = set()
+        self.used_mounts: set[VolumeMount] = set()
         self.notices: list[str] = []
 
     def translate(self, fields: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ class HostPaths:
             return path
         for mount in self._mounts:
             if path == mount.target or path.startswith(f"{mount.target}/"):
-                self.used.add(mount)
+                self.used_mounts.add(mount)
                 if mount.is_folder:
                     return f"{mount.source.rstrip('/')}{path[len(mount.target) :]}"
                 place = f"the volume {mount.source[:100]}"

@@ -166,7 +166,7 @@ class FlagReader:
 
     def __init__(self, engine: Engine, closing_reason: ClosingReason) -> None:
         self._engine, self._closing_reason = engine, closing_reason
-        self._planned = {name: planned_name for planned_name, name in engine.spelling.items()}
+        self._planned_names = {name: planned_name for planned_name, name in engine.spelling.items()}
         self._fields: dict[str, Any] = {}
         self._notices: list[str] = []
 
@@ -221,7 +221,7 @@ class FlagReader:
 
     def _add(self, name: str, values: list[str]) -> None:
         value = values[0] if values else ""
-        planned_name = self._planned.get(name, name)
+        planned_name = self._planned_names.get(name, name)
         match planned_name:
             case "model" | "model-path":
                 self._fields["source"] = value

@@ -407,7 +407,7 @@ def _use_host_paths(fields: dict[str, Any], volumes: Iterable[object]) -> list[s
     mounts = volume_mounts(volumes)
     paths = HostPaths(mounts)
     paths.translate(fields)
-    unused_targets = [mount.target[:100] for mount in mounts if mount not in paths.used]
+    unused_targets = [mount.target[:100] for mount in mounts if mount not in paths.used_mounts]
     return [
         *paths.notices,
         *([f"volume {', '.join(unused_targets)}: {_VOLUMES}."] if unused_targets else []),

@@ -54,10 +54,10 @@ class Scene:
         models = [*self.fleet.models.values()]
         inputs = await self.reader.read(models)
         for replica in self.fleet.replicas():
-            if replica.attempt is None and replica.blocked is None:
+            if replica.attempt is None and replica.blocked_reason is None:
                 replica.block("no room")
                 basis = PlanBasis(inputs[replica.model], Room(0, {}, frozenset()), ())
-                replica.vain = VainPlan(basis, "no room", waits_for_request=False, at=0.0)
+                replica.vain_plan = VainPlan(basis, "no room", waits_for_request=False, at=0.0)
                 replica.looks_again = False
 
     async def looking(self) -> set[str]:

@@ -428,7 +428,7 @@ async def test_a_refused_client_keeps_nobody_else_out() -> None:
             await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=("127.0.0.2", 0))
             for _ in range(30)
         ]
-        await until(lambda: gateway.plane.connection_limiter._refused > 0)
+        await until(lambda: gateway.plane.connection_limiter._refused_count > 0)
         for _ in range(3):
             assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[
                 0
@@ -475,7 +475,7 @@ async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: 
     front = await only(gateway)
     for count, byte in enumerate(GOOD[:60], 1):
         writer.write(bytes([byte]))
-        await until(lambda count=count: front._reader._received == count)  # type: ignore[misc]
+        await until(lambda count=count: front._reader._received_bytes == count)  # type: ignore[misc]
         gateway.later(1)
         assert front.is_discarding == (count >= guard.HEAD_S)
         if front.is_discarding:
@@ -827,14 +827,14 @@ async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: 
         assert front in gateway.plane.connections
         assert not front.is_discarding
         assert len(front._turns) == 1
-        assert gateway.plane.body_budget.used < len(large) / 2
+        assert gateway.plane.body_budget.used_bytes < len(large) / 2
         event.set()
         for _ in range(15):
             assert (await status(reader)).startswith(b"200 OK | {}")
         assert (await status(reader)).startswith(b"200 OK | /echo ")
         writer.close()
         assert [len(request) > 2**20 for request in upstream.requests] == [False] + [True] * 14
-    assert gateway.plane.body_budget.used == 0
+    assert gateway.plane.body_budget.used_bytes == 0
 
 
 async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
@@ -847,10 +847,10 @@ async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
             ]
             for _, writer in trickling:
                 writer.write(raw_request(b"A" * 2**20, length=LIMIT))
-            await until(lambda: 2 * budget.used > budget.size)
+            await until(lambda: 2 * budget.used_bytes > budget.size)
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(raw_request(json.dumps({**ASK, "user": "B" * 2**21}).encode()))
-            await until(lambda: budget._waiting > 0)
+            await until(lambda: budget._waiting_count > 0)
             small = await statuses(gateway.port, GOOD, 1)
             assert small[0].startswith(b"200 OK")
             answer = asyncio.create_task(reader.readline())
@@ -864,7 +864,7 @@ async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
             assert len(upstream.requests) == 2
             for _, client_writer in (*trickling, (reader, writer)):
                 client_writer.transport.abort()
-        await until(lambda: budget.used == 0)
+        await until(lambda: budget.used_bytes == 0)
 
 
 async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is_some() -> None:
@@ -880,18 +880,18 @@ async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is
             first[1].write(data)
             await until(lambda: len(budget._growing) == 1)
             second[1].write(data)
-            await until(lambda: budget._waiting == 1)
+            await until(lambda: budget._waiting_count == 1)
             gateway.later(1)
             gateway.later(guard.BODY_S + 1)
             assert (await asyncio.wait_for(first[0].readline(), HANG_S)).startswith(
                 b"HTTP/1.1 408 "
             )
             # The second request goes beyond the free memory in place of the first.
-            await until(lambda: budget._waiting == 0)
+            await until(lambda: budget._waiting_count == 0)
             for _, writer in (first, second):
                 writer.transport.abort()
         budget.release(hog)
-        await until(lambda: budget.used == 0)
+        await until(lambda: budget.used_bytes == 0)
 
 
 async def test_many_connections_that_bring_one_read_each_are_told_to_come_back() -> None:
@@ -904,7 +904,7 @@ async def test_many_connections_that_bring_one_read_each_are_told_to_come_back()
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 5\r\n" in answer
         budget.release(hog)
-        assert budget.used == 0
+        assert budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/echo", "/v1/nothing"])
@@ -914,7 +914,7 @@ async def test_a_large_body_is_counted_no_longer_after_any_end(gateway: Gateway,
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(data)
         assert await asyncio.wait_for(reader.readline(), HANG_S)
-        await until(lambda: gateway.plane.body_budget.used == 0)
+        await until(lambda: gateway.plane.body_budget.used_bytes == 0)
         writer.transport.abort()
     assert not gateway.plane.body_budget._shares
 

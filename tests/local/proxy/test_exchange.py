@@ -400,7 +400,7 @@ async def test_large_bodies_share_the_room_there_is(gateway: Gateway) -> None:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, gateway.plane.body_budget.used)
+                most = max(most, gateway.plane.body_budget.used_bytes)
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())
@@ -408,7 +408,7 @@ async def test_large_bodies_share_the_room_there_is(gateway: Gateway) -> None:
         watching.cancel()
         assert 0 < most <= 32 * 1024 * 1024
         assert len(upstream.requests) == 12
-        assert gateway.plane.body_budget.used == 0
+        assert gateway.plane.body_budget.used_bytes == 0
 
 
 async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_it(
@@ -422,12 +422,12 @@ async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_
         # kernel's buffers.
         data = raw_request(b'{"x":"' + b"y" * (SMALL_BYTES + 300_000), length=2**20)
         clients = await open_many(gateway, 3, data)
-        await until(lambda: room._waiting == 2)  # the oldest may always go on
+        await until(lambda: room._waiting_count == 2)  # the oldest may always go on
         for _, writer in clients:
             writer.transport.abort()
-        await until(lambda: room._waiting == 0)
+        await until(lambda: room._waiting_count == 0)
         room.release(hog)
-        assert room.used == 0
+        assert room.used_bytes == 0
         assert upstream.calls == []
 
 

@@ -102,7 +102,7 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
         assert isinstance(front, ClientConnection)
         for piece, byte_count in ((data[:30], 30), (data[30:-5], len(data) - 5), (data[-5:], 5)):
             writer.write(piece)
-            await until(lambda taken=byte_count: front._reader._received == taken)  # type: ignore[misc]
+            await until(lambda taken=byte_count: front._reader._received_bytes == taken)  # type: ignore[misc]
         assert (await answer(reader))[0] == 200
         assert len(parsed_urls) == 6
         writer.close()
@@ -139,13 +139,13 @@ async def test_another_key_and_keys_that_were_changed_are_looked_at(gateway: Gat
         for _ in range(2):
             writer.write(ask())
             assert (await answer(reader))[0] == 200
-        fixed_keys, keys._fixed = keys._fixed, ()
+        fixed_keys, keys._fixed_keys = keys._fixed_keys, ()
         try:
             keys.swap((), is_closed=True)
             writer.write(ask())
             assert (await answer(reader))[0] == 403
         finally:
-            keys._fixed = fixed_keys
+            keys._fixed_keys = fixed_keys
             keys.swap(())
         writer.close()
 

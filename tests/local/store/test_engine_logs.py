@@ -79,7 +79,7 @@ async def test_a_copy_begins_once_its_folder_can_be_made(tmp_path: Path) -> None
 
 
 def test_logs_of_a_model_go_wherever_its_engine_ran(tmp_path: Path) -> None:
-    paths = [engine_logs.log_path(tmp_path, "i", in_cluster=place) for place in (False, True)]
+    paths = [engine_logs.log_path(tmp_path, "i", is_in_cluster=place) for place in (False, True)]
     for path in paths:
         engine_logs.LogCopy(path).close()
         path.with_suffix(".log.1").touch()

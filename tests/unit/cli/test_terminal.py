@@ -31,7 +31,7 @@ def test_a_log_is_shown_and_does_not_steer_wherever_its_pieces_are_cut(
 
 
 def test_raw_bytes_pass_where_they_are_asked_for(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_bytes([LOG[:7], LOG[7:]], raw=True)
+    print_bytes([LOG[:7], LOG[7:]], is_raw=True)
     assert capfdbinary.readouterr().out == LOG
 
 
@@ -149,7 +149,7 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
         flow = StreamedText()
         for start in range(0, len(words), cut):
             flow.write(words[start : start + cut])
-        flow.write("Hm.", dim=True)
+        flow.write("Hm.", is_dim=True)
         flow.end()
         output = read(master)
     assert output.count("\x1b[2m") == 1

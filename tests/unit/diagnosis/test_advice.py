@@ -11,7 +11,7 @@ from tests.support.cure_reports import REPORTS
 
 NAMES = Profiles().signatures.cures.rows.names
 FLAGS = {
-    kind: KnownFlags(NAMES(kind, "flags")[version], complete=True)
+    kind: KnownFlags(NAMES(kind, "flags")[version], is_complete=True)
     for kind, version in (("vllm", "0.33.0"), ("sglang", "0.5.23"))
 }
 PACKAGES = frozenset({"vllm", "frob-cache", "frob", "frobinfer", "frobcore", "frobtok"})

@@ -166,7 +166,7 @@ def test_phases_are_recognised() -> None:
         reader.read(line)
         phases += [reader.progress.phase] if reader.progress.phase not in phases else []
     assert phases == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
-    assert reader.progress.reported == {
+    assert reader.progress.reported_values == {
         "version": "0.26.0",
         "model": "/models/m",
         "tensor_parallel": "1",
@@ -240,7 +240,7 @@ def test_a_log_ten_times_as_long_costs_not_much_more_than_ten_times_as_much(kind
             failure, reader = diagnose(long_log(kind, megabytes), SIGNATURES)
             cpu_times.append(time.process_time() - began)
             assert failure.kind == "gpu_oom"
-            assert len(reader._lines._rest) == 0
+            assert len(reader._lines._unfinished_line) == 0
         return min(cpu_times)
 
     assert cost(10) < 40 * cost(1)
@@ -250,7 +250,7 @@ def test_a_line_without_end_is_dropped_and_not_kept() -> None:
     reader = LogReader(SIGNATURES)
     for _ in range(50):
         reader.feed(b"x" * 65_536)
-    assert len(reader._lines._rest) <= 128 * 1024
+    assert len(reader._lines._unfinished_line) <= 128 * 1024
     reader.feed(b"\nValueError: Unknown attention backend: 'NOPE'\n")
     assert reader._lines.number == 2
     assert reader.failure is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.diagnosis.ending import environmental, exit_failure
+from gateway.diagnosis.ending import exit_failure, is_environmental
 from gateway.domain import Instance
 
 
@@ -28,7 +28,7 @@ def test_only_an_error_code_of_a_start_is_held_against_the_plan(
 ) -> None:
     failure = exit_failure(instance(code), "loading weights", ["some line"], was_ready=False)
     assert failure.kind == kind
-    assert environmental(failure) is not blames_the_plan
+    assert is_environmental(failure) is not blames_the_plan
     assert failure.line == "some line"
 
 

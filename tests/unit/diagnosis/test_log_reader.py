@@ -51,7 +51,9 @@ def test_the_log_says_when_the_kv_cache_stands(log: str, before: str, made: str,
     states: list[tuple[bool, bool, str]] = []
     for line in (LOGS / f"{log}.log").read_bytes().splitlines():
         reader.read(line)
-        states.append((reader.progress.stands, reader.progress.warm, line.decode(errors="replace")))
+        states.append(
+            (reader.progress.is_standing, reader.progress.is_warm, line.decode(errors="replace"))
+        )
     assert not any(stands for stands, _, line in states if before in line)
     assert made in next(line for stands, _, line in states if stands)
     assert warm in next(line for _, has_settled, line in states if has_settled)

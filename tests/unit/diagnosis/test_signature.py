@@ -60,7 +60,9 @@ def test_every_row_has_an_example() -> None:
 def test_no_row_above_takes_the_example_of_a_text(row: TextSignature, example: str) -> None:
     frames = frozenset((row.frame,) if row.frame else ())
     for engine in (None, *(row.engines or ("vllm", "sglang"))):
-        text_row = SIGNATURES.match_text(first_text(example), engine, frames, line=row.line_start)
+        text_row = SIGNATURES.match_text(
+            first_text(example), engine, frames, is_line=row.line_start
+        )
         assert text_row is not None
         assert text_row[0] is row, text_row[0]
 

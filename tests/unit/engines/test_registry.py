@@ -87,7 +87,7 @@ class ToyRules(ToyKind, VllmRules):  # type: ignore[misc,valid-type]
         return 8, "as many as it was made for", candidate.source
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
-        half = footprint.candidate.devices.least // 2
+        half = footprint.candidate.devices.least_bytes // 2
         return Budget(half, {"gpu-memory-utilization": 0.5}, "one half")
 
     def largest_budget(self, footprint: Footprint, usual: Budget) -> None:

@@ -71,8 +71,8 @@ def test_fatal_xids_take_the_gpu_out_of_service(
     first, second = uuids(nvml)
     gpu_watch = watch(nvml)
     nvml.events.put((nvml.cards[1], number))
-    until(lambda: second in gpu_watch.lost)
-    assert first not in gpu_watch.lost
+    until(lambda: second in gpu_watch.lost_cards)
+    assert first not in gpu_watch.lost_cards
     failure = gpu_watch.failure((first, second))
     assert failure is not None
     assert (failure.kind, failure.culprit) == ("gpu_lost", {"uuid": second, "xid": number})
@@ -91,7 +91,7 @@ def test_other_xids_are_only_counted(watch: Callable[[FakeNvml], GpuWatch], numb
     for _ in range(3):
         nvml.events.put((nvml.cards[0], number))
     until(lambda: gpu_watch.counts[str(nvml.cards[0].uuid), number] == 3)
-    assert not gpu_watch.lost
+    assert not gpu_watch.lost_cards
     assert any(
         f"Xid {number} (" in note and "3 times" in note
         for note in gpu_watch.hardware(Path("/")).notes
@@ -105,13 +105,13 @@ def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(
     nvml = two_3090()
     gpu_watch = watch(nvml)
     nvml.cards[0].error = error
-    until(lambda: uuids(nvml)[0] in gpu_watch.lost)
-    assert uuids(nvml)[1] not in gpu_watch.lost
+    until(lambda: uuids(nvml)[0] in gpu_watch.lost_cards)
+    assert uuids(nvml)[1] not in gpu_watch.lost_cards
     hardware = gpu_watch.hardware(Path("/"))
     assert [gpu.uuid for gpu in hardware.gpus] == uuids(nvml)[1:]
     assert any(uuids(nvml)[0] in note and "not used" in note for note in hardware.notes)
     nvml.cards[0].error = None
-    until(lambda: not gpu_watch.lost)
+    until(lambda: not gpu_watch.lost_cards)
     assert len(gpu_watch.hardware(Path("/")).usable().gpus) == 2
 
 
@@ -120,7 +120,7 @@ def test_other_errors_of_a_card_lose_nothing(watch: Callable[[FakeNvml], GpuWatc
     gpu_watch = watch(nvml)
     nvml.cards[0].error = pynvml.NVML_ERROR_TIMEOUT
     until_read_again(nvml)
-    assert not gpu_watch.lost
+    assert not gpu_watch.lost_cards
 
 
 def test_a_card_that_vanishes_is_lost(watch: Callable[[FakeNvml], GpuWatch]) -> None:
@@ -128,8 +128,8 @@ def test_a_card_that_vanishes_is_lost(watch: Callable[[FakeNvml], GpuWatch]) -> 
     card = nvml.cards[1]
     gpu_watch = watch(nvml)
     nvml.cards = nvml.cards[:1]
-    until(lambda: card.uuid in gpu_watch.lost)
-    assert "no longer lists it" in gpu_watch.lost[str(card.uuid)].message
+    until(lambda: card.uuid in gpu_watch.lost_cards)
+    assert "no longer lists it" in gpu_watch.lost_cards[str(card.uuid)].message
 
 
 def test_an_xid_of_a_nameless_card_belongs_to_the_lost_card(
@@ -141,8 +141,8 @@ def test_an_xid_of_a_nameless_card_belongs_to_the_lost_card(
     card.unsupported = frozenset({"nvmlDeviceGetUUID"})
     card.error = pynvml.NVML_ERROR_GPU_IS_LOST
     nvml.events.put((card, 79))
-    until(lambda: str(card.uuid) in gpu_watch.lost)
-    assert gpu_watch.lost[str(card.uuid)].xid == 79
+    until(lambda: str(card.uuid) in gpu_watch.lost_cards)
+    assert gpu_watch.lost_cards[str(card.uuid)].xid == 79
 
 
 def test_a_driver_that_says_what_a_card_needs_is_believed(
@@ -153,13 +153,13 @@ def test_a_driver_that_says_what_a_card_needs_is_believed(
         card.recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
     gpu_watch = watch(nvml)
     nvml.cards[0].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
-    until(lambda: gpu_watch.lost)
-    assert "needs a GPU reset" in gpu_watch.lost[uuids(nvml)[0]].message
+    until(lambda: gpu_watch.lost_cards)
+    assert "needs a GPU reset" in gpu_watch.lost_cards[uuids(nvml)[0]].message
     nvml.cards[0].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
-    until(lambda: not gpu_watch.lost)
+    until(lambda: not gpu_watch.lost_cards)
     # An Xid that the driver has recovered from by itself.
     nvml.events.put((nvml.cards[0], 119))
-    until(lambda: not gpu_watch.lost)
+    until(lambda: not gpu_watch.lost_cards)
 
 
 def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(
@@ -168,14 +168,14 @@ def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(
     nvml = two_3090()
     gpu_watch = watch(nvml)
     nvml.events.put((nvml.cards[0], 48))
-    until(lambda: gpu_watch.lost)
+    until(lambda: gpu_watch.lost_cards)
     until_read_again(nvml)
-    assert gpu_watch.lost
+    assert gpu_watch.lost_cards
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: gpu_watch.lost[uuids(nvml)[0]].unread)
-    assert gpu_watch.lost[uuids(nvml)[0]].xid == 48
+    until(lambda: gpu_watch.lost_cards[uuids(nvml)[0]].unread)
+    assert gpu_watch.lost_cards[uuids(nvml)[0]].xid == 48
     nvml.cards[0].error = None
-    until(lambda: not gpu_watch.lost)
+    until(lambda: not gpu_watch.lost_cards)
 
 
 def test_the_mig_devices_of_a_lost_card_are_lost_with_it(
@@ -184,7 +184,7 @@ def test_the_mig_devices_of_a_lost_card_are_lost_with_it(
     nvml = mig_h100()
     gpu_watch = watch(nvml)
     nvml.events.put((nvml.cards[0], 95))
-    until(lambda: gpu_watch.lost)
+    until(lambda: gpu_watch.lost_cards)
     parts = [gpu.uuid for gpu in gpu_watch.hardware(Path("/")).gpus if gpu.uuid.startswith("MIG-")]
     assert len(parts) == 2
     assert all(gpu_watch.failure((uuid,)) for uuid in parts)
@@ -197,13 +197,13 @@ def test_a_lost_card_is_not_held_so_that_it_can_be_reset(
     nvml = two_3090()
     gpu_watch = watch(nvml)
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: gpu_watch.lost)
+    until(lambda: gpu_watch.lost_cards)
     until(lambda: nvml.registered == nvml.cards[1:])
     sessions = nvml.inits
     until(lambda: nvml.inits > sessions + 3)
     # The other one is still listened to.
     nvml.events.put((nvml.cards[1], 95))
-    until(lambda: uuids(nvml)[1] in gpu_watch.lost)
+    until(lambda: uuids(nvml)[1] in gpu_watch.lost_cards)
     gpu_watch.close()
     assert nvml.open == 0
 
@@ -222,7 +222,7 @@ def test_a_machine_without_gpus_is_left_alone(
     closing.start()
     closing.join(HANG_S)
     assert not closing.is_alive()
-    assert not gpu_watch.lost
+    assert not gpu_watch.lost_cards
 
 
 def test_a_card_without_events_is_polled() -> None:
@@ -231,9 +231,9 @@ def test_a_card_without_events_is_polled() -> None:
     gpu_watch = GpuWatch(nvml)
     gpu_watch.start(TABLE, lambda: None)
     until_read_again(nvml)
-    assert not gpu_watch.lost
+    assert not gpu_watch.lost_cards
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: gpu_watch.lost)
+    until(lambda: gpu_watch.lost_cards)
     gpu_watch.close()
 
 
@@ -266,14 +266,14 @@ def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(
     hardware = probe(nvml=two_3090())
     manager = "systemd"
     monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: manager)
-    (warning,) = doctor._cgroups(hardware, docker=True, char_devices=tmp_path)
+    (warning,) = doctor._cgroups(hardware, has_docker=True, char_devices=tmp_path)
     assert warning.state == "warn"
     assert "daemon-reload" in warning.finding
     assert "nvidia-ctk" in warning.do
     (tmp_path / "195:0").symlink_to("/dev/nvidia0")
-    assert doctor._cgroups(hardware, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert doctor._cgroups(hardware, has_docker=True, char_devices=tmp_path)[0].state == "ok"
     (tmp_path / "195:0").unlink()
     manager = "cgroupfs"
-    assert doctor._cgroups(hardware, docker=True, char_devices=tmp_path)[0].state == "ok"
-    assert not doctor._cgroups(hardware, docker=False)
-    assert not doctor._cgroups(hardware.evolve(gpus=()), docker=True)
+    assert doctor._cgroups(hardware, has_docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert not doctor._cgroups(hardware, has_docker=False)
+    assert not doctor._cgroups(hardware.evolve(gpus=()), has_docker=True)

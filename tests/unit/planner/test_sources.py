@@ -29,7 +29,7 @@ _CLAIM = re.compile(r"(\w+) in config\.json")
 def texts(decision: Decision) -> Iterator[str]:
     for plan in decision.plans:
         for row in explain.choices(plan):
-            yield row.why
+            yield row.reason
         yield from plan.warnings
     for rejection in decision.rejected:
         yield from rejection.reasons

@@ -241,7 +241,9 @@ def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
     used_bytes = plan.memory.budget_bytes - plan.memory.kv_bytes
     scope = {name: value for name, value in plan.scope.items() if name != "budget"}
     scope |= batch_scope(
-        plan.max_num_batched_tokens.value, plan.max_num_seqs.value, eager=plan.enforce_eager.value
+        plan.max_num_batched_tokens.value,
+        plan.max_num_seqs.value,
+        is_eager=plan.enforce_eager.value,
     )
     fact = Fact(
         kind="needs_memory",

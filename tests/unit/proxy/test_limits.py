@@ -30,7 +30,7 @@ def test_connections_of_one_client_are_counted_together_and_off_again(
             limiter.release(address, place)
     # A client that has left leaves nothing behind.
     assert not limiter._by_network
-    assert (limiter.admitted, limiter._refused) == (0, 0)
+    assert (limiter.admitted_count, limiter._refused_count) == (0, 0)
 
 
 def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:

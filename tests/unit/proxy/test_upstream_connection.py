@@ -94,7 +94,7 @@ def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[A
     link.ask(cast("Any", exchange), b"", b"")
     for piece in pieces:
         link.data_received(piece)
-    return unframe(exchange.written), exchange.ended, link.sent, b"".join(link.tail)
+    return unframe(exchange.written), exchange.ended, link.sent_bytes, b"".join(link.tail)
 
 
 def unframe(data: bytes) -> tuple[bytes, bytes]:

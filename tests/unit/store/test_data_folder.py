@@ -13,7 +13,7 @@ import pytest
 
 from gateway.errors import SettingsError
 from gateway.store import data_folder
-from gateway.store.data_folder import close_data_folder, in_use, lock
+from gateway.store.data_folder import close_data_folder, is_in_use, lock
 from gateway.store.database import Database
 from tests.support.log_lines import capture_logs
 from tests.support.patience import Clock
@@ -95,15 +95,15 @@ def test_the_files_beside_the_database_are_as_closed_as_the_database(tmp_path: P
 def test_a_folder_is_in_use_while_its_lock_is_held_and_looking_takes_no_lock(
     tmp_path: Path,
 ) -> None:
-    assert not in_use(tmp_path)
+    assert not is_in_use(tmp_path)
     with (tmp_path / "gateway.lock").open("w") as file, (tmp_path / "gateway.lock").open() as other:
-        assert not in_use(tmp_path)
+        assert not is_in_use(tmp_path)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert in_use(tmp_path)
-        assert not in_use(tmp_path, proc=tmp_path), "what cannot be read is not in use"
+        assert is_in_use(tmp_path)
+        assert not is_in_use(tmp_path, proc=tmp_path), "what cannot be read is not in use"
         fcntl.flock(file, fcntl.LOCK_UN)
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        assert not in_use(tmp_path)
+        assert not is_in_use(tmp_path)
 
 
 def shared_lock(folder: Path, owner: int, seconds: str) -> subprocess.Popen[bytes]:

@@ -94,7 +94,7 @@ def _judge(
             planner.hub, ModelSearch(words, use, limit, tuple(folders or ()), parameters)
         )
         show_status(f"Reading {plural(len(models), 'model')} and their quantized variants")
-        judged_models = ModelFinder(planner, machine, use).judge(models, by_size=not words)
+        judged_models = ModelFinder(planner, machine, use).judge(models, sorts_by_size=not words)
     planner.profiles.documents.save()
     if problem:
         print_message(f"note: only models on this machine are listed: {problem}")

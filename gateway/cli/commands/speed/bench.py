@@ -59,7 +59,7 @@ def bench(
     plan = view["plan"]
     target, context = _target(name, plan)
     load = LoadTest(
-        target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True)
+        target, context, lambda step: None if as_json else say(f"{name}: {step}", is_error=True)
     )
     planned_concurrency = _planned_concurrency(plan, view) if plan else 32
     count_before = _count_requests()

@@ -50,7 +50,9 @@ def tune(
     if not as_json:
         _show(report)
     if report["wish"] is not None and report["state"] == "done":
-        report = _settle(name, report, take=take, ask=not as_json and sys.stdin.isatty())
+        report = _settle(
+            name, report, takes_best=take, asks_user=not as_json and sys.stdin.isatty()
+        )
     if as_json:
         say(json.dumps(report, indent=2))
     if report["state"] != "done":
@@ -77,7 +79,7 @@ def _watch(path: str, report: Any, *, is_quiet: bool) -> Any:
         while report["state"] == "running":
             if not is_quiet:
                 for plan in report["tried"][shown_count:]:
-                    say(_line(plan), err=True)
+                    say(_line(plan), is_error=True)
                 shown_count = len(report["tried"])
                 best_change = report["tried"][report["best"]]["change"] if shown_count else "-"
                 left_s = max(0.0, report["seconds"] - report["elapsed_s"])
@@ -124,20 +126,20 @@ def _show(report: Any) -> None:
     print_paragraph(f"{result_words} after {report['elapsed_s']:.0f} s: {report['phase']}.")
 
 
-def _settle(name: str, report: Any, *, take: bool, ask: bool) -> Any:
+def _settle(name: str, report: Any, *, takes_best: bool, asks_user: bool) -> Any:
     """The report after the owner's decision about the best plan."""
     best_trial = report["tried"][report["best"]]
     text = f"{best_trial['change']} is worth {best_trial['worth']:.2f} times the served plan."
-    if ask and not take:
+    if asks_user and not takes_best:
         print_paragraph(text)
-        take = typer.confirm(f"Change {name} to it?")
-    if take:
+        takes_best = typer.confirm(f"Change {name} to it?")
+    if takes_best:
         report = call("POST", model_path(name, "/tune/apply"))
         text = f"{name} changes to the best plan; `fitserve show {name}` shows its progress."
-    elif not ask:
+    elif not asks_user:
         text += f" It is not taken: `fitserve set {name} {_options(name, report['wish'])}`"
-    if ask or take or not report["applied"]:
-        say(text, err=True)
+    if asks_user or takes_best or not report["applied"]:
+        say(text, is_error=True)
     return report
 
 

@@ -57,7 +57,7 @@ class ParsedAnswer(NamedTuple):
     content: str
     thoughts: str
     calls: tuple[tuple[str, str], ...]
-    complete: bool
+    is_complete: bool
 
 
 def questions(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -132,7 +132,7 @@ def judge(name: str, parsed: ParsedAnswer) -> Ability:
         proof = "its answer fits the schema"
     if not problem:
         return Ability(state="proven", evidence=proof)
-    if not parsed.complete:
+    if not parsed.is_complete:
         return Ability(
             evidence=f"{problem}; the answer was cut off at the most tokens that are waited for"
         )
@@ -195,7 +195,7 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since_at: float) -> Ab
         is_of_plan = item.fingerprint == attempt.fingerprint
         if item.ready_at is not None and is_of_plan and not _is_open(item):
             return item.abilities
-        if ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
+        if was_ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
             reason = f"attempt {item.id} ended when it was asked"
             return Abilities.uniform(Ability(state="not proven", evidence=reason))
     return None
@@ -215,7 +215,7 @@ def test_failure() -> Failure:
     )
 
 
-def ended_by_asking(attempt: Attempt) -> bool:
+def was_ended_by_asking(attempt: Attempt) -> bool:
     """Whether the engine ended before the questions that only apps need."""
     if not _is_open(attempt) or attempt.state == "stopped":
         return False

@@ -34,7 +34,7 @@ class Dialect(Value):
     why: str = Field("", description="why there is no parser")
     source: str
 
-    def taught(self, spec: ModelSpec, template: str) -> bool:
+    def is_taught(self, spec: ModelSpec, template: str) -> bool:
         """Whether the model's template teaches this dialect."""
         return (
             all(text in template for text in self.holds)
@@ -58,7 +58,7 @@ class ParserTable(Value):
         if template is None:
             return Writing(spec, None, None)
         tools, reasoning = (
-            next((item for item in rows if item.taught(spec, template)), None)
+            next((item for item in rows if item.is_taught(spec, template)), None)
             for rows in (self.tools, self.reasoning)
         )
         return Writing(spec, tools, reasoning)

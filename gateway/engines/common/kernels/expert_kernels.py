@@ -43,7 +43,7 @@ class MoeChoice(NamedTuple):
     status: Literal["ok", "none", "unknown", "crash"]
     method: str = ""  # the engine's quantization method that takes the layer
     padded_to: tuple[int, int] | None = None  # (hidden, intermediate) per rank
-    refused: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     crashes: tuple[tuple[str, str], ...] = ()  # which of w13 and w2, and why
     note: str = ""
 
@@ -196,7 +196,7 @@ def choose_moe(
         why := first_refusal(rules.forced_requires.get(forced_backend, ()), subject)
     ):
         refusal = Refusal(kernel=f"--moe-backend {forced_backend}", reason=why)
-        return MoeChoice(kernel=None, refused=(refusal,), status="none")
+        return MoeChoice(kernel=None, refusals=(refusal,), status="none")
     methods = rules.methods_of.get(shape.scheme.kind, ())
     method = next((m for m in methods if m.match.refusal(subject) is None), None)
     if method is None:
@@ -230,8 +230,8 @@ def choose_moe(
         names = list(method.forced[forced_backend])
     elif method.forced:
         allowed_backends = allowed_kernels(rules.variables, names, subject, method.forced)
-        if allowed_backends.refuses:
-            refusal = Refusal(kernel=allowed_backends.demand, reason=allowed_backends.refuses)
+        if allowed_backends.refusal:
+            refusal = Refusal(kernel=allowed_backends.demand, reason=allowed_backends.refusal)
             return _no_backend(method, refusal)
         names = allowed_backends.names
         if unknown_names := [name for name in names if name not in rules.backends]:
@@ -310,7 +310,7 @@ def _choice(
         kernel=name,
         method=method.name,
         padded_to=padded_sizes,
-        refused=refusals,
+        refusals=refusals,
         status="crash" if crashes else "ok",
         crashes=tuple(crashes),
         note="; ".join(reason for _, reason in crashes) or backend.slow,
@@ -332,8 +332,8 @@ def _padded_sizes(
 
 
 def _no_backend(method: ExpertMethod, *refusals: Refusal) -> MoeChoice:
-    return MoeChoice(kernel=None, method=method.name, refused=refusals, status="none")
+    return MoeChoice(kernel=None, method=method.name, refusals=refusals, status="none")
 
 
 def _unknown_choice(reason: str) -> MoeChoice:
-    return MoeChoice(kernel=None, refused=(Refusal(kernel="", reason=reason),), status="unknown")
+    return MoeChoice(kernel=None, refusals=(Refusal(kernel="", reason=reason),), status="unknown")

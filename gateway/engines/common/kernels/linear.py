@@ -45,7 +45,7 @@ class KernelChoice(NamedTuple):
     kernel: str | None
     status: Literal["ok", "none", "unknown", "crash"]
     padded_to: tuple[int, int] | None = None  # (k, n)
-    refused: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     note: str = ""  # why the kernel is slow, or would crash
 
 
@@ -239,14 +239,16 @@ def _first_kernel(
     for name in names:
         kernel = rules.kernels[name]
         obstacle = first_refusal(kernel.requires, subject)
-        at_start = obstacle is None or ".cu" in kernel.source
+        is_at_start = obstacle is None or ".cu" in kernel.source
         obstacle = obstacle or refusals(name)
         if obstacle is None and name in subject.disabled and path.disablable and kernel.disablable:
             obstacle = DISABLED_REASON
         if obstacle is None:
             return _accepting_choice(name, kernel, subject, kernel_refusals)
         kernel_refusals.append(
-            Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED_REASON)
+            Refusal(
+                kernel=name, reason=obstacle, at_start=is_at_start and obstacle != DISABLED_REASON
+            )
         )
     return _no_kernel(*kernel_refusals)
 
@@ -261,19 +263,19 @@ def _accepting_choice(
     return KernelChoice(
         kernel=name,
         padded_to=_padded_sizes(kernel.pads, shape),
-        refused=tuple(refusals),
+        refusals=tuple(refusals),
         status="crash" if crash else "ok",
         note=f"K={shape.k}, N={shape.n}: {crash}" if crash else kernel.slow,
     )
 
 
 def _no_kernel(*refusals: Refusal) -> KernelChoice:
-    return KernelChoice(kernel=None, refused=refusals, status="none")
+    return KernelChoice(kernel=None, refusals=refusals, status="none")
 
 
 def _unknown_choice(subject: str, reason: str) -> KernelChoice:
     return KernelChoice(
-        kernel=None, refused=(Refusal(kernel=subject, reason=reason),), status="unknown"
+        kernel=None, refusals=(Refusal(kernel=subject, reason=reason),), status="unknown"
     )
 
 

@@ -105,7 +105,7 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     )
     linears = _layers_by_scheme(plan.linears, schemes, quantization, traits)
     if headers and any(
-        isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
+        isinstance(layer.scheme, UnknownScheme) and layer.scheme.is_foreign for layer in linears
     ):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
     other_groups = tuple(_narrow_dtype(group, traits) for group in _loaded_tensors(plan, spec))
@@ -174,14 +174,14 @@ def _layers_by_scheme(
         is_whole = (
             WHOLE_GATES in traits
             and item.modules == ("in_proj_b", "in_proj_a")
-            and quantization.integer_checkpoint
+            and quantization.is_integer_checkpoint
         )
         shard: Shard = "replicated" if is_whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
         for scheme, numbers in schemed.items():
             is_packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
-            mixer = item.shard == "qkv" and item.modules == ("in_proj",)
-            heads = 1 if is_packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
+            is_mixer = item.shard == "qkv" and item.modules == ("in_proj",)
+            heads = 1 if is_packed and is_mixer and CUT_PACKED_MIXERS not in traits else item.heads
             result.append(
                 Linear(
                     item.name,
@@ -193,7 +193,7 @@ def _layers_by_scheme(
                     units=item.units,
                     experts=item.experts,
                     bias=item.bias,
-                    exact=item.is_exact,
+                    is_exact=item.is_exact,
                     numbers=numbers,
                 )
             )
@@ -205,14 +205,14 @@ def _numbers_by_scheme(item: Built, quantization: Quantization) -> dict[LayerSch
     if not item.is_quantizable:
         return {UNQUANTIZED_SCHEME: item.numbers}
     result: dict[LayerScheme, list[int]] = {}
-    for number in item.numbers if quantization.numbered else item.numbers[:1]:
+    for number in item.numbers if quantization.is_numbered else item.numbers[:1]:
         name = item.name.replace("*", str(number), 1)
         if item.experts:
             name = name.removesuffix(".w13").removesuffix(".w2")
         result.setdefault(
             quantization.scheme_of(name, item.modules, experts=item.experts > 0), []
         ).append(number)
-    return dict.fromkeys(result, item.numbers) if not quantization.numbered else {**result}
+    return dict.fromkeys(result, item.numbers) if not quantization.is_numbered else {**result}
 
 
 def _loaded_tensors(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:

@@ -44,7 +44,7 @@ class Linear:
     kv_heads: int = 0
     experts: int = 0
     bias: bool = False
-    exact: bool = False
+    is_exact: bool = False
     numbers: Sequence[int] = field(default=(), compare=False)
     units: tuple[int, ...] = ()
 

@@ -166,14 +166,14 @@ def _is_at_end(
     layers: Sequence[int],
     part: int,
     repeated_parts: frozenset[str],
-    tied: bool,
+    is_tied: bool,
 ) -> bool:
     """Whether the stage has this parameter, which is in none of the layers."""
     first, last = part == 0, part == len(layers) - 1
     if tensor.name.endswith(_HEADS):
         return last or "head" in repeated_parts
     if tensor.shard == "vocab":
-        return first or (last and tied) or "embedding" in repeated_parts
+        return first or (last and is_tied) or "embedding" in repeated_parts
     return last if tensor.name.startswith(_LAST_NORMS) else first or "towers" in repeated_parts
 
 

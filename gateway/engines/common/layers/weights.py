@@ -183,7 +183,7 @@ def linear_bytes(
         if layer.experts
         else cut_sizes
     )
-    is_narrow = not layer.exact or rank.capability in _EXACT_KERNELS
+    is_narrow = not layer.is_exact or rank.capability in _EXACT_KERNELS
     size = _matrix_bytes(
         layer, scheme, k, n, _ITEM_BYTES[rank.dtype if is_narrow else "float32"], traits
     )
@@ -253,7 +253,12 @@ def _matrix_bytes(
 ) -> int:
     """Bytes of one matrix with all that belongs to it."""
     expert, kind, group_size = layer.experts > 0, scheme.kind, scheme.group
-    if expert and kind == "wna16" and scheme.layout and not _marlin(layer, scheme, k, n, traits):
+    if (
+        expert
+        and kind == "wna16"
+        and scheme.layout
+        and not _uses_marlin(layer, scheme, k, n, traits)
+    ):
         return k * n * scheme.bits // 8 + _repacked_bytes(layer, scheme, k, n, item)
     size = n * item if _has_bias(layer, scheme, traits) else 0
     if kind == "unquantized":
@@ -281,7 +286,7 @@ def _matrix_bytes(
     return size + (k // group_size * n if group_size > 0 else 0)
 
 
-def _marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> bool:
+def _uses_marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> bool:
     """Whether Marlin computes these experts: check_moe_marlin_supports_layer in
     quantization/utils/marlin_utils.py."""
     if scheme.layout == "gptq" and not scheme.symmetric:
@@ -311,22 +316,22 @@ def _sizes(layer: Linear, k: int, n: int) -> tuple[int, int]:
     return (k, n // len(layer.parts)) if layer.shard == "expert_column" else (n, k)
 
 
-def _zeros(scheme: Scheme, scales: int, item: int, expert: bool, traits: Collection[str]) -> int:
+def _zeros(scheme: Scheme, scales: int, item: int, is_expert: bool, traits: Collection[str]) -> int:
     """Bytes of zero points: GPTQ and AWQ have them even where they are all alike."""
     if not scheme.layout and scheme.symmetric:
         return 0
-    if expert and scheme.layout == "gptq" and NO_GROUP_INDEX not in traits:
+    if is_expert and scheme.layout == "gptq" and NO_GROUP_INDEX not in traits:
         # As many numbers of the model's dtype as there should be packed ones:
         # quantization/gptq_marlin.py, w13_qzeros.
         return scales * scheme.bits // 32 * item
     return scales * scheme.bits // 8
 
 
-def _order(scheme: Scheme, k: int, expert: bool, traits: Collection[str]) -> int:
+def _order(scheme: Scheme, k: int, is_expert: bool, traits: Collection[str]) -> int:
     """Bytes of the order of the inputs (g_idx), of which experts keep two."""
     if NO_GROUP_INDEX in traits or scheme.layout == "awq" or scheme.kind == "w4a8":
         return 0
-    if expert:
+    if is_expert:
         return 8 * k
     return 4 * k if scheme.layout == "gptq" or scheme.act_order else 0
 

@@ -17,7 +17,7 @@ class UnknownScheme(FrozenRecord, frozen=True):
     reason: str
 
     @property
-    def foreign(self) -> bool:
+    def is_foreign(self) -> bool:
         """Whether it is of a method or format that no rule describes: an engine that has it may
         well compute the layer."""
         return self.reason.startswith("no rules for")
@@ -68,8 +68,8 @@ class Quantization(FrozenRecord, frozen=True):
     rule: Rule
     assumed: str = ""
     # GPTQ, AWQ and AutoRound: engines treat some layers differently for these families.
-    integer_checkpoint: bool = False
-    numbered: bool = True  # layers that differ only in their number may have different schemes
+    is_integer_checkpoint: bool = False
+    is_numbered: bool = True  # layers that differ only in their number may have different schemes
 
     def scheme_of(
         self, name: str, parts: Sequence[str] = (), *, experts: bool = False
@@ -105,7 +105,7 @@ class Block(FrozenRecord, frozen=True):
 
     config: Mapping[str, Any]
     renames: Sequence[tuple[str, str]] = ()
-    packed: frozenset[str] = frozenset()
+    packed_names: frozenset[str] = frozenset()
     headers_read: bool = False
     traits: frozenset[str] = frozenset()
 
@@ -144,7 +144,7 @@ def number(value: object, minimum: int = 1) -> int:
     return value
 
 
-def all_or_none(modules: Sequence[str], matches: Callable[[str], bool]) -> bool:
+def has_all_or_none(modules: Sequence[str], matches: Callable[[str], bool]) -> bool:
     result = {matches(module) for module in modules}
     if len(result) > 1:
         raise Mixed

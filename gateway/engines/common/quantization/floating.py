@@ -16,7 +16,7 @@ from gateway.engines.common.quantization.block import (
     LayerScheme,
     Mixed,
     Quantization,
-    all_or_none,
+    has_all_or_none,
     make_scheme,
     number,
     unknown_scheme,
@@ -88,7 +88,7 @@ def compressed_tensors(block: Block) -> Quantization:
         return name in names or any(re.match(expression, name) for expression in expressions)
 
     def rule(layer: Layer) -> LayerScheme:
-        if layer.name in names or all_or_none(layer.modules, is_skipped):
+        if layer.name in names or has_all_or_none(layer.modules, is_skipped):
             return UNQUANTIZED_SCHEME
         return target_of(layer) or UNQUANTIZED_SCHEME
 
@@ -112,7 +112,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
         weights.get("strategy"),
     )
     group = weights.get("group_size") or -1
-    symmetric = weights.get("symmetric", True) is not False
+    is_symmetric = weights.get("symmetric", True) is not False
     is_ordered = weights.get("actorder") in ("group", "dynamic")
     acts = inputs if isinstance(inputs, Mapping) else None
     if strategy is None:
@@ -128,7 +128,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
             "wna16",
             number(bits),
             number(group, -1),
-            symmetric=symmetric,
+            symmetric=is_symmetric,
             act_order=is_ordered and group != -1,
         )
     if acts is not None:
@@ -152,12 +152,12 @@ def _scheme_with_activations(
     strategy: of the weights, with the engine's default.
     """
     dynamic = bool(acts.get("dynamic"))
-    symmetric = weights.get("symmetric", True) is not False
+    is_symmetric = weights.get("symmetric", True) is not False
     numbers = weights.get("type", "int"), weights.get("num_bits", 8)
     act_numbers = acts.get("type", "int"), acts.get("num_bits", 8)
     if numbers == ("int", 4) and act_numbers == ("float", 8) and strategy == "group":
         group = number(weights.get("group_size") or -1, -1)
-        return make_scheme("w4a8", 4, group, symmetric=symmetric)
+        return make_scheme("w4a8", 4, group, symmetric=is_symmetric)
     floats = numbers == act_numbers == ("float", 8)
     if floats and strategy in ("tensor", "channel", "block"):
         size = _fp8_block_size(weights, strategy)
@@ -283,7 +283,7 @@ def _is_excluded(layer: Layer, entries: Sequence[str]) -> bool:
     """Whether a layer is one of the entries, below one, or matches one with `*`."""
     names = (layer.name,) if layer.experts else layer.modules
     return (
-        all_or_none(names, lambda name: name in entries)
+        has_all_or_none(names, lambda name: name in entries)
         or any(entry in layer.name for entry in entries)
         or any("*" in entry and _matches_wildcard(layer.name, entry) for entry in entries)
     )
@@ -376,24 +376,24 @@ def fp8(block: Block) -> Quantization:
         for entry in words(config, "ignored_layers", "modules_to_not_convert")
     )
     blocks = config.get("weight_block_size")
-    static = config.get("activation_scheme") == "static"
+    is_static = config.get("activation_scheme") == "static"
     base = (
         make_scheme("fp8_block", 8, number(blocks[1]))
         if blocks
-        else make_scheme("fp8_tensor", 8, static_activation=static)
+        else make_scheme("fp8_tensor", 8, static_activation=is_static)
     )
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
             ignored = any(layer.name in entry for entry in skipped if "experts" in entry)
         else:
-            ignored = layer.name in skipped or all_or_none(
+            ignored = layer.name in skipped or has_all_or_none(
                 layer.modules, lambda name: name in skipped
             )
         # Source: get_quant_method of vllm/models/deepseek_v41/quant_config.py:251 of 0.33.0.
         four = layer.experts and config.get("expert_dtype") == "fp4"
-        nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
-        narrow_scheme = make_scheme("nvfp4", 4, 16) if nvidia else _MXFP4
+        is_nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
+        narrow_scheme = make_scheme("nvfp4", 4, 16) if is_nvidia else _MXFP4
         return UNQUANTIZED_SCHEME if ignored else narrow_scheme if four else base
 
     return Quantization(rule)

@@ -16,7 +16,7 @@ from gateway.engines.common.quantization.block import (
     LayerScheme,
     Mixed,
     Quantization,
-    all_or_none,
+    has_all_or_none,
     make_scheme,
     number,
     unknown_scheme,
@@ -49,7 +49,7 @@ def _is_packed(layer: Layer, packed_names: set[str]) -> bool:
     awq_marlin.py, which read the headers too, and never ask for experts.
     """
     if packed_names and not layer.experts:
-        return all_or_none(
+        return has_all_or_none(
             layer.modules,
             lambda name: name in packed_names or _NUMBER.sub("*", name) in packed_names,
         )
@@ -63,7 +63,7 @@ def _is_packed(layer: Layer, packed_names: set[str]) -> bool:
 def _unquantized_checkpoint(block: Block) -> Quantization | None:
     """A checkpoint of which neither block nor headers name a packed layer, which engines build
     unquantized without a word."""
-    if block.packed or not block.headers_read:
+    if block.packed_names or not block.headers_read:
         return None
     return Quantization(
         lambda _: unknown_scheme(
@@ -80,29 +80,31 @@ class _ListedLayers(NamedTuple):
     has_head: the head is quantized too.
     """
 
-    listed: list[str]
-    packed: set[str]
+    listed_names: list[str]
+    packed_names: set[str]
     has_head: bool
 
     def are_unquantized(self, layer: Layer) -> bool:
         """Whether `layer` stays unquantized whatever the method's own list says."""
         if layer.name.endswith("lm_head") and not self.has_head:
             return True
-        return not self.listed and not _is_packed(layer, self.packed)
+        return not self.listed_names and not _is_packed(layer, self.packed_names)
 
     def lists(self, names: Sequence[str]) -> bool:
         """Whether config.json lists the modules of a layer. Raises as `all_or_none`."""
-        return all_or_none(names, lambda name: any(entry in name for entry in self.listed))
+        return has_all_or_none(
+            names, lambda name: any(entry in name for entry in self.listed_names)
+        )
 
     def quantization(self, rule: Callable[[Layer], LayerScheme], assumption: str) -> Quantization:
-        assumed = "" if self.listed or self.packed else assumption
-        return Quantization(rule, assumed, integer_checkpoint=True)
+        assumed = "" if self.listed_names or self.packed_names else assumption
+        return Quantization(rule, assumed, is_integer_checkpoint=True)
 
 
 def _listed_layers(block: Block, key: str) -> _ListedLayers:
     return _ListedLayers(
         [block.engine_name(entry) for entry in words(block.config, key)],
-        {block.engine_name(name) for name in block.packed},
+        {block.engine_name(name) for name in block.packed_names},
         block.config.get("lm_head") is True,
     )
 
@@ -121,7 +123,7 @@ def gptq(block: Block) -> Quantization:
     )
     layers = _listed_layers(block, "modules_in_block_to_quantize")
     no_quantization = _unquantized_checkpoint(block)
-    if no_quantization is not None and not layers.listed:
+    if no_quantization is not None and not layers.listed_names:
         return no_quantization
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
     tame(pattern.lstrip("+-:") for pattern in dynamic)
@@ -129,7 +131,7 @@ def gptq(block: Block) -> Quantization:
     def rule(layer: Layer) -> LayerScheme:
         if layers.are_unquantized(layer):
             return UNQUANTIZED_SCHEME
-        if layers.listed and not layer.experts and not layers.lists(layer.modules):
+        if layers.listed_names and not layer.experts and not layers.lists(layer.modules):
             return UNQUANTIZED_SCHEME
         for pattern, changes in dynamic.items():
             if pattern.startswith("-:"):
@@ -160,7 +162,7 @@ def awq(block: Block) -> Quantization:
     base = _integers("awq", bits, group, not config.get("zero_point", True))
     layers = _listed_layers(block, "modules_to_not_convert")
     no_quantization = _unquantized_checkpoint(block)
-    if no_quantization is not None and not layers.listed:
+    if no_quantization is not None and not layers.listed_names:
         return no_quantization
 
     def rule(layer: Layer) -> LayerScheme:
@@ -266,19 +268,19 @@ def auto_round(block: Block) -> Quantization:
             raise Mixed
         return schemes.pop()
 
-    return Quantization(rule, integer_checkpoint=True)
+    return Quantization(rule, is_integer_checkpoint=True)
 
 
 def bitsandbytes(block: Block) -> Quantization:
     """bitsandbytes.py of 0.26.0, which 0.33.0 does not have."""
-    eight = block.config.get("load_in_8bit") is True
+    is_eight_bit = block.config.get("load_in_8bit") is True
     skipped = {block.engine_name(entry) for entry in words(block.config, "llm_int8_skip_modules")}
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
             return (
                 unknown_scheme("bitsandbytes has no 8-bit experts")
-                if eight
+                if is_eight_bit
                 else make_scheme("bnb", 4)
             )
         path = layer.name.split(".")
@@ -287,7 +289,7 @@ def bitsandbytes(block: Block) -> Quantization:
         return (
             UNQUANTIZED_SCHEME
             if skipped & (name_prefixes | set(path)) or path[-1] == "lm_head"
-            else make_scheme("bnb", 8 if eight else 4)
+            else make_scheme("bnb", 8 if is_eight_bit else 4)
         )
 
     return Quantization(rule)

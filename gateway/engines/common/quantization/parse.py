@@ -44,7 +44,7 @@ def parse(
     without a block.
     """
     if quant is None:
-        return Quantization(lambda _: UNQUANTIZED_SCHEME, numbered=False)
+        return Quantization(lambda _: UNQUANTIZED_SCHEME, is_numbered=False)
     method = quant.method.lower()
     reader = _METHODS.get(method)
     if reader is None:
@@ -54,7 +54,7 @@ def parse(
     try:
         result = reader(Block(quant.config, renames, packed_names, headers_read, traits))
         return result.evolve(
-            numbered=bool(packed_names) or any(map(tells_numbers, _texts(quant.config)))
+            is_numbered=bool(packed_names) or any(map(tells_numbers, _texts(quant.config)))
         )
     except Untamed as error:
         untamed = str(error)

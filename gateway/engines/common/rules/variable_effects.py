@@ -54,11 +54,11 @@ class VariableEffect(Value):
 
 class AllowedKernels(NamedTuple):
     """Kernels that the engine tries, best first. demand: the variables that allow no others, or
-    refuse the layer for the reason `refuses`; "": the list is the engine's own."""
+    refuse the layer for the reason `refusal`; "": the list is the engine's own."""
 
     names: list[str]
     demand: str = ""
-    refuses: str = ""
+    refusal: str = ""
 
 
 def allowed_kernels(

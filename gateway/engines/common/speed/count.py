@@ -163,7 +163,7 @@ class _Multiplication(NamedTuple):
             layers=layer.count,
             bytes=size_bytes,
             flops=2.0 * k * n * layer.count * experts_read,
-            passed=float((k + n) * _ITEM[rank.dtype] * layer.count * experts_read),
+            passed_bytes=float((k + n) * _ITEM[rank.dtype] * layer.count * experts_read),
             multiplied=product_format(scheme, kernel, self.formats, rank.dtype),
             kernel=self.names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
             experts=layer.experts,
@@ -190,7 +190,7 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int)
         layers=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
         bytes=elements * item,
         flops=2.0 * elements * experts_read,
-        passed=0,
+        passed_bytes=0,
         multiplied=rank.dtype,
         kernel="",
         experts=routed.count if routed else 0,
@@ -218,7 +218,7 @@ def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWo
         return AttentionWork(
             group.layers * group.head_dim * stored_item_bytes,
             2.0 * group.layers * heads * (group.head_dim + value),
-            small=stored_item_bytes == 1,
+            has_small_batch=stored_item_bytes == 1,
             prompt_flops=taken_out,
         )
     kv_heads = max(1, group.kv_heads // rank.tp)
@@ -226,6 +226,6 @@ def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWo
         group.layers * kv_heads * (group.head_dim + value) * stored_item_bytes,
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,
-        small=stored_item_bytes == 1,
-        narrow=group.head_dim <= _NARROW_HEAD_ELEMENTS,
+        has_small_batch=stored_item_bytes == 1,
+        is_narrow=group.head_dim <= _NARROW_HEAD_ELEMENTS,
     )

@@ -197,11 +197,11 @@ class SpeedTable(Value):
             step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
         )
 
-    def graphs(self, kind: str, version: str, seqs: int, *, eager: bool) -> Graphs:
+    def graphs(self, kind: str, version: str, seqs: int, *, is_eager: bool) -> Graphs:
         """seqs: the most requests of a step.
-        eager: the engine was told to do without.
+        is_eager: the engine was told to do without.
         """
-        if eager:
+        if is_eager:
             return Graphs(0, 0)
         if kind in self.graph_tokens_of:
             limit = min(self.graph_tokens_of[kind], 2 * seqs)
@@ -239,7 +239,7 @@ def machine_of(
     pace: SpeedKnowledge,
     measured_rates: Measured = NO_MEASUREMENTS,
     *,
-    direct: bool,
+    has_direct_links: bool,
 ) -> Machine | None:
     """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory.
     None: the speed of one of them is unknown."""
@@ -265,12 +265,19 @@ def machine_of(
     if reduce is not None and (
         not (reference and reference.nvlink)
         if is_joined
-        else not direct and "P2P" in reach(gpus, links)
+        else not has_direct_links and "P2P" in reach(gpus, links)
     ):
         # not on the scale of the parts; or measured with P2P, and these ranks must do without
         reduce = None
     wire = (
-        _wire(gpus, pace.table, reduce, slowest.card, is_joined=is_joined, direct=direct)
+        _wire(
+            gpus,
+            pace.table,
+            reduce,
+            slowest.card,
+            is_joined=is_joined,
+            has_direct_links=has_direct_links,
+        )
         if len(gpus) > 1
         else None
     )
@@ -393,7 +400,7 @@ def _wire(
     card: Card | None,
     *,
     is_joined: bool,
-    direct: bool,
+    has_direct_links: bool,
 ) -> Wire:
     """joined: by NVLink."""
     wire_part = table.reference.nvlink if table.reference else None
@@ -405,14 +412,14 @@ def _wire(
     if reduce is not None:  # there engines have NCCL's all-reduce, as in the measurement
         # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
         # host's memory.
-        host_factor = 0.0 if direct else table.host.more_s / table.host.latency_s
+        host_factor = 0.0 if has_direct_links else table.host.more_s / table.host.latency_s
         latency = reduce.latency_s / (1 + host_factor * (len(gpus) - 2))
         return Wire(reduce.bytes_s, latency, host_factor * latency)
     if is_joined and card is not None and card.nvlink_gb_s:
         return Wire(
             card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s
         )
-    part = table.p2p if direct else table.host
+    part = table.p2p if has_direct_links else table.host
     return Wire(
         min(_pcie_bytes_s(gpu, card) for gpu in gpus) * part.part, part.latency_s, part.more_s
     )

@@ -106,7 +106,7 @@ class Penalties(NamedTuple):
     copies: several engines serve it.
     """
 
-    weak: bool
+    is_weak: bool
     changes: int
     older: int
     copies: bool = False
@@ -115,7 +115,9 @@ class Penalties(NamedTuple):
 def rating(worth: float, demerits: Penalties) -> float:
     """Each plan is rated by itself, so that which of two comes first never depends on a third."""
     lost_share = (
-        _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)
+        _WEAK * demerits.is_weak
+        + _CHANGE * demerits.changes
+        + min(_OLDER * demerits.older, _OLDEST)
     )
     lost_share += _COPIES * demerits.copies
     return math.log(max(worth, 1e-9)) - lost_share

@@ -156,10 +156,10 @@ def clock_of(
     work = work_with(spec, item, rank, plan.kernels, gpu_table, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     local_machine = machine_of(
-        gpus, links, pace, Measured(facts), direct=plan.custom_all_reduce.value
+        gpus, links, pace, Measured(facts), has_direct_links=plan.custom_all_reduce.value
     )
     graphs = pace.table.graphs(
-        engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value
+        engine.kind, engine.version, plan.max_num_seqs.value, is_eager=plan.enforce_eager.value
     )
     return (
         StepClock(work, local_machine, pace.table.for_kind(engine.kind), graphs)

@@ -81,7 +81,9 @@ class StepClock:
         for reading in self.work.readings:
             memory = (
                 self.machine.memory
-                * (self.table.small_cache if reading.small else self.table.attention).memory
+                * (
+                    self.table.small_cache if reading.has_small_batch else self.table.attention
+                ).memory
             )
             read_bytes = reading.token_bytes * reading.visible_tokens(context) + reading.state_bytes
             seconds += requests * max(
@@ -188,7 +190,7 @@ class StepClock:
                     item.busiest(gathered_tokens),
                 )
             seconds += max(
-                (read_bytes + item.passed * count) / memory,
+                (read_bytes + item.passed_bytes * count) / memory,
                 item.flops * count * limit / flops,
                 item.layers * least_s,
             )
@@ -251,9 +253,11 @@ class StepClock:
         return self._rates(self.work.head)
 
     def _attention_flops(self, reading: AttentionWork) -> float:
-        part = (self.table.small_cache if reading.small else self.table.attention).flops
+        part = (self.table.small_cache if reading.has_small_batch else self.table.attention).flops
         return (
-            self.machine.flops["bfloat16"] * part * (self.table.narrow if reading.narrow else 1.0)
+            self.machine.flops["bfloat16"]
+            * part
+            * (self.table.narrow if reading.is_narrow else 1.0)
         )
 
     @cached_property

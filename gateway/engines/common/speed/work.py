@@ -14,7 +14,7 @@ class Product(NamedTuple):
 
     layers: their number.
     bytes: of their weights.
-    flops, passed: FLOP, and bytes of inputs and outputs, of one token.
+    flops, passed_bytes: FLOP, and bytes of inputs and outputs, of one token.
     experts: each token uses `per_token` of them; 0: all weights.
     dealt: number of ranks over which whole experts are spread; 1: each is split.
     multiplied: the format.
@@ -24,7 +24,7 @@ class Product(NamedTuple):
     layers: int
     bytes: float
     flops: float
-    passed: float
+    passed_bytes: float
     multiplied: str
     kernel: str
     experts: int = 0
@@ -61,8 +61,8 @@ class AttentionWork(NamedTuple):
     flops: float
     window: int | None = None
     state_bytes: float = 0
-    small: bool = False
-    narrow: bool = False
+    has_small_batch: bool = False
+    is_narrow: bool = False
     prompt_flops: float = 0
 
     def visible_tokens(self, context: float) -> float:

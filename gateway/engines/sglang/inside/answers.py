@@ -118,7 +118,7 @@ def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
     except LookupError:
         return name
     except sglang_layers.REFUSALS as error:
-        if sglang_layers.of_a_stand_in(error):
+        if sglang_layers.is_of_stand_in(error):
             return name
         raise
 
@@ -132,21 +132,23 @@ def attention(
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     paged: Any = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
     towers: Any = importlib.import_module("sglang.srt.layers.attention.vision").QKV_BACKEND_IMPL
-    latent = configuration.model.attention_arch == models.AttentionArch.MLA
-    rank = configuration.model.kv_lora_rank + configuration.model.qk_rope_head_dim if latent else 0
+    is_latent = configuration.model.attention_arch == models.AttentionArch.MLA
+    rank = (
+        configuration.model.kv_lora_rank + configuration.model.qk_rope_head_dim if is_latent else 0
+    )
     name = _join_names(backends.prefill, backends.decode)
     result: collections.Counter[tuple[str, int, str]] = collections.Counter()
     for module in built_model.modules():
         if isinstance(module, paged):
-            if latent and module.qk_head_dim != rank:
+            if is_latent and module.qk_head_dim != rank:
                 continue  # the same layer for a prefill, whose keys are not kept
-            encoder = "encoder" in str(getattr(module, "attn_type", "")).lower()
+            is_encoder = "encoder" in str(getattr(module, "attn_type", "")).lower()
             kind = (
                 "mla"
-                if latent
+                if is_latent
                 else (
                     "encoder"
-                    if encoder
+                    if is_encoder
                     else "sliding"
                     if module.sliding_window_size > 0
                     else "full"

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...inside.crashes import of_this_package
+from ...inside.crashes import is_of_this_package
 from .model import Configured, configured_of, model_of
 
 # Functions that multiply, of either version.
@@ -224,7 +224,7 @@ REFUSALS = (
 )
 
 
-def of_a_stand_in(error: BaseException) -> bool:
+def is_of_stand_in(error: BaseException) -> bool:
     """Whether only a stand-in, or a tensor without values, brings this about: that is no
     refusal."""
     return "Anything" in str(error) or "meta" in str(error)
@@ -232,6 +232,6 @@ def of_a_stand_in(error: BaseException) -> bool:
 
 def refusal_text(answer: str, error: Exception) -> str:
     """The answer for a refusal of the engine."""
-    if of_a_stand_in(error) or of_this_package(error):
+    if is_of_stand_in(error) or is_of_this_package(error):
         raise error
     return answer

@@ -259,8 +259,8 @@ def model_of(configuration: Configured) -> Any:
     built_model = loader()._initialize_model(
         configuration.model, load(), configuration.quantization
     )
-    staged = int(resolve_argument(configuration.arguments, "pp_size")) > 1
-    if staged and "pp_proxy_tensors" not in inspect.signature(built_model.forward).parameters:
+    is_staged = int(resolve_argument(configuration.arguments, "pp_size")) > 1
+    if is_staged and "pp_proxy_tensors" not in inspect.signature(built_model.forward).parameters:
         # ModelRunner raises this error once it has loaded the model.
         raise AssertionError("Pipeline Parallel is not compatible with this model.")
     return built_model

@@ -204,10 +204,10 @@ def attention(built_model: Any, engine_config: Any) -> list[dict[str, Any]]:
             result["recurrent", 0, backend, 0] += 1
             continue
         role = str(getattr(layer, "attn_type", "")).lower()
-        latent = "MLA" in name + backend
+        is_latent = "MLA" in name + backend
         kind = (
             "mla"
-            if latent
+            if is_latent
             else (
                 "encoder"
                 if "encoder_only" in role
@@ -222,7 +222,7 @@ def attention(built_model: Any, engine_config: Any) -> list[dict[str, Any]]:
         # DeepSeek V4's own attention has `head_dim`.
         size: Any = getattr(layer, "head_size", None) or getattr(layer, "head_dim", 0)
         result[
-            kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0
+            kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not is_latent else 0
         ] += 1
     for module in built_model.modules():
         if not _VISION.isdisjoint(base.__name__ for base in type(module).__mro__):
@@ -357,8 +357,8 @@ def block_bytes(groups: Any) -> int:
     """Bytes of one block of the pool: a page in every layer of a group."""
     item = groups[0]
     # The page of such a group is that of all its layers.
-    mixed = type(item.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
-    layers = 1 if mixed else max(len(group.layer_names) for group in groups)
+    is_mixed = type(item.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
+    layers = 1 if is_mixed else max(len(group.layer_names) for group in groups)
     return int(item.kv_cache_spec.page_size_bytes * layers)
 
 

@@ -47,7 +47,9 @@ class ForkClient:
             status = ask(self._connection, {"do": "status"})
             self.pid = int(status["pid"])
             self.read = frozenset(str(name) for name in status["read"])
-            self.refused = {str(name): str(reason) for name, reason in status["refused"].items()}
+            self.refused_modules = {
+                str(name): str(reason) for name, reason in status["refused"].items()
+            }
             self.modules = int(status["modules"])
             self.cgroup = str(status["cgroup"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -57,7 +59,7 @@ class ForkClient:
             self._connection.close()
             raise
         self._process = procfs.read(self.pid)
-        self.since = procfs.began_at(self._process) if self._process is not None else 0.0
+        self.started_at = procfs.began_at(self._process) if self._process is not None else 0.0
         self._connection.setblocking(False)
         self._memory: tuple[float, int | None] | None = None
 

@@ -3,7 +3,7 @@
     DATA/prepared/SLOT/    one for each environment of an engine, as inside/prepared_engine.py says.
                            `order.json` also has the engine and its environment, without a key
 
-The slots of the last starts, and of announced ones, are prepared: at most `most` of them, and only
+The slots of the last starts, and of announced ones, are prepared: at most `limit` of them, and only
 while all engines listen and memory is free. A start whose environment does not agree, or that gets
 no answer in time, is a plain start. So is the next start of a model whose forked engine ended
 before it listened.
@@ -81,19 +81,19 @@ class PreparedEngines:
 
     def __init__(self, data: Path, limit: int) -> None:
         self._folder = data / "prepared"
-        self._most = limit
+        self._limit = limit
         self._lock = threading.Lock()
         self._clients: dict[str, ForkClient] = {}
         self._importing: dict[str, subprocess.Popen[bytes]] = {}
         self._children: list[subprocess.Popen[bytes]] = []
         """Processes of this gateway that have imported their engine, to be reaped."""
-        self._begun: dict[str, float] = {}
+        self._begin_times: dict[str, float] = {}
         self._tended_at = 0.0
         self._broken: set[str] = set()
         """Slots whose process ended by itself."""
         self._distrusted: set[str] = set()
         """Models whose forked engine ended before it listened."""
-        self._judged: set[tuple[str, int | None]] = set()
+        self._judged_engines: set[tuple[str, int | None]] = set()
         """Names and pids of engines that have listened, or ended before."""
 
     def expect(self, start: ProcessStart) -> None:
@@ -148,9 +148,9 @@ class PreparedEngines:
                 PreparedView(
                     engine=order.engine,
                     pid=client.pid,
-                    since=client.since,
+                    since=client.started_at,
                     modules=client.modules,
-                    refused=client.refused,
+                    refused=client.refused_modules,
                     pss_bytes=client.pss_bytes,
                 )
                 for slot, client in sorted(self._clients.items())
@@ -232,22 +232,24 @@ class PreparedEngines:
     def _judge(self, records: Iterable[Record]) -> bool:
         """Whether all engines listen. Models whose forked engine ended before are distrusted."""
         engines = {(record.name, record.pid): record for record in records}
-        self._judged &= engines.keys()
-        new_records = {key: record for key, record in engines.items() if key not in self._judged}
+        self._judged_engines &= engines.keys()
+        new_records = {
+            key: record for key, record in engines.items() if key not in self._judged_engines
+        }
         # The kernel lists the ports of all connections of the machine too.
         listening = procfs.listening_ports() if new_records else set()
         for key, record in new_records.items():
             if record.exited and record.forked:
                 self._distrusted.add(record.model)
             if record.exited or record.port in listening:
-                self._judged.add(key)
-        return engines.keys() <= self._judged
+                self._judged_engines.add(key)
+        return engines.keys() <= self._judged_engines
 
     # --- processes ---
 
     def _tend(self, identities: Mapping[str, str], *, is_calm: bool) -> None:
         for slot, process in list(self._importing.items()):
-            is_late = time.monotonic() - self._begun[slot] > IMPORT_S
+            is_late = time.monotonic() - self._begin_times[slot] > IMPORT_S
             if is_late:
                 process.kill()
                 process.wait()
@@ -272,7 +274,7 @@ class PreparedEngines:
             is_due = (
                 slot not in self._clients
                 and slot not in self._broken
-                and time.monotonic() - self._begun.get(slot, -RESTART_S) >= RESTART_S
+                and time.monotonic() - self._begin_times.get(slot, -RESTART_S) >= RESTART_S
             )
             if (
                 is_due
@@ -316,7 +318,7 @@ class PreparedEngines:
             if order is not None
             and order.code == program_identity()
             and identities.get(order.engine) == order.identity
-        ][: self._most]
+        ][: self._limit]
 
     def _order(self, slot: str) -> Order | None:
         try:
@@ -361,7 +363,7 @@ class PreparedEngines:
             )
         open_files.restore_fd_limit(process.pid)
         self._importing[slot] = process
-        self._begun[slot] = time.monotonic()
+        self._begin_times[slot] = time.monotonic()
         log.info("prepared.begun", engine=order.engine, pid=process.pid)
 
     def _drop(self, slot: str) -> None:

@@ -62,7 +62,7 @@ def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
     with answering(200, json.dumps(document).encode(), late_s=100) as (place, requests):
         readings = hub(Secret(place), Secret(TOKEN))
     assert requests == [("/api/whoami-v2", f"Bearer {TOKEN}")]
-    assert (readings.status, readings.user, readings.gated) == (200, "me", False)
+    assert (readings.status, readings.user, readings.is_gated) == (200, "me", False)
     assert states(readings) == ["ok", "warn", "warn"]
     assert TOKEN not in repr(readings)
 

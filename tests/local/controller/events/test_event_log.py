@@ -74,7 +74,7 @@ async def test_an_event_that_comes_during_a_reading_is_given_once(
         return first_and_last
 
     monkeypatch.setattr(log, "bounds", bounds_before_an_event)
-    batch = await log.events_after(log.newest - 1)
+    batch = await log.events_after(log.newest_number - 1)
     assert [event.kind for event in batch.events] == [
         "gateway.started",
         "gateway.stopped",

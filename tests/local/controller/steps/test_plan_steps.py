@@ -95,7 +95,9 @@ class Planning:
         """Plan each model that is not blocked, as a pass does. Returns the names of all plans."""
         count = len(self.planner.planned)
         waiting = [
-            model for model in self.fleet.models.values() if model.replicas[0].blocked is None
+            model
+            for model in self.fleet.models.values()
+            if model.replicas[0].blocked_reason is None
         ]
         await asyncio.gather(*map(self.plan, waiting))
         return self.planner.planned[count:]
@@ -136,14 +138,14 @@ async def test_models_without_a_plan_hold_no_new_model_up(planning: Planning) ->
 async def test_equal_inputs_are_planned_once(planning: Planning) -> None:
     planning.admit(*OLD)
     await planning.make_plans()
-    reasons = {replica.blocked for replica in planning.fleet.replicas()}
+    reasons = {replica.blocked_reason for replica in planning.fleet.replicas()}
     for moved_bytes in (0, -3 * GIB, 3 * GIB):
         planning.free(moved_bytes)
         planning.fleet.unblock()
         assert await planning.make_plans() == []
         await planning.watch.look([*planning.fleet.models.values()])
         assert await planning.make_plans() == []
-    assert {replica.blocked for replica in planning.fleet.replicas()} == reasons
+    assert {replica.blocked_reason for replica in planning.fleet.replicas()} == reasons
     planning.free(GIB)
     await planning.watch.look([*planning.fleet.models.values()])
     assert sorted(await planning.make_plans()) == sorted(OLD)
@@ -188,7 +190,7 @@ async def test_memory_that_comes_back_while_a_plan_is_made_is_not_missed(
     (replica,) = model.replicas
 
     await Planning(fleet, FullMachine(fleet, frees=frees), tmp_path).plan(model)
-    assert replica.blocked == (None if frees else "the GPU is full")
+    assert replica.blocked_reason == (None if frees else "the GPU is full")
     assert replica.looks_again is frees
 
 
@@ -198,8 +200,8 @@ async def test_a_gpu_that_was_taken_while_an_engine_was_asked_is_not_missed(tmp_
     model = fleet.admit(ManagedModel(wish(), 0.0))
     planning = Planning(fleet, AskedMachine(fleet, frees=False), tmp_path)
     await planning.plan(model)
-    assert model.replicas[0].blocked == "the GPU is full"
+    assert model.replicas[0].blocked_reason == "the GPU is full"
 
-    other.replicas[0].attempt, other.replicas[0].blocked = None, "stopped"
+    other.replicas[0].attempt, other.replicas[0].blocked_reason = None, "stopped"
     fleet.unblock({"m"})
     assert await planning.make_plans(), "the last plan was made beside the other model"

@@ -93,14 +93,14 @@ async def test_files_that_another_program_brought_need_no_hub(
     url = "http://127.0.0.1:9" if away == "refused" else server.url()
     hub = Hub(url, None, tmp_path / "notes", models=tmp_path / "cache")
     assert load("org/name", hub=hub).revision == COMMIT
-    assert hub.unconfirmed == {"org/name"}
+    assert hub.unconfirmed_repos == {"org/name"}
     assert await download(hub, "org/name", COMMIT, print) == snapshot(tmp_path)
     # A commit that is known and here is nobody's question.
     server.requests.clear()
     again = hub.with_commits({"org/name": COMMIT})
     assert load("org/name", hub=again).revision == COMMIT
     assert await download(again, "org/name", COMMIT, print) == snapshot(tmp_path)
-    assert (server.requests, again.unconfirmed) == ([], set())
+    assert (server.requests, again.unconfirmed_repos) == ([], set())
 
 
 async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(

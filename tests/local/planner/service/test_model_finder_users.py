@@ -63,7 +63,7 @@ def suggest(planner: OfflinePlanner, machine: str, use: Any) -> list[JudgedModel
     search = ModelSearch("", use, 30, (), fitting_parameters(hardware[1], use))
     models, problem = find_models(planner.hub, search)
     assert problem == ""
-    return ModelFinder(planner, hardware, use).judge(models, by_size=True)
+    return ModelFinder(planner, hardware, use).judge(models, sorts_by_size=True)
 
 
 def bases(judged: list[JudgedModel]) -> list[str]:

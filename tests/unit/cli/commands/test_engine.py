@@ -26,7 +26,7 @@ def test_an_environment_that_docker_stands_before_is_said_to_be_unused(
     has_docker: bool,
     words: str,
 ) -> None:
-    monkeypatch.setattr("gateway.hosts.docker.client.listening", lambda: has_docker)
+    monkeypatch.setattr("gateway.hosts.docker.client.is_listening", lambda: has_docker)
     _say_other_host(Settings(**fields))
     output = " ".join(capsys.readouterr().out.split())
     assert output.startswith(words)

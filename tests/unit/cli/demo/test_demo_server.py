@@ -44,7 +44,7 @@ def _serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: _Program) -
     monkeypatch.setattr(subprocess, "Popen", program.start)
     if "FITSERVE_PORT" not in os.environ:
         monkeypatch.setenv("FITSERVE_PORT", "0")
-    monkeypatch.setattr(demo_server, "in_use", lambda _: program.has_folder)
+    monkeypatch.setattr(demo_server, "is_in_use", lambda _: program.has_folder)
     monkeypatch.setattr(health, "main", lambda: 0)
     return demo_server.serve_demo(("m", "folder"), lambda _: None)
 

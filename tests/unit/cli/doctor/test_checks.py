@@ -13,7 +13,13 @@ from tests.support.makers import engine, machine
 
 HERE = machine("2x3090")
 GOOD = GpuCondition(
-    0, "A", persistence=True, ecc=True, uncorrected=0, remapping=False, display=False
+    0,
+    "A",
+    has_persistence=True,
+    has_ecc=True,
+    uncorrected=0,
+    awaits_remap=False,
+    drives_display=False,
 )
 OLD, NEW = engine(version="1.0", min_driver="525"), engine(version="2.0", min_driver="580")
 
@@ -28,15 +34,15 @@ def check_text(check: MachineCheck | None, state: str, *words: str) -> None:
 
 def test_memory_errors() -> None:
     check_text(checks.memory_errors([GOOD]), "ok", "ECC is on")
-    check_text(checks.memory_errors([GOOD._replace(ecc=False)]), "ok", "off on GPU 0")
+    check_text(checks.memory_errors([GOOD._replace(has_ecc=False)]), "ok", "off on GPU 0")
     check_text(
         checks.memory_errors([GOOD, GOOD._replace(number=1, uncorrected=3)]),
         "warn",
         "GPU 1: 3 uncorrected",
         "--gpu-reset",
     )
-    check_text(checks.memory_errors([GOOD._replace(remapping=True)]), "warn", "wait for a remap")
-    assert checks.memory_errors([GOOD._replace(ecc=None, uncorrected=None)]) is None, (
+    check_text(checks.memory_errors([GOOD._replace(awaits_remap=True)]), "warn", "wait for a remap")
+    assert checks.memory_errors([GOOD._replace(has_ecc=None, uncorrected=None)]) is None, (
         "a card without ECC says nothing"
     )
 
@@ -44,23 +50,23 @@ def test_memory_errors() -> None:
 def test_persistence() -> None:
     check_text(checks.persistence([GOOD]), "ok")
     check_text(
-        checks.persistence([GOOD, GOOD._replace(number=1, persistence=False)]),
+        checks.persistence([GOOD, GOOD._replace(number=1, has_persistence=False)]),
         "warn",
         "GPU 1",
         "nvidia-smi -pm 1",
     )
-    check_text(checks.persistence([GOOD._replace(persistence=None)]), "unknown")
+    check_text(checks.persistence([GOOD._replace(has_persistence=None)]), "unknown")
     assert checks.persistence([]) is None
 
 
 def test_display() -> None:
     check_text(
-        checks.display([GOOD._replace(display=True)]),
+        checks.display([GOOD._replace(drives_display=True)]),
         "warn",
         "GPU 0 drives a display",
         "FITSERVE_GPUS",
     )
-    assert checks.display([GOOD, GOOD._replace(display=None)]) is None
+    assert checks.display([GOOD, GOOD._replace(drives_display=None)]) is None
 
 
 def test_memory_that_gpu_and_host_share() -> None:
@@ -68,7 +74,7 @@ def test_memory_that_gpu_and_host_share() -> None:
     assert checks.shared_memory(HERE, quiet) is None
     check_text(checks.shared_memory(spark, quiet), "ok", "110.00 GiB available", "leave 15.21 GiB")
     check_text(checks.shared_memory(spark, None), "unknown")
-    full = quiet._replace(free=20 * GIB)
+    full = quiet._replace(free_bytes=20 * GIB)
     check_text(checks.shared_memory(spark, full), "warn", "90.00 GiB of them pages", "drop_caches")
     check_text(
         checks.shared_memory(spark, quiet._replace(guards=())), "warn", "may hang", "earlyoom"
@@ -180,11 +186,14 @@ def test_the_hub_its_token_and_the_clock() -> None:
         "Hugging Face Hub": "warn",
         "clock": "unknown",
     }
-    assert states(HUB._replace(asked_with_token=True, user="me", gated=True))["Hub token"] == "ok"
-    assert states(HUB._replace(asked_with_token=True, gated=False))["Hub token"] == "warn"
-    known_states = states(HUB._replace(asked_with_token=True, status=401))
+    assert (
+        states(HUB._replace(was_asked_with_token=True, user="me", is_gated=True))["Hub token"]
+        == "ok"
+    )
+    assert states(HUB._replace(was_asked_with_token=True, is_gated=False))["Hub token"] == "warn"
+    known_states = states(HUB._replace(was_asked_with_token=True, status=401))
     assert (known_states["Hugging Face Hub"], known_states["Hub token"]) == ("ok", "fail")
-    assert states(HUB._replace(asked_with_token=True, status=503))["Hub token"] == "unknown"
+    assert states(HUB._replace(was_asked_with_token=True, status=503))["Hub token"] == "unknown"
     assert states(HUB._replace(status=429))["Hugging Face Hub"] == "warn"
     assert [states(HUB._replace(skew_s=skew))["clock"] for skew in (-20, 90, -90, 4000, None)] == [
         "ok",
@@ -196,7 +205,7 @@ def test_the_hub_its_token_and_the_clock() -> None:
     for answer in (
         HUB,
         HUB._replace(status=500, skew_s=-400),
-        HUB._replace(asked_with_token=True, status=401),
+        HUB._replace(was_asked_with_token=True, status=401),
     ):
         for check in checks.hub(answer):
             check_text(check, check.state)

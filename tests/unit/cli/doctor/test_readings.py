@@ -30,7 +30,13 @@ def test_the_readings_of_a_card_may_be_incomplete() -> None:
     ]
     (first,) = readings.gpu_conditions(nvml := FakeNvml([*cards]))
     assert first == readings.GpuCondition(
-        0, "A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True
+        0,
+        "A",
+        has_persistence=False,
+        has_ecc=True,
+        uncorrected=2,
+        awaits_remap=True,
+        drives_display=True,
     )
     assert nvml.open == 0
     (silent,) = readings.gpu_conditions(

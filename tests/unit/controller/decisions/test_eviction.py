@@ -73,7 +73,7 @@ def test_a_stopped_model_leaves_and_rests_though_it_is_asked() -> None:
     assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
     assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
     assert moves(out("a", is_stopped=True, waited_s=5)) == Moves(
-        holds={"a": "its owner stopped it"}
+        hold_reasons={"a": "its owner stopped it"}
     )
 
 
@@ -82,16 +82,16 @@ def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
         ("a", 0): Eviction("owner", "its owner unloads it", ends=True)
     }
     assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].ends
-    assert moves(out("a", is_unloaded=True)).holds == {"a": "the next request loads it"}
+    assert moves(out("a", is_unloaded=True)).hold_reasons == {"a": "the next request loads it"}
     assert moves(out("a")) == moves(out("a", is_unloaded=True, waited_s=1)) == Moves()
 
 
 def test_a_model_without_a_request_loads_only_if_it_is_to_be_kept() -> None:
-    assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).holds
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).holds
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).holds
-    assert not moves(out("a", keep_alive_s=-1, was_evicted=True)).holds
-    assert not moves(out("a", keep_alive_s=0, was_never_loaded=True)).holds
+    assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).hold_reasons
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).hold_reasons
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).hold_reasons
+    assert not moves(out("a", keep_alive_s=-1, was_evicted=True)).hold_reasons
+    assert not moves(out("a", keep_alive_s=0, was_never_loaded=True)).hold_reasons
 
 
 def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> None:
@@ -102,7 +102,7 @@ def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> Non
     assert moves(asking, a, b, c).evictions == dict.fromkeys(
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x")
     )
-    assert moves(asking, a, b, c).holds == {"x": "it waits for a, b to be unloaded"}
+    assert moves(asking, a, b, c).hold_reasons == {"x": "it waits for a, b to be unloaded"}
     # With room nobody leaves, and for what others give without leaving neither.
     assert moves(out("x", waited_s=1), a, b) == Moves()
     assert moves(out("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b) == Moves()
@@ -112,7 +112,7 @@ def test_an_evicted_model_has_had_its_residence() -> None:
     asking = out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),), is_promised_memory=True)
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - MIN_S + 0.1)).evictions
-    assert moves(asking, serves("a", since=NOW - MIN_S + 0.1)).holds
+    assert moves(asking, serves("a", since=NOW - MIN_S + 0.1)).hold_reasons
     # What took long to load stays as long.
     assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).evictions
     assert moves(asking, serves("a", since=NOW - 20, load_s=20)).evictions
@@ -185,14 +185,14 @@ def test_nobody_leaves_while_another_one_does() -> None:
         serves("a"),
         resident("b", "leaves"),
     )
-    assert decision == Moves(holds={"x": "it waits until another model is unloaded"})
+    assert decision == Moves(hold_reasons={"x": "it waits until another model is unloaded"})
 
 
 def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> None:
     first, second = out("b", waited_s=9), out("a", waited_s=3)
-    assert moves(second, first).holds == {"a": "it waits for its turn after b"}
+    assert moves(second, first).hold_reasons == {"a": "it waits for its turn after b"}
     # Its oldest request has waited for longer, but it has just served.
-    assert moves(second, out("b", waited_s=9, since=NOW - 1)).holds == {
+    assert moves(second, out("b", waited_s=9, since=NOW - 1)).hold_reasons == {
         "b": "it waits for its turn after a"
     }
     # Who could not be started anyway has no turn.
@@ -200,7 +200,7 @@ def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> No
 
 
 def test_a_model_without_requests_waits_for_the_requested_ones() -> None:
-    assert moves(out("a", waited_s=1), out("b")).holds == {"b": "other models load first"}
+    assert moves(out("a", waited_s=1), out("b")).hold_reasons == {"b": "other models load first"}
 
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
@@ -275,7 +275,7 @@ residents = st.lists(
 @given(residents)
 def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]) -> None:
     decision, by_name = decide_evictions(known, NOW), {model.name: model for model in known}
-    for name in decision.holds:
+    for name in decision.hold_reasons:
         assert (
             by_name[name].is_stopped
             or by_name[name].lacks_copies
@@ -295,7 +295,7 @@ def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]
                 for other in known
                 if (name, index) in other.must_evict and f"room for {other.name}" in eviction.reason
             ]
-            assert other.name in decision.holds
+            assert other.name in decision.hold_reasons
             assert other.state != "serves" or not model.is_requested
     # One of those that are asked has its turn, or all of them say themselves why they cannot be
     # loaded.
@@ -310,7 +310,7 @@ def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]
     turns = [
         model
         for model in waiting_models
-        if not decision.holds.get(model.name, "").startswith("it waits for its turn")
+        if not decision.hold_reasons.get(model.name, "").startswith("it waits for its turn")
     ]
     assert bool(turns) == bool(waiting_models) or any(model.is_pinned for model in known)
 
@@ -323,7 +323,7 @@ def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
     assert moves(asleep("a"), serves("b")) == Moves()
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
-    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).holds == {
+    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold_reasons == {
         "a": "it waits for its turn after b"
     }
     asking = asleep(
@@ -402,8 +402,10 @@ def short(name: str, away: State = "out", **fields: Any) -> LoadedModel:
 
 def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
     assert moves(short("pair"), serves("x")) == Moves()
-    assert moves(short("pair"), out("x", waited_s=1)).holds == {"pair": "other models load first"}
-    assert moves(short("pair"), resident("x", "leaves")).holds == {
+    assert moves(short("pair"), out("x", waited_s=1)).hold_reasons == {
+        "pair": "other models load first"
+    }
+    assert moves(short("pair"), resident("x", "leaves")).hold_reasons == {
         "pair": "other models load first"
     }
 
@@ -423,7 +425,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
         assert not moves(pair, serves("x", requests=1)).evictions
         assert not moves(pair, serves("x", since=NOW - 1)).evictions
         # A model that is out comes first, however long the others have waited.
-        assert moves(pair, serves("x"), out("y", waited_s=0.1)).holds == {
+        assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold_reasons == {
             "pair": "it waits for its turn after y"
         }
     assert moves(short("pair", is_pinned=True), serves("x")) == Moves()
@@ -443,7 +445,7 @@ def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     assert set(moves(asking, serves("a"), sleeper).evictions) == {("a", 0), ("b", 0)}
     busy = moves(asking, LoadedModel("a", tuple(copies)), sleeper)
     assert not busy.evictions
-    assert busy.holds == {"x": "it waits for a, b to be unloaded"}
+    assert busy.hold_reasons == {"x": "it waits for a, b to be unloaded"}
     assert not moves(
         asking, serves("a"), LoadedModel("b", (Copy(0, "asleep", NOW - 90, is_watched=True),))
     ).evictions

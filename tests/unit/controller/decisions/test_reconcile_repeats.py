@@ -13,7 +13,7 @@ from gateway.controller.decisions.reconcile import (
     Rest,
     next_action,
 )
-from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.ending import is_environmental
 from gateway.diagnosis.facts.learn import learn
 from gateway.diagnosis.remedy import Case
 from gateway.domain import Fact, Failure, Plan, Policy
@@ -107,7 +107,7 @@ def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
             assert isinstance(action, Rest), failure
             assert action.state == "quarantined", failure
             continue
-        if environmental(failure):
+        if is_environmental(failure):
             # The cause lies outside the plan: the same start waits, longer each time.
             assert isinstance(action, Rest) or failure.kind == "gpu_lost", failure
             continue

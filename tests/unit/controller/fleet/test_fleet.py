@@ -39,7 +39,7 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
         "it was given, though the receiver has yet to hear of it"
     )
     receiver.receive((offer,))
-    assert (receiver.blocked, receiver.awaited_offers) == (None, ())
+    assert (receiver.blocked_reason, receiver.awaited_offers) == (None, ())
     assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}
     receiver.attempt = attempt()
     assert "GPU-x" not in fleet.bytes_promised_to_others(other), (

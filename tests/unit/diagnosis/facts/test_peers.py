@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.ending import is_environmental
 from gateway.diagnosis.facts.learn import judge, learn
 from gateway.domain import Decision, Fact, Failure
 from gateway.planner.explain import changes
@@ -143,20 +143,20 @@ def test_a_failed_collective_of_one_gpu_rules_out_the_plan() -> None:
 def test_the_second_hang_of_a_plan_is_the_plans() -> None:
     plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     first_attempt = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
-    assert environmental(judge(first_attempt, HANG, (), 10.0))
+    assert is_environmental(judge(first_attempt, HANG, (), 10.0))
     assert learn(first_attempt, judge(first_attempt, HANG, (), 10.0), 10.0) == ()
     again = judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first_attempt,), 100.0)
-    assert not environmental(again)
+    assert not is_environmental(again)
     assert {fact.kind for fact in learn(attempt(2, plan=plan), again, 100.0)} == {
         "peers_fail",
         "plan_failed",
     }
     # After ten good minutes it is the first one again, and so it is of another plan.
-    assert environmental(
+    assert is_environmental(
         judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first_attempt,), 20.0 + 600)
     )
     other_plan = make_decision("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
-    assert environmental(judge(attempt(2, plan=other_plan), HANG, (first_attempt,), 100.0))
+    assert is_environmental(judge(attempt(2, plan=other_plan), HANG, (first_attempt,), 100.0))
 
 
 def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:

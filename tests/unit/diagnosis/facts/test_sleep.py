@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.diagnosis.facts.sleep import expected_bytes, failure_fact, freed_enough, result_fact
+from gateway.diagnosis.facts.sleep import (
+    expected_bytes,
+    failure_fact,
+    has_freed_enough,
+    result_fact,
+)
 from tests.support.makers import attempt, plan
 
 PLAN = plan("3090")
@@ -24,9 +29,9 @@ def test_the_returned_memory_shows_whether_sleep_works(share: float, kind: str) 
 
 def test_the_gpu_that_got_least_back_counts_and_what_nobody_could_read_is_nothing() -> None:
     whole = expected_bytes(PLAN)
-    assert freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole})
-    assert not freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole // 2})
-    assert not freed_enough(PLAN, {})
+    assert has_freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole})
+    assert not has_freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole // 2})
+    assert not has_freed_enough(PLAN, {})
 
 
 def test_an_engine_that_did_not_wake_up_has_failed() -> None:

@@ -32,7 +32,7 @@ def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) 
 def test_the_speaker_of_a_line_is_known_behind_its_carrier(carried: str) -> None:
     line = parse(clean(f"{carried}ERROR 03-14 10:22:05 [core.py:718] it failed".encode()))
     assert line == LogLine(
-        "(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed"
+        "(VllmWorker rank=3 pid=41)", is_header=True, level="ERROR", text="it failed"
     )
 
 

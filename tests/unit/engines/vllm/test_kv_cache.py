@@ -161,8 +161,8 @@ def test_more_stages_have_more_batches_in_flight() -> None:
 def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
     groups = (full(4, 1, 192), sliding(4, 1, 128, 512))
     padded_cache = cache(groups, Rank(capability="9.0"), 16, ("pages_are_padded",))
-    assert (padded_cache.refused, padded_cache.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
-    assert "do not divide" in (cache(groups, Rank(capability="9.0"), 16, ()).refused or "")
+    assert (padded_cache.refusal, padded_cache.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
+    assert "do not divide" in (cache(groups, Rank(capability="9.0"), 16, ()).refusal or "")
 
 
 def test_towers_and_encoders_keep_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.domain import EngineRef
 from gateway.domain.units import TransferProgress
 from gateway.errors import HostError
-from gateway.hosts.docker.client import available, socket_path
+from gateway.hosts.docker.client import is_available, socket_path
 from gateway.hosts.docker.container import container_name, gpu_request, image_of
 from gateway.hosts.docker.stream import LogLines, PullProgress
 from gateway.hosts.host import MAX_LINE
@@ -175,4 +175,4 @@ def test_docker_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2376")
     with pytest.raises(HostError, match=r"tcp://10\.0\.0\.1:2376 cannot be used"):
         socket_path()
-    assert not available()
+    assert not is_available()

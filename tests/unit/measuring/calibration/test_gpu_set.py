@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import Gpu, GpuProcess, Link
 from gateway.domain.units import GIB
-from gateway.measuring.calibration.gpu_set import gpu_sets, in_use
+from gateway.measuring.calibration.gpu_set import busy_gpus, gpu_sets
 from tests.support.makers import machine
 
 UUID = "GPU-0"
@@ -27,7 +27,7 @@ def gpu(index: int = 0, **changes: Any) -> Gpu:
 
 def why(**changes: Any) -> str | None:
     hardware = machine("3090").evolve(gpus=(gpu(**changes),))
-    return in_use(hardware, {}).get(UUID)
+    return busy_gpus(hardware, {}).get(UUID)
 
 
 def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
@@ -65,7 +65,7 @@ def test_memory_of_the_host_is_used_by_everybody() -> None:
 def test_the_gateways_own_engine_on_a_gpu_is_named() -> None:
     hardware = machine("2x3090")
     holders = {hardware.gpus[1].uuid: "m runs on it"}
-    assert in_use(hardware, holders) == holders
+    assert busy_gpus(hardware, holders) == holders
 
 
 def test_pairs_of_each_way_and_groups_that_grow() -> None:

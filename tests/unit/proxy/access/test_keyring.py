@@ -27,6 +27,6 @@ def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> No
     assert keys.check(b"Bearer " + keys_by_name["a"].reveal_bytes(), "inference") is after["a"]
     again = Keyring(store, tmp_path, Keys(Secret("k" * 40), None), lambda: None)
     again.load()
-    assert again.stored == ring.stored
+    assert again.stored_keys == ring.stored_keys
     ring.close()
     store.close()

@@ -76,7 +76,7 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
         here: defaultdict[str, int] = defaultdict(int)
         for (name, _), body_of_account in bodies.items():
             here[name] += body_of_account.here
-        assert budget.used == sum(here.values()) <= 2 * budget.size + READ
+        assert budget.used_bytes == sum(here.values()) <= 2 * budget.size + READ
         for name in "abc":
             bodies_of_account = [
                 body_of_account for (other, _), body_of_account in bodies.items() if other == name
@@ -87,11 +87,11 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
                 assert any(body_of_account.reads for body_of_account in bodies_of_account)
     for body in bodies.values():
         budget.release(body)
-    assert budget.used == 0
+    assert budget.used_bytes == 0
     assert not budget._by_account
-    assert not budget._waiting
+    assert not budget._waiting_count
     assert not budget._growing
-    assert not budget._beyond
+    assert not budget._owners_beyond_limit
 
 
 def test_one_key_takes_half_and_the_next_reads_on() -> None:
@@ -101,7 +101,7 @@ def test_one_key_takes_half_and_the_next_reads_on() -> None:
         for body in many[1:]:
             if body.reads:
                 body.read()
-    assert budget.used - max(body.here for body in many) <= budget.size / 2 + 60 * READ
+    assert budget.used_bytes - max(body.here for body in many) <= budget.size / 2 + 60 * READ
     other_body = Body(budget, "b", 2 * MIB)
     for _ in range(8):
         assert other_body.reads
@@ -131,7 +131,7 @@ def test_a_trickling_client_loses_the_room_when_somebody_waits() -> None:
     look(budget, 0, PATIENCE_S - 1)
     assert not victim.reads
     look(budget, PATIENCE_S - 1, PATIENCE_S)
-    assert budget._waiting == 0
+    assert budget._waiting_count == 0
     assert {type(hog.refused) for hog in hogs} == {TooSlow, type(None)}
 
 

@@ -82,7 +82,7 @@ FACTS = replace(FACTS, weights_bytes=5_000, memory_bytes=20_000)
 def test_lists_and_cards_tell_what_is_known() -> None:
     asleep = {**CARD, "id": "n", "state": "stopped"}
     cards = {"data": [CARD, asleep]}
-    rows = models(cards, {"m": FACTS}, 10.0, loaded_only=False)["models"]
+    rows = models(cards, {"m": FACTS}, 10.0, shows_loaded_only=False)["models"]
     assert [(row["name"], row["size"]) for row in rows] == [("m", 5_000), ("n", 0)]
     # Ollama's own program cuts it to twelve digits, and ends with a fault if there are fewer.
     assert len(rows[0]["digest"]) == 64
@@ -118,7 +118,7 @@ def test_loaded_models_have_sizes_and_an_end() -> None:
     def row(**changes: Any) -> Any:
         facts = {"m": replace(FACTS, **changes)}
         cards = {"data": [CARD, {**CARD, "id": "n", "state": "stopped"}]}
-        (only,) = models(cards, facts, 10.0, loaded_only=True)["models"]
+        (only,) = models(cards, facts, 10.0, shows_loaded_only=True)["models"]
         return only
 
     assert (row()["size"], row()["size_vram"]) == (20_000, 20_000)

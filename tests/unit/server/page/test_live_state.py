@@ -80,9 +80,9 @@ def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
         return live_models([model], Routes(), [], lambda *_: time)[0]["replicas"][0]["start"]
 
     assert shown_value() is None
-    replica.attempt, replica.launched, replica.conditions = attempt(8), 7, WARM
+    replica.attempt, replica.launched_attempt, replica.conditions = attempt(8), 7, WARM
     assert shown_value() is None, "another gateway began it"
-    replica.launched = 8
+    replica.launched_attempt = 8
     assert shown_value() == {
         "since": None,
         "steps": [{"phase": "loading weights", "since": None, "took_s": None, "expected_s": 9.0}],

@@ -40,7 +40,7 @@ SPEC = LaunchSpec(
     scratch=("/tmp",),
     key_env="VLLM_API_KEY",
 )
-START = engine_start(SPEC, container=True)
+START = engine_start(SPEC, is_in_container=True)
 
 
 def test_a_command_line_has_all_of_it_and_no_key() -> None:
@@ -65,7 +65,7 @@ def test_a_command_line_has_all_of_it_and_no_key() -> None:
         )
         assert words[at : at + 2] == option_words
     assert "KEY" not in text(START)
-    line = command_line(engine_start(SPEC, container=False))
+    line = command_line(engine_start(SPEC, is_in_container=False))
     assert line == [
         "env",
         "NCCL_DEBUG=INFO $X",
@@ -77,7 +77,7 @@ def test_a_command_line_has_all_of_it_and_no_key() -> None:
 
 def test_an_engine_without_an_image_has_no_container() -> None:
     with pytest.raises(NotReady, match="has no container image"):
-        engine_start(SPEC.evolve(engine=EngineRef(kind="own", version="1")), container=True)
+        engine_start(SPEC.evolve(engine=EngineRef(kind="own", version="1")), is_in_container=True)
 
 
 def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:

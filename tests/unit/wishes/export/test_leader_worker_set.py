@@ -60,7 +60,7 @@ def export(plan: Plan) -> list[dict[str, Any]]:
         port=8000,
     )
     leader, worker = (
-        engine_start(spec.evolve(argv=row.argv, env=row.env, gpus=row.gpus), container=True)
+        engine_start(spec.evolve(argv=row.argv, env=row.env, gpus=row.gpus), is_in_container=True)
         for row in spec.nodes[:2]
     )
     address = engine_kind(engine.kind).address_env

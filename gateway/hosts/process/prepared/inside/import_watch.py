@@ -60,7 +60,7 @@ class ImportWatch:
         self.read: set[str] = set()
         self._files: dict[str, tuple[int, int, int]] = {}
         self._folders: dict[str, set[str]] = {}
-        self.refused = self._read_refusals()
+        self.refused_names = self._read_refusals()
 
     def import_all(self, names: Iterable[str]) -> None:
         """Import the named and the learned modules. Raises Unforkable."""
@@ -98,12 +98,12 @@ class ImportWatch:
         A trial ends at a module that no fork survives, and the next one is without that module.
         """
         for _ in range(MAX_TRIALS):
-            names, refused_names = self._learned_names(), dict(self.refused)
+            names, refused_names = self._learned_names(), dict(self.refused_names)
             count = self._trial(names)
-            self.refused |= self._read_refusals()
+            self.refused_names |= self._read_refusals()
             for name in names[:count]:
                 self._import(name)
-            if count == len(names) or self.refused == refused_names:
+            if count == len(names) or self.refused_names == refused_names:
                 return
 
     def _trial(self, names: list[str]) -> int:
@@ -136,7 +136,7 @@ class ImportWatch:
             os.close(reader)
 
     def _import(self, name: str) -> None:
-        if name in sys.modules or name in self.refused or not _is_installed(name):
+        if name in sys.modules or name in self.refused_names or not _is_installed(name):
             return
         try:
             importlib.import_module(name)
@@ -145,7 +145,7 @@ class ImportWatch:
         except BaseException as error:
             # The engine meets the error again, if it needs the module, and its log tells it.
             print(f"{name}: {error!r}", file=sys.stderr)  # noqa: T201
-            self.refused[name] = f"cannot be imported: {type(error).__name__}"
+            self.refused_names[name] = f"cannot be imported: {type(error).__name__}"
 
     @contextmanager
     def _watch_imports(self) -> Iterator[None]:
@@ -179,14 +179,14 @@ class ImportWatch:
             return
         culprit = self._stack[-1] if self._stack else "the process itself"
         for name in self._stack:
-            self.refused.setdefault(name, f"imports {culprit}")
-        self.refused[culprit] = reason
+            self.refused_names.setdefault(name, f"imports {culprit}")
+        self.refused_names[culprit] = reason
         # Modules that were imported well are imported for themselves next time.
-        known_names = {*self._learned_names(), *self.refused}
+        known_names = {*self._learned_names(), *self.refused_names}
         well = [name for name in list(sys.modules) if name not in known_names]
         with (self._folder / "learned").open("a") as file:
             file.write("".join(f"{name}\n" for name in well))
-        (self._folder / "refused.json").write_text(json.dumps(self.refused, indent=1))
+        (self._folder / "refused.json").write_text(json.dumps(self.refused_names, indent=1))
         raise Unforkable(f"{culprit} {reason}")
 
 

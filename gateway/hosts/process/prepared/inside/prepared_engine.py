@@ -172,7 +172,7 @@ class ForkServer:
             "pid": os.getpid(),
             "modules": len(sys.modules),
             "read": sorted(self._watch.read),
-            "refused": self._watch.refused,
+            "refused": self._watch.refused_names,
             "cgroup": Path("/proc/self/cgroup").read_text(),
         }
 

@@ -15,10 +15,10 @@ from gateway.engines.common.chat.abilities import (
     ParsedAnswer,
     abilities_by_plan,
     earlier,
-    ended_by_asking,
     fits,
     judge,
     questions,
+    was_ended_by_asking,
 )
 from tests.support.makers import attempt, plan
 
@@ -130,7 +130,7 @@ def test_the_same_plan_is_asked_once() -> None:
 def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
     abilities = abilities_by_plan(chatting())
     dead_attempt = attempt(1, "failed", started_at=10.0, abilities=abilities, fingerprint="another")
-    assert ended_by_asking(dead_attempt)
+    assert was_ended_by_asking(dead_attempt)
     earlier_value = earlier(attempt(2, started_at=20.0), [dead_attempt], 0.0)
     assert earlier_value is not None
     assert (earlier_value.tools.state, earlier_value.tools.evidence) == (
@@ -143,8 +143,10 @@ def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
         dead_attempt.evolve(ready_at=12.0, ended_at=12.0 + ABILITIES_TIMEOUT_S + 1),
         dead_attempt.evolve(abilities=SHOWN),
     ):
-        assert not ended_by_asking(living_attempt)
-    assert ended_by_asking(dead_attempt.evolve(ready_at=12.0, ended_at=13.0)), "it served meanwhile"
+        assert not was_ended_by_asking(living_attempt)
+    assert was_ended_by_asking(dead_attempt.evolve(ready_at=12.0, ended_at=13.0)), (
+        "it served meanwhile"
+    )
 
 
 def test_a_question_without_an_answer_is_asked_again_at_the_next_start() -> None:

@@ -239,7 +239,7 @@ def test_every_refusal_is_kept_with_its_numbers() -> None:
     )
     choice = choose_moe(RULES[NEWEST_VLLM], shape, "8.6")
     assert choice.kernel == "MARLIN"
-    reasons = {refusal.kernel: refusal.reason for refusal in choice.refused}
+    reasons = {refusal.kernel: refusal.reason for refusal in choice.refusals}
     assert reasons["TRITON"] == "needs compute capability 8.9 or higher, this GPU has 8.6"
     assert list(reasons) == [
         "FLASHINFER_TRTLLM",
@@ -277,7 +277,7 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
     )
     assert choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced_backend="auto").kernel == "TRITON"
     choice = choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced_backend="deep_gemm")
-    assert (choice.status, choice.refused[0].kernel) == ("none", "--moe-backend deep_gemm")
+    assert (choice.status, choice.refusals[0].kernel) == ("none", "--moe-backend deep_gemm")
 
 
 # --- the data and the evaluator hold together ---
@@ -348,8 +348,8 @@ def test_any_experts_get_the_same_answer_twice_and_never_an_error(
     choice = choose_moe(RULES[version], shape, capability, forced_backend=forced)
     assert choice == choose_moe(RULES[version], shape, capability, forced_backend=forced)
     assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
-    assert choice.kernel or choice.refused
-    assert all(refusal.reason for refusal in choice.refused)
+    assert choice.kernel or choice.refusals
+    assert all(refusal.reason for refusal in choice.refusals)
     if choice.padded_to:
         assert choice.padded_to[0] >= shape.hidden
         assert choice.padded_to[1] >= shape.intermediate

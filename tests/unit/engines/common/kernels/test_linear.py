@@ -42,7 +42,7 @@ def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> K
 def test_a_narrow_projection_has_six_refusals_and_no_kernel_in_0_19() -> None:
     choice = wna16("0.19.1", "8.6", k=2048, n=32, group=128)
     assert choice.status == "none"
-    assert [(refusal.kernel, refusal.reason) for refusal in choice.refused] == [
+    assert [(refusal.kernel, refusal.reason) for refusal in choice.refusals] == [
         ("CutlassW4A8LinearKernel", "runs on compute capability 9.0, this GPU has 8.6"),
         ("MacheteLinearKernel", "runs on compute capability 9.0, this GPU has 8.6"),
         ("AllSparkLinearKernel", "takes group size -1, not 128"),
@@ -77,7 +77,7 @@ def test_k_2112_with_groups_of_32_needs_the_other_marlin_tile() -> None:
     old = wna16("0.19.1", "8.6", k=2112, n=4096, group=32)
     assert old.status == "none"
     assert "K=2112 is not a multiple of 128 (64 over)" in [
-        refusal.reason for refusal in old.refused
+        refusal.reason for refusal in old.refusals
     ]
     new = wna16("0.26.0", "8.6", k=2112, n=4096, group=32)
     assert (new.kernel, new.padded_to) == ("MarlinLinearKernel", None)
@@ -108,7 +108,7 @@ def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
     assert choose(RULES[NEWEST_VLLM], shape, "8.6").kernel == "HummingLinearKernel"
     without = choose(RULES[NEWEST_VLLM], shape, "8.6", packages=frozenset())
     assert without.status == "none"
-    reasons = {refusal.kernel: refusal.reason for refusal in without.refused}
+    reasons = {refusal.kernel: refusal.reason for refusal in without.refusals}
     assert reasons["MarlinLinearKernel"] == "K=576 is not a multiple of the group size 128"
     assert reasons["HummingLinearKernel"] == "the package humming is not installed"
 
@@ -117,7 +117,7 @@ def test_the_next_fp8_kernel_takes_over_from_a_disabled_cutlass_on_gb10() -> Non
     assert fp8("0.18.0", "12.1").kernel == "CutlassFP8ScaledMMLinearKernel"
     choice = fp8("0.18.0", "12.1", variables=disabling(["CutlassFP8ScaledMMLinearKernel"]))
     assert choice.kernel == "ChannelWiseTorchFP8ScaledMMLinearKernel"
-    reasons = {refusal.kernel: refusal.reason for refusal in choice.refused}
+    reasons = {refusal.kernel: refusal.reason for refusal in choice.refusals}
     assert reasons["CutlassFP8ScaledMMLinearKernel"] == "disabled by VLLM_DISABLED_KERNELS"
 
 
@@ -132,7 +132,7 @@ def test_0_18_computes_fp8_with_marlin_where_the_gpu_has_no_fp8() -> None:
 def test_a_forced_backend_stands_alone() -> None:
     choice = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="machete")
     assert choice.status == "none"
-    assert [refusal.kernel for refusal in choice.refused] == ["MacheteLinearKernel"]
+    assert [refusal.kernel for refusal in choice.refusals] == ["MacheteLinearKernel"]
     assert (
         wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="auto").kernel
         == "MarlinLinearKernel"
@@ -154,7 +154,7 @@ def test_a_package_that_is_missing_changes_the_answer() -> None:
     bare = fp8("0.26.0", "10.0", "fp8_block", packages=frozenset())
     assert bare.kernel == "CutlassFp8BlockScaledMMKernel"
     assert any(
-        refusal.reason == "the package deep_gemm is not installed" for refusal in bare.refused
+        refusal.reason == "the package deep_gemm is not installed" for refusal in bare.refusals
     )
 
 
@@ -173,7 +173,7 @@ def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
     assert choose(RULES["0.26.0"], shape, "8.6").kernel == "MarlinLinearKernel"
     choice = choose(RULES[NEWEST_VLLM], shape, "8.6")
     assert choice.status == "none"
-    assert "desc_act" in choice.refused[0].reason
+    assert "desc_act" in choice.refusals[0].reason
 
 
 # --- the data and the evaluator hold together ---
@@ -239,9 +239,9 @@ def test_any_layer_gets_the_same_answer_twice_and_never_an_error(
         RULES[version], shape, capability, variables=disabling(disabled), forced_backend=forced
     )
     assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
-    assert choice.status == "ok" or choice.refused
-    assert all(refusal.reason for refusal in choice.refused)
-    assert choice.kernel not in {refusal.kernel for refusal in choice.refused}
+    assert choice.status == "ok" or choice.refusals
+    assert all(refusal.reason for refusal in choice.refusals)
+    assert choice.kernel not in {refusal.kernel for refusal in choice.refusals}
     if choice.padded_to:
         assert choice.padded_to[0] >= shape.k
         assert choice.padded_to[1] >= shape.n

@@ -66,7 +66,7 @@ def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: 
     assert kernel(version, 2048, 64).kernel == "apply_gptq_marlin_linear"
     kernel_of_half = kernel(version, 2048, 32)
     assert kernel_of_half.status == "none"
-    (refusal,) = kernel_of_half.refused
+    (refusal,) = kernel_of_half.refusals
     assert refusal.reason.startswith("N=32 is not a multiple of 64 (32 over)")
 
 
@@ -128,7 +128,7 @@ def test_only_merged_modules_need_whole_blocks_each(
     assert choose(linear(version), whole, "9.0").kernel == "w8a8_block_fp8_matmul_deepgemm"
     merged_choice = choose(linear(version), whole._replace(parts=(1536, 576)), "9.0")
     assert merged_choice.status == "none"
-    assert merged_choice.refused[0].reason == "N=576 is not a multiple of 128 (64 over)"
+    assert merged_choice.refusals[0].reason == "N=576 is not a multiple of 128 (64 over)"
 
 
 # --- experts ---

@@ -485,12 +485,12 @@ def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
 def test_only_a_block_that_can_tell_layers_by_their_number_is_asked_for_each(
     block: dict[str, Any], numbered: bool
 ) -> None:
-    assert parse(Quant(method="fp8", config=block)).numbered is numbered
+    assert parse(Quant(method="fp8", config=block)).is_numbered is numbered
 
 
 @pytest.mark.parametrize("entry", ["re:.*layers.1.mlp.*", "model.layers.*.mlp", "layers.[13].mlp"])
 def test_a_pattern_may_tell_them_by_their_number(entry: str) -> None:
-    assert parse(Quant(method="compressed-tensors", config={"ignore": [entry]})).numbered
+    assert parse(Quant(method="compressed-tensors", config={"ignore": [entry]})).is_numbered
 
 
 @given(
@@ -507,7 +507,7 @@ def test_layers_of_a_block_without_numbers_have_one_scheme(entries: list[str], m
     }
     quantization = parse(Quant(method=method, config=config))
     names = [f"l.{number}.m" for number in (1, 3, 11, 13, 31)]
-    assert quantization.numbered or len({quantization.scheme_of(name) for name in names}) == 1
+    assert quantization.is_numbered or len({quantization.scheme_of(name) for name in names}) == 1
 
 
 @pytest.mark.parametrize(

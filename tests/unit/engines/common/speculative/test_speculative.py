@@ -200,7 +200,7 @@ def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str
 def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
     rules = AttentionRules.model_validate(rule_document("vllm", version, "attention"))
     return lambda groups: layer_attention(
-        groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), drafter=True
+        groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), is_drafter=True
     )
 
 

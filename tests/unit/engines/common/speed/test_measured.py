@@ -60,7 +60,9 @@ def make_machine(
     gpus: Any = None,
 ) -> Machine | None:
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
-    return machine_of(gpus or hardware.gpus[:count], links, PACE, Measured(facts), direct=direct)
+    return machine_of(
+        gpus or hardware.gpus[:count], links, PACE, Measured(facts), has_direct_links=direct
+    )
 
 
 def test_a_card_that_reaches_as_much_as_the_reference_is_its_data_sheet() -> None:
@@ -168,7 +170,7 @@ def test_only_measurements_that_need_no_reference_are_taken_without_one() -> Non
         fact("memory", GEFORCE.gpus[:1], 1e9),
     ]
     links = {frozenset((link.a, link.b)): link for link in GEFORCE.links}
-    speed_machine = machine_of(GEFORCE.gpus, links, pace, Measured(facts), direct=False)
+    speed_machine = machine_of(GEFORCE.gpus, links, pace, Measured(facts), has_direct_links=False)
     assert speed_machine is not None
     assert speed_machine.memory == 936.2e9
     assert (
@@ -181,7 +183,7 @@ def test_only_measurements_that_need_no_reference_are_taken_without_one() -> Non
         {},
         pace,
         Measured([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]),
-        direct=False,
+        has_direct_links=False,
     )
     assert lone_machine is not None
     assert (lone_machine.memory, lone_machine.flops["bfloat16"]) == (9e11, 1e14)

@@ -85,7 +85,7 @@ def test_few_gpus_are_best_if_nothing_is_known() -> None:
 
 
 def test_penalties_decide_between_plans_that_are_nearly_as_good() -> None:
-    plain = Penalties(weak=False, changes=0, older=0)
+    plain = Penalties(is_weak=False, changes=0, older=0)
     for worse in (Penalties(True, 0, 0), Penalties(False, 3, 0), Penalties(False, 0, 3)):
         assert rating(100, plain) > rating(104, worse)
         assert rating(100, plain) < rating(120, worse)

@@ -166,11 +166,11 @@ def test_the_cpu_and_the_gpu_take_turns_without_graphs() -> None:
 
 
 def test_graphs_are_those_that_the_engine_makes() -> None:
-    assert TABLE.graphs("vllm", NEWEST_VLLM, 1024, eager=False) == Graphs(512, 512)
-    assert TABLE.graphs("vllm", NEWEST_VLLM, 64, eager=False) == Graphs(128, 128)
-    assert TABLE.graphs("vllm", NEWEST_VLLM, 64, eager=True) == NONE
-    assert TABLE.graphs("sglang", "0.5.10.post1", 64, eager=False) == Graphs()
-    assert TABLE.graphs("sglang", "0.5.9", 64, eager=False) == Graphs(prompts=0)
+    assert TABLE.graphs("vllm", NEWEST_VLLM, 1024, is_eager=False) == Graphs(512, 512)
+    assert TABLE.graphs("vllm", NEWEST_VLLM, 64, is_eager=False) == Graphs(128, 128)
+    assert TABLE.graphs("vllm", NEWEST_VLLM, 64, is_eager=True) == NONE
+    assert TABLE.graphs("sglang", "0.5.10.post1", 64, is_eager=False) == Graphs()
+    assert TABLE.graphs("sglang", "0.5.9", 64, is_eager=False) == Graphs(prompts=0)
 
 
 def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
@@ -205,7 +205,7 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
 
 def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_cache() -> None:
     wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
-    assert [any(reading.narrow for reading in clock.readings) for clock in (wide, narrow)] == [
+    assert [any(reading.is_narrow for reading in clock.readings) for clock in (wide, narrow)] == [
         False,
         True,
     ]
@@ -214,7 +214,9 @@ def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_
         2 * StepClock(narrow, H100, whole).pairs_s(4096)
     )
     assert StepClock(wide, H100, half).pairs_s(4096) == StepClock(wide, H100, whole).pairs_s(4096)
-    small = wide.evolve(readings=tuple(reading._replace(small=True) for reading in wide.readings))
+    small = wide.evolve(
+        readings=tuple(reading._replace(has_small_batch=True) for reading in wide.readings)
+    )
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
     assert StepClock(small, H100, quick).pairs_s(4096) == pytest.approx(
         StepClock(wide, H100, quick).pairs_s(4096) / 2
