@@ -129,17 +129,14 @@ class Loop:
             self._drains,
             self.wake,
         )
-        self._gifts = MemoryGifts(self.fleet, self._gate.measures, self._steps.shrink)
+        measures, failpoint = self._gate.measures, Failpoint(settings.failpoint)
+        self._gifts = MemoryGifts(self.fleet, measures, self._steps.shrink)
         self.trials = TrialSteps(attempts, self._drains, self.wake)
-        self._changes = ChangeSteps(
-            wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains
-        )
+        self._changes = ChangeSteps(wishes, self.trials, attempts, failpoint, self._drains)
         keys, client = EndpointKeys(settings.data), EngineClient(_CALLS_AT_ONCE)
         self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
-        self.evictor = Evictor(
-            self.fleet, routes, store, settings, self._gate.measures, ended_counts
-        )
+        self.evictor = Evictor(self.fleet, routes, store, settings, measures, ended_counts)
         self.plan_preview = PlanPreview(planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._publish_new_model, self.wake)
         routes.demanded = self.wake

@@ -72,9 +72,7 @@ def read_drafter(
     size = fields.integer("target_hidden_size", default=0, minimum=0) or None
     groups: tuple[TensorGroup, ...] = ()
     if draft_model is None and tensors is not None:
-        groups = tuple(
-            group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED_TABLES)
-        )
+        groups = _used_groups(tensors)
     elif draft_model is None:
         groups = _shapes(layer, fields, method, attention, draft_vocab, size or hidden, len(layers))
     return Drafter(
@@ -90,16 +88,30 @@ def read_drafter(
         hidden=hidden,
         vocab=vocab,
         draft_vocab=draft_vocab,
-        # EAGLE and DFlash read the target's hidden states, by default in the drafter's own size.
-        target_hidden=(
-            None if method == "draft_model" else size or (None if method == "mtp" else hidden)
-        ),
+        target_hidden=_target_hidden(method, size, hidden),
         target_layers=layers,
         attention=attention,
         tensors=groups,
         plain=draft_model,
         tensors_from="config" if tensors is None else "headers",
     )
+
+
+def _used_groups(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
+    """The tensors by name, without tables that the engines do not load."""
+    return tuple(
+        group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED_TABLES)
+    )
+
+
+def _target_hidden(method: str, size: int | None, hidden: int) -> int | None:
+    """The size of the target's hidden states; None: the drafter reads none.
+
+    size: the config's value, if set. EAGLE and DFlash take the drafter's own size by default.
+    """
+    if method == "draft_model":
+        return None
+    return size or (None if method == "mtp" else hidden)
 
 
 def _method(top: Fields, kind: str, architecture: str, model_type: str) -> DraftMethod:

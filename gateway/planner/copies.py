@@ -43,17 +43,9 @@ def copies(
 
     has_direct_links: ranks read each other's memory.
     """
-    inputs, size, memory, context = (
-        candidate.inputs,
-        len(candidate.gpus),
-        sizes.memory,
-        sizes.context.value,
-    )
-    wish, clock, nodes = (
-        inputs.wish,
-        _clock(candidate, sizes, has_direct_links=has_direct_links),
-        inputs.alike_nodes,
-    )
+    inputs, size, memory = candidate.inputs, len(candidate.gpus), sizes.memory
+    wish, nodes, context = inputs.wish, inputs.alike_nodes, sizes.context.value
+    clock = _clock(candidate, sizes, has_direct_links=has_direct_links)
     groups = candidate.variant.dp
     evidence, corrections = candidate.evidence, inputs.corrections
     scopes = (

@@ -27,6 +27,7 @@ async def choose_host(settings: Settings, instance: str, allowed_images: Allowed
 
         return await host_of_cluster(settings.data, instance)
     if kind in ("auto", "docker"):
+        from gateway.hosts.docker.client import is_listening
         from gateway.hosts.docker.host import DockerHost
 
         if kind == "docker" or await asyncio.to_thread(is_listening):

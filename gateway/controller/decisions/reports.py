@@ -353,17 +353,11 @@ def _start_events(
             attempt.ready_at,
             **ready,
         )
-    if attempt.failure is not None:
-        failure = attempt.failure
+    if (failure := attempt.failure) is not None:
         text = f"{name} failed ({failure.kind}): {failure.message}"
         details = failure.model_dump(mode="json", exclude_defaults=True)
-        yield event(
-            "engine.failed",
-            text,
-            attempt.ended_at or now,
-            engine=str(plan.engine),
-            failure=details,
-        )
+        ended_at, engine = attempt.ended_at or now, str(plan.engine)
+        yield event("engine.failed", text, ended_at, engine=engine, failure=details)
     elif not attempt.is_live:
         stop_kind, reason = _stop_reason(model, replica)
         text = f"An engine of {name} stops: {reason}."

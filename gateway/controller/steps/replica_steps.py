@@ -257,7 +257,7 @@ class ReplicaSteps:
             case reconcile.MakePlan():
                 if not replica.looks_again:
                     replica.status = Rest("starting", "planning")
-                in_place = partial(context, in_place=True)
+                in_place = partial(context, is_in_place=True)
                 self._start(replica, name, effects.plans.plan(model, replica, context, in_place))
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")

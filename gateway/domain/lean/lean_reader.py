@@ -106,7 +106,7 @@ def _rename_fields(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> 
 def _reader_of_class(kind: Any, is_trusted: bool) -> Reader:
     if hasattr(kind, "read_root"):
         return lambda data: (
-            data if isinstance(data, kind) else kind.read_root(data, trusted=is_trusted)
+            data if isinstance(data, kind) else kind.read_root(data, is_trusted=is_trusted)
         )
     checked = not is_trusted and bool(kind.checks)
     read: Callable[[dict[str, Any]], dict[str, Any]] | None = None

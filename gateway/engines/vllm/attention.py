@@ -135,13 +135,8 @@ def layer_attention(
         elif architecture in rules.plain_towers and group.kind == "vision":
             choice = BackendChoice(backend="torch", status="ok")
         else:
-            choice = choose_backend(
-                rules,
-                target,
-                rank.capability,
-                None,
-                forced_name or (step.backend if step else None),
-            )
+            backend_name = forced_name or (step.backend if step else None)
+            choice = choose_backend(rules, target, rank.capability, None, backend_name)
             # A tower's layers keep no cache, and have no implementation that could refuse one.
             if group.kind != "vision":
                 subject = Subject(rank.capability, frozenset(rules.packages), attention=target)

@@ -198,25 +198,14 @@ def cache(
     if len({(table.kind, table.window, table.block) for table in merged_tables}) <= 1:
         # UniformTypeKVCacheSpecs: one group, each layer with a page of its own size.
         total = sum(table.layers * table.page for table in merged_tables)
-        return Cache(
-            merged_tables[0].block if merged_tables else block,
-            total,
-            merged_tables[:1],
-            batches,
-            blocks_aside,
-        )
+        first_block = merged_tables[0].block if merged_tables else block
+        return Cache(first_block, total, merged_tables[:1], batches, blocks_aside)
     pages = _one_page(merged_tables, "pages_are_padded" in traits)
     size = _group_size([table.layers for table in merged_tables])
     tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
-    return Cache(
-        token_block,
-        size * max(table.page for table in tables),
-        tables,
-        batches,
-        blocks_aside,
-        _page_refusal(tables),
-    )
+    page_bytes, refusal = size * max(table.page for table in tables), _page_refusal(tables)
+    return Cache(token_block, page_bytes, tables, batches, blocks_aside, refusal)
 
 
 def _with_drafts(tables: Sequence[BlockTable], drafts: int) -> list[BlockTable]:

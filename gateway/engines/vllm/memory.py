@@ -295,15 +295,8 @@ def memory(
     beside_bytes: result of the function with this name.
     encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
     """
-    activation, ranks = (
-        activation_bytes(spec, built_model, load, encoder),
-        load.rank.tp * load.rank.pp * load.rank.dp,
-    )
-    overhead, outside_bytes = 2 * GIB, GIB // 2
-    if load.device == "cuda":
-        overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
-        outside_bytes = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
-        overhead += _fused_bytes(spec, load)
+    activation = activation_bytes(spec, built_model, load, encoder)
+    overhead, outside_bytes = _fixed_bytes(spec, load)
     overhead += position_bytes(spec, built_model, load.rank.dtype)
     graph = (
         _graphs(spec, built_model, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
@@ -323,7 +316,8 @@ def memory(
         else activation
     )
     low_bytes = weights_bytes - unsure_bytes + min(activation // 2, compiled) + overhead // 2
-    peak_bytes = _count_peak(spec, built_model, load, activation, encoder)
+    high_bytes = weights_bytes + weights_bytes // 50 + unsure_bytes + overhead + outside_bytes
+    high_bytes += _count_peak(spec, built_model, load, activation, encoder)
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,
@@ -336,13 +330,17 @@ def memory(
         kv_bytes_per_token=per_token,
         kv_tokens=kv // per_token if per_token else 0,
         low=low_bytes,
-        high=weights_bytes
-        + weights_bytes // 50
-        + unsure_bytes
-        + peak_bytes
-        + overhead
-        + outside_bytes,
+        high=high_bytes,
     )
+
+
+def _fixed_bytes(spec: ModelSpec, load: Workload) -> tuple[int, int]:
+    """Bytes of the runtime within the budget, and beside the budget."""
+    if load.device != "cuda":
+        return 2 * GIB, GIB // 2
+    has_ranks = load.rank.tp * load.rank.pp * load.rank.dp > 1
+    overhead = (_OVERHEAD_OF_RANKS if has_ranks else _OVERHEAD) + _fused_bytes(spec, load)
+    return overhead, _CONTEXT + (_NCCL if has_ranks else 0) + GIB // 4
 
 
 def _graph_bytes(load: Workload, graphs_in_budget: bool) -> int:

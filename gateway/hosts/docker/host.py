@@ -32,7 +32,7 @@ from gateway.engines.inquiry import script
 from gateway.engines.inquiry.output import InquiryOutput
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.cache_volumes import has_volume
-from gateway.hosts.docker.client import DockerClient, socket_path
+from gateway.hosts.docker.client import DockerClient, is_available, socket_path
 from gateway.hosts.docker.container import (
     RUNNING_STATES,
     Attributes,

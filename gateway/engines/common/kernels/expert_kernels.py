@@ -206,39 +206,48 @@ def choose_moe(
         )
     if method.refuses:
         return _no_backend(method, Refusal(kernel="", reason=method.refuses))
-    names = sort_by_preference(method.backends, method.moves, subject)
-    if (
-        forced_backend
-        and forced_backend != "auto"
-        and forced_backend not in method.ignores
-        and "*" not in method.ignores
+    is_demanded = forced_backend not in (None, "", "auto", *method.ignores)
+    if forced_backend and is_demanded and "*" not in method.ignores:
+        names = _demanded_backends(rules, method, shape, forced_backend)
+    else:
+        names = _preferred_backends(rules, method, subject)
+    return names if isinstance(names, MoeChoice) else _first_backend(rules, method, names, subject)
+
+
+def _demanded_backends(
+    rules: MoeRules, method: ExpertMethod, shape: MoeShape, forced_backend: str
+) -> list[str] | MoeChoice:
+    """The backends for the value of --moe-backend, or the choice where the value gives none."""
+    if not method.forced:
+        return _unknown_choice(
+            f"what --moe-backend {forced_backend} does with these experts is not known here"
+        )
+    undescribed_names = rules.undescribed.get(shape.scheme.kind, ())
+    if forced_backend in undescribed_names or (
+        "*" in undescribed_names and forced_backend not in method.forced
     ):
-        if not method.forced:
-            return _unknown_choice(
-                f"what --moe-backend {forced_backend} does with these experts is not known here"
-            )
-        undescribed_names = rules.undescribed.get(shape.scheme.kind, ())
-        if forced_backend in undescribed_names or (
-            "*" in undescribed_names and forced_backend not in method.forced
-        ):
-            return _unknown_choice(f"these rules do not describe --moe-backend {forced_backend}")
-        if forced_backend not in method.forced:
-            reason = f"is not a choice for {shape.scheme.kind} experts"
-            return _no_backend(
-                method, Refusal(kernel=f"--moe-backend {forced_backend}", reason=reason)
-            )
-        names = list(method.forced[forced_backend])
-    elif method.forced:
-        allowed_backends = allowed_kernels(rules.variables, names, subject, method.forced)
-        if allowed_backends.refusal:
-            refusal = Refusal(kernel=allowed_backends.demand, reason=allowed_backends.refusal)
-            return _no_backend(method, refusal)
-        names = allowed_backends.names
-        if unknown_names := [name for name in names if name not in rules.backends]:
-            return _unknown_choice(
-                f"{allowed_backends.demand}: these rules do not describe {unknown_names[0]}"
-            )
-    return _first_backend(rules, method, names, subject)
+        return _unknown_choice(f"these rules do not describe --moe-backend {forced_backend}")
+    if forced_backend not in method.forced:
+        reason = f"is not a choice for {shape.scheme.kind} experts"
+        return _no_backend(method, Refusal(kernel=f"--moe-backend {forced_backend}", reason=reason))
+    return [*method.forced[forced_backend]]
+
+
+def _preferred_backends(
+    rules: MoeRules, method: ExpertMethod, subject: Subject
+) -> list[str] | MoeChoice:
+    """The backends in the engine's order that variables allow, or the choice without any."""
+    names = sort_by_preference(method.backends, method.moves, subject)
+    if not method.forced:
+        return names
+    allowed_backends = allowed_kernels(rules.variables, names, subject, method.forced)
+    if allowed_backends.refusal:
+        refusal = Refusal(kernel=allowed_backends.demand, reason=allowed_backends.refusal)
+        return _no_backend(method, refusal)
+    for name in allowed_backends.names:
+        if name not in rules.backends:
+            return _unknown_choice(f"{allowed_backends.demand}: these rules do not describe {name}")
+    return allowed_backends.names
 
 
 def _first_backend(

@@ -208,23 +208,36 @@ def choose(
         )
     if path.refuses:
         return _no_kernel(Refusal(kernel="", reason=path.refuses))
+    names = _kernel_names(rules, path, shape, subject, forced_backend)
+    if isinstance(names, KernelChoice):
+        return names
+    subject = subject._replace(activation=path.activation)
+    return _first_kernel(rules, path, names, subject, refusals)
+
+
+def _kernel_names(
+    rules: LinearRules,
+    path: CodePath,
+    shape: LinearShape,
+    subject: Subject,
+    forced_backend: str | None,
+) -> list[str] | KernelChoice:
+    """The kernels of a path in the engine's order, or the choice where none may be tried."""
     names = sort_by_preference(path.kernels, path.moves, subject)
     if forced_backend:
         backend_kernels = [name for name in names if name in rules.backends[forced_backend]]
         if not backend_kernels and rules.backend_without_kernel == "refuse":
             reason = f"has no kernel for {shape.scheme.kind} layers"
             return _no_kernel(Refusal(kernel=f"--linear-backend {forced_backend}", reason=reason))
-        names = backend_kernels or names
+        return backend_kernels or names
     subject = subject._replace(activation=path.activation)
-    if not forced_backend:
-        allowed_kernel_rows = allowed_kernels(rules.variables, names, subject, {})
-        names = allowed_kernel_rows.names
-        if unknown_names := [name for name in names if name not in rules.kernels]:
+    allowed_names = allowed_kernels(rules.variables, names, subject, {})
+    for name in allowed_names.names:
+        if name not in rules.kernels:
             return _unknown_choice(
-                allowed_kernel_rows.demand,
-                f"these rules do not describe the kernel {unknown_names[0]}",
+                allowed_names.demand, f"these rules do not describe the kernel {name}"
             )
-    return _first_kernel(rules, path, names, subject, refusals)
+    return allowed_names.names
 
 
 def _first_kernel(

@@ -210,8 +210,8 @@ def _count_by_configurator(
     arguments_known = {
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None,
         "model": built_model, "model_config": model, "server_args": arguments,
-        "kv_cache_dtype": dtype,
-        "kv_cache_dtype_str": name or cache_dtype, "model_dtype": model.dtype,
+        "kv_cache_dtype": dtype, "kv_cache_dtype_str": name or cache_dtype,
+        "model_dtype": model.dtype,
         "page_size": resolve_argument(arguments, "page_size"), "sliding_window_size": window,
         "spec_algorithm": plain_algorithm, "is_draft_worker": False,
         "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
@@ -231,14 +231,13 @@ def _count_by_configurator(
     def count(size: int) -> int:
         _state(module, slack + (size + 0.5) / _GIB)
         runtime.get_context().override("inquiry", max_mamba_cache_size=states)  # the count fills it
-        return int(
-            configurator._resolve_memory_pool_config(memory_bytes / _GIB).max_total_num_tokens
-        )
+        pool = configurator._resolve_memory_pool_config(memory_bytes / _GIB)
+        return int(pool.max_total_num_tokens)
 
     def slots() -> tuple[int, int]:
         if configurator.mambaish_config is None:
             return 0, 1
-        states = runtime.get_schedule().max_mamba_cache_size
-        return int(states), int(configurator._calculate_mamba_ratio())
+        state_count = int(runtime.get_schedule().max_mamba_cache_size)
+        return state_count, int(configurator._calculate_mamba_ratio())
 
     return _Counted(count, slots)

@@ -279,9 +279,8 @@ def _kind(action: Any) -> str:
     if action.nargs == 0:
         return "bool"
     convert = action.type
-    while inner_convert := _closed_over(
-        convert, "return_type"
-    ):  # vLLM wraps a converter to accept "None"
+    # vLLM wraps a converter to accept "None".
+    while inner_convert := _closed_over(convert, "return_type"):
         convert = inner_convert
     name = getattr(convert, "__name__", "str")
     if "int" in name.split("_"):  # int, human_readable_int, human_readable_int_or_auto

@@ -36,7 +36,7 @@ def rows(
 def choose(
     version: str, capability: str, kind: Any = "full", head_dim: int = 128, **how: Any
 ) -> BackendChoice:
-    query = {name: how.pop(name) for name in list(how) if name not in ("packages", "forced")}
+    query = {name: how.pop(name) for name in list(how) if name not in ("packages", "forced_name")}
     return choose_backend(
         RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **how
     )
@@ -59,7 +59,7 @@ def test_a_non_causal_drafter_has_backends_on_8_6_for_both_head_sizes(version: s
     assert list(reasons(large)) == ["FLASH_ATTN"]
     assert "head size 512 is above 256" in reasons(large)["FLASH_ATTN"]
     for other in ("TRITON_ATTN", "FLEX_ATTENTION"):
-        assert choose(version, "8.6", head_dim=512, causal=False, forced=other).status == "ok"
+        assert choose(version, "8.6", head_dim=512, causal=False, forced_name=other).status == "ok"
 
 
 @pytest.mark.parametrize("version", vllm_before("0.26"))
@@ -73,12 +73,12 @@ def test_older_versions_do_not_look_at_causality(version: str) -> None:
 
 def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -> None:
     layers = (group("sliding", 128, window=512), group("full", 128, causal=False))
-    assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *layers, drafter=True)] == [
+    assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *layers, is_drafter=True)] == [
         "FLASH_ATTN",
         "FLASH_ATTN",
     ]
     causal = (group("sliding", 128, window=512), group("full", 128))
-    assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *causal, drafter=True)] == [
+    assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *causal, is_drafter=True)] == [
         "FLASHINFER",
         "FLASHINFER",
     ]
@@ -86,7 +86,11 @@ def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -
 
 def test_a_forced_backend_that_refuses_a_drafter_leaves_none() -> None:
     (row,) = rows(
-        NEWEST_VLLM, "8.6", group("full", 512, causal=False), drafter=True, forced="FLASH_ATTN"
+        NEWEST_VLLM,
+        "8.6",
+        group("full", 512, causal=False),
+        is_drafter=True,
+        forced_name="FLASH_ATTN",
     )
     assert (row.status, row.backend) == ("none", None)
     assert "head size 512 is above 256" in reasons(row)["FLASH_ATTN"]
@@ -108,7 +112,11 @@ def test_gemma_4_gets_one_backend_for_both_of_its_head_sizes() -> None:
     hopper = rows("0.26.0", "9.0", *kinds, architecture="Gemma4ForConditionalGeneration")
     assert [(row.backend, row.version) for row in hopper] == [("FLASH_ATTN", 4), ("FLASH_ATTN", 4)]
     attention_rows = rows(
-        "0.26.0", "8.6", *kinds, architecture="Gemma4ForConditionalGeneration", forced="flash_attn"
+        "0.26.0",
+        "8.6",
+        *kinds,
+        architecture="Gemma4ForConditionalGeneration",
+        forced_name="flash_attn",
     )
     assert [row.status for row in attention_rows] == ["ok", "none"]
 
@@ -179,7 +187,7 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
         kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4
     )
     layers = (group("vision", 72, causal=False), group("recurrent", 0, recurrent=state))
-    attention_rows = rows(NEWEST_VLLM, "8.6", *layers, forced="TRITON_ATTN")
+    attention_rows = rows(NEWEST_VLLM, "8.6", *layers, forced_name="TRITON_ATTN")
     assert [(row.backend, row.version) for row in attention_rows] == [
         ("FLASH_ATTN", 2),
         ("GDN_ATTN", None),
@@ -192,9 +200,9 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
 
 
 def test_a_forced_backend_stands_alone() -> None:
-    assert choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
-    assert choose(NEWEST_VLLM, "8.6", forced="auto").backend == "FLASH_ATTN"
-    choice = choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
+    assert choose(NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
+    assert choose(NEWEST_VLLM, "8.6", forced_name="auto").backend == "FLASH_ATTN"
+    choice = choose(NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
     assert choice.status == "none"
     text = (
         "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
@@ -203,7 +211,7 @@ def test_a_forced_backend_stands_alone() -> None:
 
 
 def test_attention_outside_the_rules_is_unknown() -> None:
-    assert choose(NEWEST_VLLM, "8.6", forced="HPC_ATTN").status == "unknown"
+    assert choose(NEWEST_VLLM, "8.6", forced_name="HPC_ATTN").status == "unknown"
     assert choose(NEWEST_VLLM, "8.6", kv_dtype="nvfp4").status == "unknown"
     assert choose(NEWEST_VLLM, "", head_dim=64).status == "unknown"
     assert choose(NEWEST_VLLM, "8.6", kind="recurrent").status == "unknown"
@@ -237,7 +245,7 @@ def test_a_class_that_names_its_backends_is_refused_on_gpus_that_none_takes(
             "FLASHINFER_MLA_SPARSE_DSV4": "runs on compute capability 12.*, this GPU has 8.0",
             "FLASHMLA_SPARSE_DSV4": "runs on compute capability 9.* or 10.*, this GPU has 8.0",
         }
-    options = {"architecture": "DeepseekV4ForCausalLM", "forced": "FLASHMLA_SPARSE"}
+    options = {"architecture": "DeepseekV4ForCausalLM", "forced_name": "FLASHMLA_SPARSE"}
     assert rows(version, capability, layers, **options)[0].status == "unknown"
 
 
@@ -368,16 +376,16 @@ def test_a_tower_has_no_cache_that_its_backend_could_refuse() -> None:
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
 def test_flash_attention_of_layers_with_alibi_is_version_2(version: str, capability: str) -> None:
     """get_flash_attn_version takes neither version 3 nor 4 with ALiBi."""
-    choice = choose(version, capability, alibi=True, forced="FLASH_ATTN")
+    choice = choose(version, capability, alibi=True, forced_name="FLASH_ATTN")
     assert (choice.status, choice.version) == ("ok", 2)
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_flex_attention_is_refused_at_the_start_of_a_model_with_alibi(version: str) -> None:
-    (row,) = rows(version, "8.0", group("full", 128, alibi=True), forced="FLEX_ATTENTION")
+    (row,) = rows(version, "8.0", group("full", 128, alibi=True), forced_name="FLEX_ATTENTION")
     assert row.status == "none"
     assert row.refused[-1].at_start
-    (plain,) = rows(version, "8.0", group("full", 128), forced="FLEX_ATTENTION")
+    (plain,) = rows(version, "8.0", group("full", 128), forced_name="FLEX_ATTENTION")
     assert plain.status == "ok"
 
 
@@ -386,7 +394,7 @@ def test_keys_of_an_encoder_are_asked_for_as_such(version: str) -> None:
     """FlexAttention and FlashInfer take no attention of a decoder to its encoder."""
     (row,) = rows(version, "9.0", group("cross", 64))
     assert (row.kind, row.backend) == ("cross", "FLASH_ATTN")
-    (attention_row,) = rows(version, "9.0", group("cross", 64), forced="FLEX_ATTENTION")
+    (attention_row,) = rows(version, "9.0", group("cross", 64), forced_name="FLEX_ATTENTION")
     assert "encoder-decoder" in attention_row.refused[0].reason
 
 

@@ -130,23 +130,31 @@ def test_0_18_computes_fp8_with_marlin_where_the_gpu_has_no_fp8() -> None:
 
 
 def test_a_forced_backend_stands_alone() -> None:
-    choice = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="machete")
+    choice = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced_backend="machete")
     assert choice.status == "none"
     assert [refusal.kernel for refusal in choice.refusals] == ["MacheteLinearKernel"]
     assert (
-        wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="auto").kernel
+        wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced_backend="auto").kernel
         == "MarlinLinearKernel"
     )
 
 
 def test_a_backend_without_kernel_is_refused_by_0_26_and_ignored_by_0_33() -> None:
-    assert fp8("0.26.0", "8.6", forced="machete").status == "none"
-    assert fp8(NEWEST_VLLM, "8.6", forced="machete").kernel == "MarlinFP8ScaledMMLinearKernel"
+    assert fp8("0.26.0", "8.6", forced_backend="machete").status == "none"
+    assert (
+        fp8(NEWEST_VLLM, "8.6", forced_backend="machete").kernel == "MarlinFP8ScaledMMLinearKernel"
+    )
 
 
 def test_a_backend_that_the_version_does_not_have_is_unknown() -> None:
-    assert wna16("0.19.1", "8.6", k=4096, n=4096, group=128, forced="marlin").status == "unknown"
-    assert wna16(NEWEST_VLLM, "8.6", k=4096, n=4096, group=128, forced="marlyn").status == "unknown"
+    assert (
+        wna16("0.19.1", "8.6", k=4096, n=4096, group=128, forced_backend="marlin").status
+        == "unknown"
+    )
+    assert (
+        wna16(NEWEST_VLLM, "8.6", k=4096, n=4096, group=128, forced_backend="marlyn").status
+        == "unknown"
+    )
 
 
 def test_a_package_that_is_missing_changes_the_answer() -> None:
