@@ -26,7 +26,7 @@ def raise_fd_limit(files: int) -> int:
 
 
 def restore_fd_limit(pid: int) -> None:
-    """Give a child the limit from before `raise_fd_limit`. Its open files stay open."""
+    """Give a child the limit from before `raise_fd_limit`. The child's open files stay open."""
     if _started_with is None:
         return
     try:

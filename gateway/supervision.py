@@ -89,7 +89,7 @@ class SupervisedTask:
         return self._task.done()
 
     async def close(self) -> None:
-        """End the work at once. Its errors are not raised here."""
+        """End the work at once. Errors of the work are not raised here."""
         self._task.cancel()
         await asyncio.wait({self._task})
         if not self._task.cancelled():

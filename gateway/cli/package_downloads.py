@@ -26,7 +26,7 @@ _NETWORK_COUNTERS = Path("/proc/net/dev")
 
 
 class PackageDownloads:
-    """The downloads that uv announces. It names packages of more than 1 MiB."""
+    """The downloads that uv announces. uv names packages of more than 1 MiB."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}

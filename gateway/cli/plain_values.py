@@ -16,7 +16,8 @@ _NO_VALUE = object()
 class PlainValues:
     """Reads None, texts, lists of texts and whole numbers; leaves all else to typer.
 
-    It stands where typer keeps the converter of an option (`_runtime_param`, since typer 0.27).
+    An object stands where typer keeps the converter of an option (`_runtime_param`, since typer
+    0.27).
     """
 
     # The names are those of typer.

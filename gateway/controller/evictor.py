@@ -179,8 +179,8 @@ class Evictor:
     def _note_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
         """Note whether requests wait, and plan again where that changes something.
 
-        Evictions are planned only for a model with requests. They are planned anew if they do not
-        happen in time.
+        Evictions are planned only for a model with requests. Evictions are planned anew if they do
+        not happen in time.
         """
         stops = model.needs
         copies = (

@@ -76,7 +76,7 @@ class MemoryGifts:
     def _may_shrink(self, giver: ManagedModel, replica: ReplicaState, attempt: Attempt) -> bool:
         """Whether the replica may be replaced by a smaller one now.
 
-        Its copies shrink one at a time, so that the others serve.
+        The copies of a model shrink one at a time, so that the others serve.
         """
         siblings = (sibling for sibling in giver.replicas if sibling is not replica)
         return (

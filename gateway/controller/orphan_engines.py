@@ -1,6 +1,6 @@
 """Stops instances without a known attempt.
 
-They belong to a removed model, or to a database from before a restore.
+Such instances belong to a removed model, or to a database from before a restore.
 """
 
 from __future__ import annotations

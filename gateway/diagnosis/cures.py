@@ -323,7 +323,8 @@ class Cures:
         return " ".join(filter(None, (message, _lever_message(levers, case)))), advice, steps
 
     def with_remedy(self, failure: Failure, scalars: Mapping[str, Scalar]) -> Failure:
-        """The failure with the steps of its kind, where it has none. Its own advice goes first."""
+        """The failure with the steps of its kind, where it has none. The failure's own advice goes
+        first."""
         if failure.steps:
             return failure
         kind = self.remedies.get(failure.kind, _NO_REMEDY)

@@ -368,8 +368,8 @@ class LogReader:
         self._add(candidate, process, line)
 
     def _end_thread(self, line: LogLine, text: str, shape: Shape, process: ProcessTrace) -> None:
-        """Read the exception of a thread. It ends no engine, but is the failure where nothing else
-        is, or where the engine ends next."""
+        """Read the exception of a thread. Such an exception ends no engine, but is the failure
+        where nothing else is, or where the engine ends next."""
         evidence = self._evidence
         if not evidence.is_serving:
             if not self._add_hint(line, text, process) and not evidence.quoted_candidates:

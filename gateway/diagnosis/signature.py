@@ -94,9 +94,10 @@ class FailureSignature(Value):
 class TextSignature(FailureSignature):
     """A failure that is known by its text. The first row that matches wins.
 
-    pattern: searched in the message of an exception and in the lines that belong to it. Its named
-        groups become the culprit and may be used as {group} in message, advice and steps. `x_gib`
-        is a number of GiB, `x_bytes` a number with its unit, and `x_cuda` a version as one number.
+    pattern: searched in the message of an exception and in the lines that belong to it. The named
+        groups of a pattern become the culprit and may be used as {group} in message, advice and
+        steps. `x_gib` is a number of GiB, `x_bytes` a number with its unit, and `x_cuda` a version
+        as one number.
     line_start: the pattern is matched at the start of any line instead, unless the line is
         information or a warning.
     printed_as_warning: a warning counts, too: the engine prints it and then ends.
@@ -176,7 +177,7 @@ class Circumstance(Value):
 
 
 class Lever(Value):
-    """Steps that help where a circumstance is known. They stand before the general steps.
+    """Steps that help where a circumstance is known. These steps stand before the general steps.
 
     kinds, phases, engines: of the failures it holds for; none: every one.
     when: circumstances or values, of which at least one is known; none: the phase alone decides.

@@ -1,7 +1,7 @@
 """The band of starts on another machine, where this machine has no record of a start alike. Pure.
 
-The starts are those of tests/logs/healthy-*: vLLM 0.26.0 on NVIDIA H200, 21 November 2026. Their
-weights were made up in memory, so the phase `load` says nothing and is left out.
+The starts are those of tests/logs/healthy-*: vLLM 0.26.0 on NVIDIA H200, 21 November 2026. The
+weights of these starts were made up in memory, so the phase `load` says nothing and is left out.
 """
 
 from __future__ import annotations

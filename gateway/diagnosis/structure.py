@@ -1,6 +1,7 @@
 """A failure's structure where its text is not known: exception, frames and form of message. Pure.
 
-The rows are data (profiles/failures/structures.yaml). They teach no more than that the plan failed.
+The rows are data (profiles/failures/structures.yaml). Such rows teach no more than that the plan
+failed.
 """
 
 from __future__ import annotations

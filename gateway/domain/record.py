@@ -13,9 +13,9 @@ __all__ = ["FrozenRecord", "field"]
 class FrozenRecord(msgspec.Struct, frozen=True):
     """A frozen record, equal by content.
 
-    Its class takes a tenth of the time of a dataclass when its module is imported. Subclasses say
-    `frozen=True` for type checkers, `dict=True` for cached properties, `eq=False` for equality by
-    identity.
+    The class of a record takes a tenth of the time of a dataclass when its module is imported.
+    Subclasses say `frozen=True` for type checkers, `dict=True` for cached properties, `eq=False`
+    for equality by identity.
     """
 
     def evolve(self, **changes: Any) -> Self:

@@ -21,7 +21,7 @@ class StartConditions(Value):
 
 
 class MeasuredStart(Value):
-    """A start that succeeded. Its record outlives its model."""
+    """A start that succeeded. The record of a start outlives the model."""
 
     # Rows of a later version may say more.
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)

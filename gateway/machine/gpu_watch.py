@@ -70,7 +70,7 @@ class GpuLoss(Value):
 
 
 class GpuWatch:
-    """The watch. Its `hardware` is the probe's reading with lost GPUs marked, for the planner.
+    """The watch. `hardware` is the probe's reading with lost GPUs marked, for the planner.
 
     nvml, read: replaced in tests.
     allowed_devices: the GPUs that may be used.

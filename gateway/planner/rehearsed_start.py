@@ -49,8 +49,8 @@ def start_refusal(plan: Plan, answer: EngineAnswer) -> str:
 def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
     """Whether the rehearsed start stands for the start of this plan.
 
-    It stands for the same settings and for smaller limits, unless it was refused for its sizes. An
-    engine that rehearses nothing leaves nothing to prove.
+    A rehearsed start stands for the same settings and for smaller limits, unless it was refused for
+    its sizes. An engine that rehearses nothing leaves nothing to prove.
     """
     start = answer.start
     if start is None or start.asked is None:

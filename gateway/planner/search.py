@@ -271,7 +271,7 @@ class Search:
     ) -> bool:
         """Whether a variant that differs only in excluded kernels had the same kernels before.
 
-        Its successors would only take places of others in the search.
+        The successors of such a variant would only take places of others in the search.
         """
         if not (variant.disabled or variant.backends):
             return False

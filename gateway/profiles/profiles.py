@@ -358,7 +358,7 @@ class Profiles(ProfileTables):
     def references(self, device: str) -> list[EngineRef]:
         """Names and images of all described versions for this device, versions with rules first.
 
-        Their profiles are not read.
+        The profiles of the versions are not read.
         """
         references = [
             EngineRef(

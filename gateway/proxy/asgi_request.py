@@ -1,8 +1,8 @@
 """A request for FastAPI: uvicorn's ASGI cycle, which takes its turn on a client's connection.
 
-uvicorn never holds the connection. Its calls to the transport (write, pause, close) come here. The
-client's connection carries them out, because only it knows the turn, the unread bytes and the
-deadline.
+uvicorn never holds the connection. uvicorn's calls to the transport (write, pause, close) come
+here. The client's connection carries them out, because only it knows the turn, the unread bytes and
+the deadline.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ async def choose_host(settings: Settings, instance: str, allowed_images: Allowed
     """The host that the settings select. `allowed_images`: the images that may be started; an agent
     has its own list.
 
-    Docker is chosen even while it does not answer. Its containers may be engines of an earlier run,
-    and a process would start a second copy. The loop then waits for Docker, and /readyz names the
-    problem.
+    Docker is chosen even while it does not answer. Docker's containers may be engines of an earlier
+    run, and a process would start a second copy. The loop then waits for Docker, and /readyz names
+    the problem.
     """
     kind = settings.host_kind
     if kind == "agent":

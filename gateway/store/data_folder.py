@@ -1,6 +1,6 @@
 """The data folder, which other users of the machine can neither read nor lock.
 
-Its logs contain prompts, and its records keys of engines. A reader could also lock the database's
+The logs contain prompts, and the records keys of engines. A reader could also lock the database's
 shared memory and stop every change. So the folder has mode 0700, and the program's umask gives
 files 0600. Two folders inside are readable by all. One has downloaded weights, because an engine's
 container runs as another user (`gateway.models.catalog.fetch`). The other has packages of engines,

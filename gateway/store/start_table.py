@@ -1,7 +1,7 @@
 """The newest starts that succeeded, with the seconds of their phases.
 
-Rows outlive their models, so a model that is added again has an expected time. They have no seal: a
-damaged row is left out.
+Rows outlive their models, so a model that is added again has an expected time. The rows have no
+seal: a damaged row is left out.
 """
 
 from __future__ import annotations

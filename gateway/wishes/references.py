@@ -1,6 +1,6 @@
 """References in texts of a file: `${env:NAME}` and `${file:PATH}`.
 
-Their values may be secrets, and stand in no error and no log.
+The values may be secrets, and stand in no error and no log.
 """
 
 from __future__ import annotations

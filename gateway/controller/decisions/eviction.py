@@ -20,8 +20,8 @@ serves  queued    a copy is away, no model that is out has         loads the cop
                   requests                                         without requests
 
 Plans are offered copies in `eviction_order`: models without requests come first. An evicted copy
-sleeps where its engine can (gateway/planner/sharing/leaving.py), else it stops. It gets no new
-request; new requests wait or go to other copies.
+sleeps where its engine can (gateway/planner/sharing/leaving.py), else it stops. A leaving copy gets
+no new request; new requests wait or go to other copies.
 
 The residence of a copy lasts as long as its load took, within MIN_S and MAX_S. So at most half
 of the time goes into loading. A preloaded model that served nothing may be evicted at once, because

@@ -74,7 +74,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Retire:
-    """End an attempt that did not fail. Its engine stops then."""
+    """End an attempt that did not fail. The engine of the attempt stops then."""
 
     attempt: Attempt
 

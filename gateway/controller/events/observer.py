@@ -272,7 +272,8 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 
 def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
-    """All values that can cause an event. They are replaced, never changed: a cheap comparison."""
+    """All values that can cause an event. The values are replaced, never changed: a cheap
+    comparison."""
     fingerprint: tuple[Any, ...] = _MODEL_VALUES(model)
     for replica in model.all_replicas:
         fingerprint += (

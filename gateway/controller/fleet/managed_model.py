@@ -236,7 +236,8 @@ class ReplicaState:
         return self.requested_copies != former_copies
 
     def receive(self, gifts: tuple[Offer, ...]) -> None:
-        """Note that the gifts have arrived. Their memory is reserved until it is planned."""
+        """Note that the gifts have arrived. The memory of the gifts is reserved until the replica
+        is planned."""
         self.blocked_reason, self.awaited_offers, self.gifts = None, (), gifts
 
     def wait_for_request(

@@ -62,7 +62,7 @@ _REPLICA_WORK = attrgetter(
 def fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     """The values that decide the next step of a model at rest, its route and its view.
 
-    They are replaced, never changed, so a comparison is cheap.
+    The values are replaced, never changed, so a comparison is cheap.
     """
     values: tuple[Any, ...] = _MODEL_VALUES(model)
     for replica in model.replicas:

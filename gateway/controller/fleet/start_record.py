@@ -12,7 +12,8 @@ from gateway.store.store import Store
 
 
 class StartRecord:
-    """Records measured starts, and expects the time of the next. One object per gateway."""
+    """Records measured starts, and expects the time of the next. Each gateway has one object of
+    this class."""
 
     def __init__(self, store: Store) -> None:
         """Raises StoreError."""

@@ -29,7 +29,7 @@ _PORT_TRIES = 100
 
 
 class Attempts:
-    """Records how attempts begin, change and end. One object per gateway."""
+    """Records how attempts begin, change and end. Each gateway has one object of this class."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class Attempts:
     async def end(
         self, replica: ReplicaState, attempt: Attempt, cause: Failure | None = None
     ) -> None:
-        """End an attempt of the replica. Its engine stops. cause: outside of its plan, which is
-        restored later."""
+        """End an attempt of the replica. The engine of the attempt stops. cause: outside of its
+        plan, which is restored later."""
         ended_attempt = attempt.evolve(state="stopped", ended_at=time.time(), failure=cause)
         forgotten_attempts = replica.remember(ended_attempt)
         await replica.unwatch()

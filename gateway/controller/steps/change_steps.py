@@ -125,7 +125,8 @@ class ChangeSteps:
         return True
 
     async def _drop(self, model: ManagedModel, replica: ReplicaState) -> None:
-        """Remove a replica. Its engine is then stopped as an orphan. Raises StoreError."""
+        """Remove a replica. The engine of the replica is then stopped as an orphan. Raises
+        StoreError."""
         if replica.task is not None:
             replica.task.cancel()
             return

@@ -24,7 +24,7 @@ log = Logger("fitserve.loop")
 
 
 class PlanSteps:
-    """Plans a replica and records the result. One object per gateway."""
+    """Plans a replica and records the result. Each gateway has one object of this class."""
 
     def __init__(
         self,

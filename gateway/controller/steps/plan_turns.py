@@ -69,7 +69,8 @@ class PlanTurns:
             raise
 
     def _pass_on(self) -> None:
-        """Give the turn to the next waiter. It stays taken, so that no newcomer comes between."""
+        """Give the turn to the next waiter. The turn stays taken, so that no newcomer comes
+        between."""
         waiters = [waiter for waiter in self._waiters if not waiter.beginning.done()]
         self._is_taken = bool(waiters)
         if not waiters:

@@ -24,7 +24,8 @@ _SMALL_REQUEST_TIMEOUT_S = 30.0
 
 
 class ProofSteps:
-    """Proves that an engine generates, and tests its abilities. One object per gateway."""
+    """Proves that an engine generates, and tests its abilities. Each gateway has one object of this
+    class."""
 
     def __init__(self, store: Store, patience_s: float) -> None:
         """`patience_s` is the longest silence of an engine."""

@@ -24,7 +24,7 @@ KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 
 
 class ReplicaPlanner:
-    """Plans replicas, and asks engines about plans. One object per gateway."""
+    """Plans replicas, and asks engines about plans. Each gateway has one object of this class."""
 
     def __init__(self, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits) -> None:
         """asking_s: seconds that engines may take to answer.

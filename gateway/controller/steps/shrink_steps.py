@@ -20,7 +20,7 @@ _RETRY_S = 600.0
 
 
 class ShrinkSteps:
-    """Restarts replicas with less KV cache. One object per gateway."""
+    """Restarts replicas with less KV cache. Each gateway has one object of this class."""
 
     def __init__(self, replica_planner: ReplicaPlanner, attempts: Attempts, drains: Drains) -> None:
         self._replica_planner = replica_planner

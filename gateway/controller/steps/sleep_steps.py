@@ -40,7 +40,7 @@ _SMALL_REQUEST_TIMEOUT_S = 60.0
 
 
 class SleepSteps:
-    """Puts engines to sleep and wakes them. One object per gateway."""
+    """Puts engines to sleep and wakes them. Each gateway has one object of this class."""
 
     def __init__(
         self,

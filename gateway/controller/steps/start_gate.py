@@ -63,7 +63,8 @@ class Engines(Protocol):
 
 
 class StartGate:
-    """Lets starts wait while another engine on their GPUs measures. One object per gateway.
+    """Lets starts wait while another engine on their GPUs measures. Each gateway has one object of
+    this class.
 
     The loop calls `look` before each pass.
     """

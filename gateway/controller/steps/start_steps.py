@@ -27,7 +27,8 @@ _STALL_POLL_S = 5.0
 
 
 class StartSteps:
-    """Starts the engine of an attempt, with its image and weights. One object per gateway."""
+    """Starts the engine of an attempt, with its image and weights. Each gateway has one object of
+    this class."""
 
     def __init__(
         self,

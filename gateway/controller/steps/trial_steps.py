@@ -20,7 +20,7 @@ _TRIAL_END = Failure(
 
 
 class TrialSteps:
-    """Begins, adopts and ends the trials of a model. One object per gateway."""
+    """Begins, adopts and ends the trials of a model. Each gateway has one object of this class."""
 
     def __init__(self, attempts: Attempts, drains: Drains, wake: Callable[[], None]) -> None:
         """`wake` starts a pass."""

@@ -15,7 +15,7 @@ log = Logger("fitserve.loop")
 
 
 class WishChanges:
-    """Begins, refuses and finishes changes of wishes. One object per gateway."""
+    """Begins, refuses and finishes changes of wishes. Each gateway has one object of this class."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

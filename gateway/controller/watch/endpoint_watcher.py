@@ -50,7 +50,7 @@ class _Model(msgspec.Struct):
 
     @property
     def state_there(self) -> str:
-        """Its state there; "ready" where unknown."""
+        """The model's state there; "ready" where unknown."""
         is_known = (
             self.owned_by == "fitserve"
             and isinstance(self.state, str)
@@ -60,7 +60,7 @@ class _Model(msgspec.Struct):
 
     @property
     def state_here(self) -> str:
-        """Its state here; "" if requests make no sense."""
+        """The endpoint's state here; "" if requests make no sense."""
         if self.state_there in _LOADABLE_STATES:
             return "asleep" if self.wait_s or self.state_there == "asleep" else ""
         return "" if self.state_there in _DEAD_STATES else self.state_there

@@ -79,7 +79,7 @@ class EngineClient:
         self._key_line = bearer_line(key)
 
     def with_key(self, key: Secret | None) -> EngineClient:
-        """A client for an engine that needs this key. It shares the limit on calls."""
+        """A client for an engine that needs this key. The client shares the limit on calls."""
         return EngineClient(self._places, key)
 
     async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineResponse:

@@ -132,7 +132,7 @@ class Watcher:
         self._freeze.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
     def keep_asking(self, questions: asyncio.Task[None]) -> None:
-        """Own a task that goes on while the engine serves. It ends with the watcher."""
+        """Own a task that goes on while the engine serves. The task ends with the watcher."""
         self._questions = questions
 
     def end_questions(self) -> None:

@@ -34,7 +34,8 @@ class Carriers:
         self._pattern: re.Pattern[str] | None = None
 
     def parse(self, text: str) -> LogLine:
-        """The parsed line. Its prefix without the time counts as the name of a process."""
+        """The parsed line. The prefix of a line without the time counts as the name of a
+        process."""
         carrier_match = self._pattern.match(text) if self._pattern is not None else None
         if carrier_match is None:
             line = parse(text)

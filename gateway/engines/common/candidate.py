@@ -123,7 +123,8 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @cached_property
     def stage_candidates(self) -> tuple[Candidate, ...]:
-        """Its stages one by one, each on its GPU, where these are unlike; none elsewhere."""
+        """The stages of the plan one by one, each on its GPU, where these are unlike; none
+        elsewhere."""
         if (
             self.undivided is not None
             or self.variant.tp * self.variant.dp > 1

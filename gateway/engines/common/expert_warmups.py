@@ -1,8 +1,8 @@
 """A start of a dense model without the warm-ups that only mixtures of experts need. Pure.
 
 vLLM 0.26.0 compiles router kernels for every model, from compute capability 9.0 on: 9 to 29 s of
-each start, as nothing keeps them (tests/logs/healthy-*). It has no switch for that. From 0.30.0 on
-it compiles the experts of the model. So a small program empties the engine's list of shapes when
+each start, as nothing keeps them (tests/logs/healthy-*). vLLM has no switch for that. From 0.30.0
+on it compiles the experts of the model. So a small program empties the engine's list of shapes when
 the engine has read it, and starts the engine. A version without the list starts as ever. Only
 forked processes inherit the empty list.
 """

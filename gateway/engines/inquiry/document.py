@@ -41,7 +41,7 @@ class ModelFiles(FrozenRecord, frozen=True):
 
 
 class StatedGpus(FrozenRecord, frozen=True):
-    """Equal GPUs that the engine answers for. They are stated, not used: a question does not
+    """Equal GPUs that the engine answers for. The GPUs are stated, not used: a question does not
     disturb a serving GPU."""
 
     capability: str

@@ -1,8 +1,8 @@
 """An inquiry as one command for any Python from 3.9 on, with the code on standard input.
 
 Nothing is mounted or copied, so containers, processes and a gateway in a container ask alike.
-Standard input stays open as long as the caller lives. Its end ends the inquiry, so a killed gateway
-leaves none behind.
+Standard input stays open as long as the caller lives. The end of standard input ends the inquiry,
+so a killed gateway leaves none behind.
 """
 
 from __future__ import annotations

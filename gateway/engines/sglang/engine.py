@@ -224,8 +224,8 @@ class SglangRules(SglangKind):
         return ""
 
     def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
-        """Its tensor parallel size is the number of all ranks. Up to 0.5.20 the number of groups is
-        that of replicas, with a switch."""
+        """SGLang's tensor parallel size is the number of all ranks. Up to 0.5.20 the number of
+        groups is that of replicas, with a switch."""
         if variant.dp == 1:
             return {}
         flags: dict[str, Scalar] = {"tensor-parallel-size": variant.tp * variant.dp}
@@ -408,5 +408,5 @@ def _process_bytes(footprint: Footprint) -> int:
 
 
 def _world(rank: Rank) -> int:
-    """Its tensor parallel size, which counts the ranks of all groups."""
+    """SGLang's tensor parallel size, which counts the ranks of all groups."""
     return rank.tp * rank.dp

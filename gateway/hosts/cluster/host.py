@@ -1,9 +1,9 @@
 """The host over the machines of a cluster, each with its node service.
 
 A machine that Ray declares lost is listed with the engines that still take connections: its raylet
-alone may have ended. Its other engines count as gone and are planned anew. Until then its last
-listing holds: a short silence restarts nothing. When the machine returns with an engine that
-another machine runs by now, the returned one is stopped: a name runs once.
+alone may have ended. Other engines of that machine count as gone and are planned anew. Until then
+its last listing holds: a short silence restarts nothing. When the machine returns with an engine
+that another machine runs by now, the returned one is stopped: a name runs once.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class ClusterHost:
         return machine_views(states, await self.views())
 
     async def views(self) -> Sequence[NodeView]:
-        """The machines that answer. Their GPUs decide where engines start."""
+        """The machines that answer. The GPUs of these machines decide where engines start."""
         answers = await asyncio.gather(
             *(node.view() for node in await self._alive_nodes()), return_exceptions=True
         )

@@ -20,7 +20,8 @@ _READY_S = 60.0
 
 
 class LinkProcess:
-    """Its socket is at `path`. `begin`, `start` and `close` belong to one event loop."""
+    """The socket of the link is at `path`. `begin`, `start` and `close` belong to one event
+    loop."""
 
     def __init__(self, membership: Membership, path: Path) -> None:
         self._membership = membership

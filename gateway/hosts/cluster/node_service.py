@@ -1,8 +1,8 @@
 """The node service: owns the host of this machine, for the one gateway that holds its lease.
 
-Engines are its children or its predecessor's, never Ray's. They outlive it, and the next one adopts
-them. Without a gateway's call for the time of the lease, it stops them: another machine may run
-them by then.
+Engines are its children or its predecessor's, never Ray's. Engines outlive the service, and the
+next one adopts them. Without a gateway's call for the time of the lease, it stops them: another
+machine may run them by then.
 """
 
 from __future__ import annotations

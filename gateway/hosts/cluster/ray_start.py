@@ -70,8 +70,8 @@ def raylet_environment(
 
 
 def raylet_command(membership: Membership, temp_dir: Path) -> list[str]:
-    """`ray start` in the foreground. Its servers listen on every interface, on ports of one range;
-    the dashboard is off."""
+    """`ray start` in the foreground. Ray's servers listen on every interface, on ports of one
+    range; the dashboard is off."""
     first = membership.first_port
     port = membership.head.rpartition(":")[2]
     named_ports = (

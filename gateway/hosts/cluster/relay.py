@@ -1,6 +1,7 @@
 """The actor of a machine: passes calls to the socket of its node service, and nothing more.
 
-It knows no call and has no state but open connections, so it may die and restart at any time.
+The relay knows no call and has no state but open connections, so it may die and restart at any
+time.
 """
 
 from __future__ import annotations

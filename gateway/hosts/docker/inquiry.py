@@ -1,6 +1,6 @@
 """Inquiries of an engine image: an isolated container that reads questions on standard input.
 
-It has no network, privileges, devices or writable disk, and is removed afterwards.
+The container has no network, privileges, devices or writable disk, and is removed afterwards.
 """
 
 from __future__ import annotations

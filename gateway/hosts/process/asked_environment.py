@@ -19,7 +19,7 @@ from gateway.machine.environment import variables
 
 
 async def ask(python: Path, folder: Path, document: bytes) -> AsyncGenerator[bytes, None]:
-    """The lines that `python` answers. It writes below `folder` only. Raises HostError."""
+    """The lines that `python` answers. The program writes below `folder` only. Raises HostError."""
     with _temporary_folder(folder) as place:
         environment = {**variables(str(python), Path(place)), "TMPDIR": place}
         async with aclosing(

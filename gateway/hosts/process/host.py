@@ -357,7 +357,8 @@ class ProcessHost:
         return record.evolve(exited=True, exit_code=code)
 
     def _exit_code(self, record: Record) -> int | None:
-        """The exit code of a forked engine. Its parent notes the code, and only then reaps it."""
+        """The exit code of a forked engine. The engine's parent notes the code, and only then reaps
+        it."""
         deadline = time.monotonic() + RECORD_TIMEOUT_S
         while record.holder is not None and time.monotonic() < deadline:
             if (code := self._records.exit_code(record)) is not None:

@@ -167,8 +167,8 @@ class RankProcess:
 
 
 def _measurer(question: dict[str, Any], number: int) -> Any:
-    """The measurer that the question names. Its module imports packages that only some machines
-    have."""
+    """The measurer that the question names. The measurer's module imports packages that only some
+    machines have."""
     module, name = _MEASURERS[question["by"]]
     return getattr(importlib.import_module(f".{module}", __package__), name)(question, number)
 

@@ -236,7 +236,7 @@ class PlanSearch:
     async def _confirm_gain(self, served_plan: Plan, attempt: Attempt) -> None:
         """Measure the served plan a second time, as the machine may have been busy before.
 
-        Its better figure counts. A plan that is no better than it is not proposed.
+        The better figure counts. A plan that is no better than it is not proposed.
         """
         change = "the served plan, a second time"
         try:
@@ -377,8 +377,8 @@ class PlanSearch:
     def _request_watch(self, attempt: Attempt) -> Callable[[], bool]:
         """A watch for the time of a measurement, which keeps the model loaded.
 
-        It returns whether a client's request has disturbed the engine since now, and raises as
-        `_raise_if_over`.
+        The watch returns whether a client's request has disturbed the engine since now, and raises
+        as `_raise_if_over`.
         """
         name, traffic = self.wish.name, self._tools.traffic
         is_shared = any(

@@ -22,7 +22,7 @@ class Tunings:
         self._current_run: tuple[str, asyncio.Task[None]] | None = None
 
     async def begin(self, name: str, options: SearchOptions) -> TuningReport:
-        """Begin a search. It ends one that the gateway began by itself. Raises NotFound,
+        """Begin a search, and end a search that the gateway began by itself. Raises NotFound,
         Conflict."""
         model = self._fleet.model(name)
         if not options.is_automatic and self._current_run is not None:

@@ -1,6 +1,6 @@
 """The program that brings files into the page cache.
 
-Its priority is that of other programs: on busy processors a nice one gained nothing.
+The program's priority is that of other programs: on busy processors a nice one gained nothing.
 
 Input: a line of JSON on stdin, `{"files": [path], "most_bytes": N}`. Output: a line of JSON with
 the bytes that were read, and those that were in the cache. The program ends early when its stdin

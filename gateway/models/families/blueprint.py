@@ -46,7 +46,7 @@ class Blueprint(FrozenRecord, frozen=True):
     """All layers and parameters that an engine builds.
 
     parameters: those outside of linear layers: embeddings, output head, norms, sinks, convolutions.
-        Their `dtype` is a safetensors name ("F32"); "": the model's dtype.
+        The `dtype` of a tensor is a safetensors name ("F32"); "": the model's dtype.
     guessed: the parts that follow from the names of fields alone, for an unknown family.
     """
 

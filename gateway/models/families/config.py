@@ -13,7 +13,7 @@ _MAX_INTEGER = 10**12
 
 
 class Fields:
-    """An object in the config.json of `source`. Its methods return checked values or raise
+    """An object in the config.json of `source`. The methods return checked values or raise
     BadModel."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:

@@ -12,7 +12,7 @@ from gateway.planner.service.messages import LENGTH
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """The pipes of requests and answers.
 
-    They are copies, so that no print mixes with answers and no input reads requests.
+    The pipes are copies, so that no print mixes with answers and no input reads requests.
     """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

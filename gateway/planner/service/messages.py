@@ -7,7 +7,7 @@ first        JSON of WorkerConfig
 request      JSON of PlanRequest; facts, one a line
 answer       JSON of PlanAnswer; JSON of PlanResult without its byte fields; these fields
 
-The search process has the same first message. Its request is JSON of SearchRequest, its answer JSON
+The search process has the same first message. A request is JSON of SearchRequest, an answer JSON
 of PlanAnswer and of the models.
 """
 
@@ -46,7 +46,8 @@ ANSWER_FRAMES = 6
 
 
 class WorkerConfig(NamedTuple):
-    """The first message: settings of all requests. Its way is stdin, so no process list shows it.
+    """The first message: settings of all requests. The message comes by stdin, so no process list
+    shows it.
 
     roots: folders of profiles, as `Profiles.roots`.
     data: the gateway's data folder, with installed engines and caches.

@@ -1,8 +1,8 @@
 """Usage by day, key and model: requests and tokens, counted when requests end.
 
 A stream reports its tokens if its client asks (`stream_options.include_usage`) or the engine always
-does. Answers without a report count as `untold`. Their tokens are estimated from their bytes, in a
-column of their own.
+does. Answers without a report count as `untold`. The tokens of such answers are estimated from
+their bytes, in a column of their own.
 """
 
 from __future__ import annotations

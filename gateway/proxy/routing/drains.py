@@ -24,8 +24,8 @@ def _has_no_hurry() -> bool:
 class Drains:
     """Waits until engines outside the routes have answered their requests.
 
-    `most_s`: seconds that an engine gets after no route table has it. Its end interrupts longer
-    requests.
+    `most_s`: seconds that an engine gets after no route table has it. The end of this time
+    interrupts longer requests.
     """
 
     def __init__(self, routes: Routes, most_s: float) -> None:

@@ -292,7 +292,8 @@ class Workers:
                         await self._drain_event.wait()
 
     async def _run(self, index: int) -> int:
-        """Starts a worker and reads its messages until it has ended. Its exit code."""
+        """Starts a worker and reads its messages until it has ended. Returns the worker's exit
+        code."""
         own_end, other_end = socket.socketpair()
         listening = [listener.fileno() for listener in self._listeners[index]]
         ends = (other_end.fileno(), self._memory.descriptor)
@@ -385,7 +386,8 @@ class Workers:
             self.routes.demanded()
 
     async def _clean_up(self, worker: _Worker) -> int:
-        """Cleans up after a worker, whose streams have ended; keeps its counts. Its exit code."""
+        """Cleans up after a worker, whose streams have ended; keeps its counts. Returns the
+        worker's exit code."""
         try:
             async with asyncio.timeout(2):
                 code = await worker.process.wait()

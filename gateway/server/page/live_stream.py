@@ -128,7 +128,8 @@ class LiveStream:
         self._counting = asyncio.create_task(self._count())
 
     async def _count(self) -> None:
-        """Adds a point every `SLOW_TICK_S` seconds. Its cost is that of a reading of /metrics."""
+        """Adds a point every `SLOW_TICK_S` seconds. A point costs as much as a reading of
+        /metrics."""
         while True:
             try:
                 point = self._traffic.add(self._samples(), time.time())

@@ -49,7 +49,7 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
 
 
 def drafting_groups(spec: ModelSpec, layers: int) -> tuple[AttentionGroup, ...]:
-    """Their attention: that of the model's layers which see everything."""
+    """The attention of the drafting layers: that of the model's layers which see everything."""
     group = next(
         (group for group in spec.attention if group.kind in ("full", "mla", "sliding")), None
     )

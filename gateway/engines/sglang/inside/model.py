@@ -200,7 +200,8 @@ def _ranks(
 def bare_runner() -> Any:
     """An uninitialised ModelRunner: without a GPU, and with only the attributes that are set.
 
-    Its class is one of this module, so a missing attribute does not count as a refusal.
+    The class of the runner is one of this module, so a missing attribute does not count as a
+    refusal.
     """
     runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
 

@@ -219,7 +219,7 @@ def _builds(model_type: str, architecture: str) -> bool:
 
 
 def _configs() -> dict[str, str]:
-    """Its own configuration classes by model type: their names, as none of them need be imported
+    """vLLM's own configuration classes by model type: their names, as none of them need be imported
     for that."""
     registry = import_module("vllm.transformers_utils.config")._CONFIG_REGISTRY
     return {name: dict.__getitem__(registry, name) for name in registry}

@@ -73,8 +73,8 @@ class ForkClient:
 
     @property
     def lives(self) -> bool:
-        """Whether the process still serves. Its connections close when it ends or only notes exit
-        codes."""
+        """Whether the process still serves. The connections of the process close when it ends or
+        only notes exit codes."""
         try:
             return self._connection.recv(1, socket.MSG_PEEK) != b""
         except BlockingIOError:
@@ -108,7 +108,8 @@ class ForkClient:
         return ForkedEngine(connection, pid)
 
     def end(self) -> None:
-        """Tell the process to end. Its engines live on, and their exit codes are noted."""
+        """Tell the process to end. The engines of the process live on, and their exit codes are
+        noted."""
         if self._process is not None:
             procfs.send(self._process, signal.SIGTERM)
         self.close()

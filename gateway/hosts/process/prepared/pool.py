@@ -164,7 +164,7 @@ class PreparedEngines:
             return frozenset(order.engine for order in orders if order is not None)
 
     def close(self) -> None:
-        """Leave the processes. They end by themselves if no gateway comes."""
+        """Leave the processes. The processes end by themselves if no gateway comes."""
         with self._lock:
             for client in self._clients.values():
                 client.close()

@@ -61,7 +61,7 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
         ),
         ([replica(must_be_replaced=True, is_unrouted=True, answers=True)], None, None),
         ([replica(must_be_replaced=True, is_unrouted=True)], None, Replace(0)),
-        ([replica(0, NEW, serves=False, failed="why"), replica(1)], None, GiveUp("why")),
+        ([replica(0, NEW, serves=False, failure="why"), replica(1)], None, GiveUp("why")),
         ([replica(0, NEW, serves=False)], None, None),
         ([replica(0, NEW), replica(1, NEW)], None, Finish()),
     ],
@@ -76,10 +76,10 @@ def test_the_next_step_to_a_new_wish(
     ("replicas", "tried", "step"),
     [
         ([replica(0, NEW)], None, TryBeside(0)),
-        ([replica(0, NEW, serves=False, failed="why")], None, Replace(0)),
+        ([replica(0, NEW, serves=False, failure="why")], None, Replace(0)),
         ([replica(0, NEW)], trial("failed", 0, "why"), GoInPlace(0)),
         ([replica(0, NEW)], trial("ready", 0), Adopt()),
-        ([replica(0, 0, serves=False, failed="why")], None, None),
+        ([replica(0, 0, serves=False, failure="why")], None, None),
         ([replica(0, 0)], None, None),
     ],
 )
@@ -136,7 +136,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                 fails = starts == fails_at and new
                 starts += 1
                 now[index] = replica(
-                    index, generation, serves=not fails, failed="why" if fails else ""
+                    index, generation, serves=not fails, failure="why" if fails else ""
                 )
             case GiveUp():
                 generation, new, trial = 0, False, None

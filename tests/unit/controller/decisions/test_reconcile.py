@@ -253,7 +253,7 @@ def test_ten_good_minutes_forgive_what_was_before() -> None:
 
 
 def test_no_plan_is_shown_until_something_changes() -> None:
-    assert act(blocked="needs 40 GiB") == Rest("no_plan", "needs 40 GiB")
+    assert act(blocked_reason="needs 40 GiB") == Rest("no_plan", "needs 40 GiB")
 
 
 def test_removal_stops_what_runs() -> None:
@@ -299,7 +299,7 @@ def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
     assert act(hold="it waits for its turn", is_requested=True) == Rest(
         "starting", "it waits for its turn"
     )
-    assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
+    assert act(hold="x", blocked_reason="needs 40 GiB") == Rest("stopped", "x")
     action = act(hold="x", history=tuple(failed_attempt(number, "oom") for number in range(1, 6)))
     assert action.state == "quarantined"
 
@@ -345,7 +345,7 @@ def test_a_sleeping_engine_wakes_on_a_request_when_its_turn_has_come() -> None:
     assert act(**rests, is_requested=True, hold="another is first") == Rest(
         "starting", "another is first"
     )
-    assert act(**rests, is_requested=True, blocked="waits: b sleeps") == Rest(
+    assert act(**rests, is_requested=True, blocked_reason="waits: b sleeps") == Rest(
         "starting", "waits: b sleeps"
     )
     # Its model leaves with its other engines.
@@ -363,11 +363,11 @@ def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
     }
     assert act(**rests) == Wake(sleeping_attempt)
     assert act(**rests, hold="other models load first") == Rest("asleep", "other models load first")
-    assert act(**rests, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
-    assert act(**rests, is_requested=True, blocked="it lacks 3 GiB") == Rest(
+    assert act(**rests, blocked_reason="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
+    assert act(**rests, is_requested=True, blocked_reason="it lacks 3 GiB") == Rest(
         "asleep", "it lacks 3 GiB"
     )
-    assert act(**rests, is_requested=True, blocked="waits: b sleeps", is_promised=True) == Rest(
+    assert act(**rests, is_requested=True, blocked_reason="waits: b sleeps", is_promised=True) == Rest(
         "starting", "waits: b sleeps"
     )
     assert act(**rests, leaving="it makes room") == Rest("asleep")

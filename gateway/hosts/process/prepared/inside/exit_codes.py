@@ -21,7 +21,7 @@ POLL_S = 0.2
 def note_ends(engines: dict[int, str]) -> None:
     """Write `PID CODE` (-9: killed by signal 9) to the file of each engine that has ended.
 
-    Its file is complete before its process is gone from the table of processes.
+    An engine's file is complete before the process is gone from the table of processes.
     """
     for pid, path in list(engines.items()):
         try:

@@ -4,8 +4,8 @@
 
 MODULE: the module of the functions. DEVICE: the number of the GPU. REPLIES: a file descriptor that
 gets one byte for each line of standard input: `.` for a call that was made, `!` for one that
-failed. A line is a call, as kernel_warmups.py writes it. Its tensors exist for this call alone, and
-their values do not matter.
+failed. A line is a call, as kernel_warmups.py writes it. The tensors of a call exist for this call
+alone, and their values do not matter.
 """
 
 from __future__ import annotations

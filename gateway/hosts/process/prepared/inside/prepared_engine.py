@@ -18,9 +18,9 @@ A connection carries lines of JSON, each request with one answer:
 The engine waits for one more byte of its connection. Without that byte it ends, and has done
 nothing. So no engine exists that its gateway has not recorded.
 
-An open connection keeps the process alive. It ends `idle_s` after the last one, at SIGTERM, and
-when a later process takes over the socket.
-While engines of it live, it becomes a small program that only notes their exit codes.
+An open connection keeps the process alive. The process ends `idle_s` after the last one, at
+SIGTERM, and when a later process takes over the socket. While engines of it live, it becomes a
+small program that only notes their exit codes.
 """
 
 from __future__ import annotations
