@@ -36,7 +36,7 @@ REPLICA_FIELDS = (
         "task",
         "status",
         "progress",
-        "blocked",
+        "blocked_reason",
         "blocked_at",
         "looks_again",
         "awaited_offers",

@@ -158,7 +158,7 @@ def test_engines_without_a_gpu_wait_for_nobody() -> None:
 
 
 def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
-    asking, hanging = start("b", "G0"), holder("a", "G0", since=100.0)
+    asking, hanging = start("b", "G0"), holder("a", "G0", stage_since=100.0)
     assert block_of(asking, hanging, now=100.0 + LIMIT_S - 1) is not None
     assert block_of(asking, hanging, now=100.0 + LIMIT_S) is None
 

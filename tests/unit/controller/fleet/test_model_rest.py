@@ -30,9 +30,9 @@ _OTHER_MODEL_FIELDS = {
     "pins": "an inquiry is a task",
     "inquiry_problems": "an inquiry is a task",
     "inquiry_lock": "an inquiry is a task",
-    "measured": "of a serving plan",
+    "measured_plan": "of a serving plan",
     "keeps_until": "of a serving plan",
-    "offered": "of a model with requests, which does not rest",
+    "offered_copies": "of a model with requests, which does not rest",
 }
 _OTHER_REPLICA_FIELDS = {
     "model": "it never changes",
@@ -44,18 +44,18 @@ _OTHER_REPLICA_FIELDS = {
     "is_stopping": "a stop is a task",
     "is_outdated": "of a plan that is being made, which is a task",
     "vain_looks": "it changes with `looks_again`, or a plan is made after it",
-    "vain": "it changes with `blocked`",
+    "vain_plan": "it changes with `blocked_reason`",
     "gave_to": "of a serving plan",
     "requested_copies": "of offers that it waits for",
-    "seeks": "of a trial",
+    "seeks_plan": "of a trial",
     "lacks_room": "of a trial",
     "must_be_replaced": "of a change, and no model that changes rests",
-    "intended": "of offers that it waits for",
-    "launched": "of an attempt",
+    "intended_plan": "of offers that it waits for",
+    "launched_attempt": "of an attempt",
     "conditions": "of an attempt",
     "has_made_room": "of a change, and no model that changes rests",
-    "spent": "of an attempt",
-    "woken": "of an attempt",
+    "spent_attempt": "of an attempt",
+    "wake_times": "of an attempt",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_model_rests_until_something_changes() -> None:
 
 
 def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
-    rests, model = RestingModels(), resting(blocked="no GPU", blocked_at=90.0)
+    rests, model = RestingModels(), resting(blocked_reason="no GPU", blocked_at=90.0)
     rests.note([model], False, 100.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
