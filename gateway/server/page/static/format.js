@@ -57,7 +57,7 @@ export function moment(at) {
 /** Whether `words` add nothing to the texts beside them. */
 export function isSaid(words, ...neighbours) {
   const plain = (one) => (one ?? "").toLowerCase().replace(/[.\s]+$/, "");
-  return neighbours.some((one) => plain(one).includes(plain(words)));
+  return neighbours.some((neighbour) => plain(neighbour).includes(plain(words)));
 }
 
 /** Unix seconds -> time of day, with seconds where there is room. */

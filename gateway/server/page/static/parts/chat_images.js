@@ -61,18 +61,18 @@ export function imageChooser() {
   function show() {
     fill(
       list,
-      chosen.map((one) =>
+      chosen.map((image) =>
         h(
           "li",
           {},
-          imageView(one),
+          imageView(image),
           h(
             "button",
             {
               type: "button",
               class: "quiet",
-              "aria-label": `Remove ${one.name}`,
-              click: () => ((chosen = chosen.filter((picture) => picture !== one)), show()),
+              "aria-label": `Remove ${image.name}`,
+              click: () => ((chosen = chosen.filter((picture) => picture !== image)), show()),
             },
             "✕",
           ),

@@ -24,13 +24,13 @@ export function memoryBar() {
     element: h("div", { class: "memory" }, bar, legend),
     update({ total, used: taken, holders }) {
       const share = (size) => (total ? `${Math.min(100, (100 * size) / total)}%` : "0%");
-      const named = holders.map((one) => ({ ...one, key: `${one.model} ${one.replica}` }));
+      const named = holders.map((holder) => ({ ...holder, key: `${holder.model} ${holder.replica}` }));
       syncChildren(
         segments,
         named,
-        (one) => one.key,
-        (one) => {
-          const element = h("div", { class: `segment hue-${hue(one.model)}` });
+        (holder) => holder.key,
+        (holder) => {
+          const element = h("div", { class: `segment hue-${hue(holder.model)}` });
           return { element, update: (now) => (element.style.width = share(now.planned)) };
         },
       );
@@ -42,7 +42,7 @@ export function memoryBar() {
         [
           taken === null ? null : `${bytes(taken)} of ${bytes(total)} used`,
           planned
-            ? `${bytes(planned)} planned for ${named.map((one) => one.model).join(", ")}`
+            ? `${bytes(planned)} planned for ${named.map((holder) => holder.model).join(", ")}`
             : "nothing planned",
         ]
           .filter(Boolean)
@@ -51,14 +51,14 @@ export function memoryBar() {
       syncChildren(
         legend,
         named,
-        (one) => one.key,
-        (one) => {
+        (holder) => holder.key,
+        (holder) => {
           const size = h("span", { class: "figure" });
           const element = h(
             "li",
             {},
-            h("span", { class: `swatch hue-${hue(one.model)}`, "aria-hidden": "true" }),
-            h("a", { href: `#/models/${encodeURIComponent(one.model)}` }, one.model),
+            h("span", { class: `swatch hue-${hue(holder.model)}`, "aria-hidden": "true" }),
+            h("a", { href: `#/models/${encodeURIComponent(holder.model)}` }, holder.model),
             size,
           );
           return { element, update: (now) => text(size, bytes(now.planned)) };

@@ -168,12 +168,12 @@ export function planKernels(plan) {
   const layers = plan.kernels.map((layer) => [
     `${layer.layer} × ${layer.count}`,
     layer.kernel ?? layer.status,
-    layer.note || layer.refused.map((one) => `not ${one.kernel}: ${one.reason}`).join("; "),
+    layer.note || layer.refused.map((refusal) => `not ${refusal.kernel}: ${refusal.reason}`).join("; "),
   ]);
   const attention = plan.attention.map((layer) => [
     `attention ${layer.kind} × ${layer.layers}`,
     layer.backend ?? layer.status,
-    layer.refused.map((one) => `not ${one.backend ?? one.kernel}: ${one.reason}`).join("; "),
+    layer.refused.map((refusal) => `not ${refusal.backend ?? refusal.kernel}: ${refusal.reason}`).join("; "),
   ]);
   return layers.length + attention.length
     ? table("Kernels", ["Layers", "Kernel", "Why not another"], [...attention, ...layers])
@@ -202,11 +202,11 @@ export function otherPlans(decision) {
       plan.speed ? `${number(plan.speed.total.value, 0)} tok/s` : "–",
       plan.warnings[0] ?? "",
     ]);
-  const rejected = decision.rejected.map((one) => [
-    `${one.engine.kind} ${one.engine.version}`,
-    one.tensor_parallel > 1 ? `tensor parallel ${one.tensor_parallel}` : "undivided",
-    one.verdict.replaceAll("_", " "),
-    one.reasons.join("; "),
+  const rejected = decision.rejected.map((rejection) => [
+    `${rejection.engine.kind} ${rejection.engine.version}`,
+    rejection.tensor_parallel > 1 ? `tensor parallel ${rejection.tensor_parallel}` : "undivided",
+    rejection.verdict.replaceAll("_", " "),
+    rejection.reasons.join("; "),
   ]);
   const missing = (decision.engines ?? [])
     .filter((one) => !one.here)

@@ -45,13 +45,13 @@ export function plot(title, { format, moment, bars = false }) {
   function draw() {
     const width = place.clientWidth;
     if (!data || !uPlot || !width) return;
-    const names = data.series.map((one) => one.name).join("\n");
+    const names = data.series.map((curve) => curve.name).join("\n");
     if (chart && names !== drawn) {
       chart.destroy();
       chart = null;
     }
     drawn = names;
-    const values = bars ? stackSeries(data.series) : data.series.map((one) => one.values);
+    const values = bars ? stackSeries(data.series) : data.series.map((curve) => curve.values);
     if (!chart) chart = new uPlot(options(width), [data.at, ...values], place);
     else {
       if (chart.width !== width) chart.setSize({ width, height: HEIGHT });
@@ -98,13 +98,13 @@ export function plot(title, { format, moment, bars = false }) {
       ],
       series: [
         {},
-        ...data.series.map((one) => ({
-          label: one.name,
-          stroke: colourOf(one.name),
+        ...data.series.map((curve) => ({
+          label: curve.name,
+          stroke: colourOf(curve.name),
           width: bars ? 0 : 1.6,
           paths,
           ...(bars
-            ? { fill: colourOf(one.name), points: { show: false } }
+            ? { fill: colourOf(curve.name), points: { show: false } }
             : { points: { filter: lonePlaces } }),
         })),
       ],
@@ -127,7 +127,7 @@ export function plot(title, { format, moment, bars = false }) {
     fill(
       tip,
       h("p", { class: "muted" }, moment(data.at[at], true)),
-      rows.map((one) => h("p", {}, swatch(one.name), `${one.name} ${format(one.values[at])}`)),
+      rows.map((row) => h("p", {}, swatch(row.name), `${row.name} ${format(row.values[at])}`)),
     );
     const most = place.clientWidth - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(most, left + AXIS_PX + 12))}px`;
@@ -137,18 +137,18 @@ export function plot(title, { format, moment, bars = false }) {
     element,
     update(given) {
       data = given;
-      const legendRows = data.series.map((one) => ({
-        name: one.name,
+      const legendRows = data.series.map((curve) => ({
+        name: curve.name,
         figure: format(
           bars
-            ? one.values.reduce((sum, value) => sum + (value ?? 0), 0)
-            : (one.values.at(-1) ?? null),
+            ? curve.values.reduce((sum, value) => sum + (value ?? 0), 0)
+            : (curve.values.at(-1) ?? null),
         ),
       }));
-      const rowWords = legendRows.map((one) => `${one.name} ${one.figure}`).join(", ");
+      const rowWords = legendRows.map((legendRow) => `${legendRow.name} ${legendRow.figure}`).join(", ");
       const highest = Math.max(
         0,
-        ...(bars ? stackSeries(data.series) : data.series.map((one) => one.values))
+        ...(bars ? stackSeries(data.series) : data.series.map((curve) => curve.values))
           .flat()
           .map((value) => value ?? 0),
       );
@@ -160,11 +160,11 @@ export function plot(title, { format, moment, bars = false }) {
       syncChildren(
         legend,
         legendRows,
-        (one) => one.name,
-        (one) => {
+        (legendRow) => legendRow.name,
+        (legendRow) => {
           const value = h("span", { class: "figure muted" });
           return {
-            element: h("li", {}, swatch(one.name), h("span", {}, one.name), value),
+            element: h("li", {}, swatch(legendRow.name), h("span", {}, legendRow.name), value),
             update: (item) => text(value, item.figure),
           };
         },

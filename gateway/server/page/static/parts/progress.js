@@ -21,7 +21,7 @@ export function progressBar(now) {
       attribute(element, "hidden", !progress);
       if (!progress) return void (samples = []);
       samples = [
-        ...samples.filter((one) => one.at > now() - SPAN_S && one.done <= progress.done),
+        ...samples.filter((sample) => sample.at > now() - SPAN_S && sample.done <= progress.done),
         { at: now(), done: progress.done },
       ];
       bar.value = progress.total ? progress.done / progress.total : 0;

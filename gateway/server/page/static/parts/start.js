@@ -31,7 +31,7 @@ export function startView(now, { short = false } = {}) {
         syncChildren(
           list,
           start.steps,
-          (one) => one.phase,
+          (step) => step.phase,
           () => stepRow(now),
         );
       attribute(bar, "hidden", start.high_s === null);
@@ -68,7 +68,7 @@ function stepRow(now) {
 
 /** "loading weights 12 s of 30 s"; "": no phase is known. */
 function phaseWords(start, at) {
-  const step = start.steps.find((one) => one.since !== null);
+  const step = start.steps.find((step) => step.since !== null);
   return step
     ? [step.phase, duration(at - step.since), step.expected_s && `of ${duration(step.expected_s)}`]
         .filter(Boolean)
@@ -104,7 +104,7 @@ function wholeWords(start, at) {
 export function waitWords(model, at, since) {
   const passed = duration(at - since);
   if (model.state === "ready") return `waiting for the first token, ${passed}`;
-  const replica = model.replicas.find((one) => one.progress || one.start) ?? model.replicas[0];
+  const replica = model.replicas.find((replica) => replica.progress || replica.start) ?? model.replicas[0];
   const transfer =
     replica?.progress &&
     [

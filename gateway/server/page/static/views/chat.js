@@ -267,8 +267,8 @@ export function chat({ live }, fixed = "") {
       tellWait();
       permit();
       if (fixed || !models) return;
-      const names = models.filter((one) => !one.deleting).map((one) => one.name);
-      if (names.join("\n") === [...model.options].map((one) => one.value).join("\n")) return;
+      const names = models.filter((model) => !model.deleting).map((one) => one.name);
+      if (names.join("\n") === [...model.options].map((option) => option.value).join("\n")) return;
       const chosen = model.value;
       fill(
         model,
@@ -276,7 +276,7 @@ export function chat({ live }, fixed = "") {
       );
       model.value = names.includes(chosen)
         ? chosen
-        : (models.find((one) => one.state === "ready")?.name ?? names[0] ?? "");
+        : (models.find((model) => model.state === "ready")?.name ?? names[0] ?? "");
     },
     close: () => running?.abort(),
   };

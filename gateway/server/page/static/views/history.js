@@ -59,7 +59,7 @@ export function history() {
   }
 
   function show() {
-    const names = new Set(entries.map((one) => one.model).filter(Boolean));
+    const names = new Set(entries.map((entry) => entry.model).filter(Boolean));
     choose(model, "All models", [...names].sort());
     const byDay = Map.groupBy(entries, dayOf);
     choose(day, "All days", [...byDay.keys()]);
@@ -67,7 +67,7 @@ export function history() {
       .filter(([name]) => !day.value || name === day.value)
       .map(([name, rows]) => ({
         name,
-        rows: rows.filter((one) => !model.value || one.model === model.value),
+        rows: rows.filter((row) => !model.value || row.model === model.value),
       }))
       .filter(({ rows }) => rows.length);
     text(
@@ -75,7 +75,7 @@ export function history() {
       entries.length ? "Nothing happened to this model on this day." : "Nothing has happened yet.",
     );
     attribute(empty, "hidden", days.length > 0);
-    syncChildren(list, days, (one) => one.name, dayList);
+    syncChildren(list, days, (day) => day.name, dayList);
   }
 
   read();
@@ -105,7 +105,7 @@ export function history() {
 /** The choices of a filter; what was chosen stays. */
 function choose(select, allLabel, names) {
   const now = ["", ...names];
-  if ([...select.options].map((one) => one.value).join("\n") === now.join("\n")) return;
+  if ([...select.options].map((option) => option.value).join("\n") === now.join("\n")) return;
   const chosen = select.value;
   fill(
     select,

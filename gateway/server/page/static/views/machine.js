@@ -59,7 +59,7 @@ export function machineCard(live) {
           .join(" · "),
       );
       attribute(prepared, "hidden", !machine.prepared.length);
-      syncChildren(nodes, machine.nodes, (one) => one.name, nodeRow);
+      syncChildren(nodes, machine.nodes, (node) => node.name, nodeRow);
       attribute(nodes, "hidden", !machine.nodes.length);
       syncChildren(
         gpus,

@@ -100,15 +100,15 @@ export function model({ live }, name, tab = "plan") {
     part?.close?.();
     part = null;
     drawn = null;
-    const alias = models.find((one) => one.aliases.includes(name));
+    const alias = models.find((model) => model.aliases.includes(name));
     const words = wasThere
       ? `${name} was removed.`
       : alias
         ? `${name} is another name of ${alias.name}.`
         : `This gateway has no model ${name}.`;
-    const links = (alias ? [alias] : models).map((one) => [
-      one.name,
-      `#/models/${encodeURIComponent(one.name)}`,
+    const links = (alias ? [alias] : models).map((model) => [
+      model.name,
+      `#/models/${encodeURIComponent(model.name)}`,
     ]);
     const notice = JSON.stringify([words, links]);
     if (notice === absence) return;
@@ -145,7 +145,7 @@ export function model({ live }, name, tab = "plan") {
       const isShown =
         now.state === "ready" ||
         isSaid(now.detail, chip.words()) ||
-        (tab === "plan" && now.replicas.some((one) => one.phase === now.detail));
+        (tab === "plan" && now.replicas.some((replica) => replica.phase === now.detail));
       showAdvice(
         detail,
         [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""]
@@ -160,7 +160,7 @@ export function model({ live }, name, tab = "plan") {
         now.state,
         now.change,
         now.better,
-        now.replicas.map((one) => [one.attempt, one.state]),
+        now.replicas.map((replica) => [replica.attempt, replica.state]),
       ]);
       if (fingerprint !== drawn && !loading) {
         drawn = fingerprint;
@@ -178,7 +178,7 @@ function describe(now) {
       ? `${plural(now.running, "request")} now${now.waiting ? `, ${now.waiting} waiting` : ""}`
       : "";
   return [
-    now.source ?? now.endpoints.map((one) => one.url).join(", "),
+    now.source ?? now.endpoints.map((endpoint) => endpoint.url).join(", "),
     names,
     requests || (now.used_at ? `last asked ${moment(now.used_at)}` : "never asked"),
   ]

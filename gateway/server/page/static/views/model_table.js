@@ -70,9 +70,9 @@ function modelRow(live) {
       attribute(name, "href", `#/models/${encodeURIComponent(model.name)}`);
       text(name, model.name);
       chip.update(model.deleting ? "stopping" : model.state);
-      const bringing = model.replicas.find((one) => one.progress)?.progress ?? null;
+      const bringing = model.replicas.find((replica) => replica.progress)?.progress ?? null;
       progress.update(bringing);
-      start.update(bringing ? null : (model.replicas.find((one) => one.start)?.start ?? null));
+      start.update(bringing ? null : (model.replicas.find((replica) => replica.start)?.start ?? null));
       const words =
         model.state === "ready" ? "" : bringing ? transferName(model.detail) : model.detail;
       const isShown = isSaid(
@@ -101,7 +101,7 @@ function modelRow(live) {
           .filter(Boolean)
           .join(", ") || (model.state === "ready" ? "idle" : ""),
       );
-      const since = Math.min(...model.replicas.map((one) => one.ready_at ?? Infinity));
+      const since = Math.min(...model.replicas.map((replica) => replica.ready_at ?? Infinity));
       text(
         age,
         model.state === "ready" && Number.isFinite(since)
@@ -113,7 +113,7 @@ function modelRow(live) {
 }
 
 function describe(model) {
-  const replica = model.replicas.find((one) => one.engine) ?? null;
+  const replica = model.replicas.find((replica) => replica.engine) ?? null;
   if (model.endpoints.length) return plural(model.endpoints.length, "endpoint");
   if (!replica) return model.source ?? "";
   const gpus = replica.gpus.length ? ` on ${plural(replica.gpus.length, "GPU")}` : "";

@@ -21,16 +21,16 @@ export function replicaCard(live, name) {
       const model = live.model(name);
       if (!model) return;
       const rows = [
-        ...model.replicas.map((one) => ({ ...one, key: `replica ${one.index}` })),
-        ...model.endpoints.map((one) => ({ ...one, key: one.url })),
+        ...model.replicas.map((replica) => ({ ...replica, key: `replica ${replica.index}` })),
+        ...model.endpoints.map((endpoint) => ({ ...endpoint, key: endpoint.url })),
       ];
       attribute(element, "hidden", !rows.length);
       text(waiting, model.waiting ? `${plural(model.waiting, "request")} waiting` : "");
       syncChildren(
         list,
         rows,
-        (one) => one.key,
-        (one) => ("url" in one ? endpointRow() : replicaRow(live, () => machine)),
+        (row) => row.key,
+        (row) => ("url" in row ? endpointRow() : replicaRow(live, () => machine)),
       );
     },
   };

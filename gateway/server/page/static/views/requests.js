@@ -28,7 +28,7 @@ export function requestsCard(live, modelName = null) {
     element,
     update({ requests }) {
       if (!requests) return attribute(element, "hidden", true);
-      const rows = requests.data.filter((one) => modelName === null || one.model === modelName);
+      const rows = requests.data.filter((request) => modelName === null || request.model === modelName);
       attribute(element, "hidden", modelName !== null && !rows.length);
       text(count, modelName === null && rows.length ? number(rows.length + requests.more) : "");
       attribute(empty, "hidden", rows.length > 0);
@@ -44,7 +44,7 @@ export function requestsCard(live, modelName = null) {
       syncChildren(
         list,
         rows,
-        (one) => `${one.id} ${one.began_at}`,
+        (row) => `${row.id} ${row.began_at}`,
         () => requestRow(live),
       );
     },

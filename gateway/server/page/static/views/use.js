@@ -37,7 +37,7 @@ export function use(view, { live }) {
               " More of these apps is in docs/apps.md."
           : "Every app for OpenAI's API takes the base URL, the model and a key: docs/apps.md.",
       ),
-      apps.map((one) => section(one.title, snippet({ ...one, title: one.about }))),
+      apps.map((app) => section(app.title, snippet({ ...app, title: app.about }))),
     ),
   );
   return {
