@@ -20,6 +20,11 @@ FILES = [
 ]
 MODULES = [path for path in FILES if path.suffix == ".js"]
 
+# Adjectives, participles and adverbs that stand alone, and pronouns.
+PAGE_VAGUE = """
+one ones mine theirs ours before after sure wrong rest go fitting running waiting stored drawn
+chosen common empty typed
+"""
 # Short forms, which nobody searches for.
 SHORT = "el elem e x y n s i j k tmp val res cb fn obj arr"
 NAME = r"[A-Za-z_$][\w$]*"
@@ -54,7 +59,7 @@ def is_vague(kind: str, name: str) -> bool:
     word = name.strip("_$").lower()
     if kind == "function":
         return word in VAGUE.split() or is_participle(word)
-    return word in VAGUE_VALUES.split() or word in SHORT.split()
+    return word in VAGUE_VALUES.split() + PAGE_VAGUE.split() + SHORT.split()
 
 
 def vague_names(source: str) -> set[str]:
@@ -112,6 +117,8 @@ def test_comments_of_a_module_are_read_as_a_whole() -> None:
         ("async function* repeated() {}", {"repeated"}),
         ("rows.map((x) => x)", {"x"}),
         ("rows.map(el => el.name)", {"el"}),
+        ("rows.map((one) => one.name)", {"one"}),
+        ("let running = null;", {"running"}),
         ("const [kept, row] = rows;", {"kept"}),
         ("({ name, fields: found }) => 1", {"found"}),
         ("for (const [e, value] of rows) {}", {"e"}),

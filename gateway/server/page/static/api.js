@@ -59,10 +59,10 @@ export async function* pieces(method, path, body, options = {}) {
  * @returns {AsyncGenerator<string>}
  */
 export async function* events(method, path, body, options = {}) {
-  let rest = "";
+  let unfinishedLine = "";
   for await (const piece of pieces(method, path, body, options)) {
-    const blocks = (rest + piece).split(/\r?\n\r?\n/);
-    rest = blocks.pop() ?? "";
+    const blocks = (unfinishedLine + piece).split(/\r?\n\r?\n/);
+    unfinishedLine = blocks.pop() ?? "";
     for (const event of blocks) {
       const data = event
         .split(/\r?\n/)
@@ -116,12 +116,12 @@ async function explainLoss(promise) {
 
 /** A reading has no effect, so it is sent again when its connection was lost. */
 async function repeatRead(send) {
-  for (const rest of RESTS_S) {
+  for (const pauseS of RESTS_S) {
     try {
       return await send();
     } catch (error) {
       if (error.status !== 0) throw error;
-      await new Promise((go) => setTimeout(go, rest * 1000));
+      await new Promise((resume) => setTimeout(resume, pauseS * 1000));
     }
   }
   return send();

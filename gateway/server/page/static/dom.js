@@ -70,11 +70,11 @@ export function syncChildren(parent, items, key, make) {
   let place = parent.firstElementChild;
   for (const item of items) {
     const name = key(item);
-    let part = parts.get(name);
-    if (!part) parts.set(name, (part = make(item)));
-    part.update(item);
-    if (part.element === place) place = place.nextElementSibling;
-    else parent.insertBefore(part.element, place);
+    let entry = parts.get(name);
+    if (!entry) parts.set(name, (entry = make(item)));
+    entry.update(item);
+    if (entry.element === place) place = place.nextElementSibling;
+    else parent.insertBefore(entry.element, place);
   }
 }
 

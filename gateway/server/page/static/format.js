@@ -17,14 +17,15 @@ export function bytes(count) {
 
 /** Seconds in at most two units: "3 h 20 min". */
 export function duration(seconds) {
-  const whole = Math.max(0, Math.round(seconds));
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600)
-    return whole < 600 && whole % 60
-      ? `${Math.floor(whole / 60)} min ${whole % 60} s`
-      : `${Math.floor(whole / 60)} min`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+  const totalS = Math.max(0, Math.round(seconds));
+  if (totalS < 60) return `${totalS} s`;
+  if (totalS < 3600)
+    return totalS < 600 && totalS % 60
+      ? `${Math.floor(totalS / 60)} min ${totalS % 60} s`
+      : `${Math.floor(totalS / 60)} min`;
+  const hours = Math.floor(totalS / 3600);
+  if (totalS < 86400) return `${hours} h ${Math.floor((totalS % 3600) / 60)} min`;
+  return `${Math.floor(totalS / 86400)} d ${Math.floor((totalS % 86400) / 3600)} h`;
 }
 
 /** Seconds of a latency: "85 ms", "1.24 s". */
@@ -56,7 +57,7 @@ export function moment(at) {
 
 /** Whether `words` add nothing to the texts beside them. */
 export function isSaid(words, ...neighbours) {
-  const plain = (one) => (one ?? "").toLowerCase().replace(/[.\s]+$/, "");
+  const plain = (text) => (text ?? "").toLowerCase().replace(/[.\s]+$/, "");
   return neighbours.some((neighbour) => plain(neighbour).includes(plain(words)));
 }
 
@@ -69,6 +70,6 @@ export function clock(at, exact = false) {
   });
 }
 
-export function plural(count, one, form = `${one}s`) {
-  return `${number(count)} ${count === 1 ? one : form}`;
+export function plural(count, singular, form = `${singular}s`) {
+  return `${number(count)} ${count === 1 ? singular : form}`;
 }

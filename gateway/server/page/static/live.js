@@ -47,20 +47,21 @@ export class Live extends EventTarget {
   }
 
   async #read(ended) {
-    let rest = 1;
+    let pauseS = 1;
     while (!ended.aborted) {
-      const one = new AbortController();
-      const end = () => one.abort();
+      const controller = new AbortController();
+      const end = () => controller.abort();
       ended.addEventListener("abort", end);
       let silence = setTimeout(end, DEAD_MS);
       try {
         let first = true;
-        for await (const data of events("GET", "/admin/live", undefined, { signal: one.signal })) {
+        const { signal } = controller;
+        for await (const data of events("GET", "/admin/live", undefined, { signal })) {
           clearTimeout(silence);
           silence = setTimeout(end, DEAD_MS);
           this.#take(JSON.parse(data), first);
           first = false;
-          rest = 1;
+          pauseS = 1;
         }
       } catch (error) {
         if (!ended.aborted) console.debug("the live stream ended:", error.message);
@@ -69,8 +70,8 @@ export class Live extends EventTarget {
       ended.removeEventListener("abort", end);
       if (ended.aborted) return;
       this.#tell(false);
-      await new Promise((go) => setTimeout(go, rest * 1000));
-      rest = Math.min(rest * 2, MAX_REST_S);
+      await new Promise((resume) => setTimeout(resume, pauseS * 1000));
+      pauseS = Math.min(pauseS * 2, MAX_REST_S);
     }
   }
 

@@ -26,9 +26,9 @@ const main = document.getElementById("main");
 let view = null;
 
 function route() {
-  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodePart);
+  const [page, ...pathParts] = location.hash.replace(/^#\/?/, "").split("/").map(decodePart);
   view?.close?.();
-  view = Object.hasOwn(VIEWS, page) ? VIEWS[page]({ live }, ...rest) : missing(page, PAGES);
+  view = Object.hasOwn(VIEWS, page) ? VIEWS[page]({ live }, ...pathParts) : missing(page, PAGES);
   document.title = view.title === "Overview" ? "fitserve" : `${view.title} – fitserve`;
   fill(main, view.element);
   view.update?.(live.state);

@@ -13,15 +13,15 @@ addEventListener(
     if (!isPart || reloads) return;
     reloads = true;
     const count = Number(sessionStorage.getItem(RELOADS));
-    const rest = Math.min(2 ** count, MAX_REST_S);
+    const pauseS = Math.min(2 ** count, MAX_REST_S);
     sessionStorage.setItem(RELOADS, count + 1);
     const show = () => {
       document.getElementById("link").textContent =
-        `A file of this page did not arrive. Next try in ${rest} s.`;
+        `A file of this page did not arrive. Next try in ${pauseS} s.`;
     };
     if (document.readyState === "loading") addEventListener("DOMContentLoaded", show);
     else show();
-    setTimeout(() => location.reload(), rest * 1000);
+    setTimeout(() => location.reload(), pauseS * 1000);
   },
   true,
 );

@@ -48,8 +48,8 @@ export function showAdvice(element, advice) {
 }
 
 function commandPart(command) {
-  const [program, verb, ...rest] = command.split(/\s+/);
-  const name = rest.find((word) => !word.startsWith("-")) ?? "";
+  const [program, verb, ...arguments_] = command.split(/\s+/);
+  const name = arguments_.find((word) => !word.startsWith("-")) ?? "";
   if (program !== "fitserve") return h("code", {}, command);
   if (Object.hasOwn(VIEWS, verb)) {
     const [word, address] = VIEWS[verb];

@@ -13,13 +13,13 @@ export function attemptList(attempts, showLog) {
     { class: "attempts" },
     [...attempts]
       .reverse()
-      .map((one) =>
+      .map((attempt) =>
         h(
           "li",
           {},
-          head(one, showLog),
-          one.failure && failure(one.failure, one.failed_while),
-          one.follows && next(one.follows),
+          head(attempt, showLog),
+          attempt.failure && failure(attempt.failure, attempt.failed_while),
+          attempt.follows && next(attempt.follows),
         ),
       ),
   );

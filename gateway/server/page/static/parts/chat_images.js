@@ -30,7 +30,7 @@ export function imageView({ url, name }) {
  *   boolean) => void}}
  */
 export function imageChooser() {
-  let chosen = [];
+  let chosenImages = [];
   let permitted = false;
   const input = h("input", {
     type: "file",
@@ -50,7 +50,7 @@ export function imageChooser() {
   async function add(files) {
     for (const file of files) {
       try {
-        chosen.push({ name: file.name, url: await encode(file) });
+        chosenImages.push({ name: file.name, url: await encode(file) });
       } catch {
         note(`${file.name} is no picture that this browser can read.`, true);
       }
@@ -61,7 +61,7 @@ export function imageChooser() {
   function show() {
     fill(
       list,
-      chosen.map((image) =>
+      chosenImages.map((image) =>
         h(
           "li",
           {},
@@ -72,7 +72,10 @@ export function imageChooser() {
               type: "button",
               class: "quiet",
               "aria-label": `Remove ${image.name}`,
-              click: () => ((chosen = chosen.filter((picture) => picture !== image)), show()),
+              click: () => {
+                chosenImages = chosenImages.filter((picture) => picture !== image);
+                show();
+              },
             },
             "✕",
           ),
@@ -97,12 +100,12 @@ export function imageChooser() {
       add(files);
     },
     set(images) {
-      chosen = [...images];
+      chosenImages = [...images];
       show();
     },
     take() {
-      const batch = chosen;
-      chosen = [];
+      const batch = chosenImages;
+      chosenImages = [];
       show();
       return batch;
     },
@@ -129,7 +132,7 @@ function base64(data) {
 
 async function bitmapOf(url) {
   const [head, data] = url.split(",");
-  const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
   return createImageBitmap(new Blob([bytes], { type: head.slice(5).split(";")[0] }));
 }
 

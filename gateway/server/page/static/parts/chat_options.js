@@ -29,7 +29,7 @@ const FIELDS = [
 export function chatOptions(values, changed) {
   const inputs = FIELDS.map((field) => {
     const id = `chat-${field.name}`;
-    const common = {
+    const commonFields = {
       id,
       name: field.name,
       value: values[field.name] ?? "",
@@ -39,8 +39,8 @@ export function chatOptions(values, changed) {
     return [
       field,
       field.kind === "number"
-        ? h("input", { type: "number", ...field.attributes, ...common })
-        : h("textarea", { rows: 2, ...common }),
+        ? h("input", { type: "number", ...field.attributes, ...commonFields })
+        : h("textarea", { rows: 2, ...commonFields }),
     ];
   });
   const tools = h("input", {

@@ -5,10 +5,10 @@ const PREFIX = "fitserve.chat/";
 /** @param {string} place @returns {{messages: any[], options: Record<string, any>}} */
 export function readChat(place) {
   try {
-    const stored = JSON.parse(localStorage.getItem(PREFIX + place) ?? "{}");
+    const storedChat = JSON.parse(localStorage.getItem(PREFIX + place) ?? "{}");
     return {
-      messages: Array.isArray(stored.messages) ? stored.messages : [],
-      options: stored.options ?? {},
+      messages: Array.isArray(storedChat.messages) ? storedChat.messages : [],
+      options: storedChat.options ?? {},
     };
   } catch {
     return { messages: [], options: {} };
@@ -24,7 +24,7 @@ export function keepChat(place, { messages, options }) {
     localStorage.removeItem(PREFIX + place);
     return true;
   }
-  for (const rows of [messages, messages.map(({ images, ...rest }) => rest)]) {
+  for (const rows of [messages, messages.map(({ images, ...message }) => message)]) {
     try {
       localStorage.setItem(PREFIX + place, JSON.stringify({ messages: rows, options }));
       return true;

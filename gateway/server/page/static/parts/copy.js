@@ -3,13 +3,13 @@ import { h, text } from "../dom.js";
 
 /**
  * @param {() => string} read
- * @param {string} about  the thing that is copied, for people who hear the page
+ * @param {string} subject  the thing that is copied, for people who hear the page
  */
-export function copyButton(read, about) {
+export function copyButton(read, subject) {
   const word = h("span", {}, "Copy");
   const button = h(
     "button",
-    { type: "button", class: "quiet", "aria-label": `Copy ${about}` },
+    { type: "button", class: "quiet", "aria-label": `Copy ${subject}` },
     word,
   );
   button.addEventListener("click", async () => {
@@ -29,12 +29,12 @@ async function copy(words) {
     return true;
   } catch {
     const field = h("textarea", { class: "hidden", value: words, "aria-hidden": "true" });
-    const before = document.activeElement;
-    (before?.closest("dialog") ?? document.body).append(field);
+    const focused = document.activeElement;
+    (focused?.closest("dialog") ?? document.body).append(field);
     field.select();
     const isCopied = document.execCommand("copy");
     field.remove();
-    before?.focus();
+    focused?.focus();
     return isCopied;
   }
 }

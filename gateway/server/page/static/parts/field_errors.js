@@ -30,14 +30,14 @@ export function fieldErrors(fields) {
       );
       if (!match) return false;
       const [, input] = match;
-      const before = input.getAttribute("aria-describedby");
+      const describedBy = input.getAttribute("aria-describedby");
       const id = `${input.id}-wrong`;
       const words = h("p", { class: "problem small", id, role: "alert" });
-      current = { words, input, before };
+      current = { words, input, before: describedBy };
       showAdvice(words, sentence(error));
       (input.closest(".field") ?? input.parentElement).append(words);
       attribute(input, "aria-invalid", "true");
-      attribute(input, "aria-describedby", [before, id].filter(Boolean).join(" "));
+      attribute(input, "aria-describedby", [describedBy, id].filter(Boolean).join(" "));
       for (let fold = input.closest("details"); fold; fold = fold.parentElement.closest("details"))
         fold.open = true;
       if (focus) input.focus();
@@ -49,6 +49,6 @@ export function fieldErrors(fields) {
 /** "context: too large. GET …" -> "Too large." */
 function sentence({ message, param }) {
   const words = message.replace(HINT, "");
-  const rest = words.startsWith(`${param}: `) ? words.slice(param.length + 2) : words;
-  return rest.charAt(0).toUpperCase() + rest.slice(1);
+  const remainder = words.startsWith(`${param}: `) ? words.slice(param.length + 2) : words;
+  return remainder.charAt(0).toUpperCase() + remainder.slice(1);
 }

@@ -8,7 +8,7 @@ const MAX_LINES = 3000;
 
 /** @param {string} model @param {any} choice  what says which log, beside the filter */
 export function logView(model, choice) {
-  let running = null;
+  let request = null;
   const status = h("p", { class: "muted small", role: "status" });
   const lines = h("pre", {
     class: "log",
@@ -30,27 +30,27 @@ export function logView(model, choice) {
   }
 
   async function read(attempt) {
-    running?.abort();
-    const mine = (running = new AbortController());
+    request?.abort();
+    const ownRequest = (request = new AbortController());
     fill(lines);
     text(status, "");
     const choiceQuery = attempt === null ? "" : `&attempt=${attempt}`;
-    let rest = "";
+    let line = "";
     try {
       for await (const piece of pieces(
         "GET",
         `/admin/models/${encodeURIComponent(model)}/logs?follow=true&tail=${TAIL}${choiceQuery}`,
         undefined,
-        { signal: mine.signal },
+        { signal: ownRequest.signal },
       )) {
-        const rows = (rest + piece).split("\n");
-        rest = rows.pop() ?? "";
+        const rows = (line + piece).split("\n");
+        line = rows.pop() ?? "";
         append(rows);
       }
-      append(rest ? [rest] : []);
+      append(line ? [line] : []);
       text(status, lines.childNodes.length ? "The engine has ended." : "Nothing was printed.");
     } catch (error) {
-      if (!mine.signal.aborted) showAdvice(status, error.message);
+      if (!ownRequest.signal.aborted) showAdvice(status, error.message);
     }
   }
 
@@ -79,7 +79,7 @@ export function logView(model, choice) {
       status,
     ),
     read,
-    close: () => running?.abort(),
+    close: () => request?.abort(),
   };
 }
 

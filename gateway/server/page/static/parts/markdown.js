@@ -35,28 +35,28 @@ export function markdownView() {
   let latest = "";
   let scheduled = false;
   /** The complete blocks: their source, and how many elements they have. */
-  let drawn = { source: "", count: 0 };
+  let drawnText = { source: "", count: 0 };
 
   function render() {
     scheduled = false;
     const source = latest.replace(/\r\n?/g, "\n");
-    if (!source.startsWith(drawn.source)) {
-      drawn = { source: "", count: 0 };
+    if (!source.startsWith(drawnText.source)) {
+      drawnText = { source: "", count: 0 };
       fill(element);
     }
-    while (element.childNodes.length > drawn.count) element.lastChild.remove();
-    const rest = source.slice(drawn.source.length);
+    while (element.childNodes.length > drawnText.count) element.lastChild.remove();
+    const newText = source.slice(drawnText.source.length);
     let tokens = null;
     try {
-      tokens = lex(rest);
+      tokens = lex(newText);
     } catch {
       // The text is nested too deeply.
-      element.append(h("p", { class: "plain" }, rest));
+      element.append(h("p", { class: "plain" }, newText));
       return;
     }
     // A last block may go on, and the space after it too.
     const open = tokens.findLastIndex((token) => token.type !== "space");
-    let { source: complete, count } = drawn;
+    let { source: complete, count } = drawnText;
     tokens.forEach((token, place) => {
       element.append(...blocks([token]));
       if (place < open) {
@@ -64,7 +64,7 @@ export function markdownView() {
         count = element.childNodes.length;
       }
     });
-    drawn = { source: complete, count };
+    drawnText = { source: complete, count };
   }
 
   return {
@@ -169,11 +169,11 @@ function withoutLinks(word) {
 
 function markdownTable(token) {
   const head = token.header.map((cell) => cell.text);
-  const cell = (one, place) =>
-    h("td", { role: "cell", "data-head": head[place] }, inline(one.tokens));
-  const title = (one) =>
-    one.text
-      ? h("th", { scope: "col", role: "columnheader" }, inline(one.tokens))
+  const cell = (column, place) =>
+    h("td", { role: "cell", "data-head": head[place] }, inline(column.tokens));
+  const title = (column) =>
+    column.text
+      ? h("th", { scope: "col", role: "columnheader" }, inline(column.tokens))
       : h("td", { role: "cell" });
   return h(
     "div",

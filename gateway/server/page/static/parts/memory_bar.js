@@ -24,10 +24,13 @@ export function memoryBar() {
     element: h("div", { class: "memory" }, bar, legend),
     update({ total, used: taken, holders }) {
       const share = (size) => (total ? `${Math.min(100, (100 * size) / total)}%` : "0%");
-      const named = holders.map((holder) => ({ ...holder, key: `${holder.model} ${holder.replica}` }));
+      const keyedHolders = holders.map((holder) => ({
+        ...holder,
+        key: `${holder.model} ${holder.replica}`,
+      }));
       syncChildren(
         segments,
-        named,
+        keyedHolders,
         (holder) => holder.key,
         (holder) => {
           const element = h("div", { class: `segment hue-${hue(holder.model)}` });
@@ -36,13 +39,13 @@ export function memoryBar() {
       );
       used.hidden = taken === null;
       if (taken !== null) used.style.width = share(taken);
-      const planned = named.reduce((sum, one) => sum + one.planned, 0);
+      const planned = keyedHolders.reduce((sum, holder) => sum + holder.planned, 0);
       bar.setAttribute(
         "aria-label",
         [
           taken === null ? null : `${bytes(taken)} of ${bytes(total)} used`,
           planned
-            ? `${bytes(planned)} planned for ${named.map((holder) => holder.model).join(", ")}`
+            ? `${bytes(planned)} planned for ${keyedHolders.map(({ model }) => model).join(", ")}`
             : "nothing planned",
         ]
           .filter(Boolean)
@@ -50,7 +53,7 @@ export function memoryBar() {
       );
       syncChildren(
         legend,
-        named,
+        keyedHolders,
         (holder) => holder.key,
         (holder) => {
           const size = h("span", { class: "figure" });

@@ -21,7 +21,7 @@ export function messageView(role, { edit, repeat } = {}) {
   const pictures = h("div", { class: "row pictures" });
   const tools = h("div");
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
-  const waiting = h("p", { class: "muted waiting" });
+  const waitNote = h("p", { class: "muted waiting" });
   const figures = h("span", { class: "muted small" });
   const buttons = [
     role !== "tool" && copyButton(() => spokenText, "this text"),
@@ -35,7 +35,7 @@ export function messageView(role, { edit, repeat } = {}) {
       { class: `message ${role}` },
       h("p", { class: "by" }, SPEAKERS[role] ?? role),
       pictures,
-      waiting,
+      waitNote,
       thinking,
       content,
       tools,
@@ -67,6 +67,6 @@ export function messageView(role, { edit, repeat } = {}) {
       text(figures, message.figures ?? "");
       attribute(actions, "hidden", !complete);
     },
-    wait: (words) => text(waiting, words),
+    wait: (words) => text(waitNote, words),
   };
 }

@@ -7,7 +7,7 @@ import { differences } from "./wish_form.js";
 
 /** @param {string} name */
 export function modelActions(name) {
-  const at = `/admin/models/${encodeURIComponent(name)}`;
+  const path = `/admin/models/${encodeURIComponent(name)}`;
   const button = (word, work, tone = "") => {
     const element = h("button", { type: "button", class: tone }, word);
     element.addEventListener("click", async () => {
@@ -17,18 +17,18 @@ export function modelActions(name) {
     });
     return element;
   };
-  const start = button("Start", () => call("POST", `${at}/start`), "primary");
+  const start = button("Start", () => call("POST", `${path}/start`), "primary");
   const stop = button("Stop", async () => {
-    const sure = await confirm(
+    const isConfirmed = await confirm(
       `Stop ${name}?`,
       "Its engines finish their requests, then end. The model stays unloaded until it is started.",
       { action: "Stop" },
     );
-    if (sure) await call("POST", `${at}/stop`);
+    if (isConfirmed) await call("POST", `${path}/stop`);
   });
-  const retry = button("Try again now", () => call("POST", `${at}/retry`), "primary");
-  const update = button("Update", () => updateModel(name, at));
-  const remove = button("Delete", () => removeModel(name, at), "danger");
+  const retry = button("Try again now", () => call("POST", `${path}/retry`), "primary");
+  const update = button("Update", () => updateModel(name, path));
+  const remove = button("Delete", () => removeModel(name, path), "danger");
   return {
     element: h("div", { class: "row actions" }, retry, start, stop, update, remove),
     update(model) {
@@ -47,11 +47,11 @@ export function modelActions(name) {
   };
 }
 
-async function updateModel(name, at) {
-  const before = (await call("GET", at)).wish.commits;
-  const after = (await call("PATCH", `${at}?dry_run=true`, { commits: null })).commits;
-  const moved = Object.entries(after).filter(
-    ([repository, commit]) => before[repository] !== commit,
+async function updateModel(name, path) {
+  const formerCommits = (await call("GET", path)).wish.commits;
+  const newCommits = (await call("PATCH", `${path}?dry_run=true`, { commits: null })).commits;
+  const moved = Object.entries(newCommits).filter(
+    ([repository, commit]) => formerCommits[repository] !== commit,
   );
   if (!moved.length) {
     note(`${name}: nothing newer.`);
@@ -59,28 +59,28 @@ async function updateModel(name, at) {
   }
   const rows = moved.map(([repository, commit]) => ({
     what: repository,
-    old: before[repository]?.slice(0, 12) ?? null,
+    old: formerCommits[repository]?.slice(0, 12) ?? null,
     new: commit.slice(0, 12),
   }));
-  const sure = await confirm(
+  const isConfirmed = await confirm(
     `Update ${name}?`,
     "The new commit is brought here and takes the place of the old one, " +
       "which comes back where it fails.",
     { action: "Update", more: [differences(rows)] },
   );
-  if (!sure) return;
+  if (!isConfirmed) return;
   const removals = Object.fromEntries(
-    Object.keys(before)
-      .filter((repository) => !(repository in after))
+    Object.keys(formerCommits)
+      .filter((repository) => !(repository in newCommits))
       .map((repository) => [repository, null]),
   );
-  await call("PATCH", at, { commits: { ...removals, ...after } });
+  await call("PATCH", path, { commits: { ...removals, ...newCommits } });
   note(`${name} is being updated.`);
 }
 
-async function removeModel(name, at) {
+async function removeModel(name, path) {
   const weights = h("input", { type: "checkbox", id: "weights" });
-  const sure = await confirm(
+  const isConfirmed = await confirm(
     `Delete ${name}?`,
     "Its engines end and it is forgotten. Clients that ask for it get an error.",
     {
@@ -96,8 +96,8 @@ async function removeModel(name, at) {
       ],
     },
   );
-  if (!sure) return;
-  await call("DELETE", `${at}${weights.checked ? "?weights=true" : ""}`);
+  if (!isConfirmed) return;
+  await call("DELETE", `${path}${weights.checked ? "?weights=true" : ""}`);
   note(`${name} is being removed.`);
   location.hash = "#/";
 }

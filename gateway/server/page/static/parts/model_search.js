@@ -15,7 +15,7 @@ const USES = [
 
 /** @param {{choose: (source: string) => void}} options  choose: takes a model of the results */
 export function modelSearch({ choose }) {
-  let running = null;
+  let pendingSearch = null;
   const query = textField("search-words", "qwen3 8b");
   const folders = textField("search-folders", "/models");
   const use = h(
@@ -29,8 +29,8 @@ export function modelSearch({ choose }) {
 
   async function search(event) {
     event.preventDefault();
-    running?.abort();
-    const request = (running = new AbortController());
+    pendingSearch?.abort();
+    const request = (pendingSearch = new AbortController());
     const body = {
       words: query.value.trim(),
       use: use.value || null,
@@ -69,7 +69,7 @@ export function modelSearch({ choose }) {
       status,
       results,
     ),
-    close: () => running?.abort(),
+    close: () => pendingSearch?.abort(),
   };
 }
 
@@ -90,20 +90,20 @@ function labelField(input, label, help = "") {
 }
 
 function summary({ data, note }) {
-  const fitting = data.filter((model) => model.fits).length;
+  const fittingCount = data.filter((model) => model.fits).length;
   const count = data.length
-    ? `Fitting this machine while no other model is loaded: ${fitting} of ${data.length}.`
+    ? `Fitting this machine while no other model is loaded: ${fittingCount} of ${data.length}.`
     : "No model was found. Other words find others.";
   return [count, note].filter(Boolean).join(" ");
 }
 
 /** The models that fit, and folded away those that do not. */
 function resultTables(models, choose) {
-  const fitting = models.filter((model) => model.fits);
+  const fittingModels = models.filter((model) => model.fits);
   const refused = models.filter((model) => !model.fits);
-  const hasGpus = fitting.some((model) => model.gpus);
+  const hasGpus = fittingModels.some((model) => model.gpus);
   const head = ["Model", "Context", "One request", ...(hasGpus ? ["GPUs"] : []), "Size", "Form"];
-  const rows = fitting.map((model) => [
+  const rows = fittingModels.map((model) => [
     chooser(model, choose),
     tokens(model.context),
     model.tokens_s === null ? "unknown" : `${number(model.tokens_s, 0)} tok/s`,
@@ -112,7 +112,7 @@ function resultTables(models, choose) {
     model.form,
   ]);
   return [
-    fitting.length ? table("Models that fit", head, rows) : null,
+    fittingModels.length ? table("Models that fit", head, rows) : null,
     refused.length
       ? section(
           `These do not fit (${refused.length})`,
@@ -121,7 +121,7 @@ function resultTables(models, choose) {
             ["Model", "Why"],
             refused.map((model) => [model.name, model.why]),
           ),
-          !fitting.length,
+          !fittingModels.length,
         )
       : null,
   ];

@@ -168,12 +168,15 @@ export function planKernels(plan) {
   const layers = plan.kernels.map((layer) => [
     `${layer.layer} × ${layer.count}`,
     layer.kernel ?? layer.status,
-    layer.note || layer.refused.map((refusal) => `not ${refusal.kernel}: ${refusal.reason}`).join("; "),
+    layer.note ||
+      layer.refused.map(({ kernel, reason }) => `not ${kernel}: ${reason}`).join("; "),
   ]);
   const attention = plan.attention.map((layer) => [
     `attention ${layer.kind} × ${layer.layers}`,
     layer.backend ?? layer.status,
-    layer.refused.map((refusal) => `not ${refusal.backend ?? refusal.kernel}: ${refusal.reason}`).join("; "),
+    layer.refused
+      .map(({ backend, kernel, reason }) => `not ${backend ?? kernel}: ${reason}`)
+      .join("; "),
   ]);
   return layers.length + attention.length
     ? table("Kernels", ["Layers", "Kernel", "Why not another"], [...attention, ...layers])
@@ -209,8 +212,8 @@ export function otherPlans(decision) {
     rejection.reasons.join("; "),
   ]);
   const missing = (decision.engines ?? [])
-    .filter((one) => !one.here)
-    .map((one) => [one.engine.replace("==", " "), one.why, one.gives, one.do]);
+    .filter((engine) => !engine.here)
+    .map((row) => [row.engine.replace("==", " "), row.why, row.gives, row.do]);
   return [
     alternatives.length
       ? section(
@@ -278,7 +281,7 @@ export function section(title, content, open = false) {
 /** @param {string} caption @param {string[]} head @param {any[][]} rows */
 export function table(caption, head, rows) {
   // The roles say what a narrow table still is, though its style takes it apart.
-  const named = (cell, place) =>
+  const namedCell = (cell, place) =>
     place
       ? h("td", { role: "cell", "data-head": head[place] }, cell)
       : h("th", { scope: "row", role: "rowheader", "data-head": head[0] }, cell);
@@ -300,7 +303,7 @@ export function table(caption, head, rows) {
       h(
         "tbody",
         { role: "rowgroup" },
-        rows.map((row) => h("tr", { role: "row" }, row.map(named))),
+        rows.map((row) => h("tr", { role: "row" }, row.map(namedCell))),
       ),
     ),
   );

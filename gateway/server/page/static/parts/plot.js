@@ -34,7 +34,7 @@ export function plot(title, { format, moment, bars = false }) {
   );
   let data = null;
   let chart = null;
-  let drawn = "";
+  let drawnNames = "";
   let uPlot = null;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const redraw = () => chart?.redraw(false);
@@ -46,11 +46,11 @@ export function plot(title, { format, moment, bars = false }) {
     const width = place.clientWidth;
     if (!data || !uPlot || !width) return;
     const names = data.series.map((curve) => curve.name).join("\n");
-    if (chart && names !== drawn) {
+    if (chart && names !== drawnNames) {
       chart.destroy();
       chart = null;
     }
-    drawn = names;
+    drawnNames = names;
     const values = bars ? stackSeries(data.series) : data.series.map((curve) => curve.values);
     if (!chart) chart = new uPlot(options(width), [data.at, ...values], place);
     else {
@@ -119,8 +119,10 @@ export function plot(title, { format, moment, bars = false }) {
       at === null || at === undefined
         ? []
         : data.series.filter(
-            (one) =>
-              one.values[at] !== null && one.values[at] !== undefined && !(bars && !one.values[at]),
+            (curve) =>
+              curve.values[at] !== null &&
+              curve.values[at] !== undefined &&
+              !(bars && !curve.values[at]),
           );
     attribute(tip, "hidden", !rows.length || left < 0);
     if (!rows.length) return;
@@ -145,7 +147,7 @@ export function plot(title, { format, moment, bars = false }) {
             : (curve.values.at(-1) ?? null),
         ),
       }));
-      const rowWords = legendRows.map((legendRow) => `${legendRow.name} ${legendRow.figure}`).join(", ");
+      const rowWords = legendRows.map(({ name, figure }) => `${name} ${figure}`).join(", ");
       const highest = Math.max(
         0,
         ...(bars ? stackSeries(data.series) : data.series.map((curve) => curve.values))
@@ -201,7 +203,7 @@ function colourOf(name) {
 function stackSeries(series) {
   return series.map((_, first) =>
     series[first].values.map((_value, at) =>
-      series.slice(first).reduce((sum, one) => sum + (one.values[at] ?? 0), 0),
+      series.slice(first).reduce((sum, curve) => sum + (curve.values[at] ?? 0), 0),
     ),
   );
 }
@@ -232,9 +234,9 @@ function lonePlaces(chart, series, isEachDrawn) {
  */
 export function withGaps(points, most) {
   return points.flatMap((point, place) => {
-    const before = points[place - 1];
-    return before && point.at - before.at > most
-      ? [{ at: (before.at + point.at) / 2, models: null }, point]
+    const formerPoint = points[place - 1];
+    return formerPoint && point.at - formerPoint.at > most
+      ? [{ at: (formerPoint.at + point.at) / 2, models: null }, point]
       : [point];
   });
 }

@@ -25,7 +25,7 @@ export function startView(now, { short = false } = {}) {
     update(start) {
       attribute(element, "hidden", !start);
       if (!start) return;
-      const passed = start.since === null ? 0 : Math.max(0, now() - start.since);
+      const elapsedS = start.since === null ? 0 : Math.max(0, now() - start.since);
       attribute(list, "hidden", short || !start.steps.length);
       if (!short)
         syncChildren(
@@ -35,7 +35,7 @@ export function startView(now, { short = false } = {}) {
           () => stepRow(now),
         );
       attribute(bar, "hidden", start.high_s === null);
-      bar.value = start.high_s ? Math.min(1, passed / start.high_s) : 0;
+      bar.value = start.high_s ? Math.min(1, elapsedS / start.high_s) : 0;
       text(
         figures,
         [short ? phaseWords(start, now()) : "", wholeWords(start, now())]
@@ -81,11 +81,11 @@ function wholeWords(start, at) {
   if (start.low_s !== null) {
     const low = duration(start.low_s);
     const high = duration(start.high_s);
-    const whole = low === high ? low : `${low} to ${high}`;
+    const seconds = low === high ? low : `${low} to ${high}`;
     words.push(
       start.since === null
-        ? `the start takes ${whole} in all`
-        : `${duration(at - start.since)} of ${whole} in all`,
+        ? `the start takes ${seconds} in all`
+        : `${duration(at - start.since)} of ${seconds} in all`,
     );
     if (start.grade === "estimate") words.push("an estimate");
     if (start.grade === "elsewhere")
@@ -102,9 +102,10 @@ function wholeWords(start, at) {
  * @param {number} since  when the request was sent
  */
 export function waitWords(model, at, since) {
-  const passed = duration(at - since);
-  if (model.state === "ready") return `waiting for the first token, ${passed}`;
-  const replica = model.replicas.find((replica) => replica.progress || replica.start) ?? model.replicas[0];
+  const elapsed = duration(at - since);
+  if (model.state === "ready") return `waiting for the first token, ${elapsed}`;
+  const { replicas } = model;
+  const replica = replicas.find(({ progress, start }) => progress || start) ?? replicas[0];
   const transfer =
     replica?.progress &&
     [
@@ -116,6 +117,6 @@ export function waitWords(model, at, since) {
     (replica?.start && phaseWords(replica.start, at)) ||
     (model.state === "asleep" ? "" : model.detail);
   const state = stateWords(model.state);
-  const about = phase && !isSaid(phase, state) ? ` (${phase})` : "";
-  return `waiting: ${model.name} ${state}${about}, ${passed}`;
+  const phaseNote = phase && !isSaid(phase, state) ? ` (${phase})` : "";
+  return `waiting: ${model.name} ${state}${phaseNote}, ${elapsed}`;
 }

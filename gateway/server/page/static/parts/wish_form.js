@@ -187,16 +187,17 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
 
   function control(field) {
     const id = `${prefix}-${field.name.replace(".", "-")}`;
-    const now = present[field.name];
-    const input = inputOf({ ...field, ...(now && { example: `${now} now` }) }, id);
+    const currentValue = present[field.name];
+    const example = currentValue && { example: `${currentValue} now` };
+    const input = inputOf({ ...field, ...example }, id);
     write(input, field, pick(wish, field.name) ?? DEFAULTS[field.name]);
     input.addEventListener("input", changed);
     inputs.set(field, input);
     if (field.kind === "check") return h("label", { class: "check", for: id }, input, field.label);
     // A choice has no place for it beside the choice.
     const words =
-      Array.isArray(field.kind) && now && now !== input.value
-        ? [field.help, `now ${now}`].filter(Boolean).join("; ")
+      Array.isArray(field.kind) && currentValue && currentValue !== input.value
+        ? [field.help, `now ${currentValue}`].filter(Boolean).join("; ")
         : field.help;
     const help = words && h("span", { class: "help", id: `${id}-help` }, words);
     if (help) attribute(input, "aria-describedby", `${id}-help`);
@@ -226,9 +227,9 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
       /** @type {Record<string, any>} */
       const values = {};
       for (const [field, input] of inputs) {
-        const [head, inner] = field.name.split(".");
+        const [head, innerName] = field.name.split(".");
         const value = valueOf(input, field);
-        if (inner) (values[head] ??= {})[inner] = value;
+        if (innerName) (values[head] ??= {})[innerName] = value;
         else values[head] = value;
       }
       return values;
@@ -237,15 +238,15 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
 }
 
 /** The merge patch that turns `before` into `after`, only of the fields that `after` has. */
-export function patchOf(before, after) {
+export function patchOf(formerFields, newFields) {
   /** @type {Record<string, any>} */
   const patch = {};
-  for (const [name, value] of Object.entries(after)) {
-    const old = before[name] ?? null;
+  for (const [name, value] of Object.entries(newFields)) {
+    const old = formerFields[name] ?? null;
     if (JSON.stringify(old) === JSON.stringify(value) || (value === null && isEmpty(old))) continue;
     if (name === "policy") {
-      const inner = patchOf(old ?? {}, value);
-      if (Object.keys(inner).length) patch[name] = inner;
+      const innerPatch = patchOf(old ?? {}, value);
+      if (Object.keys(innerPatch).length) patch[name] = innerPatch;
     } else if (["args", "env", "loras"].includes(name) && value !== null) {
       patch[name] = {
         ...Object.fromEntries(Object.keys(old ?? {}).map((key) => [key, null])),
@@ -281,7 +282,7 @@ function pick(wish, name) {
 }
 
 function inputOf(field, id) {
-  const common = {
+  const commonFields = {
     id,
     name: field.name,
     placeholder: field.example,
@@ -295,9 +296,9 @@ function inputOf(field, id) {
       field.kind.map((choice) => h("option", { value: choice }, choice || "none")),
     );
   if (field.kind === "check") return h("input", { id, name: field.name, type: "checkbox" });
-  if (isLines(field)) return h("textarea", { ...common, rows: 2, class: "mono" });
+  if (isLines(field)) return h("textarea", { ...commonFields, rows: 2, class: "mono" });
   return h("input", {
-    ...common,
+    ...commonFields,
     type: "text",
     inputmode: field.kind === "number" ? "numeric" : null,
   });
@@ -308,7 +309,7 @@ function write(input, field, value) {
   else if (field.kind === "template") input.value = value?.text ?? "";
   else if (isLines(field))
     input.value = Object.entries(value ?? {})
-      .map(([name, one]) => `${name}=${one}`)
+      .map(([name, value]) => `${name}=${value}`)
       .join("\n");
   else if (Array.isArray(value)) input.value = value.join(", ");
   else input.value = value ?? "";
@@ -333,10 +334,10 @@ function valueOf(input, field) {
 }
 
 /** A number, or the text as it is, for which the gateway has an error. */
-const numberOf = (typed) => (/^-?\d+(\.\d+)?$/.test(typed) ? Number(typed) : typed);
+const numberOf = (text) => (/^-?\d+(\.\d+)?$/.test(text) ? Number(text) : text);
 
 /** @param {string} typed */
-export const words = (typed) => typed.split(/[\s,]+/).filter(Boolean);
+export const words = (text) => text.split(/[\s,]+/).filter(Boolean);
 
 function gpusOf(typed) {
   if (typed === "all" || typed === "few") return typed;
@@ -347,8 +348,8 @@ const isLines = (field) => ["flags", "texts", "template"].includes(field.kind);
 
 /** "NAME=a=b" -> ["NAME", "a=b"] */
 function pairOf(line) {
-  const [name, ...rest] = line.split("=");
-  return [name.trim(), rest.join("=").trim()];
+  const [name, ...valueParts] = line.split("=");
+  return [name.trim(), valueParts.join("=").trim()];
 }
 
 /** "--flag=4" -> ["flag", 4]; a flag without a value is true. */

@@ -11,8 +11,8 @@ const REST_MS = 400;
 
 /** @param {{live: import("../live.js").Live}} context */
 export function add({ live }) {
-  let named = false;
-  let running = null;
+  let isNamed = false;
+  let submission = null;
   let timer = 0;
   let kind = "source";
   let ownerKey = "";
@@ -47,27 +47,27 @@ export function add({ live }) {
   const search = modelSearch({ choose: chooseModel });
   const form = wishForm({ changed: () => schedulePlan() });
   const endpointForm = wishForm({ fields: ENDPOINT_FIELDS, changed: () => schedulePlan() });
-  const wrong = fieldErrors(() => [
+  const errors = fieldErrors(() => [
     ["name", name],
     [kind === "source" ? "source" : "endpoints", source],
     ...(kind === "source" ? form : endpointForm).inputs(),
   ]);
   const submit = h("button", { class: "primary" }, "Add");
-  const kinds = ["source", "endpoint"].map((one) => {
-    const id = `kind-${one}`;
+  const kinds = ["source", "endpoint"].map((kindName) => {
+    const id = `kind-${kindName}`;
     const radio = h("input", {
       type: "radio",
       name: "kind",
       id,
-      value: one,
-      checked: one === kind,
-      change: () => ((kind = one), showKind(), schedulePlan()),
+      value: kindName,
+      checked: kindName === kind,
+      change: () => ((kind = kindName), showKind(), schedulePlan()),
     });
     return h(
       "label",
       { class: "choice", for: id },
       radio,
-      one === "source" ? "Run a model here" : "An engine that runs elsewhere",
+      kindName === "source" ? "Run a model here" : "An engine that runs elsewhere",
     );
   });
 
@@ -93,7 +93,7 @@ export function add({ live }) {
   /** Takes a model that was found, and plans it. */
   function chooseModel(address) {
     source.value = address;
-    if (!named) name.value = nameFor(address);
+    if (!isNamed) name.value = nameFor(address);
     showOwner();
     schedulePlan();
     source.focus();
@@ -103,7 +103,7 @@ export function add({ live }) {
   function showOwner() {
     const typedName = name.value.trim();
     const model = live.state.models?.find(
-      (one) => one.name === typedName || one.aliases.includes(typedName),
+      (existing) => existing.name === typedName || existing.aliases.includes(typedName),
     );
     const key = model ? `${typedName} ${model.name}` : "";
     if (key === ownerKey) return;
@@ -128,8 +128,8 @@ export function add({ live }) {
 
   function schedulePlan() {
     clearTimeout(timer);
-    running?.abort();
-    wrong.clear();
+    submission?.abort();
+    errors.clear();
     fill(plan);
     if (kind !== "source" || !source.value.trim()) {
       text(
@@ -145,7 +145,7 @@ export function add({ live }) {
   }
 
   async function dryRun() {
-    const request = (running = new AbortController());
+    const request = (submission = new AbortController());
     try {
       const decision = await call("POST", "/admin/models?dry_run=true", wish(), {
         signal: request.signal,
@@ -155,7 +155,7 @@ export function add({ live }) {
       fill(plan, ...decisionView(decision));
     } catch (error) {
       if (!request.signal.aborted)
-        showAdvice(status, wrong.show(error) ? "A field has to be changed first." : error.message);
+        showAdvice(status, errors.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
@@ -168,7 +168,7 @@ export function add({ live }) {
       live.added.add(model.name);
       location.hash = `#/models/${encodeURIComponent(model.name)}`;
     } catch (error) {
-      const isAtField = wrong.show(error, true);
+      const isAtField = errors.show(error, true);
       showAdvice(problem, isAtField ? "" : error.message);
       attribute(problem, "hidden", isAtField);
       attribute(submit, "disabled", false);
@@ -176,13 +176,13 @@ export function add({ live }) {
   }
 
   source.addEventListener("input", () => {
-    if (!named) name.value = nameFor(source.value);
+    if (!isNamed) name.value = nameFor(source.value);
     showOwner();
     schedulePlan();
   });
   name.addEventListener("input", () => {
-    named = name.value !== "";
-    wrong.clear();
+    isNamed = name.value !== "";
+    errors.clear();
     showOwner();
   });
   showKind();
@@ -230,15 +230,15 @@ export function add({ live }) {
     close() {
       search.close();
       clearTimeout(timer);
-      running?.abort();
+      submission?.abort();
     },
   };
 }
 
 /** "Qwen/Qwen3-8B" -> "qwen3-8b" */
 function nameFor(source) {
-  const last = source.trim().replace(/\/+$/, "").split("/").pop() ?? "";
-  return last
+  const lastPart = source.trim().replace(/\/+$/, "").split("/").pop() ?? "";
+  return lastPart
     .toLowerCase()
     .replace(/[^a-z0-9_.-]+/g, "-")
     .replace(/^[.-]+/, "")

@@ -19,10 +19,10 @@ const MAX_ROUNDS = 4;
  * @param {string} [fixed]  the model; else one is chosen
  */
 export function chat({ live }, fixed = "") {
-  const stored = readChat(fixed);
+  const storedChat = readChat(fixed);
   /** @type {any[]} */
-  const messages = stored.messages;
-  let running = null;
+  const messages = storedChat.messages;
+  let answering = null;
   /** The answer that has not begun, and when it was asked for. */
   let pending = null;
   /** The place of the message that is written anew; null: none. */
@@ -43,7 +43,7 @@ export function chat({ live }, fixed = "") {
     "Ask something. This browser keeps the conversation until you clear it.",
   );
   const model = h("select", { id: "chat-model" });
-  const options = chatOptions(stored.options, () => keep());
+  const options = chatOptions(storedChat.options, () => keep());
   const images = imageChooser();
   const ask = h("textarea", {
     id: "chat-ask",
@@ -54,10 +54,11 @@ export function chat({ live }, fixed = "") {
     paste: images.paste,
   });
   const send = h("button", { class: "primary" }, "Send");
-  const stop = h("button", { type: "button", hidden: true, click: () => running?.abort() }, "Stop");
+  const abort = () => answering?.abort();
+  const stop = h("button", { type: "button", hidden: true, click: abort }, "Stop");
   const clear = h(
     "button",
-    { type: "button", class: "quiet", click: () => (running?.abort(), cut(0), edit(null)) },
+    { type: "button", class: "quiet", click: () => (answering?.abort(), cut(0), edit(null)) },
     "Clear",
   );
   const editing = h(
@@ -78,7 +79,7 @@ export function chat({ live }, fixed = "") {
   async function submit(event) {
     event.preventDefault();
     const prompt = ask.value.trim();
-    if (!prompt || running) return;
+    if (!prompt || answering) return;
     if (edited !== null) cut(edited);
     const sent = images.take();
     edit(null);
@@ -88,13 +89,13 @@ export function chat({ live }, fixed = "") {
   }
 
   async function answers() {
-    running = new AbortController();
+    answering = new AbortController();
     attribute(send, "hidden", true);
     attribute(stop, "hidden", false);
     try {
       for (let round = 0; round < MAX_ROUNDS && (await answer()); round += 1);
     } finally {
-      running = null;
+      answering = null;
       attribute(send, "hidden", false);
       attribute(stop, "hidden", true);
     }
@@ -102,7 +103,7 @@ export function chat({ live }, fixed = "") {
 
   /** One answer of the model; whether it called tools, so that it has to be asked again. */
   async function answer() {
-    const { signal } = running;
+    const { signal } = answering;
     const question = body();
     const reply = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
     const view = push(reply, false);
@@ -143,8 +144,9 @@ export function chat({ live }, fixed = "") {
 
   /** The reason why no word has come yet, in the place of the answer. */
   function tellWait() {
-    const chosen = live.model(fixed || model.value);
-    if (pending && chosen) pending.view.wait(waitWords(chosen, live.now(), pending.since));
+    const chosenModel = live.model(fixed || model.value);
+    if (pending && chosenModel)
+      pending.view.wait(waitWords(chosenModel, live.now(), pending.since));
   }
 
   function endWait() {
@@ -204,7 +206,7 @@ export function chat({ live }, fixed = "") {
 
   /** Writes a message of the user anew, in the place of it and all after it; null: none. */
   function edit(place) {
-    if (running && place !== null) return;
+    if (answering && place !== null) return;
     if (place !== null && edited === null) draft = { content: ask.value, images: images.take() };
     const origin = place === null ? draft : messages[place];
     if (place === null) draft = { content: "", images: [] };
@@ -217,9 +219,9 @@ export function chat({ live }, fixed = "") {
 
   /** Asks once more for an answer, and drops what came after it. */
   function repeat(place) {
-    if (running) return;
+    if (answering) return;
     if (edited !== null) edit(null);
-    cut(messages.slice(0, place).findLastIndex((one) => one.role === "user") + 1);
+    cut(messages.slice(0, place).findLastIndex((message) => message.role === "user") + 1);
     if (messages.length) answers();
   }
 
@@ -267,18 +269,18 @@ export function chat({ live }, fixed = "") {
       tellWait();
       permit();
       if (fixed || !models) return;
-      const names = models.filter((model) => !model.deleting).map((one) => one.name);
+      const names = models.filter((model) => !model.deleting).map((model) => model.name);
       if (names.join("\n") === [...model.options].map((option) => option.value).join("\n")) return;
-      const chosen = model.value;
+      const chosenName = model.value;
       fill(
         model,
         names.map((name) => h("option", { value: name }, name)),
       );
-      model.value = names.includes(chosen)
-        ? chosen
+      model.value = names.includes(chosenName)
+        ? chosenName
         : (models.find((model) => model.state === "ready")?.name ?? names[0] ?? "");
     },
-    close: () => running?.abort(),
+    close: () => answering?.abort(),
   };
 }
 

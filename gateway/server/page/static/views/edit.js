@@ -12,7 +12,7 @@ const REST_MS = 500;
 
 /** @param {any} view  of the model, as the gateway tells it */
 export function edit(view) {
-  const at = `/admin/models/${encodeURIComponent(view.name)}`;
+  const path = `/admin/models/${encodeURIComponent(view.name)}`;
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const status = h("p", { class: "muted", role: "status" }, "Nothing is changed yet.");
   const rows = h("div");
@@ -23,18 +23,18 @@ export function edit(view) {
     fields: fieldsOf(view.wish),
     changed: () => schedulePlan(),
   });
-  const wrong = fieldErrors(form.inputs);
+  const errors = fieldErrors(form.inputs);
   let timer = 0;
-  let running = null;
-  const before = form.read();
+  let submission = null;
+  const formerFields = form.read();
 
   function schedulePlan() {
     clearTimeout(timer);
-    running?.abort();
-    const patch = patchOf(before, form.read());
+    submission?.abort();
+    const patch = patchOf(formerFields, form.read());
     fill(rows);
     attribute(problem, "hidden", true);
-    wrong.clear();
+    errors.clear();
     const isSame = !Object.keys(patch).length;
     attribute(submit, "disabled", isSame);
     text(status, isSame ? "Nothing is changed yet." : "Planning …");
@@ -42,9 +42,9 @@ export function edit(view) {
   }
 
   async function dryRun(patch) {
-    const request = (running = new AbortController());
+    const request = (submission = new AbortController());
     try {
-      const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: request.signal });
+      const answer = await call("PATCH", `${path}?dry_run=true`, patch, { signal: request.signal });
       if (request.signal.aborted) return;
       showAdvice(
         status,
@@ -62,13 +62,13 @@ export function edit(view) {
       fill(rows, differences([...answer.wish, ...answer.plan]));
     } catch (error) {
       if (!request.signal.aborted)
-        showAdvice(status, wrong.show(error) ? "A field has to be changed first." : error.message);
+        showAdvice(status, errors.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
   async function send(event) {
     event.preventDefault();
-    const patch = patchOf(before, form.read());
+    const patch = patchOf(formerFields, form.read());
     if (
       !(await confirm(`Change ${view.name}?`, status.textContent, {
         action: "Change",
@@ -77,11 +77,11 @@ export function edit(view) {
     )
       return;
     try {
-      await call("PATCH", at, patch);
+      await call("PATCH", path, patch);
       note(`${view.name} is being changed.`);
       location.hash = `#/models/${encodeURIComponent(view.name)}`;
     } catch (error) {
-      if (wrong.show(error, true)) return;
+      if (errors.show(error, true)) return;
       showAdvice(problem, error.message);
       attribute(problem, "hidden", false);
     }
@@ -115,14 +115,14 @@ function presentValues({ plan, keep_alive: keptFor }) {
       ? {}
       : { "policy.keep_alive": keptFor < 0 ? "for ever" : duration(keptFor) };
   if (!plan) return keepAlive;
-  const chosen = {
+  const chosenFields = {
     context: plan.max_model_len,
     tensor_parallel: plan.tensor_parallel,
     replicas: plan.replicas,
     dtype: plan.dtype,
     concurrency: plan.max_num_seqs,
   };
-  const values = Object.entries(chosen)
+  const values = Object.entries(chosenFields)
     .filter(([, choice]) => choice)
     .map(([name, choice]) => [name, String(choice.value)]);
   return {

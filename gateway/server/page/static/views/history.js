@@ -12,7 +12,7 @@ const REST_MS = 3000;
 export function history() {
   const stop = new AbortController();
   const list = h("div", { class: "stack" });
-  const empty = h("p", { class: "empty", hidden: true });
+  const emptyNote = h("p", { class: "empty", hidden: true });
   const older = h(
     "p",
     { class: "muted small", hidden: true },
@@ -22,7 +22,7 @@ export function history() {
   const day = h("select", { id: "history-day", change: () => show() });
   /** Newest first. */
   let entries = [];
-  let newest = 0;
+  let newestId = 0;
 
   async function read() {
     await attempt(async () => {
@@ -33,26 +33,26 @@ export function history() {
       } = await call("GET", `/admin/events?follow=false&last=${MAX_ROWS}`, undefined, {
         signal: stop.signal,
       });
-      newest = last;
+      newestId = last;
       entries = [...data].reverse();
       attribute(older, "hidden", !data.length || data[0].id <= oldest);
       show();
     });
     while (!stop.signal.aborted) {
       try {
-        for await (const data of events("GET", `/admin/events?after=${newest}`, undefined, {
+        for await (const data of events("GET", `/admin/events?after=${newestId}`, undefined, {
           signal: stop.signal,
         }))
           take(JSON.parse(data));
       } catch (error) {
         if (!stop.signal.aborted) console.debug("the events ended:", error.message);
       }
-      if (!stop.signal.aborted) await new Promise((go) => setTimeout(go, REST_MS));
+      if (!stop.signal.aborted) await new Promise((resume) => setTimeout(resume, REST_MS));
     }
   }
 
   function take(event) {
-    newest = event.id ?? event.newest;
+    newestId = event.id ?? event.newest;
     if (!event.words) return;
     entries = [event, ...entries].slice(0, MAX_ROWS);
     show();
@@ -71,10 +71,10 @@ export function history() {
       }))
       .filter(({ rows }) => rows.length);
     text(
-      empty,
+      emptyNote,
       entries.length ? "Nothing happened to this model on this day." : "Nothing has happened yet.",
     );
-    attribute(empty, "hidden", days.length > 0);
+    attribute(emptyNote, "hidden", days.length > 0);
     syncChildren(list, days, (day) => day.name, dayList);
   }
 
@@ -96,7 +96,7 @@ export function history() {
         ),
         h("div", { class: "row whole choose" }, h("label", { for: "history-day" }, "Day"), day),
       ),
-      h("section", { class: "card", "aria-label": "Events" }, empty, list, older),
+      h("section", { class: "card", "aria-label": "Events" }, emptyNote, list, older),
     ),
     close: () => stop.abort(),
   };
@@ -104,14 +104,14 @@ export function history() {
 
 /** The choices of a filter; what was chosen stays. */
 function choose(select, allLabel, names) {
-  const now = ["", ...names];
-  if ([...select.options].map((option) => option.value).join("\n") === now.join("\n")) return;
-  const chosen = select.value;
+  const choices = ["", ...names];
+  if ([...select.options].map((option) => option.value).join("\n") === choices.join("\n")) return;
+  const chosenName = select.value;
   fill(
     select,
-    now.map((name) => h("option", { value: name }, name || allLabel)),
+    choices.map((name) => h("option", { value: name }, name || allLabel)),
   );
-  select.value = now.includes(chosen) ? chosen : "";
+  select.value = choices.includes(chosenName) ? chosenName : "";
 }
 
 const DAY = new Intl.DateTimeFormat([], { dateStyle: "full" });
@@ -121,10 +121,10 @@ function dayList({ name }) {
   const rows = h("ol", { class: "history" });
   return {
     element: h("section", {}, h("h2", {}, name), rows),
-    update: (one) =>
+    update: (day) =>
       syncChildren(
         rows,
-        one.rows,
+        day.rows,
         (event) => String(event.id),
         (event) => ({ element: row(event), update() {} }),
       ),

@@ -21,7 +21,7 @@ const LIMITS = [
 
 export function keys() {
   const list = h("ul", { class: "keys" });
-  const empty = h(
+  const emptyNote = h(
     "p",
     { class: "empty", hidden: true },
     "There is no key: programs of this machine may do everything. The first key closes the" +
@@ -30,7 +30,7 @@ export function keys() {
 
   async function load() {
     const { data } = await call("GET", "/admin/keys");
-    attribute(empty, "hidden", data.length > 0);
+    attribute(emptyNote, "hidden", data.length > 0);
     fill(
       list,
       data.map((key) => row(key, load)),
@@ -51,7 +51,7 @@ export function keys() {
           "section",
           { class: "card", "aria-labelledby": "keys-title" },
           h("h2", { id: "keys-title" }, "Keys in use"),
-          empty,
+          emptyNote,
           list,
           baseUrlLine(),
         ),
@@ -65,19 +65,19 @@ function row(key, changed) {
   const limits = LIMITS.filter(([field]) => key[field] !== null && key[field] !== undefined).map(
     ([field, label]) => `${number(key[field])} ${label.toLowerCase()}`,
   );
-  const about = [
+  const facts = [
     key.models ? `only ${key.models.join(", ")}` : "all models",
     ...limits,
     key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`,
   ];
   const remove = async () => {
-    const sure = await confirm(
+    const isConfirmed = await confirm(
       `Remove the key ${key.name}?`,
       "The key becomes invalid at once. Its current requests are finished.",
       { action: "Remove", danger: true },
     );
     if (
-      sure &&
+      isConfirmed &&
       (await attempt(() => call("DELETE", `/admin/keys/${encodeURIComponent(key.name)}`)))
     ) {
       note(`The key ${key.name} is removed.`);
@@ -96,7 +96,7 @@ function row(key, changed) {
         { class: "row tags" },
         key.scopes.map((scope) => h("span", { class: "tag" }, scope)),
       ),
-      h("span", { class: "muted small" }, about.join(" · ")),
+      h("span", { class: "muted small" }, facts.join(" · ")),
     ),
     key.created_at === null
       ? null
@@ -141,7 +141,7 @@ function newKey(changed) {
   ]);
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
 
-  const wrong = fieldErrors(() => [
+  const errors = fieldErrors(() => [
     ["name", name],
     ["models", models],
     ...limits.map(([field, input]) => [field, input]),
@@ -149,7 +149,7 @@ function newKey(changed) {
 
   async function send(event) {
     event.preventDefault();
-    wrong.clear();
+    errors.clear();
     attribute(problem, "hidden", true);
     const allowed = models.value.split(/[\s,]+/).filter(Boolean);
     const grant = {
@@ -170,7 +170,7 @@ function newKey(changed) {
       await showOnce(created);
       await attempt(changed);
     } catch (error) {
-      if (wrong.show(error, true)) return;
+      if (errors.show(error, true)) return;
       showAdvice(problem, error.message);
       attribute(problem, "hidden", false);
     }

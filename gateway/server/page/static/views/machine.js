@@ -5,7 +5,7 @@ import { memoryBar } from "../parts/memory_bar.js";
 
 /** @param {import("../live.js").Live} live */
 export function machineCard(live) {
-  const about = h("p", { class: "muted" });
+  const description = h("p", { class: "muted" });
   const gpus = h("ul", { class: "gpus" });
   const prepared = h("p", { class: "muted small" });
   const nodes = h("ul", { class: "gpus", "aria-label": "Machines of the cluster" });
@@ -13,7 +13,7 @@ export function machineCard(live) {
     element: h(
       "section",
       { class: "card", "aria-labelledby": "machine-title" },
-      h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), about),
+      h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), description),
       gpus,
       h(
         "p",
@@ -27,7 +27,7 @@ export function machineCard(live) {
     update({ machine }) {
       if (!machine) return;
       text(
-        about,
+        description,
         [
           machine.cpu,
           `${machine.cores} cores`,
@@ -49,11 +49,11 @@ export function machineCard(live) {
       text(
         prepared,
         machine.prepared
-          .map((one) =>
+          .map((engine) =>
             [
-              "Prepared: " + one.engine.replace("==", " "),
-              bytes(one.bytes),
-              `up ${duration(live.now() - one.since)}`,
+              "Prepared: " + engine.engine.replace("==", " "),
+              bytes(engine.bytes),
+              `up ${duration(live.now() - engine.since)}`,
             ].join(", "),
           )
           .join(" · "),
@@ -64,7 +64,7 @@ export function machineCard(live) {
       syncChildren(
         gpus,
         [...machine.gpus.map((gpu) => ({ ...gpu, label: `GPU ${gpu.index}` })), ram],
-        (one) => one.uuid,
+        (engine) => engine.uuid,
         memoryRow,
       );
     },
@@ -86,11 +86,11 @@ function nodeRow() {
         figure,
       ),
     ),
-    update(one) {
-      text(name, one.name);
-      text(gpus, one.gpus.map((gpu) => gpu.replace(/^NVIDIA /, "")).join(", ") || "no GPU");
-      text(figure, `${one.state} · engines: ${one.engines}`);
-      attribute(figure, "class", one.state === "ready" ? "figure" : "figure problem");
+    update(machine) {
+      text(name, machine.name);
+      text(gpus, machine.gpus.map((gpu) => gpu.replace(/^NVIDIA /, "")).join(", ") || "no GPU");
+      text(figure, `${machine.state} · engines: ${machine.engines}`);
+      attribute(figure, "class", machine.state === "ready" ? "figure" : "figure problem");
     },
   };
 }
@@ -116,17 +116,20 @@ function memoryRow() {
       processes,
       trouble,
     ),
-    update(one) {
-      text(label, one.label);
-      text(name, one.name.replace(/^NVIDIA /, ""));
+    update(memory) {
+      text(label, memory.label);
+      text(name, memory.name.replace(/^NVIDIA /, ""));
       text(
         figure,
-        one.used === null ? bytes(one.total) : `${bytes(one.used)} of ${bytes(one.total)} used`,
+        memory.used === null
+          ? bytes(memory.total)
+          : `${bytes(memory.used)} of ${bytes(memory.total)} used`,
       );
-      bar.update(one);
-      const running = one.holders.length ? [] : one.processes;
-      text(processes, running.length ? `used by ${running.map(processWords).join(", ")}` : "");
-      text(trouble, one.lost ?? one.kept ?? "");
+      bar.update(memory);
+      const shownProcesses = memory.holders.length ? [] : memory.processes;
+      const users = shownProcesses.map(processWords).join(", ");
+      text(processes, users && `used by ${users}`);
+      text(trouble, memory.lost ?? memory.kept ?? "");
       attribute(processes, "hidden", !processes.textContent);
       attribute(trouble, "hidden", !trouble.textContent);
     },

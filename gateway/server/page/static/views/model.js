@@ -38,15 +38,15 @@ const TABS = [
 
 /** @param {{live: import("../live.js").Live}} context @param {string} name @param {string} [tab] */
 export function model({ live }, name, tab = "plan") {
-  let drawn = null;
-  let part = null;
-  let loading = false;
+  let drawnState = null;
+  let tabView = null;
+  let isLoading = false;
   let wasThere = false;
   /** The notice of its absence; "": it is there. */
   let absence = "";
   const chip = stateChip();
   const detail = h("p", { class: "detail" });
-  const about = h("p", { class: "muted small" });
+  const description = h("p", { class: "muted small" });
   const actions = modelActions(name);
   const body = h("div", { class: "stack" });
   const path = `#/models/${encodeURIComponent(name)}`;
@@ -66,19 +66,19 @@ export function model({ live }, name, tab = "plan") {
   );
 
   async function load() {
-    loading = true;
+    isLoading = true;
     try {
       const view = await call("GET", `/admin/models/${encodeURIComponent(name)}`);
-      part = part?.refresh ? (part.refresh(view), part) : build(view);
+      tabView = tabView?.refresh ? (tabView.refresh(view), tabView) : build(view);
     } catch (error) {
       fill(body, h("p", { class: "empty" }, adviceParts(error.message)));
-      part = null;
+      tabView = null;
     }
-    loading = false;
+    isLoading = false;
   }
 
   function build(view) {
-    part?.close?.();
+    tabView?.close?.();
     const makePart =
       {
         plan: planPart,
@@ -97,9 +97,9 @@ export function model({ live }, name, tab = "plan") {
   /** Tells that the model is not there, with links to those that are. */
   function tellAbsence(models) {
     if (live.added.has(name)) return;
-    part?.close?.();
-    part = null;
-    drawn = null;
+    tabView?.close?.();
+    tabView = null;
+    drawnState = null;
     const alias = models.find((model) => model.aliases.includes(name));
     const words = wasThere
       ? `${name} was removed.`
@@ -127,47 +127,48 @@ export function model({ live }, name, tab = "plan") {
         h("div", { class: "row" }, h("h1", {}, name), chip.element),
         actions.element,
         detail,
-        about,
+        description,
       ),
       tabs,
       body,
     ),
     update(state) {
       if (!state.models) return;
-      const now = live.model(name);
-      for (const one of [chip.element, detail, about, tabs]) attribute(one, "hidden", !now);
-      actions.update(now);
-      if (!now) return tellAbsence(state.models);
+      const model = live.model(name);
+      for (const element of [chip.element, detail, description, tabs])
+        attribute(element, "hidden", !model);
+      actions.update(model);
+      if (!model) return tellAbsence(state.models);
       live.added.delete(name);
       wasThere = true;
       absence = "";
-      chip.update(now.deleting ? "stopping" : now.state);
+      chip.update(model.deleting ? "stopping" : model.state);
       const isShown =
-        now.state === "ready" ||
-        isSaid(now.detail, chip.words()) ||
-        (tab === "plan" && now.replicas.some((replica) => replica.phase === now.detail));
+        model.state === "ready" ||
+        isSaid(model.detail, chip.words()) ||
+        (tab === "plan" && model.replicas.some((replica) => replica.phase === model.detail));
       showAdvice(
         detail,
-        [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""]
+        [isShown ? "" : model.detail, model.change === "underway" ? "It is being changed." : ""]
           .filter(Boolean)
           .join(" "),
       );
       attribute(detail, "hidden", !detail.textContent);
-      text(about, describe(now));
-      part?.update?.(state);
+      text(description, describe(model));
+      tabView?.update?.(state);
       // The whole view is read again when something has happened to the model.
       const fingerprint = JSON.stringify([
-        now.state,
-        now.change,
-        now.better,
-        now.replicas.map((replica) => [replica.attempt, replica.state]),
+        model.state,
+        model.change,
+        model.better,
+        model.replicas.map((replica) => [replica.attempt, replica.state]),
       ]);
-      if (fingerprint !== drawn && !loading) {
-        drawn = fingerprint;
+      if (fingerprint !== drawnState && !isLoading) {
+        drawnState = fingerprint;
         load();
       }
     },
-    close: () => part?.close?.(),
+    close: () => tabView?.close?.(),
   };
 }
 
@@ -191,7 +192,7 @@ function planPart(view, { live, name }) {
   const replicas = replicaCard(live, name);
   const requests = requestsCard(live, name);
   const content = h("div", { class: "stack" });
-  const refresh = (latest) => fill(content, ...planContent(latest));
+  const refresh = (model) => fill(content, ...planContent(model));
   refresh(view);
   const update = (state) => {
     replicas.update(state);
@@ -256,8 +257,10 @@ function planContent(view) {
   return cards;
 }
 
+const PROOF_TONES = { proven: "good", unknown: "idle" };
+
 function abilities(proofs) {
-  const rows = Object.entries(proofs).map(([ability, one]) =>
+  const rows = Object.entries(proofs).map(([ability, proof]) =>
     h(
       "li",
       {},
@@ -265,14 +268,14 @@ function abilities(proofs) {
         "span",
         {
           class: "tag",
-          "data-tone": one.state === "proven" ? "good" : one.state === "unknown" ? "idle" : "warn",
+          "data-tone": PROOF_TONES[proof.state] ?? "warn",
         },
-        one.state,
+        proof.state,
       ),
       " ",
       h("span", { class: "label" }, ability.replaceAll("_", " ")),
       " ",
-      h("span", { class: "muted" }, one.evidence),
+      h("span", { class: "muted" }, proof.evidence),
     ),
   );
   return h(
@@ -285,10 +288,10 @@ function abilities(proofs) {
 
 function startsPart(view, { path }) {
   const content = h("div", { class: "card" });
-  const refresh = (latest) =>
+  const refresh = (model) =>
     fill(
       content,
-      attemptList(latest.attempts, (attempt) => (location.hash = `${path}/log/${attempt}`)),
+      attemptList(model.attempts, (attempt) => (location.hash = `${path}/log/${attempt}`)),
     );
   refresh(view);
   return { element: content, refresh };
@@ -302,24 +305,28 @@ function logPart(view, { name }) {
     change: () => log.read(Number(choice.value) || null),
   });
   const log = logView(name, h("div", { class: "filter" }, choice));
-  let newest;
+  let newestId;
   const refresh = ({ attempts }) => {
-    const chosen = newest === undefined ? (startId ?? "") : choice.value;
+    const chosenId = newestId === undefined ? (startId ?? "") : choice.value;
     fill(
       choice,
       h("option", { value: "" }, "the newest start"),
       [...attempts]
         .reverse()
-        .map((one) =>
-          h("option", { value: one.id }, `start ${one.id}, ${one.failure ? "failed" : one.state}`),
+        .map((attempt) =>
+          h(
+            "option",
+            { value: attempt.id },
+            `start ${attempt.id}, ${attempt.failure ? "failed" : attempt.state}`,
+          ),
         ),
     );
-    choice.value = chosen;
+    choice.value = chosenId;
     // A start that began meanwhile is the newest one.
-    const last = attempts.at(-1)?.id ?? null;
-    if (newest === undefined || (!choice.value && last !== newest))
+    const lastId = attempts.at(-1)?.id ?? null;
+    if (newestId === undefined || (!choice.value && lastId !== newestId))
       log.read(Number(choice.value) || null);
-    newest = last;
+    newestId = lastId;
   };
   refresh(view);
   return {
@@ -335,16 +342,16 @@ function chatPart(view, { live, name }) {
 }
 
 function usePart(view, context) {
-  let part = use(view, context);
-  const element = h("div", {}, part.element);
+  let tabView = use(view, context);
+  const element = h("div", {}, tabView.element);
   // The calls are those of the plan's task, which may be known later.
-  const refresh = (latest) => {
-    if (latest.plan?.model.task === view.plan?.model.task) return;
-    view = latest;
-    part = use(view, context);
-    fill(element, part.element);
+  const refresh = (model) => {
+    if (model.plan?.model.task === view.plan?.model.task) return;
+    view = model;
+    tabView = use(view, context);
+    fill(element, tabView.element);
   };
-  return { element, refresh, update: (state) => part.update(state) };
+  return { element, refresh, update: (state) => tabView.update(state) };
 }
 
 function editPart(view) {

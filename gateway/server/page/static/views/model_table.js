@@ -12,7 +12,7 @@ const CHANGES = { underway: "It is being changed.", refused: "The last change wa
 /** @param {import("../live.js").Live} live */
 export function modelTable(live) {
   const rows = h("ul", { class: "models" });
-  const empty = h(
+  const emptyNote = h(
     "div",
     { class: "empty", hidden: true },
     h("p", {}, "No model yet."),
@@ -30,14 +30,14 @@ export function modelTable(live) {
         h("h2", { id: "models-title" }, "Models ", count),
         h("a", { class: "button primary", href: "#/add" }, "Add a model"),
       ),
-      empty,
+      emptyNote,
       rows,
       address,
     ),
     update({ models }) {
       if (!models) return;
       text(count, models.length || "");
-      attribute(empty, "hidden", models.length > 0);
+      attribute(emptyNote, "hidden", models.length > 0);
       attribute(address, "hidden", !models.length);
       syncChildren(
         rows,
@@ -70,11 +70,12 @@ function modelRow(live) {
       attribute(name, "href", `#/models/${encodeURIComponent(model.name)}`);
       text(name, model.name);
       chip.update(model.deleting ? "stopping" : model.state);
-      const bringing = model.replicas.find((replica) => replica.progress)?.progress ?? null;
-      progress.update(bringing);
-      start.update(bringing ? null : (model.replicas.find((replica) => replica.start)?.start ?? null));
+      const progressWords = model.replicas.find((replica) => replica.progress)?.progress ?? null;
+      progress.update(progressWords);
+      const starting = model.replicas.find((replica) => replica.start);
+      start.update(progressWords ? null : (starting?.start ?? null));
       const words =
-        model.state === "ready" ? "" : bringing ? transferName(model.detail) : model.detail;
+        model.state === "ready" ? "" : progressWords ? transferName(model.detail) : model.detail;
       const isShown = isSaid(
         words,
         chip.words(),
@@ -101,11 +102,11 @@ function modelRow(live) {
           .filter(Boolean)
           .join(", ") || (model.state === "ready" ? "idle" : ""),
       );
-      const since = Math.min(...model.replicas.map((replica) => replica.ready_at ?? Infinity));
+      const readySince = Math.min(...model.replicas.map((replica) => replica.ready_at ?? Infinity));
       text(
         age,
-        model.state === "ready" && Number.isFinite(since)
-          ? `up ${duration(live.now() - since)}`
+        model.state === "ready" && Number.isFinite(readySince)
+          ? `up ${duration(live.now() - readySince)}`
           : "",
       );
     },

@@ -8,11 +8,11 @@ import { stateChip } from "../parts/state.js";
 /** @param {import("../live.js").Live} live @param {string} name */
 export function replicaCard(live, name) {
   const list = h("ul", { class: "replicas" });
-  const waiting = h("span", { class: "muted small" });
+  const waitNote = h("span", { class: "muted small" });
   const element = h(
     "section",
     { class: "card", "aria-labelledby": "replicas-title", hidden: true },
-    h("h2", { id: "replicas-title" }, "Now ", waiting),
+    h("h2", { id: "replicas-title" }, "Now ", waitNote),
     list,
   );
   return {
@@ -25,7 +25,7 @@ export function replicaCard(live, name) {
         ...model.endpoints.map((endpoint) => ({ ...endpoint, key: endpoint.url })),
       ];
       attribute(element, "hidden", !rows.length);
-      text(waiting, model.waiting ? `${plural(model.waiting, "request")} waiting` : "");
+      text(waitNote, model.waiting ? `${plural(model.waiting, "request")} waiting` : "");
       syncChildren(
         list,
         rows,
@@ -42,7 +42,7 @@ const ageWords = (isReady, seconds) =>
 function replicaRow(live, machine) {
   const chip = stateChip();
   const name = h("span", { class: "label" });
-  const about = h("span", { class: "muted" });
+  const description = h("span", { class: "muted" });
   const load = h("span", { class: "figure" });
   const progress = progressBar(() => live.now());
   const start = startView(() => live.now());
@@ -53,45 +53,45 @@ function replicaRow(live, machine) {
       h(
         "div",
         { class: "row between" },
-        h("div", { class: "row" }, name, chip.element, about),
+        h("div", { class: "row" }, name, chip.element, description),
         load,
       ),
       progress.element,
       start.element,
     ),
-    update(one) {
-      text(name, `Replica ${one.index}`);
-      chip.update(one.state);
-      progress.update(one.progress);
-      start.update(one.progress ? null : one.start);
-      const gpus = one.gpus.map(
+    update(replica) {
+      text(name, `Replica ${replica.index}`);
+      chip.update(replica.state);
+      progress.update(replica.progress);
+      start.update(replica.progress ? null : replica.start);
+      const gpus = replica.gpus.map(
         (uuid) => machine()?.gpus.find((gpu) => gpu.uuid === uuid)?.index ?? uuid,
       );
-      const since = one.ready_at ?? one.started_at;
-      const facts = one.engine
+      const startedAt = replica.ready_at ?? replica.started_at;
+      const facts = replica.engine
         ? [
-            one.engine.replace("==", " "),
+            replica.engine.replace("==", " "),
             gpus.length ? `GPU ${gpus.join(", ")}` : "CPU",
-            bytes(one.bytes),
-            `${tokens(one.context)} context`,
-            one.grade,
-            since && ageWords(one.ready_at !== null, live.now() - since),
+            bytes(replica.bytes),
+            `${tokens(replica.context)} context`,
+            replica.grade,
+            startedAt && ageWords(replica.ready_at !== null, live.now() - startedAt),
           ]
         : [];
-      const phase = one.progress
-        ? transferName(one.phase)
-        : isSaid(one.phase, chip.words(), one.start ? start.element.textContent : "")
+      const phase = replica.progress
+        ? transferName(replica.phase)
+        : isSaid(replica.phase, chip.words(), replica.start ? start.element.textContent : "")
           ? null
-          : one.phase;
+          : replica.phase;
       text(
-        about,
+        description,
         [phase, ...facts].filter(Boolean).join(" · ") ||
-          (isSaid(one.detail, chip.words()) ? "" : one.detail),
+          (isSaid(replica.detail, chip.words()) ? "" : replica.detail),
       );
       text(
         load,
-        one.engine && one.state === "ready"
-          ? `${one.in_flight} of ${plural(one.at_once, "request")} at once`
+        replica.engine && replica.state === "ready"
+          ? `${replica.in_flight} of ${plural(replica.at_once, "request")} at once`
           : "",
       );
     },
@@ -104,10 +104,10 @@ function endpointRow() {
   const detail = h("span", { class: "muted" });
   return {
     element: h("li", {}, h("div", { class: "row" }, url, chip.element, detail)),
-    update(one) {
-      text(url, one.url);
-      chip.update(one.state);
-      text(detail, one.detail);
+    update(endpoint) {
+      text(url, endpoint.url);
+      chip.update(endpoint.state);
+      text(detail, endpoint.detail);
     },
   };
 }

@@ -13,14 +13,14 @@ import { stateChip } from "../parts/state.js";
  */
 export function requestsCard(live, modelName = null) {
   const count = h("span", { class: "muted" });
-  const empty = h("p", { class: "muted" }, "Nobody is waiting for an answer.");
+  const emptyNote = h("p", { class: "muted" }, "Nobody is waiting for an answer.");
   const list = h("ul", { class: "requests", tabindex: "0", "aria-label": "Requests in flight" });
   const more = h("p", { class: "muted small" });
   const element = h(
     "section",
     { class: "card", "aria-labelledby": "requests-title", hidden: true },
     h("h2", { id: "requests-title" }, "Requests now ", count),
-    empty,
+    emptyNote,
     list,
     more,
   );
@@ -28,10 +28,12 @@ export function requestsCard(live, modelName = null) {
     element,
     update({ requests }) {
       if (!requests) return attribute(element, "hidden", true);
-      const rows = requests.data.filter((request) => modelName === null || request.model === modelName);
+      const rows = requests.data.filter(
+        (request) => modelName === null || request.model === modelName,
+      );
       attribute(element, "hidden", modelName !== null && !rows.length);
       text(count, modelName === null && rows.length ? number(rows.length + requests.more) : "");
-      attribute(empty, "hidden", rows.length > 0);
+      attribute(emptyNote, "hidden", rows.length > 0);
       attribute(list, "hidden", !rows.length);
       text(
         more,
@@ -52,7 +54,7 @@ export function requestsCard(live, modelName = null) {
 }
 
 function requestRow(live) {
-  let now = null;
+  let request = null;
   const model = h("a", { class: "name" });
   const from = h("span", { class: "muted small" });
   const chip = stateChip();
@@ -60,14 +62,15 @@ function requestRow(live) {
   const age = h("span", { class: "figure" });
   const end = h("button", { type: "button", class: "danger" }, "End");
   end.addEventListener("click", async () => {
-    const { id, model: name, began_at } = now;
-    const sure = await confirm(
+    const { id, model: name, began_at } = request;
+    const isConfirmed = await confirm(
       "End this request?",
       `It was sent to ${name} ${duration(live.now() - began_at)} ago.` +
         " Its client gets an error, and its engine lets go of it.",
       { action: "End", danger: true },
     );
-    if (sure) await attempt(() => call("DELETE", `/admin/requests/${encodeURIComponent(id)}`));
+    if (isConfirmed)
+      await attempt(() => call("DELETE", `/admin/requests/${encodeURIComponent(id)}`));
   });
   return {
     element: h(
@@ -78,25 +81,29 @@ function requestRow(live) {
       age,
       end,
     ),
-    update(one) {
-      now = one;
-      attribute(model, "href", `#/models/${encodeURIComponent(one.model)}`);
-      text(model, one.model);
+    update(latest) {
+      request = latest;
+      attribute(model, "href", `#/models/${encodeURIComponent(latest.model)}`);
+      text(model, latest.model);
       text(
         from,
-        [one.endpoint.replaceAll("_", " "), one.key ? `key ${one.key}` : "no key", one.address]
+        [
+          latest.endpoint.replaceAll("_", " "),
+          latest.key ? `key ${latest.key}` : "no key",
+          latest.address,
+        ]
           .filter(Boolean)
           .join(" · "),
       );
-      chip.update(one.phase);
+      chip.update(latest.phase);
       text(
         so_far,
-        one.first_byte_s === null
+        latest.first_byte_s === null
           ? ""
-          : `${bytes(one.sent_bytes)} so far, first byte after ${latency(one.first_byte_s)}`,
+          : `${bytes(latest.sent_bytes)} so far, first byte after ${latency(latest.first_byte_s)}`,
       );
-      text(age, duration(live.now() - one.began_at));
-      attribute(end, "aria-label", `End the request ${one.id} to ${one.model}`);
+      text(age, duration(live.now() - latest.began_at));
+      attribute(end, "aria-label", `End the request ${latest.id} to ${latest.model}`);
     },
   };
 }

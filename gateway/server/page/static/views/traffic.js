@@ -23,7 +23,7 @@ export function trafficCard(modelName = null) {
       (flow) => flow?.first_p95_s ?? null,
     ],
   ];
-  const empty = h(
+  const emptyNote = h(
     "p",
     { class: "muted", hidden: true },
     "No request was answered in the last 10 minutes.",
@@ -31,9 +31,9 @@ export function trafficCard(modelName = null) {
   const grid = h(
     "div",
     { class: "plots" },
-    plots.map(([one]) => one.element),
+    plots.map(([plot]) => plot.element),
   );
-  let drawn = "";
+  let drawnNames = "";
   return {
     element: h(
       "section",
@@ -44,7 +44,7 @@ export function trafficCard(modelName = null) {
         "Traffic ",
         h("span", { class: "muted small" }, "last 10 minutes"),
       ),
-      empty,
+      emptyNote,
       grid,
     ),
     update({ points, at: now, models }) {
@@ -54,22 +54,22 @@ export function trafficCard(modelName = null) {
       const quiet = !recent.some((point) =>
         names.some((name) => (point.models[name]?.requests ?? 0) > 0),
       );
-      attribute(empty, "hidden", !quiet);
+      attribute(emptyNote, "hidden", !quiet);
       attribute(grid, "hidden", quiet);
       const news = JSON.stringify([recent.at(-1)?.at, recent.length, names]);
-      if (quiet || news === drawn) return;
-      drawn = news;
+      if (quiet || news === drawnNames) return;
+      drawnNames = news;
       const drawnPoints = withGaps(recent, GAP_S);
       const at = drawnPoints.map((point) => point.at);
-      for (const [one, value] of plots) {
+      for (const [plot, value] of plots) {
         const series = names.map((name) => ({
           name,
           values: drawnPoints.map(({ models }) => (models === null ? null : value(models[name]))),
         }));
-        one.update({ at, series, from: now - SPAN_S, to: now });
+        plot.update({ at, series, from: now - SPAN_S, to: now });
       }
     },
-    close: () => plots.forEach(([one]) => one.close()),
+    close: () => plots.forEach(([plot]) => plot.close()),
   };
 }
 
@@ -80,7 +80,7 @@ function busiest(points) {
       sums.set(name, (sums.get(name) ?? 0) + flow.requests);
   return [...sums]
     .filter(([, sum]) => sum > 0)
-    .sort((one, next) => next[1] - one[1])
+    .sort((series, next) => next[1] - series[1])
     .slice(0, MAX_SERIES)
     .map(([name]) => name)
     .sort();

@@ -40,9 +40,9 @@ export function usage() {
 
   function show() {
     const days = everyDay(report.first, report.last);
-    const name = (one) => (by.value === "key" ? one.key || "no key" : one.model);
-    for (const [one, field] of plots) {
-      one.update({
+    const name = (row) => (by.value === "key" ? row.key || "no key" : row.model);
+    for (const [plot, field] of plots) {
+      plot.update({
         at: days,
         series: sums(report.data, name, field, days),
         from: days[0] - DAY_S / 2,
@@ -70,7 +70,7 @@ export function usage() {
     h(
       "div",
       { class: "plots" },
-      plots.map(([one]) => one.element),
+      plots.map(([plot]) => plot.element),
     ),
     rows,
   );
@@ -82,7 +82,7 @@ export function usage() {
       h("h1", {}, "Usage"),
       h("div", { class: "card" }, status, content),
     ),
-    close: () => plots.forEach(([one]) => one.close()),
+    close: () => plots.forEach(([plot]) => plot.close()),
   };
 }
 
@@ -101,17 +101,17 @@ function everyDay(first, last) {
 /** A series for each of the busiest names, and one for all others. */
 function sums(data, nameOf, field, days) {
   const total = new Map();
-  for (const one of data) total.set(nameOf(one), (total.get(nameOf(one)) ?? 0) + one[field]);
+  for (const row of data) total.set(nameOf(row), (total.get(nameOf(row)) ?? 0) + row[field]);
   const busiest = [...total]
-    .sort((one, next) => next[1] - one[1])
+    .sort((series, next) => next[1] - series[1])
     .slice(0, MOST_SERIES)
     .map(([name]) => name);
   const remainder = total.size > busiest.length ? ["all others"] : [];
   const places = new Map(days.map((at, place) => [at, place]));
   const series = new Map([...busiest, ...remainder].map((name) => [name, days.map(() => 0)]));
-  for (const one of data) {
-    const values = series.get(nameOf(one)) ?? series.get("all others");
-    values[places.get(secondsOf(one.day))] += one[field];
+  for (const row of data) {
+    const values = series.get(nameOf(row)) ?? series.get("all others");
+    values[places.get(secondsOf(row.day))] += row[field];
   }
   return [...series].map(([name, values]) => ({ name, values }));
 }
@@ -119,12 +119,12 @@ function sums(data, nameOf, field, days) {
 /** The rows of the table: one for each model and key. */
 function totals(data) {
   const countsByName = new Map();
-  for (const one of data) {
-    const name = JSON.stringify([one.model, one.key]);
-    const before = countsByName.get(name) ?? COUNTS.map(() => 0);
+  for (const row of data) {
+    const name = JSON.stringify([row.model, row.key]);
+    const counts = countsByName.get(name) ?? COUNTS.map(() => 0);
     countsByName.set(
       name,
-      COUNTS.map(([field], place) => before[place] + one[field]),
+      COUNTS.map(([field], place) => counts[place] + row[field]),
     );
   }
   return [...countsByName].map(([name, counts]) => {
