@@ -317,31 +317,31 @@ function write(input, field, value) {
 
 function valueOf(input, field) {
   if (field.kind === "check") return input.checked;
-  const typed = input.value.trim();
-  if (!typed) return null;
-  if (field.kind === "number") return numberOf(typed);
-  if (field.kind === "list") return words(typed);
+  const text = input.value.trim();
+  if (!text) return null;
+  if (field.kind === "number") return numberOf(text);
+  if (field.kind === "list") return words(text);
   if (field.kind === "template") return { text: input.value, name: "" };
   if (isLines(field))
     return Object.fromEntries(
-      typed
+      text
         .split("\n")
         .filter((line) => line.trim())
         .map(field.kind === "flags" ? flagOf : pairOf),
     );
-  if (field.kind === "gpus") return gpusOf(typed);
-  return typed;
+  if (field.kind === "gpus") return gpusOf(text);
+  return text;
 }
 
 /** A number, or the text as it is, for which the gateway has an error. */
 const numberOf = (text) => (/^-?\d+(\.\d+)?$/.test(text) ? Number(text) : text);
 
-/** @param {string} typed */
+/** @param {string} text */
 export const words = (text) => text.split(/[\s,]+/).filter(Boolean);
 
-function gpusOf(typed) {
-  if (typed === "all" || typed === "few") return typed;
-  return /^\d+$/.test(typed) ? Number(typed) : words(typed);
+function gpusOf(text) {
+  if (text === "all" || text === "few") return text;
+  return /^\d+$/.test(text) ? Number(text) : words(text);
 }
 
 const isLines = (field) => ["flags", "texts", "template"].includes(field.kind);
