@@ -137,7 +137,7 @@ class Evictor:
                 or loaded_model.was_evicted
                 or not loaded_model.has_plan
                 or loaded_model.name in moves.hold_reasons
-                or any(replica.leaving for replica in model.replicas)
+                or any(replica.eviction for replica in model.replicas)
             )
             model.waits_for_request = waits_for_request and is_loadable(loaded_model, transitions)
 
@@ -152,7 +152,7 @@ class Evictor:
         replicas = [
             evicted_replica
             for evicted_replica in self._fleet.models[name].all_replicas
-            if evicted_replica.index == index and evicted_replica.leaving is None
+            if evicted_replica.index == index and evicted_replica.eviction is None
         ]
         if replicas:
             # A sleeping copy was counted before.
@@ -161,19 +161,19 @@ class Evictor:
             )
             log.info("leaves", model=name, replica=index, why=eviction.reason)
         for replica in replicas:
-            replica.leaving = eviction
+            replica.eviction = eviction
 
     def _clear_eviction(self, model: ManagedModel, models_by_instance: Mapping[str, str]) -> None:
         """Clear an eviction once the engine is gone, or asleep where that suffices."""
         for replica in model.all_replicas:
-            if replica.leaving is None or replica.is_busy:
+            if replica.eviction is None or replica.is_busy:
                 continue
-            must_stay = replica.is_asleep and not (replica.leaving.ends or model.is_deleting)
+            must_stay = replica.is_asleep and not (replica.eviction.ends or model.is_deleting)
             is_running = replica.attempt is not None or any(
                 attempt.instance_name in models_by_instance for attempt in replica.attempts
             )
             if must_stay or not is_running:
-                replica.leaving, replica.looks_again, model.was_evicted = None, True, True
+                replica.eviction, replica.planning.looks_again, model.was_evicted = None, True, True
                 self._fleet.unblock()
 
     def _note_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
@@ -189,11 +189,11 @@ class Evictor:
             if (giver := self._fleet.models.get(name))
             for copy_of_giver in giver.replicas[index:][:1]
         )
-        is_idle = not any(copy.leaving for copy in copies)
+        is_idle = not any(copy.eviction for copy in copies)
         is_overdue = any(
-            time.monotonic() - waiting_replica.blocked_at > MIN_S
+            time.monotonic() - waiting_replica.planning.blocked_at > MIN_S
             for waiting_replica in model.replicas
-            if waiting_replica.awaited_offers
+            if waiting_replica.planning.awaited_offers
         )
         may_evict = has_requests or model.wish.policy.pinned
         # A copy may be evicted now that could not when the model was planned.
@@ -207,7 +207,11 @@ class Evictor:
         is_first = has_requests and not (model.has_requests or model.serving)
         if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
-                replica.blocked_reason, replica.awaited_offers, replica.is_outdated = None, (), True
+                (
+                    replica.planning.blocked_reason,
+                    replica.planning.awaited_offers,
+                    replica.planning.is_outdated,
+                ) = None, (), True
         model.has_requests = has_requests
 
     def _loaded_models(
@@ -267,11 +271,11 @@ class Evictor:
             used_at=self._times.steady(name, model.used_at or model.created_at),
             requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
             waited_s=demand.get(name),
-            has_plan=any(replica.blocked_reason is None for replica in absent_replicas),
+            has_plan=any(replica.planning.blocked_reason is None for replica in absent_replicas),
             must_evict=model.needs,
             must_stop=model.ends,
-            is_promised_memory=any(replica.awaited_offers for replica in model.replicas),
-            waits_for_request=any(replica.waits_for_request for replica in model.replicas),
+            is_promised_memory=any(replica.planning.awaited_offers for replica in model.replicas),
+            waits_for_request=any(replica.planning.waits_for_request for replica in model.replicas),
             can_start=not all(unable),
             was_evicted=model.was_evicted,
             was_never_loaded=not any(replica.history for replica in model.replicas),
@@ -333,7 +337,7 @@ class Evictor:
 def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
     attempt, woken = replica.attempt, replica.wake_times
     if (
-        replica.leaving is None
+        replica.eviction is None
         and attempt is not None
         and attempt.ready_at is not None
         and attempt.serves
@@ -344,7 +348,7 @@ def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
         start_at, at = woken if woken is not None and woken[1] > attempt.ready_at else load_times
         return Copy(replica.index, "serves", at, at - start_at)
     ended_at = replica.history[-1].ended_at if replica.history else None
-    if replica.leaving is not None:
+    if replica.eviction is not None:
         return Copy(replica.index, "leaves", ended_at or model.created_at)
     if (
         attempt is not None

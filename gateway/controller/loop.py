@@ -96,12 +96,12 @@ class Loop:
         self._settings = settings = launcher.settings
         self._store, self._host, self._launcher = store, launcher.host, launcher
         self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost_cards
-        self._running = RunningEngines(settings.data)
+        self._running_engines = RunningEngines(settings.data)
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.starts = StartRecord(store)
-        self.prepared, self.machines = launcher.host.prepared_views, launcher.host.machines
-        self.passed: Callable[[], object] = lambda: None
+        self.read_prepared, self.machines = launcher.host.prepared_views, launcher.host.machines
+        self.on_pass: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
         self._wake = asyncio.Event()
         self._store_read_at = time.monotonic()
@@ -116,7 +116,13 @@ class Loop:
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
         self._drains = Drains(routes, settings.drain_s)
         attempts = Attempts(
-            store, self._running, launcher, self._gate, signatures, self.fleet.ports, self.starts
+            store,
+            self._running_engines,
+            launcher,
+            self._gate,
+            signatures,
+            self.fleet.ports,
+            self.starts,
         )
         reader = PlanInputReader(planner.hardware, store.fact_texts, settings.data)
         self._inputs = PlanInputWatch(self.fleet, reader, self.wake)
@@ -139,7 +145,7 @@ class Loop:
         self.evictor = Evictor(self.fleet, routes, store, settings, measures, ended_counts)
         self.plan_preview = PlanPreview(planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._publish_new_model, self.wake)
-        routes.demanded = self.wake
+        routes.on_demand = self.wake
 
     def _effects(
         self,
@@ -154,7 +160,12 @@ class Loop:
         return Effects(
             PlanSteps(replica_planner, reader, attempts, launcher, self._gpus),
             StartSteps(
-                replica_planner, attempts, launcher, self._running, self._gate, planner.hardware
+                replica_planner,
+                attempts,
+                launcher,
+                self._running_engines,
+                self._gate,
+                planner.hardware,
             ),
             ProofSteps(self._store, patience_s),
             attempts,
@@ -183,7 +194,7 @@ class Loop:
             self._wake.clear()
             await self._guarded_pass()
             self.health.last_pass = time.monotonic()
-            self.passed()
+            self.on_pass()
             # Yield even after a pass that awaited nothing, so that pending steps can end.
             await asyncio.sleep(0)
             with contextlib.suppress(TimeoutError):
@@ -244,7 +255,7 @@ class Loop:
                 )
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._store.save_attempt, ended_attempt)
-                self._running.remove(ended_attempt.instance_name)
+                self._running_engines.remove(ended_attempt.instance_name)
         grace_s = self._settings.stop_grace_s
         await asyncio.gather(
             *(self._launcher.stop(instance.name, grace_s) for instance in await self._host.list())
@@ -258,7 +269,7 @@ class Loop:
 
     def load(self) -> None:
         """Read wishes and attempts, so that the first request meets no unknown model."""
-        if restored := restore_running(self._store, self._running):
+        if restored := restore_running(self._store, self._running_engines):
             log.warning(
                 "the database was empty, running engines were recorded again", attempts=restored
             )
@@ -401,7 +412,7 @@ class Loop:
         # Records go first, so that they never restore a removed model.
         for replica in replicas:
             for attempt in replica.attempts:
-                self._running.remove(attempt.instance_name)
+                self._running_engines.remove(attempt.instance_name)
                 remove_logs(self._settings.data, attempt.instance_name)
         await asyncio.to_thread(self._store.remove_model, name)
         for endpoint in model.endpoints:
@@ -415,7 +426,7 @@ class Loop:
         """Return the attempts of a trial to its replica once nothing of the trial runs. Attempts
         that measured a plan are dropped."""
         is_running = trial.attempt is not None or trial.instance_among(instances) is not None
-        if is_running or trial.seeks_plan or trial.is_busy:
+        if is_running or trial.succession.seeks_plan or trial.is_busy:
             return
         if trial.generation != TRIAL_GENERATION:
             for attempt in model.replicas[trial.index].remember(*trial.history):

@@ -41,14 +41,14 @@ class MemoryGifts:
         # Each giver is asked, even if another one has not given.
         missing_offers = [
             offer
-            for offer in replica.awaited_offers
+            for offer in replica.planning.awaited_offers
             if not self._is_settled(offer, replica.model, instances)
         ]
-        if replica.awaited_offers and not missing_offers:
-            replica.receive(
+        if replica.planning.awaited_offers and not missing_offers:
+            replica.planning.receive(
                 tuple(
                     offer
-                    for offer in replica.awaited_offers
+                    for offer in replica.planning.awaited_offers
                     if self._fleet.has_given(offer, replica.model)
                 )
             )
@@ -90,7 +90,7 @@ class MemoryGifts:
 def _is_away(replica: ReplicaState, offer: Offer) -> bool:
     """Whether a copy has left its GPUs, by the way that its offer names."""
     is_gone = replica.attempt is None or (offer.how == "sleep" and replica.is_asleep)
-    return is_gone and replica.leaving is None and not replica.is_busy
+    return is_gone and replica.eviction is None and not replica.is_busy
 
 
 def _has_shrunk(attempt: Attempt, offer: Offer) -> bool:
@@ -114,6 +114,7 @@ def _is_larger_engine_running(
 
 def _is_any_replaced(copies: Iterable[ReplicaState]) -> bool:
     return any(
-        copy.unrouted_at is not None or (copy.has_made_room and copy.attempt is not None)
+        copy.succession.unrouted_at is not None
+        or (copy.succession.has_made_room and copy.attempt is not None)
         for copy in copies
     )

@@ -137,7 +137,7 @@ class Orders:
         model.pins, model.answers = {}, {}
         model.setback.clear()
         for replica in model.replicas:
-            replica.blocked_reason, replica.vain_plan = None, None
+            replica.planning.blocked_reason, replica.planning.vain_plan = None, None
             replica.setback.clear()
         self._wake()
         return model

@@ -66,9 +66,11 @@ class PlanInputWatch:
             model.wish.name
             for model in blocked_models
             if any(
-                is_other or inputs[model.wish.name].may_help(replica.vain_plan.basis.inputs)
+                is_other
+                or inputs[model.wish.name].may_help(replica.planning.vain_plan.basis.inputs)
                 for replica in model.all_replicas
-                if replica.blocked_reason is not None and replica.vain_plan is not None
+                if replica.planning.blocked_reason is not None
+                and replica.planning.vain_plan is not None
             )
         }
         if changed_names:
@@ -78,6 +80,6 @@ class PlanInputWatch:
 
 def _is_blocked(model: ManagedModel) -> bool:
     return not model.is_deleting and any(
-        replica.blocked_reason is not None and not replica.awaited_offers
+        replica.planning.blocked_reason is not None and not replica.planning.awaited_offers
         for replica in model.replicas
     )

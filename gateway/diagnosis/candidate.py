@@ -108,7 +108,7 @@ class ProcessTrace:
     """Python says that it ignores the exception."""
     ends_thread: bool = False
     """The exception is ignored because it ends a thread only."""
-    replaces: bool = False
+    replaces_former: bool = False
     """The next exception was raised while the former was handled."""
     has_cause: bool = False
     """The former exception is the direct cause of the next."""
@@ -131,7 +131,7 @@ class ProcessTrace:
     def close(self) -> None:
         """End the message."""
         self.message = self.cut_off = None
-        self.is_in_traceback = self.is_ignored = self.replaces = self.has_cause = False
+        self.is_in_traceback = self.is_ignored = self.replaces_former = self.has_cause = False
         self.lines_left = 0
 
     @property

@@ -58,7 +58,7 @@ class _Traceback(NamedTuple):
         return cls(
             is_traced=process.is_in_traceback,
             is_ignored=process.is_ignored,
-            replaces=process.replaces,
+            replaces=process.replaces_former,
             has_cause=process.has_cause,
             is_framed=process.is_in_traceback or process.cut_off is not None,
             message=process.message if process.lines_left > 0 else None,
@@ -566,7 +566,7 @@ def _read_mark(text: str, process: ProcessTrace) -> bool:
         process.is_ignored, process.is_in_traceback = True, False
         process.ends_thread = "in thread" in text
     elif text.startswith("During handling of the above exception"):
-        process.replaces = True
+        process.replaces_former = True
     elif forms.CAUSE_NOTE.match(text):
         process.has_cause = True
     else:

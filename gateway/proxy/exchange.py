@@ -117,7 +117,7 @@ class Exchange:
             "_upstream",
             "_usage",
         ),
-        *("_wait", "answer", "call", "connection", "content_type", "counted", "endpoint"),
+        *("_wait", "answer", "call", "connection", "content_type", "counters", "endpoint"),
         *("first_byte_at", "id", "keep_alive", "key", "model", "outcome", "plane"),
         *("received_bytes", "replica", "request_head", "started_at", "state", "upload"),
     )
@@ -151,7 +151,7 @@ class Exchange:
         self._quiet_since: float
         self.outcome: Outcome = ""
         self.model = ""  # name of a known model
-        self.counted: Any = None  # state of the meter
+        self.counters: Any = None  # state of the meter
         self.replica: RoutedReplica | None = None
         self._upstream: UpstreamConnection | None = None
         self._usage: TokenUsage | None = None

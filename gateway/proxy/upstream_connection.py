@@ -80,7 +80,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         *(
-            "_bare",
+            "_bytes_after_body",
             "_is_between_chunks",
             "_is_behind_chunk",
             "_is_first",
@@ -116,7 +116,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._previous_head: head_cache.KnownAnswerHead | None = None  # head of the previous answer
         self._parser = httptools.HttpResponseParser(self)
         self._unsent_pieces: list[bytes] = []  # parts of the body from the current read
-        self._bare = 0  # bytes since the last byte of the body
+        self._bytes_after_body = 0  # bytes since the last byte of the body
         self._lines = 0  # number of header lines
         self._is_in_head = self._is_reusable = False
         self._is_first = False  # nothing of the answer has come yet
@@ -134,7 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = exchange
         self.tail.clear()
         self.lead = b""
-        self.sent_bytes = self._bare = self._lines = 0
+        self.sent_bytes = self._bytes_after_body = self._lines = 0
         self.is_over = self.is_sized = self.is_framed = False
         self._is_between_chunks = self._is_behind_chunk = False
         self._is_first = self.is_active = True
@@ -235,10 +235,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._unsent_pieces or self.lead:
             self.flush()
         if self.sent_bytes != sent_bytes:
-            self._bare = 0
+            self._bytes_after_body = 0
             return
-        self._bare += len(data)
-        if self._bare > BARE_BYTES:
+        self._bytes_after_body += len(data)
+        if self._bytes_after_body > BARE_BYTES:
             exchange.take_failure(self, "it sends too many bytes outside the body of its answer")
 
     def _is_chunk(self, data: bytes) -> bool:

@@ -381,7 +381,7 @@ async def _start_events(
         events, loop.fleet.models, front.gpus, lambda: keyring.stored_keys, front.settings
     )
     removed_events = await asyncio.to_thread(observer.begin, store)
-    loop.passed = observer.look
+    loop.on_pass = observer.look
     observer.start(removed_events)
     return events, observer
 

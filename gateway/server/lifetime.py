@@ -83,7 +83,7 @@ class Lifetime:
     async def _announce(self) -> None:
         """Tells the previous gateway and the service manager, once clients are answered."""
         app, workers = self._app, self._front.workers
-        while not app.started():  # noqa: ASYNC110
+        while not app.has_started():  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_S)
         while workers is not None and workers.answering < workers.count:  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_S)

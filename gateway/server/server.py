@@ -252,7 +252,7 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
             own_lock(data_lock)
         app, server, sockets = _server(settings, listeners, is_bound_here=owns_listeners)
         app.stop = partial(_end, server, settings)
-        app.started = lambda: server.started
+        app.has_started = lambda: server.started
         app.lock, app.takeover = data_lock, takeover
         signal.signal(signal.SIGUSR2, _replace_ourselves)
         server.run(sockets=sockets)

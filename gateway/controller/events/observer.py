@@ -299,7 +299,7 @@ _MODEL_VALUES = attrgetter(
         "setback.problem",
     )
 )
-_REPLICA_VALUES = attrgetter("attempt", "status", "progress", "awaited_offers", "leaving")
+_REPLICA_VALUES = attrgetter("attempt", "status", "progress", "planning.awaited_offers", "eviction")
 
 
 def _report(model: ManagedModel) -> ReportedModel:
@@ -328,8 +328,8 @@ def _replica(
     replica: ReplicaState, *, is_trial: bool = False, absence: str = ""
 ) -> ReportedReplica:
     eviction_words = ("trials", absence) if absence else None
-    if replica.leaving is not None:
-        eviction_words = replica.leaving.cause, replica.leaving.reason
+    if replica.eviction is not None:
+        eviction_words = replica.eviction.cause, replica.eviction.reason
     return ReportedReplica(
         replica.index,
         (
@@ -339,7 +339,7 @@ def _replica(
         replica.status,
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,
-        replica.awaited_offers,
+        replica.planning.awaited_offers,
         eviction_words,
         is_trial,
     )

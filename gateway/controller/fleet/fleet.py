@@ -82,9 +82,9 @@ class Fleet:
         for replica in self.replicas():
             if names is not None and replica.model not in names:
                 continue
-            replica.is_outdated = True
-            if not replica.awaited_offers and replica.blocked_reason is not None:
-                replica.blocked_reason, replica.looks_again = None, True
+            replica.planning.is_outdated = True
+            if not replica.planning.awaited_offers and replica.planning.blocked_reason is not None:
+                replica.planning.blocked_reason, replica.planning.looks_again = None, True
 
     def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
         """The engines that have memory now, and their wishes: another value may make room."""
@@ -245,7 +245,7 @@ class Fleet:
         asleep_replicas = [
             replica
             for replica in replicas.values()
-            if replica.is_asleep and replica.leaving is None
+            if replica.is_asleep and replica.eviction is None
         ]
         return leave_offers(
             *(
@@ -297,7 +297,7 @@ class Fleet:
             index >= len(model.replicas)
             or model.trial is not None
             or model.has_pending_changes
-            or model.replicas[index].leaving is not None
+            or model.replicas[index].eviction is not None
             or model.keeps_until > time.monotonic()
         ):
             return ()
@@ -319,7 +319,7 @@ class Fleet:
         awaited_offers = (
             (replica.model, awaited_offer)
             for replica in self.replicas()
-            for awaited_offer in replica.awaited_offers
+            for awaited_offer in replica.planning.awaited_offers
         )
         waiting_offers = sorted(
             (
@@ -389,22 +389,24 @@ class Fleet:
         must_stay = not (
             model.is_stopped
             or model.hold
-            or replica.leaving
+            or replica.eviction
             or model.is_deleting
             or model.trial is replica
         )
         comes = (
             replica.attempt is None
-            and replica.blocked_reason is None
+            and replica.planning.blocked_reason is None
             and replica.status.state != "quarantined"
         )
         if must_stay and comes and (plan := outlived_plan(replica)) is not None:
             yield from ((uuid, plan.memory.promised_bytes) for uuid in plan.devices)
         elif must_stay and replica.attempt is None:
             awaited_gifts = (
-                offer for offer in replica.awaited_offers if self.has_given(offer, replica.model)
+                offer
+                for offer in replica.planning.awaited_offers
+                if self.has_given(offer, replica.model)
             )
-            yield from gift_bytes((*replica.gifts, *awaited_gifts)).items()
+            yield from gift_bytes((*replica.planning.gifts, *awaited_gifts)).items()
 
     def has_given(self, offer: Offer, requester: str) -> bool:
         """Whether a replica has given KV cache to this requester. A requester that came later gets
@@ -442,7 +444,7 @@ class Fleet:
                     model = self.models[replica.model]
                     ending = (
                         model.is_deleting
-                        or replica.leaving is not None
+                        or replica.eviction is not None
                         or attempt is not replica.attempt
                     )
                     stage: Stage = "stopping" if ending else replica.stage

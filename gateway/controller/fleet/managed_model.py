@@ -48,17 +48,12 @@ _INQUIRY_RETRY_S = 600.0
 
 
 @dataclass
-class ReplicaState:
-    """One replica in memory: its records, its observation, and the work under way."""
+class ReplicaPlanning:
+    """The planning of one replica: the reason without a plan, and offers of other models.
 
-    model: str
-    index: int
-    attempt: Attempt | None = None
-    history: list[Attempt] = field(default_factory=list)
-    watcher: Watcher | None = None
-    task: asyncio.Task[None] | None = None
-    is_stopping: bool = False
-    progress: str = ""
+    An absent plan is no state for ever: the replica is planned again by `looks_again` or by time.
+    """
+
     blocked_reason: str | None = None
     blocked_at: float = 0.0
     looks_again: bool = False
@@ -73,23 +68,94 @@ class ReplicaState:
     """Offers of other models that it waits for before it is planned."""
     gifts: tuple[Offer, ...] = ()
     """The gifts of others for it, reserved until it has a plan."""
-    gave_to: frozenset[str] = frozenset()
-    """The models for which it last gave KV cache."""
     requested_copies: set[tuple[str, int, str]] = field(default_factory=set)
     """The copies last asked to give, and how, since it last had a plan."""
     waits_for_request: bool = False
     """There is room once other models are evicted, which a request causes."""
-    status: Rest = Rest("starting")
-    generation: int = 0
-    """The generation of the wish that it is planned by."""
+    intended_plan: Plan | None = None
+    """The plan with the offers that it waits for."""
+
+    @property
+    def replan_s(self) -> float:
+        """Seconds from a block to the next plan without a known change: a Hub may answer again."""
+        return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _MAX_REPLAN_S)
+
+    def block(self, reason: str) -> None:
+        """Note that nothing can be started for now."""
+        self.blocked_reason, self.blocked_at = reason, time.monotonic()
+        self.awaited_offers, self.gifts, self.waits_for_request = (), (), False
+
+    def rest_as_before(self, vain_plan: VainPlan) -> None:
+        """Note that nothing has changed since its last plan, which found nothing."""
+        self.block(vain_plan.reason)
+        self.blocked_at, self.waits_for_request = vain_plan.at, vain_plan.waits_for_request
+
+    def wait_for(self, offers: tuple[Offer, ...], intended_plan: Plan | None = None) -> bool:
+        """Note that other models must give these offers first.
+
+        Returns whether the set of givers has changed.
+        """
+        self.block("waits: " + "; ".join(offer.words for offer in offers))
+        former_copies = self.requested_copies
+        self.requested_copies = {(offer.model, offer.replica, offer.how) for offer in offers}
+        self.awaited_offers, self.intended_plan = offers, intended_plan
+        return self.requested_copies != former_copies
+
+    def receive(self, gifts: tuple[Offer, ...]) -> None:
+        """Note that the gifts have arrived. The memory of the gifts is reserved until the replica
+        is planned."""
+        self.blocked_reason, self.awaited_offers, self.gifts = None, (), gifts
+
+    def wait_for_request(
+        self, reason: str, offers: tuple[Offer, ...], *, needs_request: bool
+    ) -> None:
+        """Note that there is no plan now, but a waiting request would get these offers.
+
+        `needs_request`: a request waits already.
+        """
+        remedy = (
+            "It is loaded once other models may be unloaded"
+            if needs_request
+            else "A request loads it by this"
+        )
+        self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in offers)}")
+        self.waits_for_request = True
+
+
+@dataclass
+class Succession:
+    """The part of one replica in a change of its model's wish: the replica may be the trial, or the
+    predecessor whose engine makes room."""
+
     seeks_plan: bool = False
     """A trial of a changed wish, which gets another plan where one fails."""
     lacks_room: bool = False
     """The trial does not fit beside the serving engine."""
     must_be_replaced: bool = False
     """Its successor takes its place, as nothing fits beside it."""
-    intended_plan: Plan | None = None
-    """The plan with the offers that it waits for."""
+    unrouted_at: float | None = None
+    """When its engine left the routes for a successor. It answers its last requests, and stops."""
+    has_made_room: bool = False
+    """Its serving engine stopped for a successor that does not serve yet."""
+
+
+@dataclass
+class ReplicaState:
+    """One replica in memory: its records, its observation, and the work under way."""
+
+    model: str
+    index: int
+    attempt: Attempt | None = None
+    history: list[Attempt] = field(default_factory=list)
+    watcher: Watcher | None = None
+    task: asyncio.Task[None] | None = None
+    is_stopping: bool = False
+    progress: str = ""
+    gave_to: frozenset[str] = frozenset()
+    """The models for which it last gave KV cache."""
+    status: Rest = Rest("starting")
+    generation: int = 0
+    """The generation of the wish that it is planned by."""
     preparation: Preparation | None = None
     """The files of its start, brought and read ahead."""
     early_inquiry: asyncio.Task[None] | None = None
@@ -98,16 +164,14 @@ class ReplicaState:
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     conditions: StartConditions = StartConditions()
     """The conditions under which its present engine started."""
-    unrouted_at: float | None = None
-    """When its engine left the routes for a successor. It answers its last requests, and stops."""
-    has_made_room: bool = False
-    """Its serving engine stopped for a successor that does not serve yet."""
     spent_attempt: int | None = None
     """The attempt whose engine could not fall asleep or wake up. It ends."""
-    leaving: Eviction | None = None
+    eviction: Eviction | None = None
     """Its eviction: it gets no request until its engine is stopped or asleep."""
     wake_times: tuple[float, float] | None = None
     """When its engine was last told to wake up, and when it answered; None: it never slept."""
+    planning: ReplicaPlanning = field(default_factory=ReplicaPlanning)
+    succession: Succession = field(default_factory=Succession)
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -185,11 +249,6 @@ class ReplicaState:
         )
         return leftovers[0] if is_replaced else None
 
-    @property
-    def replan_s(self) -> float:
-        """Seconds from a block to the next plan without a known change: a Hub may answer again."""
-        return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _MAX_REPLAN_S)
-
     def swap_engines(self, neighbour: ReplicaState) -> None:
         """Exchange the engines of two replicas, with all that belongs to them."""
         self.attempt, neighbour.attempt = neighbour.attempt, self.attempt
@@ -198,62 +257,8 @@ class ReplicaState:
 
     def end_change(self) -> None:
         """Note that its engine serves the changed wish."""
-        self.must_be_replaced = self.has_made_room = False
-        self.unrouted_at = self.blocked_reason = None
-
-    def block(self, reason: str) -> None:
-        """Note that nothing can be started for now."""
-        (
-            self.blocked_reason,
-            self.blocked_at,
-            self.awaited_offers,
-            self.gifts,
-            self.waits_for_request,
-        ) = (
-            reason,
-            time.monotonic(),
-            (),
-            (),
-            False,
-        )
-
-    def rest_as_before(self, vain_plan: VainPlan) -> None:
-        """Note that nothing has changed since its last plan, which found nothing."""
-        self.block(vain_plan.reason)
-        self.blocked_at, self.waits_for_request = vain_plan.at, vain_plan.waits_for_request
-
-    def wait_for(self, offers: tuple[Offer, ...], intended: Plan | None = None) -> bool:
-        """Note that other models must give these offers first.
-
-        Returns whether the set of givers has changed.
-        """
-        self.block("waits: " + "; ".join(offer.words for offer in offers))
-        former_copies, self.requested_copies = (
-            self.requested_copies,
-            {(offer.model, offer.replica, offer.how) for offer in offers},
-        )
-        self.awaited_offers, self.intended_plan = offers, intended
-        return self.requested_copies != former_copies
-
-    def receive(self, gifts: tuple[Offer, ...]) -> None:
-        """Note that the gifts have arrived. The memory of the gifts is reserved until the replica
-        is planned."""
-        self.blocked_reason, self.awaited_offers, self.gifts = None, (), gifts
-
-    def wait_for_request(
-        self, reason: str, offers: tuple[Offer, ...], *, needs_request: bool
-    ) -> None:
-        """Note that there is no plan now, but a waiting request would get these offers.
-
-        `needs_request`: a request waits already.
-        """
-        remedy = (
-            "It is loaded once other models may be unloaded"
-            if needs_request
-            else "A request loads it by this"
-        )
-        self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in offers)}")
-        self.waits_for_request = True
+        self.succession.must_be_replaced = self.succession.has_made_room = False
+        self.succession.unrouted_at = self.planning.blocked_reason = None
 
     def end_preparation(self) -> None:
         if self.preparation is not None:
@@ -303,7 +308,7 @@ class ReplicaState:
 
     @property
     def phase(self) -> str:
-        waits = self.blocked_reason if self.awaited_offers and self.blocked_reason else "starting"
+        waits = (self.planning.awaited_offers and self.planning.blocked_reason) or "starting"
         if self.is_asleep:
             return self.progress or waits
         return self.progress or (self.watcher.observation.phase if self.watcher else waits)
@@ -418,7 +423,7 @@ class ManagedModel:
     @property
     def needs(self) -> tuple[Place, ...]:
         """The copies of other models that must be evicted before it can be loaded."""
-        offers = (offer for replica in self.replicas for offer in replica.awaited_offers)
+        offers = (offer for replica in self.replicas for offer in replica.planning.awaited_offers)
         return tuple(
             sorted({(offer.model, offer.replica) for offer in offers if offer.how != "surplus"})
         )
@@ -426,7 +431,7 @@ class ManagedModel:
     @property
     def ends(self) -> tuple[Place, ...]:
         """The needed copies that must stop, as sleep would free too little."""
-        offers = (offer for replica in self.replicas for offer in replica.awaited_offers)
+        offers = (offer for replica in self.replicas for offer in replica.planning.awaited_offers)
         return tuple(
             sorted({(offer.model, offer.replica) for offer in offers if offer.how == "stop"})
         )

@@ -36,17 +36,17 @@ REPLICA_FIELDS = (
         "task",
         "status",
         "progress",
-        "blocked_reason",
-        "blocked_at",
-        "looks_again",
-        "awaited_offers",
+        "planning.blocked_reason",
+        "planning.blocked_at",
+        "planning.looks_again",
+        "planning.awaited_offers",
     ),
     *(
-        "gifts",
+        "planning.gifts",
         "generation",
-        "leaving",
-        "waits_for_request",
-        "unrouted_at",
+        "eviction",
+        "planning.waits_for_request",
+        "succession.unrouted_at",
         "setback.problem",
     ),
 )
@@ -54,8 +54,16 @@ _MODEL_VALUES = attrgetter(*MODEL_FIELDS)
 _REPLICA_VALUES = attrgetter(*REPLICA_FIELDS)
 _ENDPOINT_VALUES = attrgetter("replica", "state", "detail", "was_contacted")
 _REPLICA_WORK = attrgetter(
-    *("attempt", "task", "watcher", "awaited_offers", "leaving", "preparation", "early_inquiry"),
-    *("unrouted_at", "looks_again", "setback.problem"),
+    *(
+        "attempt",
+        "task",
+        "watcher",
+        "planning.awaited_offers",
+        "eviction",
+        "preparation",
+        "early_inquiry",
+    ),
+    *("succession.unrouted_at", "planning.looks_again", "setback.problem"),
 )
 
 
@@ -150,8 +158,8 @@ class RestingModels:
 
 def _next_look(model: ManagedModel, now_s: float) -> float:
     looks = [
-        replica.blocked_at + replica.replan_s
+        replica.planning.blocked_at + replica.planning.replan_s
         for replica in model.replicas
-        if replica.blocked_reason is not None
+        if replica.planning.blocked_reason is not None
     ]
     return min([now_s + _MAX_REST_S, *looks])

@@ -126,7 +126,7 @@ def route(
     abilities = model.abilities
     state, detail = status(model)
     if state == "ready" and not replicas and not frozen_names:
-        leaves = next((replica.leaving for replica in model.replicas if replica.leaving), None)
+        leaves = next((replica.eviction for replica in model.replicas if replica.eviction), None)
         state, detail = (
             ("stopping", leaves.reason)
             if leaves is not None
@@ -134,7 +134,8 @@ def route(
         )
     # No request fails during a change: requests between two engines wait for the next one.
     is_between = model.has_pending_changes or any(
-        replica.has_made_room or replica.unrouted_at is not None for replica in model.replicas
+        replica.succession.has_made_room or replica.succession.unrouted_at is not None
+        for replica in model.replicas
     )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if is_between else 0.0)
     return routing.ModelRoute(
@@ -191,8 +192,8 @@ def _routed_replicas(
         for replica in model.replicas
         if replica.attempt is not None
         and replica.attempt.serves
-        and replica.unrouted_at is None
-        and replica.leaving is None
+        and replica.succession.unrouted_at is None
+        and replica.eviction is None
         and (instance := running_instances.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]

@@ -96,15 +96,14 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
     replica = ReplicaState(
         name, index, live[0] if live else None, generation=_generation(model, past)
     )
-    replica.has_made_room = _has_made_room(past)
+    replica.succession.has_made_room = _has_made_room(past)
     if (
         len(live) > 1
         and model.trial is None
         and live[0].generation != live[1].generation == model.wanted_generation
     ):
-        model.trial = ReplicaState(
-            name, index, live[1], generation=model.wanted_generation, seeks_plan=True
-        )
+        model.trial = ReplicaState(name, index, live[1], generation=model.wanted_generation)
+        model.trial.succession.seeks_plan = True
     trial_attempt = model.trial.attempt if model.trial is not None else None
     ended_attempts = [
         past_attempt

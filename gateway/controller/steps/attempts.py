@@ -87,7 +87,7 @@ class Attempts:
         await asyncio.to_thread(
             self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, memory_bytes)
         )
-        replica.attempt, replica.has_made_room = ready, False
+        replica.attempt, replica.succession.has_made_room = ready, False
         if phases:
             await self._starts.add(ready, replica.conditions)
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
@@ -146,7 +146,7 @@ class Attempts:
         await asyncio.to_thread(self._store.save_attempt, ended_attempt)
         replica.attempt = None
         forgotten_attempts = replica.remember(ended_attempt)
-        replica.block(str(error))
+        replica.planning.block(str(error))
         log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         await self._remove_logs(forgotten_attempts)
 

@@ -37,7 +37,8 @@ class ChangeSteps:
     async def attend(self, model: ManagedModel) -> bool:
         """Take the next step of the model. Returns whether there was one. Raises StoreError."""
         if model.is_deleting or not (
-            model.has_pending_changes or (model.trial is not None and model.trial.seeks_plan)
+            model.has_pending_changes
+            or (model.trial is not None and model.trial.succession.seeks_plan)
         ):
             return False
         is_new = model.wanted_generation != model.generation
@@ -50,17 +51,18 @@ class ChangeSteps:
         match step:
             case changes.TryBeside(index):
                 model.trial = ReplicaState(
-                    model.wish.name, index, generation=model.wanted_generation, seeks_plan=True
+                    model.wish.name, index, generation=model.wanted_generation
                 )
+                model.trial.succession.seeks_plan = True
             case changes.Adopt():
                 await self._trials.adopt(model)
             case changes.EndTrial():
                 await self._trials.end(model)
             case changes.GoInPlace(index):
-                model.replicas[index].must_be_replaced = True
+                model.replicas[index].succession.must_be_replaced = True
                 await self._trials.end(model)
             case changes.StopRouting(index):
-                model.replicas[index].unrouted_at = time.monotonic()
+                model.replicas[index].succession.unrouted_at = time.monotonic()
             case changes.Replace(index):
                 if not await self._replace(model.replicas[index], model.wanted_generation):
                     return False
@@ -91,8 +93,8 @@ class ChangeSteps:
             ReplicaState(model.wish.name, index, generation=model.generation) for index in indices
         ]
         for replica in model.replicas[count:]:
-            if replica.unrouted_at is None:
-                replica.unrouted_at = time.monotonic()
+            if replica.succession.unrouted_at is None:
+                replica.succession.unrouted_at = time.monotonic()
             elif not self._replica(model, replica).answers:
                 await self._drop(model, replica)
 
@@ -107,14 +109,14 @@ class ChangeSteps:
                 replica.task.cancel()
             return False
         attempt, replica.attempt = replica.attempt, None
-        replica.has_made_room |= attempt is not None and attempt.state == "ready"
+        replica.succession.has_made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
         (
             replica.generation,
-            replica.must_be_replaced,
-            replica.unrouted_at,
-            replica.blocked_reason,
+            replica.succession.must_be_replaced,
+            replica.succession.unrouted_at,
+            replica.planning.blocked_reason,
         ) = (
             generation,
             False,
@@ -139,14 +141,14 @@ class ChangeSteps:
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
         attempt = replica.attempt
         is_serving = attempt is not None and attempt.serves
-        is_unrouted = replica.unrouted_at is not None
+        is_unrouted = replica.succession.unrouted_at is not None
         return ReplicaStatus(
             replica.index,
             replica.generation,
             serves=is_serving,
             is_starting=not is_serving
             and replica.status.state in ("starting", "verifying", "backing_off"),
-            must_be_replaced=replica.must_be_replaced,
+            must_be_replaced=replica.succession.must_be_replaced,
             is_unrouted=is_unrouted,
             answers=is_unrouted
             and attempt is not None
@@ -167,7 +169,7 @@ def _failure_reason(model: ManagedModel, replica: ReplicaState) -> str:
     ]
     if failures:
         return f"{failures[-1].kind}: {failures[-1].message}"
-    return replica.blocked_reason or ""
+    return replica.planning.blocked_reason or ""
 
 
 def _trial(model: ManagedModel) -> TrialStatus | None:
@@ -181,11 +183,11 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
 def _trial_state(model: ManagedModel, trial: ReplicaState) -> tuple[TrialState, str]:
     """The state of the trial, and the reason of a failure."""
     attempt = trial.attempt
-    if not trial.seeks_plan:
+    if not trial.succession.seeks_plan:
         return ("stops", "") if attempt is None else ("unrelated", "")
     if attempt is not None:
         return ("ready", "") if attempt.state == "ready" else ("starts", "")
-    if trial.lacks_room:
+    if trial.succession.lacks_room:
         # Its engines had room, and failed: no serving engine stops for another try.
         failure = _last_failure(model, trial)
         if failure is None:

@@ -57,17 +57,17 @@ class PlanSteps:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._replica_planner.turns.turn(partial(_urgency, model, replica)):
                 # Changes during the wait are part of this plan.
-                replica.is_outdated = False
+                replica.planning.is_outdated = False
                 basis = await self._basis(model, room)
                 if self._rests(model, replica, basis):
                     return
-                replica.vain_plan = None
+                replica.planning.vain_plan = None
                 result = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
                     model, result, room, in_place
                 ):
-                    replica.lacks_room = True
-                    replica.block("there is no room beside what serves")
+                    replica.succession.lacks_room = True
+                    replica.planning.block("there is no room beside what serves")
                     return
                 if await self._take(model, replica, result):
                     return
@@ -78,12 +78,16 @@ class PlanSteps:
             if asks_engine:
                 await self._ask(model, replica, result.engines_to_ask[0], room)
         except FitserveError as error:
-            replica.block(str(error))
+            replica.planning.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
             self._note(model, replica, basis, room)
-            if replica.is_outdated and replica.attempt is None and not replica.awaited_offers:
-                replica.blocked_reason, replica.looks_again = None, True
+            if (
+                replica.planning.is_outdated
+                and replica.attempt is None
+                and not replica.planning.awaited_offers
+            ):
+                replica.planning.blocked_reason, replica.planning.looks_again = None, True
 
     async def _basis(self, model: ManagedModel, room: CurrentContext) -> PlanBasis:
         inputs = await self._reader.read([model])
@@ -92,12 +96,12 @@ class PlanSteps:
     @staticmethod
     def _rests(model: ManagedModel, replica: ReplicaState, basis: PlanBasis) -> bool:
         """Whether nothing has changed that may give it a plan. Equal plans are made once."""
-        if not replica.looks_again or model.asks or replica.vain_plan is None:
+        if not replica.planning.looks_again or model.asks or replica.planning.vain_plan is None:
             return False
-        if basis.may_help(replica.vain_plan.basis):
-            replica.vain_looks = 0
+        if basis.may_help(replica.planning.vain_plan.basis):
+            replica.planning.vain_looks = 0
             return False
-        replica.rest_as_before(replica.vain_plan)
+        replica.planning.rest_as_before(replica.planning.vain_plan)
         return True
 
     @staticmethod
@@ -109,24 +113,27 @@ class PlanSteps:
     ) -> None:
         """Note the basis of a plan that found nothing, until the next plan."""
         is_vain = (
-            replica.blocked_reason is not None
-            and not replica.awaited_offers
-            and not replica.lacks_room
+            replica.planning.blocked_reason is not None
+            and not replica.planning.awaited_offers
+            and not replica.succession.lacks_room
         )
-        if basis is None or not is_vain or replica.vain_plan is not None:
+        if basis is None or not is_vain or replica.planning.vain_plan is not None:
             return
         if room_of(room()) != basis.room:
             # An engine was asked meanwhile, and the last plan may be of either room.
             basis = basis._replace(room=basis.room._replace(remaining_bytes=None))
         basis = basis._replace(answers=_answers(model))
-        replica.vain_plan = VainPlan(
-            basis, replica.blocked_reason or "", replica.waits_for_request, replica.blocked_at
+        replica.planning.vain_plan = VainPlan(
+            basis,
+            replica.planning.blocked_reason or "",
+            replica.planning.waits_for_request,
+            replica.planning.blocked_at,
         )
 
     async def _take(self, model: ManagedModel, replica: ReplicaState, result: PlanResult) -> bool:
         """Begin the plan, or wait for the others that give. Returns whether there is one."""
         if result.needed_offers:
-            if replica.wait_for(result.needed_offers, result.plan):
+            if replica.planning.wait_for(result.needed_offers, result.plan):
                 log.warning(
                     "others give",
                     model=replica.model,
@@ -171,7 +178,7 @@ class PlanSteps:
         if room().if_asked:
             later_result = await self._replica_planner.decide(model, room, "leave")
             if later_result.needed_offers:
-                replica.wait_for_request(
+                replica.planning.wait_for_request(
                     reason, later_result.needed_offers, needs_request=model.asks
                 )
                 model.waits_for_request = True
@@ -201,8 +208,8 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.vain_looks, replica.vain_plan = 0, None
-        replica.attempt, replica.requested_copies, replica.gifts = (
+        replica.planning.vain_looks, replica.planning.vain_plan = 0, None
+        replica.attempt, replica.planning.requested_copies, replica.planning.gifts = (
             await self._attempts.begin(replica, plan),
             set(),
             (),
@@ -220,7 +227,7 @@ class PlanSteps:
 def _urgency(model: ManagedModel, replica: ReplicaState) -> Urgency:
     if model.asks:
         return Urgency.REQUEST
-    return Urgency.REPEATED if replica.looks_again else Urgency.UNPLANNED
+    return Urgency.REPEATED if replica.planning.looks_again else Urgency.UNPLANNED
 
 
 def _answers(model: ManagedModel) -> tuple[object, ...]:

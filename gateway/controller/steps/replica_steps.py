@@ -139,11 +139,13 @@ class ReplicaSteps:
             backoff_max_s=self._settings.backoff_max_s,
         )
         # A look for room without a waiting request is not shown as a start.
-        replica.looks_again = replica.looks_again and replica.attempt is None and not model.asks
+        replica.planning.looks_again = (
+            replica.planning.looks_again and replica.attempt is None and not model.asks
+        )
         match action:
             case Rest():
-                if not (replica.looks_again and action.state == "starting"):
-                    replica.status, replica.looks_again = action, False
+                if not (replica.planning.looks_again and action.state == "starting"):
+                    replica.status, replica.planning.looks_again = action, False
                 if not replica.is_busy:
                     replica.setback.clear()
             case reconcile.Stop():
@@ -161,14 +163,18 @@ class ReplicaSteps:
 
     @staticmethod
     def _look_again_after_a_while(replica: ReplicaState) -> None:
-        waited_s = time.monotonic() - replica.blocked_at
+        waited_s = time.monotonic() - replica.planning.blocked_at
         if (
-            replica.blocked_reason is not None
-            and not replica.awaited_offers
-            and waited_s > replica.replan_s
+            replica.planning.blocked_reason is not None
+            and not replica.planning.awaited_offers
+            and waited_s > replica.planning.replan_s
         ):
-            replica.blocked_reason, replica.looks_again, replica.vain_plan = None, True, None
-            replica.vain_looks += 1
+            (
+                replica.planning.blocked_reason,
+                replica.planning.looks_again,
+                replica.planning.vain_plan,
+            ) = None, True, None
+            replica.planning.vain_looks += 1
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:
         """Prepare the next start while others leave for it, and end preparations that no start
@@ -176,12 +182,12 @@ class ReplicaSteps:
         if not _is_prepared(model, replica):
             replica.end_preparation()
         elif (
-            replica.awaited_offers
+            replica.planning.awaited_offers
             and model.is_next
             and replica.preparation is None
-            and replica.intended_plan is not None
+            and replica.planning.intended_plan is not None
         ):
-            self._effects.starts.prepare(model, replica, replica.intended_plan)
+            self._effects.starts.prepare(model, replica, replica.planning.intended_plan)
 
     async def _watch(
         self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
@@ -208,7 +214,7 @@ class ReplicaSteps:
     def _snapshot(
         self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
     ) -> ReplicaSnapshot:
-        attempt, eviction, watcher = replica.attempt, replica.leaving, replica.watcher
+        attempt, eviction, watcher = replica.attempt, replica.eviction, replica.watcher
         observation = watcher.observation if watcher else Observation(phase=replica.phase)
         if attempt is not None and (loss := self._gpus.failure(attempt.plan.gpus)) is not None:
             observation = observation.evolve(proof=observation.proof or loss)
@@ -216,7 +222,9 @@ class ReplicaSteps:
         return ReplicaSnapshot(
             # A trial is not started again, unless it tries a changed wish.
             is_wanted=not model.is_deleting
-            and (attempt is not None or replica is not model.trial or replica.seeks_plan),
+            and (
+                attempt is not None or replica is not model.trial or replica.succession.seeks_plan
+            ),
             policy=model.wish_of(replica).policy,
             attempt=attempt,
             history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
@@ -224,7 +232,9 @@ class ReplicaSteps:
             observation=observation,
             tail=tuple(watcher.tail) if watcher else (),
             planning=PlanState(
-                replica.blocked_reason, bool(replica.awaited_offers), replica.waits_for_request
+                replica.planning.blocked_reason,
+                bool(replica.planning.awaited_offers),
+                replica.planning.waits_for_request,
             ),
             demand=Demand(
                 model.hold or model.absence,
@@ -255,7 +265,7 @@ class ReplicaSteps:
         context = partial(self._fleet.planning_context, model, replica)
         match action:
             case reconcile.MakePlan():
-                if not replica.looks_again:
+                if not replica.planning.looks_again:
                     replica.status = Rest("starting", "planning")
                 in_place = partial(context, is_in_place=True)
                 self._start(replica, name, effects.plans.plan(model, replica, context, in_place))
@@ -355,15 +365,15 @@ def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
         return replica.attempt.state == "starting"
     return (
         replica.is_busy
-        or bool(replica.awaited_offers)
-        or (model.asks and replica.blocked_reason is None)
+        or bool(replica.planning.awaited_offers)
+        or (model.asks and replica.planning.blocked_reason is None)
     )
 
 
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:
     """Whether another copy of the model serves and stays."""
     return any(
-        sibling is not replica and sibling.leaving is None
+        sibling is not replica and sibling.eviction is None
         for sibling in model.replicas
         if sibling.attempt and sibling.attempt.serves
     )

@@ -50,13 +50,13 @@ class ShrinkSteps:
                 )
             if new_plan is None or new_plan.memory.promised_bytes > offer.keeps:
                 raise NoPlan("no smaller plan was found")
-            replica.unrouted_at = time.monotonic()
+            replica.succession.unrouted_at = time.monotonic()
             await self._drains.wait_until_drained(old_attempt.instance_name)
             attempt, now = await self._attempts.begin(replica, new_plan), replica.attempt
             if now is None or now.id != old_attempt.id:
                 await self._attempts.drop(attempt)
                 return
-            replica.attempt, replica.has_made_room, replica.gave_to = (
+            replica.attempt, replica.succession.has_made_room, replica.gave_to = (
                 attempt,
                 True,
                 frozenset(requester),
@@ -67,4 +67,4 @@ class ShrinkSteps:
             model.keeps_until = time.monotonic() + _RETRY_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))
         finally:
-            replica.unrouted_at = None
+            replica.succession.unrouted_at = None

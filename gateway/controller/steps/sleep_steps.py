@@ -144,9 +144,9 @@ class SleepSteps:
         replica.status = Rest("ready")
         (
             replica.wake_times,
-            replica.blocked_reason,
-            replica.awaited_offers,
-            replica.requested_copies,
+            replica.planning.blocked_reason,
+            replica.planning.awaited_offers,
+            replica.planning.requested_copies,
         ) = (
             (at, time.time()),
             None,
@@ -200,7 +200,7 @@ class SleepSteps:
         """Whether others can leave to free the missing bytes. The replica waits for them."""
         evictions = [offer for offer in offers if offer.how != "surplus"]
         needed_offers = offers_to_wake(missing_bytes, evictions) or ()
-        if needed_offers and replica.wait_for(needed_offers):
+        if needed_offers and replica.planning.wait_for(needed_offers):
             log.warning(
                 "others leave", model=replica.model, takes=[offer.words for offer in needed_offers]
             )
@@ -289,7 +289,7 @@ def _give_up_waking(
 ) -> None:
     """Leave a spare engine asleep, and end any other that lacks room."""
     if is_spare:
-        replica.block(
+        replica.planning.block(
             f"a copy of it sleeps: it lacks {gib(max(missing_bytes.values()))} of a GPU's memory,"
             " which others have"
         )

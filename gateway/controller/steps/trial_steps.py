@@ -47,7 +47,7 @@ class TrialSteps:
         """
         model.absence = _TRIAL_REASON
         for replica in model.replicas:
-            replica.unrouted_at = time.monotonic()
+            replica.succession.unrouted_at = time.monotonic()
         self._wake()
         for replica in model.replicas:
             if replica.attempt is not None:
@@ -56,7 +56,7 @@ class TrialSteps:
             attempt, replica.attempt = replica.attempt, None
             if attempt is not None:
                 await self._attempts.end(replica, attempt, _TRIAL_END)
-            replica.unrouted_at = None
+            replica.succession.unrouted_at = None
         self._wake()
 
     def come_back(self, model: ManagedModel) -> None:
@@ -65,7 +65,7 @@ class TrialSteps:
             return
         model.absence = ""
         for replica in model.replicas:
-            replica.unrouted_at = None
+            replica.succession.unrouted_at = None
         self._wake()
 
     async def adopt(self, model: ManagedModel) -> None:
@@ -81,7 +81,7 @@ class TrialSteps:
         replica.swap_engines(trial)
         replica.status = trial.status
         replica.end_change()
-        trial.attempt, trial.seeks_plan = None, False
+        trial.attempt, trial.succession.seeks_plan = None, False
         if old_attempt is not None:
             await self._attempts.end(trial, old_attempt)
 
@@ -90,7 +90,7 @@ class TrialSteps:
         trial = model.trial
         if trial is None:
             return
-        trial.seeks_plan = False
+        trial.succession.seeks_plan = False
         if trial.task is not None and not trial.is_stopping:
             trial.task.cancel()
         if trial.attempt is not None:

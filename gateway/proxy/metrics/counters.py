@@ -304,11 +304,11 @@ class Metrics(Meter):
         series = self._series.get((exchange.model, exchange.endpoint.name)) or self._series_of(
             exchange
         )
-        exchange.counted = series
+        exchange.counters = series
         series.in_flight += 1
 
     def count_first_byte(self, exchange: Exchange) -> None:
-        series: _Series = exchange.counted or self._series_of(exchange)
+        series: _Series = exchange.counters or self._series_of(exchange)
         histogram = series.first_byte
         seconds = exchange.first_byte_at - exchange.started_at
         histogram.counts[bisect_left(FIRST_BYTES, seconds)] += 1
@@ -325,7 +325,7 @@ class Metrics(Meter):
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
     def count_end(self, exchange: Exchange) -> None:
-        series: _Series = exchange.counted or self._series_of(exchange)
+        series: _Series = exchange.counters or self._series_of(exchange)
         series.in_flight -= 1
         if exchange.outcome == "unreachable":
             self._count_failure(exchange.model, "unreachable")
@@ -334,7 +334,7 @@ class Metrics(Meter):
         outcome, status = exchange.outcome, exchange.answer.status // 100
         if outcome == "refused":
             return  # `count_refusal` follows
-        series: _Series = exchange.counted or self._series_of(exchange)
+        series: _Series = exchange.counters or self._series_of(exchange)
         duration, result = series.duration, (outcome, status)
         series.outcomes[result] = series.outcomes.get(result, 0) + 1
         seconds = exchange.plane.loop.time() - exchange.started_at

@@ -52,7 +52,7 @@ class Routes:
         self._queue_per_model = queue_per_model
         self._is_scheduled = False
         self._table = table or RouteTable({})
-        self.demanded: Callable[[], object] = _ignore_demand
+        self.on_demand: Callable[[], object] = _ignore_demand
         """Called when the first request begins to wait for a model without a replica."""
 
     @property
@@ -153,7 +153,7 @@ class Routes:
         if len(queue.waits_by_request) == 1:
             route = self._table.models.get(name)
             if route is not None and not route.replicas:
-                self.demanded()
+                self.on_demand()
         else:
             # earlier requests may wait for one particular replica while another has room
             self._schedule()

@@ -383,7 +383,7 @@ class Workers:
             former_tables[0] != worker.tables_applied
             or worker.waiting_since.keys() - former_tables[1]
         ):
-            self.routes.demanded()
+            self.routes.on_demand()
 
     async def _clean_up(self, worker: _Worker) -> int:
         """Cleans up after a worker, whose streams have ended; keeps its counts. Returns the

@@ -87,7 +87,7 @@ class Worker:
         reporting = SupervisedTask(
             partial(self._report, channel), "reports to the control process", worker=self._index
         )
-        self.routes.demanded = partial(self._send_report, channel)
+        self.routes.on_demand = partial(self._send_report, channel)
         try:
             while True:
                 match await channel.to_worker():

@@ -202,7 +202,7 @@ def _change(model: ManagedModel) -> ChangeView | None:
     else:
         changed_count = sum(replica.generation == generation for replica in model.replicas)
         state, detail = "underway", f"{changed_count} of {len(model.replicas)} replicas are changed"
-        if model.trial is not None and model.trial.seeks_plan:
+        if model.trial is not None and model.trial.succession.seeks_plan:
             detail += f"; the next replica starts beside the running ones: {model.trial.phase}"
     return ChangeView(
         at=change.at, state=state, detail=detail, wish=diff_wishes(model.wish, change.wish)

@@ -101,7 +101,7 @@ class LiveStream:
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
         self._expected_start = loop.starts.expected_time
-        self._read_prepared = loop.prepared
+        self._read_prepared = loop.read_prepared
         self._machines = loop.machines
         self._health = loop.health
         self._routes = routes

@@ -54,17 +54,19 @@ class Scene:
         models = [*self.fleet.models.values()]
         inputs = await self.reader.read(models)
         for replica in self.fleet.replicas():
-            if replica.attempt is None and replica.blocked_reason is None:
-                replica.block("no room")
+            if replica.attempt is None and replica.planning.blocked_reason is None:
+                replica.planning.block("no room")
                 basis = PlanBasis(inputs[replica.model], Room(0, {}, frozenset()), ())
-                replica.vain_plan = VainPlan(basis, "no room", waits_for_request=False, at=0.0)
-                replica.looks_again = False
+                replica.planning.vain_plan = VainPlan(
+                    basis, "no room", waits_for_request=False, at=0.0
+                )
+                replica.planning.looks_again = False
 
     async def looking(self) -> set[str]:
         """The models that a look lets plan again."""
         await self.block()
         await self.watch.look([*self.fleet.models.values()])
-        return {replica.model for replica in self.fleet.replicas() if replica.looks_again}
+        return {replica.model for replica in self.fleet.replicas() if replica.planning.looks_again}
 
     def change_gpu(self, **fields: Any) -> None:
         first, *rest = self.hardware.gpus
@@ -143,14 +145,14 @@ def test_a_model_is_planned_ever_more_seldom_while_nothing_changes(
 ) -> None:
     replica, now, plans = ReplicaState("m", 0), 1000.0, list[float]()
     monkeypatch.setattr("time.monotonic", lambda: now)
-    replica.block("no room")
+    replica.planning.block("no room")
     while now < 1000 + 3600:
         now += 1
         ReplicaSteps._look_again_after_a_while(replica)
-        if replica.looks_again:
+        if replica.planning.looks_again:
             plans.append(now - 1000)
-            replica.looks_again = False
-            replica.block("no room")
+            replica.planning.looks_again = False
+            replica.planning.block("no room")
     assert len(plans) == 9
     assert plans[0] == 31, "the first is as soon as ever"
 

@@ -97,7 +97,7 @@ class Planning:
         waiting = [
             model
             for model in self.fleet.models.values()
-            if model.replicas[0].blocked_reason is None
+            if model.replicas[0].planning.blocked_reason is None
         ]
         await asyncio.gather(*map(self.plan, waiting))
         return self.planner.planned[count:]
@@ -138,14 +138,14 @@ async def test_models_without_a_plan_hold_no_new_model_up(planning: Planning) ->
 async def test_equal_inputs_are_planned_once(planning: Planning) -> None:
     planning.admit(*OLD)
     await planning.make_plans()
-    reasons = {replica.blocked_reason for replica in planning.fleet.replicas()}
+    reasons = {replica.planning.blocked_reason for replica in planning.fleet.replicas()}
     for moved_bytes in (0, -3 * GIB, 3 * GIB):
         planning.free(moved_bytes)
         planning.fleet.unblock()
         assert await planning.make_plans() == []
         await planning.watch.look([*planning.fleet.models.values()])
         assert await planning.make_plans() == []
-    assert {replica.blocked_reason for replica in planning.fleet.replicas()} == reasons
+    assert {replica.planning.blocked_reason for replica in planning.fleet.replicas()} == reasons
     planning.free(GIB)
     await planning.watch.look([*planning.fleet.models.values()])
     assert sorted(await planning.make_plans()) == sorted(OLD)
@@ -169,7 +169,7 @@ async def test_a_look_by_time_plans_in_any_case(planning: Planning) -> None:
     planning.admit("a")
     await planning.make_plans()
     (replica,) = planning.fleet.models["a"].replicas
-    replica.blocked_at -= 2 * REPLAN_S
+    replica.planning.blocked_at -= 2 * REPLAN_S
     ReplicaSteps._look_again_after_a_while(replica)
     assert await planning.make_plans() == ["a"]
 
@@ -190,8 +190,8 @@ async def test_memory_that_comes_back_while_a_plan_is_made_is_not_missed(
     (replica,) = model.replicas
 
     await Planning(fleet, FullMachine(fleet, frees=frees), tmp_path).plan(model)
-    assert replica.blocked_reason == (None if frees else "the GPU is full")
-    assert replica.looks_again is frees
+    assert replica.planning.blocked_reason == (None if frees else "the GPU is full")
+    assert replica.planning.looks_again is frees
 
 
 async def test_a_gpu_that_was_taken_while_an_engine_was_asked_is_not_missed(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ async def test_a_gpu_that_was_taken_while_an_engine_was_asked_is_not_missed(tmp_
     model = fleet.admit(ManagedModel(wish(), 0.0))
     planning = Planning(fleet, AskedMachine(fleet, frees=False), tmp_path)
     await planning.plan(model)
-    assert model.replicas[0].blocked_reason == "the GPU is full"
+    assert model.replicas[0].planning.blocked_reason == "the GPU is full"
 
-    other.replicas[0].attempt, other.replicas[0].blocked_reason = None, "stopped"
+    other.replicas[0].attempt, other.replicas[0].planning.blocked_reason = None, "stopped"
     fleet.unblock({"m"})
     assert await planning.make_plans(), "the last plan was made beside the other model"

@@ -367,9 +367,9 @@ def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
     assert act(**rests, is_requested=True, blocked_reason="it lacks 3 GiB") == Rest(
         "asleep", "it lacks 3 GiB"
     )
-    assert act(**rests, is_requested=True, blocked_reason="waits: b sleeps", is_promised=True) == Rest(
-        "starting", "waits: b sleeps"
-    )
+    assert act(
+        **rests, is_requested=True, blocked_reason="waits: b sleeps", is_promised=True
+    ) == Rest("starting", "waits: b sleeps")
     assert act(**rests, leaving="it makes room") == Rest("asleep")
 
 

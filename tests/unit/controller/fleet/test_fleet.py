@@ -31,22 +31,22 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
         keeps=9 * GIB,
         words="giver gives 3 GiB",
     )
-    receiver.wait_for((offer,))
+    receiver.planning.wait_for((offer,))
     assert fleet.bytes_promised_to_others(other) == {}, "it is not given yet"
     giving(fleet, offer, "receiver")
     has = fleet.bytes_promised_to_others(receiver)
     assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}, (
         "it was given, though the receiver has yet to hear of it"
     )
-    receiver.receive((offer,))
-    assert (receiver.blocked_reason, receiver.awaited_offers) == (None, ())
+    receiver.planning.receive((offer,))
+    assert (receiver.planning.blocked_reason, receiver.planning.awaited_offers) == (None, ())
     assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}
     receiver.attempt = attempt()
     assert "GPU-x" not in fleet.bytes_promised_to_others(other), (
         "its plan holds what it was given for"
     )
     receiver.attempt = None
-    receiver.block("no plan fits")
+    receiver.planning.block("no plan fits")
     assert fleet.bytes_promised_to_others(other) == has
 
 
@@ -62,7 +62,7 @@ def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() 
         words="giver gives 3 GiB",
     )
     for replica in (receiver, late):
-        replica.wait_for((offer,))
+        replica.planning.wait_for((offer,))
     giving(fleet, offer, "receiver")
     assert [fleet.has_given(offer, name) for name in ("receiver", "late")] == [True, False]
     assert (
@@ -90,7 +90,7 @@ def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
     def offered_places(share: int, beside: int = 0) -> tuple[int, set[str]]:
         offer = partial_offer(whole, share).evolve(beside=beside)
         for model in (first, second):
-            model.wait_for((offer,))
+            model.planning.wait_for((offer,))
         offer, names = fleet.combined_offer(fleet.models["giver"], offer, "second")
         return max(offer.gives.values()), names
 

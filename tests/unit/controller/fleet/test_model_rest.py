@@ -10,7 +10,13 @@ import pytest
 from gateway.controller.decisions.eviction import Eviction
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.fleet.managed_model import REPLAN_S, ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import (
+    REPLAN_S,
+    ManagedModel,
+    ReplicaPlanning,
+    ReplicaState,
+    Succession,
+)
 from gateway.controller.fleet.model_rest import (
     MODEL_FIELDS,
     REPLICA_FIELDS,
@@ -42,21 +48,33 @@ _OTHER_REPLICA_FIELDS = {
     "preparation": "no replica with one rests",
     "early_inquiry": "no replica with one rests",
     "is_stopping": "a stop is a task",
-    "is_outdated": "of a plan that is being made, which is a task",
-    "vain_looks": "it changes with `looks_again`, or a plan is made after it",
-    "vain_plan": "it changes with `blocked_reason`",
+    "planning.is_outdated": "of a plan that is being made, which is a task",
+    "planning.vain_looks": "it changes with `looks_again`, or a plan is made after it",
+    "planning.vain_plan": "it changes with `blocked_reason`",
     "gave_to": "of a serving plan",
-    "requested_copies": "of offers that it waits for",
-    "seeks_plan": "of a trial",
-    "lacks_room": "of a trial",
-    "must_be_replaced": "of a change, and no model that changes rests",
-    "intended_plan": "of offers that it waits for",
+    "planning.requested_copies": "of offers that it waits for",
+    "succession.seeks_plan": "of a trial",
+    "succession.lacks_room": "of a trial",
+    "succession.must_be_replaced": "of a change, and no model that changes rests",
+    "planning.intended_plan": "of offers that it waits for",
     "launched_attempt": "of an attempt",
     "conditions": "of an attempt",
-    "has_made_room": "of a change, and no model that changes rests",
+    "succession.has_made_room": "of a change, and no model that changes rests",
     "spent_attempt": "of an attempt",
     "wake_times": "of an attempt",
 }
+
+
+# Parts of a replica, whose fields count as its own.
+_PARTS: dict[str, Any] = {"planning": ReplicaPlanning, "succession": Succession}
+
+
+def field_names(kind: Any) -> set[str]:
+    names = {field.name for field in fields(kind)}
+    parts = names & _PARTS.keys()
+    return (names - parts) | {
+        f"{part}.{field.name}" for part in parts for field in fields(_PARTS[part])
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,15 +87,18 @@ _OTHER_REPLICA_FIELDS = {
 def test_each_field_ends_the_rest_or_has_a_reason(
     kind: Any, values: tuple[str, ...], others: dict[str, str]
 ) -> None:
-    names = {name.partition(".")[0] for name in values}
-    assert names | others.keys() == {field.name for field in fields(kind)}
+    owners = {name: name.partition(".")[0] for name in values}
+    names = {name if owner in _PARTS else owner for name, owner in owners.items()}
+    assert names | others.keys() == field_names(kind)
     assert not names & others.keys()
 
 
-def resting(**replica: Any) -> ManagedModel:
+def resting(values: dict[str, Any] | None = None) -> ManagedModel:
+    """A model at rest. values: of fields of its replica, and of the replica's parts."""
     model = Fleet().admit(ManagedModel(wish(name="m"), 1.0))
-    for name, value in ({"status": Rest("no_plan", "no GPU")} | replica).items():
-        setattr(model.replicas[0], name, value)
+    for name, value in ({"status": Rest("no_plan", "no GPU")} | (values or {})).items():
+        part, _, field = name.rpartition(".")
+        setattr(getattr(model.replicas[0], part) if part else model.replicas[0], field, value)
     return model
 
 
@@ -107,12 +128,15 @@ def test_a_model_rests_until_something_changes() -> None:
 
 
 def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
-    rests, model = RestingModels(), resting(blocked_reason="no GPU", blocked_at=90.0)
+    rests, model = (
+        RestingModels(),
+        resting({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0}),
+    )
     rests.note([model], False, 100.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
     # After a vain plan the next one is later.
-    model.replicas[0].vain_looks = 1
+    model.replicas[0].planning.vain_looks = 1
     rests.note([model], False, 90.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
     assert looked_at(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)
@@ -124,18 +148,18 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
         ("attempt", attempt()),
         ("status", Rest("starting")),
         ("status", Rest("backing_off", "after a failure", 120.0)),
-        ("leaving", Eviction("idle", "no request")),
-        ("looks_again", True),
+        ("eviction", Eviction("idle", "no request")),
+        ("planning.looks_again", True),
         (
-            "awaited_offers",
+            "planning.awaited_offers",
             (Offer(model="n", how="stop", gives={}, keeps=0, words="n is unloaded"),),
         ),
-        ("unrouted_at", 3.0),
+        ("succession.unrouted_at", 3.0),
     ],
 )
 def test_a_model_with_work_does_not_rest(name: str, value: Any) -> None:
     assert is_at_rest(resting())
-    assert not is_at_rest(resting(**{name: value}))
+    assert not is_at_rest(resting({name: value}))
 
 
 def test_a_model_with_requests_or_an_unexpected_error_does_not_rest() -> None:

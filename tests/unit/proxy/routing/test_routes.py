@@ -491,7 +491,7 @@ def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> No
 
     async def wait() -> None:
         routes = Routes(RouteTable({"m": dataclasses.replace(route(state="stopped"), wait_s=9)}))
-        routes.demanded = lambda: words.extend(routes.demand())
+        routes.on_demand = lambda: words.extend(routes.demand())
         first, second = Waits(), Waits()
         for waiter in (first, second):
             assert routes.pick(routes.table.models["m"], waiter.call) is None
