@@ -115,15 +115,8 @@ class Loop:
         wishes = WishChanges(store)
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
         self._drains = Drains(routes, settings.drain_s)
-        attempts = Attempts(
-            store,
-            self._running_engines,
-            launcher,
-            self._gate,
-            signatures,
-            self.fleet.ports,
-            self.starts,
-        )
+        engines, ports = self._running_engines, self.fleet.ports
+        attempts = Attempts(store, engines, launcher, self._gate, signatures, ports, self.starts)
         reader = PlanInputReader(planner.hardware, store.fact_texts, settings.data)
         self._inputs = PlanInputWatch(self.fleet, reader, self.wake)
         self._steps = ReplicaSteps(

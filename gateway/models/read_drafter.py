@@ -88,7 +88,7 @@ def read_drafter(
         hidden=hidden,
         vocab=vocab,
         draft_vocab=draft_vocab,
-        target_hidden=_target_hidden(method, size, hidden),
+        target_hidden=_target_size(method, size, hidden),
         target_layers=layers,
         attention=attention,
         tensors=groups,
@@ -104,7 +104,7 @@ def _used_groups(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
     )
 
 
-def _target_hidden(method: str, size: int | None, hidden: int) -> int | None:
+def _target_size(method: str, size: int | None, hidden: int) -> int | None:
     """The size of the target's hidden states; None: the drafter reads none.
 
     size: the config's value, if set. EAGLE and DFlash take the drafter's own size by default.

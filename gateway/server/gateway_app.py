@@ -64,9 +64,8 @@ class GatewayApp:
         self.scopes = scopes
         self.failure: str | None = None  # cause of an unexpected end of the loop
         self.stop: Callable[[], object] | None = None  # ends the server
-        self.has_started: Callable[[], bool] = lambda: (
-            True
-        )  # whether the server accepts connections
+        self.has_started: Callable[[], bool] = lambda: True
+        """Returns whether the server accepts connections."""
         self.lock: int | None = None  # lock of the data folder, which another gateway may take over
         self.client_sockets: list[socket.socket] = []  # listening sockets for clients
         self.takeover: Takeover | None = None  # offer of the gateway that this one replaces

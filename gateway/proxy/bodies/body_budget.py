@@ -82,9 +82,8 @@ class BodyBudget:
         self._by_account: Counter[str] = Counter()
         self._shares: dict[BodyOwner, _Share] = {}
         self._growing: dict[BodyOwner, _Share] = {}  # owners of incomplete bodies, the oldest first
-        self._owners_beyond_limit: dict[
-            str, BodyOwner
-        ] = {}  # by key: the owner that exceeds the free memory
+        # By key the owner that exceeds the free memory.
+        self._owners_beyond_limit: dict[str, BodyOwner] = {}
         self._waiting_count = 0
 
     def grow(self, owner: BodyOwner, size: int) -> bool:

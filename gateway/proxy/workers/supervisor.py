@@ -126,9 +126,8 @@ class Workers:
             connections_per_address=-(-limits.connections_per_address // count),
         )
         self._running_workers: dict[int, _Worker] = {}
-        self._counted_requests: dict[
-            tuple[str, tuple[str, ...]], float
-        ] = {}  # by workers that have ended
+        # Counts of workers that have ended.
+        self._counted_requests: dict[tuple[str, tuple[str, ...]], float] = {}
         self._listeners = listeners
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: SupervisedTask | None = None

@@ -30,9 +30,9 @@ def ask(**fields: Any) -> Any:
     }
     request_fields |= {
         "replica": REPLICA,
-        "started": 990.0,
+        "started_at": 990.0,
         "first_byte_at": 0.0,
-        "received": 12,
+        "received_bytes": 12,
         "sent_bytes": 0,
     }
     return SimpleNamespace(**request_fields | fields)
@@ -63,7 +63,7 @@ def test_an_unrouted_or_finished_request_is_not_in_flight() -> None:
 
 
 def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_several() -> None:
-    asks = [ask(id=str(number), started=100.0 + number) for number in range(130)]
+    asks = [ask(id=str(number), started_at=100.0 + number) for number in range(130)]
     random.Random(5).shuffle(asks)
     alone = oldest(asks, TABLE, AHEAD)
     assert [row.id for row in alone.data] == [str(number) for number in range(MAX_SHOWN_REQUESTS)]

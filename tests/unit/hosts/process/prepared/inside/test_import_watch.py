@@ -46,7 +46,7 @@ from pathlib import Path
 from gateway.hosts.process.prepared.inside.import_watch import ImportWatch, unforkable
 watch = ImportWatch(Path(sys.argv[1]))
 watch.import_all(["large"])
-print(unforkable(), sorted(name for name in watch.refused))
+print(unforkable(), sorted(name for name in watch.refused_names))
 print(sorted(name for name in sys.modules if name.startswith(("plain", "inner"))))
 """
 
