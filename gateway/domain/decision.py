@@ -148,12 +148,12 @@ class Decision(Value):
     would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
     why_nodes: str = Field(
         "",
-        exclude_if=lambda why: not why,
+        exclude_if=lambda reason: not reason,
         description="in a cluster: the nodes of a copy of the first plan, and why, in figures",
     )
     waits: str = Field(
         "",
-        exclude_if=lambda why: not why,
+        exclude_if=lambda reason: not reason,
         description="in a cluster without a plan now: what a plan over nodes waits for",
     )
     holders: tuple[Promise, ...] = Field(

@@ -45,7 +45,7 @@ class Gpu(Value):
     lost: str | None = Field(None, description="why nothing is started on it: what failed")
     kept: str | None = Field(
         None,
-        exclude_if=lambda why: why is None,
+        exclude_if=lambda reason: reason is None,
         description="why nothing is started on it: the setting that keeps it from fitserve",
     )
     host_bytes: int | None = Field(

@@ -265,7 +265,7 @@ from gateway.engines.inquiry.document import document
 async def main(kind, where, image):
     host = DockerHost("none", where) if kind == "docker" else ProcessHost(Path(where))
     engine = EngineRef(kind="vllm", version="1", image=image or None)
-    async with aclosing(host.inquire(engine, document("vllm", None, version=True))) as lines:
+    async with aclosing(host.inquire(engine, document("vllm", None, has_version=True))) as lines:
         async for line in lines:
             print(line, flush=True)
 asyncio.run(main(*sys.argv[1:]))

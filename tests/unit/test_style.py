@@ -40,6 +40,27 @@ beside besides elsewhere everywhere somewhere meanwhile
 told said kept held found seen given asked gone done made taken known heard spoken meant
 wanted needed shown written got put let fresh own different
 """
+# Adjectives, participles, prepositions and forms of verbs. As the whole name of a local, parameter
+# or attribute of the package they leave open what is so; a noun behind them says it.
+OPEN_VALUES = """
+about absent admitted ahead allowed answered around asking asks asleep awake bad bare before began
+begun best between beyond blocked built cached capped carried changed chosen closed common computed
+configured counted covered created crowded current cut damaged dated dealt declared deep demanded
+derived described disturbed does drained dropped earlier early ended equals evicted exact exited
+expected exposed failed far filled fitting fixed follows forced foreign forgotten former free freed
+frozen full gathered gave general gives good grown had handed hard has holds indexed inner inside
+installed joined judged large largest late later launched learned least leaving left listed loaded
+local long longest lost measured merged met mine missing more most moved named narrow near needs new
+newer newest no nope noted of off offered old older oldest one opened ordered ours out outer outside
+over packed padded passed pinned placed plain planned prepared preparing present previous promised
+proves quiet quoted raised received refused refuses rejected removed repeated replaced replaces
+reported requested requires resolved rest rounded running sent served serves settled several shared
+short signed silent since single slow small smallest solo sound spaced spared sparse spent stacked
+stands started stated stays stopped stored sure survived theirs thing things to took tried trusted
+unasked unconfirmed under undescribed unfinished uninstalled unknown unplanned unproven unquantized
+unread unset unshared unsure untested until unused used usual vain waiting waking warm was watched
+when where whole why wide wished within without works wrong yes
+"""
 # Of these and their like, names of locals of tests: sides, and participles without a noun.
 VAGUE_LOCALS = """
 one ones ours own mine theirs
@@ -86,6 +107,16 @@ ExpertTraits.clamped Job.remote_code Limits.end_revoked MoeShape.clamped MoeShap
 Nested.outer_ties PlanAnswer.last Scheme.act_order Scheme.static_activation Scheme.symmetric
 Scheme.weight_only Startable.installed_only TorchMeasurer.cuda WorkerConfig.installed_only
 OpenAIRequest.stream
+AttentionQuery.alibi AttentionQuery.causal AttentionQuery.multimodal_prefix AttentionQuery.softcap
+AttentionQuery.sparse TextSignature.consequence TextSignature.line_start
+TextSignature.printed_as_warning TextSignature.while_serving
+Variant.conservative Variant.eager Variant.ep Variant.small
+"""
+# Parameters that are terms of HTTP, pydantic or models, options of commands and fields of the API.
+BOOLEAN_PARAMETERS = """
+_ allow_deprecated allow_remote_code by_alias cache call_default_factory check default dry_run ep
+follow in_json keep_alive reduce remote_code requirement stop take_over use_per_token_if_dynamic
+value
 """
 FUNCTION_NAME = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MAX_LINES = 60
@@ -97,8 +128,6 @@ MAX_WIDE_FUNCTIONS = 8
 VAGUE_CLAUSE = re.compile(r"\b(?:[Ww]hat|[Ww]ho)\b(?! to \w).{0,60}")
 VAGUE_SUBJECT = re.compile(r"(?:^|[.!?:] )((?:Who|What)(?:ever)?\b.{0,60})")
 QUOTATION = re.compile(r"`[^`]*`|\"[^\"]*\"")
-# Rooms whose booleans are not renamed yet.
-OLD_ROOMS = ("gateway/cli", "gateway/diagnosis", "gateway/engines", "gateway/server/page")
 # A call in a row of a module docstring: `read_plan(text)`, `clock.step_s(...)`. No page of a manual
 # (`sd_notify(3)`) and no code in backticks.
 CALL = re.compile(r"(\w+\.)?\b([A-Za-z_]\w*)\((?!\d\))")
@@ -312,6 +341,37 @@ def test_the_names_of_values_can_be_searched_for() -> None:
     ]
 
 
+def is_open(name: str) -> bool:
+    """Whether the name of a local, parameter or attribute has no noun; fields are published."""
+    return "." not in name and name.strip("_") in OPEN_VALUES.split()
+
+
+def test_the_names_of_locals_and_parameters_have_a_noun() -> None:
+    assert not [
+        f"{place(path, line)}: {name}"
+        for path in FILES
+        for line, name in value_names(nodes_of(path))
+        if is_open(name)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (
+            "def f(former, *, former_plan):\n    missing = 1\n    missing_files = 2",
+            {"former", "missing"},
+        ),
+        ("self._waiting = self._waiting_count = 1", {"_waiting"}),
+        ("class A:\n    missing: int", set()),
+        ("with x as best, y as best_plan: pass", {"best"}),
+    ],
+)
+def test_names_of_values_without_a_noun(source: str, names: set[str]) -> None:
+    names_by_line = value_names([*ast.walk(ast.parse(source))])
+    assert {name for _, name in names_by_line if is_open(name)} == names
+
+
 def test_each_published_field_exists() -> None:
     names = {name for path in FILES for _, name in value_names(nodes_of(path))}
     assert not set(PUBLISHED_FIELDS.split()) - names
@@ -378,9 +438,32 @@ def test_booleans_are_named_by_predicates() -> None:
     assert not [
         f"{place(path, line)}: {name}"
         for path in FILES
-        if not str(path.relative_to(ROOT)).startswith(OLD_ROOMS)
         for line, name in unclear_booleans(nodes_of(path))
     ]
+
+
+def unclear_parameters(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and name of the boolean parameters that read as nouns or participles."""
+    for node in nodes:
+        match node:
+            case ast.arg(arg=name, annotation=annotation, lineno=line) if is_boolean(annotation):
+                if not PREDICATE.match(name) and name not in BOOLEAN_PARAMETERS.split():
+                    yield line, name
+
+
+def test_boolean_parameters_are_named_by_predicates() -> None:
+    assert not [
+        f"{place(path, line)}: {name}"
+        for path in FILES
+        for line, name in unclear_parameters(nodes_of(path))
+    ]
+
+
+def test_an_unclear_parameter() -> None:
+    source = (
+        "def f(tied: bool, *, is_tied: bool, keep_alive: bool, name: str, raw: bool | None): ..."
+    )
+    assert {name for _, name in unclear_parameters(ast.walk(ast.parse(source)))} == {"tied", "raw"}
 
 
 def test_each_term_of_a_boolean_exists() -> None:
@@ -509,6 +592,17 @@ def test_each_call_in_a_module_docstring_exists() -> None:
 )
 def test_the_calls_of_a_docstring(docstring: str, expected_calls: list[tuple[str, str]]) -> None:
     assert list(calls(docstring)) == expected_calls
+
+
+def test_no_class_docstring_ends_in_a_fragment() -> None:
+    """A sentence needs a verb: "One object per gateway." has none."""
+    assert not [
+        f"{place(path, node.lineno)}: {text}"
+        for path, node in definitions()
+        if isinstance(node, ast.ClassDef)
+        and (text := ast.get_docstring(node))
+        and re.search(r"\bOne (?:object|instance) per\b", text)
+    ]
 
 
 def test_each_class_docstring_begins_with_its_purpose() -> None:

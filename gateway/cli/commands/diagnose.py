@@ -38,17 +38,17 @@ _CULPRIT = ("kernel", "backend", "layer", "flag", "value")
 
 
 class Diagnosis(NamedTuple):
-    """A failure and the facts that it proves. answered: the log shows an answer of the engine,
+    """A failure and the facts that it proves. has_answered: the log shows an answer of the engine,
     which alone proves health."""
 
     failure: Failure
     facts: tuple[Fact, ...]
-    answered: bool
+    has_answered: bool
 
     @property
     def is_healthy(self) -> bool | None:
         """Whether the engine was healthy. None: the log does not tell."""
-        return False if self.failure.kind != "none" else True if self.answered else None
+        return False if self.failure.kind != "none" else True if self.has_answered else None
 
 
 def read_log(

@@ -28,8 +28,8 @@ class Start:
         self.package, self.words = package, words
         self.ran: list[str] = []
         self.left_out: list[str] = []
-        self.refused = self.stage = self.place = ""
-        self.crashed = False
+        self.refusal = self.stage = self.place = ""
+        self.has_crashed = False
         self.results: dict[str, Any] = {}
 
     def run(
@@ -42,7 +42,7 @@ class Start:
 
         Raises errors of the kind `passed_error`.
         """
-        if self.refused:
+        if self.refusal:
             return None
         forget_touches()
         try:
@@ -52,23 +52,23 @@ class Start:
         except Exception as error:
             self._note_error(stage, error)
             return None
-        if not self.refused and stage:
+        if not self.refusal and stage:
             self.ran.append(stage)
         return result
 
     def refuse(self, stage: str, words: str, place: str) -> None:
         """The start ends at this stage, for an error that the engine would meet in a request."""
-        if not self.refused:
-            self.refused, self.stage, self.place = words, stage, place
+        if not self.refusal:
+            self.refusal, self.stage, self.place = words, stage, place
 
     def _note_error(self, stage: str, error: Exception) -> None:
         place = raised_at(error, self.package)
         if place:
-            self.refused, self.stage, self.place = self.words(error), stage, place
+            self.refusal, self.stage, self.place = self.words(error), stage, place
         elif (crash := crashed_in(error, self.package)) is not None:
             file = _package_path(crash.filename, self.package)
-            self.place, self.crashed = f"{file}:{crash.lineno}", True
-            self.stage, self.refused = stage, f"{self.words(error)} (line: {crash.line})"
+            self.place, self.has_crashed = f"{file}:{crash.lineno}", True
+            self.stage, self.refusal = stage, f"{self.words(error)} (line: {crash.line})"
         else:
             self.left_out.append(f"{stage or 'engine'}: {self.words(error)[:200]}")
 
@@ -77,10 +77,10 @@ class Start:
         return {
             "ran": self.ran,
             "left_out": self.left_out,
-            "refused": self.refused,
+            "refused": self.refusal,
             "stage": self.stage,
             "place": self.place,
-            "crashed": self.crashed,
+            "crashed": self.has_crashed,
             **self.results,
         }
 

@@ -44,7 +44,7 @@ _LEAVE_S = 120.0
 _POLL_S = 0.2
 # The first call over a link starts an actor on the machine: 5 s, and more on a busy one.
 _ANSWER_S = 60.0
-_rest = time.sleep
+_sleep = time.sleep
 
 
 def run(settings: Settings, membership: Membership) -> None:
@@ -163,7 +163,7 @@ def _running_engines(data: Path, membership: Membership) -> Sequence[str]:
                     f" answer within {_LEAVE_S:.0f} s.",
                     hint="End the program `fitserve cluster join` of this machine, then try again.",
                 ) from None
-            _rest(_POLL_S)
+            _sleep(_POLL_S)
 
 
 def _end_supervisor(lock: Path, membership: Membership) -> int:
@@ -182,7 +182,7 @@ def _end_supervisor(lock: Path, membership: Membership) -> int:
                 if pid not in signalled:
                     os.kill(pid, signal.SIGTERM)
                     signalled.add(pid)
-            _rest(_POLL_S)
+            _sleep(_POLL_S)
     raise SettingsError(
         f"The supervisor of {membership.name} does not end within {_LEAVE_S:.0f} s.",
         hint="End the program `fitserve cluster join` of this machine, then try again.",

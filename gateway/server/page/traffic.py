@@ -43,7 +43,7 @@ class _Count:
     """Counters of one model."""
 
     requests: float = 0.0
-    refused: float = 0.0
+    refused_requests: float = 0.0
     prompt: float = 0.0
     completion: float = 0.0
     first: list[float] = field(default_factory=lambda: [0.0] * (len(FIRST_BYTES) + 1))
@@ -93,7 +93,7 @@ def flow(current_count: _Count, former_count: _Count, seconds: float) -> Traffic
 
     return TrafficRates(
         requests=rate(current_count.requests, former_count.requests),
-        refused=rate(current_count.refused, former_count.refused),
+        refused=rate(current_count.refused_requests, former_count.refused_requests),
         prompt_tokens=rate(current_count.prompt, former_count.prompt),
         completion_tokens=rate(current_count.completion, former_count.completion),
         first_p50_s=percentile(firsts, 0.5),
@@ -122,7 +122,7 @@ def _count_samples(samples: Iterable[Sample]) -> dict[str, _Count]:
         if name == "fitserve_requests_total":
             count = counts.setdefault(labels[0], _Count())
             if labels[2] == "refused":
-                count.refused += value
+                count.refused_requests += value
             else:
                 count.requests += value
         elif name == "fitserve_tokens_total":

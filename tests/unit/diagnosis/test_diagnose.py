@@ -196,7 +196,9 @@ def test_no_bytes_make_it_raise(data: bytes) -> None:
     failure = read(data)
     report(
         Diagnosis(
-            failure, facts_of_log(failure, {"engine": "vllm==0.26.0", "model": "m"}), answered=False
+            failure,
+            facts_of_log(failure, {"engine": "vllm==0.26.0", "model": "m"}),
+            has_answered=False,
         )
     )
 

@@ -193,9 +193,9 @@ def choose_moe(
         if loan.where.refusal(subject) is None:
             return choose_moe(loan.rules, shape, capability, packages, forced_backend, variables)
     if forced_backend and (
-        why := first_refusal(rules.forced_requires.get(forced_backend, ()), subject)
+        unmet := first_refusal(rules.forced_requires.get(forced_backend, ()), subject)
     ):
-        refusal = Refusal(kernel=f"--moe-backend {forced_backend}", reason=why)
+        refusal = Refusal(kernel=f"--moe-backend {forced_backend}", reason=unmet)
         return MoeChoice(kernel=None, refusals=(refusal,), status="none")
     methods = rules.methods_of.get(shape.scheme.kind, ())
     method = next((m for m in methods if m.match.refusal(subject) is None), None)

@@ -250,7 +250,7 @@ def auto_round(block: Block) -> Quantization:
         block.engine_name(str(name)): dict(changes)
         for name, changes in (config.get("extra_config") or {}).items()
     }
-    tame((name for name in extra if _SPECIAL_CHARACTERS & set(name)), anywhere=True)
+    tame((name for name in extra if _SPECIAL_CHARACTERS & set(name)), matches_anywhere=True)
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name in extra:

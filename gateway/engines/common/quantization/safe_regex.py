@@ -26,12 +26,12 @@ class Untamed(ValueError):
     """Patterns that could take for ever to match."""
 
 
-def tame(patterns: Iterable[str], *, anywhere: bool = False) -> None:
-    """Raises Untamed where matching one layer's name with all of these could take long; `anywhere`:
-    re.search, not re.match."""
+def tame(patterns: Iterable[str], *, matches_anywhere: bool = False) -> None:
+    """Raises Untamed where matching one layer's name with all of these could take long;
+    `matches_anywhere`: re.search, not re.match."""
     steps = 0.0
     for pattern in patterns:
-        starts = _NAME if anywhere and not pattern.startswith(("^", ".*")) else 1
+        starts = _NAME if matches_anywhere and not pattern.startswith(("^", ".*")) else 1
         steps += starts * _ways(pattern)
         if steps > _MAX_STEPS:
             raise Untamed(

@@ -191,9 +191,9 @@ def configure(
 def model(configuration: Configured) -> Any:
     """The model, with only its experts quantized."""
     linear: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
-    if not hasattr(linear, "whole"):
-        linear.whole = linear.__init__
-        linear.__init__ = lambda self, *args, **kwargs: linear.whole(
+    if not hasattr(linear, "plain_init"):
+        linear.plain_init = linear.__init__
+        linear.__init__ = lambda self, *args, **kwargs: linear.plain_init(
             self, *args[:4], **{**kwargs, "quant_config": None}
         )
     return model_of(configuration)

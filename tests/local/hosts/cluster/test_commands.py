@@ -117,7 +117,7 @@ async def test_a_node_service_that_starts_anew_is_asked_for_its_engines(
         has_asked.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(commands, "_rest", rest)
+    monkeypatch.setattr(commands, "_sleep", rest)
     try:
         with supervisor(world) as process:
             leaving = asyncio.create_task(leave(world))

@@ -91,7 +91,7 @@ def test_a_statement_of_the_engine_is_a_refusal_with_its_place(engine: ModuleTyp
 def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
     start = Start("vllm", words)
     start.run("model", engine.asserts)
-    assert start.refused == "AssertionError: assert 1 > 2"
+    assert start.refusal == "AssertionError: assert 1 > 2"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
 ) -> None:
     start = Start("vllm", words)
     start.run("backends", lambda: getattr(engine, name)(*given))
-    assert not start.refused
+    assert not start.refusal
     (omission,) = start.left_out
     assert omission.startswith("backends: ")
     assert start.run("graphs", lambda: 1) == 1
@@ -130,8 +130,8 @@ def test_a_crash_by_values_of_the_start_is_a_refusal_with_its_line(
 ) -> None:
     start = Start("vllm", words)
     start.run("model", lambda: getattr(engine, name)(given))
-    assert start.crashed
-    assert start.refused.startswith(f"{said} (line: return ")
+    assert start.has_crashed
+    assert start.refusal.startswith(f"{said} (line: return ")
     assert (start.stage, start.place) == ("model", f"config.py:{line}")
 
 
@@ -139,7 +139,7 @@ def test_a_crash_of_this_package_is_left_out(engine: ModuleType) -> None:
     """Its own step expects another version of the engine."""
     start = Start("vllm", words)
     start.run("model", engine.lacks)
-    assert not start.refused
+    assert not start.refusal
     assert start.left_out
 
 
@@ -151,7 +151,7 @@ def test_an_error_of_a_package_beside_the_engine_is_left_out(engine: ModuleType)
 
     start = Start("vllm", words)
     start.run("backends", lambda: engine.asks(Package))
-    assert not start.refused
+    assert not start.refusal
 
 
 def test_a_validator_of_a_configuration_is_found_behind_pydantic(tmp_path: Path) -> None:
@@ -163,19 +163,19 @@ def test_a_validator_of_a_configuration_is_found_behind_pydantic(tmp_path: Path)
 
     start = Start(Path(__file__).parent.parent.name, words)  # this test is in its "package"
     start.run("configuration", wrong)
-    assert start.refused.startswith("ValidationError")
+    assert start.refusal.startswith("ValidationError")
 
 
 def test_a_refused_value_may_mention_cuda(engine: ModuleType) -> None:
     start = Start("vllm", words)
     start.run("configuration", engine.value)
-    assert start.refused.startswith("ValueError: A longer context")
+    assert start.refusal.startswith("ValueError: A longer context")
 
 
 def test_the_place_of_a_parsers_error_is_the_check_that_it_wraps(engine: ModuleType) -> None:
     start = Start("vllm", words)
     start.run("parser", engine.parses)
-    assert (start.refused, start.place) == ("ArgumentTypeError: bad value", "config.py:3")
+    assert (start.refusal, start.place) == ("ArgumentTypeError: bad value", "config.py:3")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_checks_of_config_json_count_and_other_libraries_do_not(
 
     start = Start("vllm", words)
     start.run("configuration", lambda: engine.asks(Package))
-    assert bool(start.refused) == counts
+    assert bool(start.refusal) == counts
 
 
 def test_an_error_of_a_kind_that_is_asked_for_is_passed_on(engine: ModuleType) -> None:
@@ -247,6 +247,6 @@ def test_a_model_that_transcribes_is_refused_where_sound_cannot_be_read(
     start = Start("vllm", words)
     model = SimpleNamespace(registry=_Registry(transcribes), architectures=["WhisperModel"])
     hear(start, model)
-    assert refused in start.refused
-    assert bool(start.refused) is bool(refused)
+    assert refused in start.refusal
+    assert bool(start.refusal) is bool(refused)
     assert start.ran == (["sound"] if transcribes and not lacks else [])

@@ -35,7 +35,7 @@ NAME = "language_model.model.layers.37.mlp.shared_expert.gate_up_proj"
 )
 def test_patterns_as_they_are_published_pass(pattern: str) -> None:
     tame([pattern] * 3)
-    tame([pattern], anywhere=True)
+    tame([pattern], matches_anywhere=True)
 
 
 @pytest.mark.parametrize(
