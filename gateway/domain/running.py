@@ -258,7 +258,9 @@ class Attempt(Value):
     @property
     def grade(self) -> Grade:
         """The grade that this attempt gives its plan."""
-        return "failed" if self.failure else "verified" if self.ready_at else self.plan.grade
+        if self.failure:
+            return "failed"
+        return "verified" if self.ready_at else self.plan.grade
 
     @property
     def instance_name(self) -> str:

@@ -307,13 +307,9 @@ class GpuWatch:
         for uuid in sorted(expected_uuids - present_uuids):
             if not unclear:
                 xid = self._table.xids.get(unclaimed_xid) if unclaimed_xid is not None else None
-                message = (
-                    f"Xid {unclaimed_xid} ({xid.means})."
-                    if xid
-                    else f"{errors[0]}."
-                    if errors
-                    else "NVML no longer lists it."
-                )
+                message = f"{errors[0]}." if errors else "NVML no longer lists it."
+                if xid:
+                    message = f"Xid {unclaimed_xid} ({xid.means})."
                 self._lose(uuid, message, xid=unclaimed_xid, is_unread=True)
 
     def _judge(self, uuid: str, trouble: str | None, is_certain: bool) -> None:

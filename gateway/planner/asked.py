@@ -155,6 +155,8 @@ def gaps(
     refusal: by the rules, which then forecast nothing.
     """
     rows = _differences(candidate, refusal, answer)
+    settings = (*(f"{name}={value}" for name, value in question.env), *question.argv)
+    argv = tuple(_without_paths(setting) for setting in settings)
     return tuple(
         RuleGap(
             engine=question.engine,
@@ -162,13 +164,7 @@ def gaps(
             source=answer.source,
             capability=question.capability,
             model=signature(candidate),
-            argv=tuple(
-                _without_paths(setting)
-                for setting in (
-                    *(f"{name}={value}" for name, value in question.env),
-                    *question.argv,
-                )
-            ),
+            argv=argv,
             about=subject,
             forecast=_without_paths(forecasted),
             answer=_without_paths(engine_answer),

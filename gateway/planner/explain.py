@@ -411,7 +411,8 @@ def not_here(decision: Decision) -> list[str]:
     worth.sort(key=lambda row: -(row.gain or 0))
     lines = []
     for row in worth[:_MAX_MISSING_ROWS]:
-        cure = f"`{row.do}`: " if row.do.startswith("fitserve") else f"{row.do}: " if row.do else ""
+        action = f"`{row.do}`" if row.do.startswith("fitserve") else row.do
+        cure = f"{action}: " if action else ""
         lines.append(f"{row.engine}: {row.why}; {cure}{row.gives}")
     return lines
 

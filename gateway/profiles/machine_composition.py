@@ -130,7 +130,7 @@ def _similar_machine(cards: Sequence[Card], machines: Sequence[Hardware]) -> Har
     names = {card.name for card in cards}
     having = [machine for machine in machines if names & {gpu.name for gpu in machine.gpus}]
     large_machines = [machine for machine in having if len(machine.gpus) >= len(cards)]
-    return large_machines[0] if large_machines else having[-1] if having else None
+    return next(iter(large_machines), having[-1] if having else None)
 
 
 def gpu_of(card: Card, lanes: int | None = None) -> Gpu:

@@ -105,13 +105,9 @@ class GatewayApp:
         """Ends the gateway after its loop has ended: no engine is watched any more, and the
         supervisor of this process should restart it."""
         error = None if loop_task.cancelled() else loop_task.exception()
-        self.failure = (
-            f"{type(error).__name__}: {error}"
-            if error
-            else "it was cancelled"
-            if loop_task.cancelled()
-            else "it returned"
-        )
+        self.failure = "it was cancelled" if loop_task.cancelled() else "it returned"
+        if error:
+            self.failure = f"{type(error).__name__}: {error}"
         log.critical(
             "the control loop has ended, so the gateway ends; engines keep running",
             reason=self.failure,

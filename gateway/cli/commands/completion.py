@@ -122,13 +122,9 @@ def fish(nodes: list[CommandNode]) -> str:
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
                 for name in option.names
             )
-            argument = (
-                f" -x -a {shlex.quote(' '.join(option.values))}"
-                if option.values
-                else " -r"
-                if option.has_value
-                else ""
-            )
+            argument = " -r" if option.has_value else ""
+            if option.values:
+                argument = f" -x -a {shlex.quote(' '.join(option.values))}"
             lines.append(f"{complete} {names}{argument} -d {shlex.quote(option.words)}")
     return "\n".join(lines)
 
@@ -141,13 +137,13 @@ def _word_entries(nodes: list[CommandNode], form: str) -> str:
 
 
 def _value_entries(nodes: list[CommandNode], form: str) -> str:
-    return " ".join(
-        form.format(shlex.quote(" ".join((*node.path, name))), shlex.quote(" ".join(option.values)))
-        for node in nodes
-        for option in node.options
-        if option.values
-        for name in option.names
-    )
+    entries = []
+    for node in nodes:
+        for option in (option for option in node.options if option.values):
+            values = shlex.quote(" ".join(option.values))
+            paths = (shlex.quote(" ".join((*node.path, name))) for name in option.names)
+            entries += [form.format(path, values) for path in paths]
+    return " ".join(entries)
 
 
 # Each script follows the typed words down the commands. Without a match, files are completed.

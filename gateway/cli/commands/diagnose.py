@@ -48,7 +48,9 @@ class Diagnosis(NamedTuple):
     @property
     def is_healthy(self) -> bool | None:
         """Whether the engine was healthy. None: the log does not tell."""
-        return False if self.failure.kind != "none" else True if self.has_answered else None
+        if self.failure.kind != "none":
+            return False
+        return True if self.has_answered else None
 
 
 def read_log(

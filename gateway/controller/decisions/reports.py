@@ -105,7 +105,9 @@ def stage(attempt: Attempt, *, is_watched: bool) -> Stage:
     """How far a start has come."""
     if not attempt.is_live:
         return "ended"
-    return "ready" if attempt.state == "ready" else "started" if is_watched else "chosen"
+    if attempt.state == "ready":
+        return "ready"
+    return "started" if is_watched else "chosen"
 
 
 def events_of_model(

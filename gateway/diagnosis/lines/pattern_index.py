@@ -29,7 +29,8 @@ class PatternIndex:
         demands = [needles(pattern) for pattern in patterns]
         self.unindexed = tuple(at for at, grams in enumerate(demands) if not grams)
         """Expressions that may match any text."""
-        usage = Counter(gram for grams in demands for demand in grams for gram in _grams(demand))
+        all_needles = [needle for grams in demands for needle in grams]
+        usage = Counter(gram for needle in all_needles for gram in _grams(needle))
         index: dict[Gram, dict[str, list[int]]] = {}
         short_needles: dict[str, list[int]] = {}
         for at, grams in enumerate(demands):

@@ -90,7 +90,8 @@ def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
             kind, _, header, length = struct.unpack_from("<HHIQ", data, entry)
             (architecture,) = struct.unpack_from("<I", data, entry + 28)
             (flags,) = struct.unpack_from("<Q", data, entry + 40)
-            suffix = "a" if flags & _EXACT_BIT else "f" if flags & _FAMILY_BIT else ""
+            suffix = "f" if flags & _FAMILY_BIT else ""
+            suffix = "a" if flags & _EXACT_BIT else suffix
             if kind == _ELF:
                 yield f"sm_{architecture}{suffix}"
             elif kind == _PTX:

@@ -586,7 +586,9 @@ def _encoder_run(footprint: Footprint) -> EncoderRun | None:
 def _is_switched_on(candidate: Candidate, name: str) -> bool | None:
     """Whether a variable of the engine is on; None: it is not set."""
     items = rule_variables({name: candidate.inputs.wish.env.get(name, "unset")})
-    return True if f"{name}=1" in items else False if f"{name}=0" in items else None
+    if f"{name}=1" in items:
+        return True
+    return False if f"{name}=0" in items else None
 
 
 def _spare_bytes(candidate: Candidate) -> int:

@@ -185,12 +185,10 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
     """The nodes with the GPUs that the wish names, by UUID or `node/index`. Raises BadRequest."""
     if not isinstance(wish.gpus, tuple):
         return nodes
-    names = {
-        name: gpu.uuid
-        for node in nodes
-        for gpu in node.hardware.gpus
-        for name in (gpu.uuid, f"{node.name}/{gpu.index}")
-    }
+    names: dict[str, str] = {}
+    for node in nodes:
+        for gpu in node.hardware.gpus:
+            names |= dict.fromkeys((gpu.uuid, f"{node.name}/{gpu.index}"), gpu.uuid)
     if missing_names := [name for name in wish.gpus if name not in names]:
         raise BadRequest(
             f"There is no GPU {missing_names[0][:100]} in the cluster.",

@@ -37,12 +37,10 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
         else f"one node gives {_figures(single_plan)}"
     )
     unknown_words = (
-        ""
-        if best_plan.speed
-        else "; without a known network, stages are taken, which send least"
-        if best_plan.pipeline_parallel.value > 1
-        else "; the network is not known, and neither is the speed"
+        "" if best_plan.speed else "; the network is not known, and neither is the speed"
     )
+    if not best_plan.speed and best_plan.pipeline_parallel.value > 1:
+        unknown_words = "; without a known network, stages are taken, which send least"
     return (
         f"{best_plan.span} nodes by {layout_of(best_plan)} over {text}: {_figures(best_plan)};"
         f" {reason}{unknown_words}"

@@ -124,13 +124,10 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     for attempt in attempts:
         name = attempt.model
         capped_attempt = attempt if attempt.plan.cap is not None else capped_attempt
-        served_attempt = (
-            attempt
-            if attempt.ready_at is not None
-            else None
-            if _is_failed_start(attempt)
-            else served_attempt
-        )
+        if attempt.ready_at is not None:
+            served_attempt = attempt
+        elif _is_failed_start(attempt):
+            served_attempt = None
     if (
         capped_attempt is not None
         and capped_attempt.plan.cap is not None

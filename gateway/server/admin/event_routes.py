@@ -78,13 +78,8 @@ async def events(
         )
         return EventList(data=tuple(listed_events), oldest=bounds.oldest, newest=bounds.newest)
     earlier_events = await log.last(last, model) if last is not None and after is None else []
-    number = (
-        after
-        if after is not None
-        else earlier_events[-1].id
-        if earlier_events
-        else log.newest_number
-    )
+    number = earlier_events[-1].id if earlier_events else log.newest_number
+    number = after if after is not None else number
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(
         stream(log, earlier_events, number, model), media_type="text/event-stream", headers=headers

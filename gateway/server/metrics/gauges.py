@@ -95,11 +95,9 @@ class StartCounter:
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def samples(self, models: dict[str, ManagedModel]) -> Iterator[Sample]:
+        replicas = [replica for model in models.values() for replica in model.replicas]
         attempts: dict[int, Attempt] = {
-            attempt.id: attempt
-            for model in models.values()
-            for replica in model.replicas
-            for attempt in replica.attempts
+            attempt.id: attempt for replica in replicas for attempt in replica.attempts
         }
         for attempt in attempts.values():
             if attempt.id not in self._started_attempts:

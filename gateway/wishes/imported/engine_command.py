@@ -277,8 +277,9 @@ class FlagReader:
         else:
             is_switch = flag.type == "bool" and not value
             number = whole_number(value)
+            setting = value if number is None else number
             self._fields.setdefault("args", {})[flag_name] = (
-                flag_name == name if is_switch else value if number is None else number
+                flag_name == name if is_switch else setting
             )
 
     def _number(self, field: str, value: str) -> None:

@@ -31,7 +31,9 @@ def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "
             result.add("code")
         elif kind == "compute" and (runs_here if letter else built_for <= device):
             result.add("ptx")
-    return "code" if "code" in result else "ptx" if "ptx" in result else "no"
+    if "code" in result:
+        return "code"
+    return "ptx" if "ptx" in result else "no"
 
 
 def capabilities(compiled: Sequence[str]) -> list[str]:

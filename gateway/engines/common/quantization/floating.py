@@ -394,6 +394,8 @@ def fp8(block: Block) -> Quantization:
         four = layer.experts and config.get("expert_dtype") == "fp4"
         is_nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
         narrow_scheme = make_scheme("nvfp4", 4, 16) if is_nvidia else _MXFP4
-        return UNQUANTIZED_SCHEME if ignored else narrow_scheme if four else base
+        if ignored:
+            return UNQUANTIZED_SCHEME
+        return narrow_scheme if four else base
 
     return Quantization(rule)

@@ -126,6 +126,13 @@ def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
 # --- attention ---
 
 
+def _kind_of_heads(module: Any) -> str:
+    """The kind of a layer of attention with heads of its own."""
+    if "encoder" in str(getattr(module, "attn_type", "")).lower():
+        return "encoder"
+    return "sliding" if module.sliding_window_size > 0 else "full"
+
+
 def attention(
     built_model: Any, configuration: Configured, backends: Backends
 ) -> list[dict[str, Any]]:
@@ -142,18 +149,7 @@ def attention(
         if isinstance(module, paged):
             if is_latent and module.qk_head_dim != rank:
                 continue  # the same layer for a prefill, whose keys are not kept
-            is_encoder = "encoder" in str(getattr(module, "attn_type", "")).lower()
-            kind = (
-                "mla"
-                if is_latent
-                else (
-                    "encoder"
-                    if is_encoder
-                    else "sliding"
-                    if module.sliding_window_size > 0
-                    else "full"
-                )
-            )
+            kind = "mla" if is_latent else _kind_of_heads(module)
             result[kind, int(module.qk_head_dim), name] += 1
         elif (tower := getattr(module, "qkv_backend", None)) is not None:
             head = getattr(module, "head_size", 0) or module.head_dim

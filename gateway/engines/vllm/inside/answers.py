@@ -189,6 +189,16 @@ def block_fp8(k: int, n: int, dtype: str) -> str:
     return f"W8A8BlockFp8LinearOp.{entered[0]}"
 
 
+def _kind_of_heads(layer: Any, name: str, role: str) -> str:
+    """The kind of a layer of attention with heads of its own. role: its type, in small letters."""
+    if "encoder_only" in role:
+        return "encoder"
+    if "encoder_decoder" in role:
+        return "cross"
+    has_window = getattr(layer, "sliding_window", None) or name == "ChunkedLocalAttention"
+    return "sliding" if has_window else "full"
+
+
 def attention(built_model: Any, engine_config: Any) -> list[dict[str, Any]]:
     result: collections.Counter[tuple[str, int, str, int]] = collections.Counter()
     for layer in engine_config.compilation_config.static_forward_context.values():
@@ -205,19 +215,7 @@ def attention(built_model: Any, engine_config: Any) -> list[dict[str, Any]]:
             continue
         role = str(getattr(layer, "attn_type", "")).lower()
         is_latent = "MLA" in name + backend
-        kind = (
-            "mla"
-            if is_latent
-            else (
-                "encoder"
-                if "encoder_only" in role
-                else "cross"
-                if "encoder_decoder" in role
-                else "sliding"
-                if getattr(layer, "sliding_window", None) or name == "ChunkedLocalAttention"
-                else "full"
-            )
-        )
+        kind = "mla" if is_latent else _kind_of_heads(layer, name, role)
         version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
         # DeepSeek V4's own attention has `head_dim`.
         size: Any = getattr(layer, "head_size", None) or getattr(layer, "head_dim", 0)
