@@ -103,9 +103,9 @@ class LogVerdict:
             self._cut_tracebacks(),
         )
         for candidates in (
-            [item for item in unproven_candidates if not item.is_bare],
+            [candidate for candidate in unproven_candidates if not candidate.is_bare],
             [self._evidence.hint] if self._evidence.hint is not None else [],
-            [item for item in unproven_candidates if item.is_bare],
+            [candidate for candidate in unproven_candidates if candidate.is_bare],
             cut_off,
             quoted_candidates,
             self._quote_context(),
@@ -160,7 +160,9 @@ class LogVerdict:
 
     def _unproven(self) -> list[FailureCandidate]:
         return [
-            item for item in self._evidence.candidates if not item.is_survived and item.row is None
+            candidate
+            for candidate in self._evidence.candidates
+            if not candidate.is_survived and candidate.row is None
         ]
 
     def _cut_tracebacks(self) -> list[FailureCandidate]:
@@ -197,14 +199,17 @@ class LogVerdict:
 
     def _best(self, candidates: list[FailureCandidate]) -> FailureCandidate | None:
         """The first with a row, also by its structure; without any the first."""
-        for item in candidates:
-            if item.row is not None:
-                return item
-            if proof := self._signatures.match_structure(item.shape, self._engine):
+        for candidate in candidates:
+            if candidate.row is not None:
+                return candidate
+            if proof := self._signatures.match_structure(candidate.shape, self._engine):
                 row, groups = proof
-                phase = row.phase or item.phase
+                phase = row.phase or candidate.phase
                 return replace(
-                    item, row=row, culprit=groups | structure.culprit(item.shape), phase=phase
+                    candidate,
+                    row=row,
+                    culprit=groups | structure.culprit(candidate.shape),
+                    phase=phase,
                 )
         return candidates[0] if candidates else None
 

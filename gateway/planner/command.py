@@ -56,8 +56,8 @@ def check_command(
     flags, own_flags = arguments[: -len(own_names)], arguments[-len(own_names) :]
     flags = _without_adapters(engine, _without_node(engine, flags, peers), folder)
     flags = _without_media_hosts(engine, flags)
-    for item in flags:
-        _check_flag(engine, item, own_names, folder)
+    for flag in flags:
+        _check_flag(engine, flag, own_names, folder)
     _check_own_flags(engine, own_flags, own_names, (served_name(model), "0.0.0.0", str(port)))
     _check_weights(_split(own_flags[0])[1] or "", folder)
 
@@ -89,7 +89,7 @@ def _check_own_flags(
     own_names: their names by the engine's spelling.
     address: name, host and port of the engine.
     """
-    pairs = [_split(item) for item in own_flags]
+    pairs = [_split(flag) for flag in own_flags]
     if [own_names.get(name) for name, _ in pairs] != [*GATEWAY_FLAGS]:
         raise BadFlag(
             f"The command of {engine.ref} does not end with the model, its name, and where it"

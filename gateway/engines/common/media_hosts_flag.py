@@ -24,6 +24,6 @@ def host_arguments(
     it."""
     if not hosts or FLAG not in engine.flags:
         return ()
-    if any(item.partition("=")[0] == f"--{FLAG}" for item in planned_flags):
+    if any(flag.partition("=")[0] == f"--{FLAG}" for flag in planned_flags):
         return ()
     return f"--{FLAG}", *hosts

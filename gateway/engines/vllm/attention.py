@@ -301,7 +301,12 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
 
 def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
     return next(
-        (item.version for item in rules.flash_versions if item.match.refusal(subject) is None), None
+        (
+            version.version
+            for version in rules.flash_versions
+            if version.match.refusal(subject) is None
+        ),
+        None,
     )
 
 

@@ -120,7 +120,7 @@ class MediaHosts:
 def addresses_of(host: str) -> list[_Address]:
     """The addresses of a name. Blocks. Raises OSError, UnicodeError."""
     addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in addresses]
+    return [ipaddress.ip_address(str(address[4][0]).partition("%")[0]) for address in addresses]
 
 
 def is_foreign(address: _Address) -> bool:

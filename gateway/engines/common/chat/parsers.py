@@ -58,7 +58,7 @@ class ParserTable(Value):
         if template is None:
             return Writing(spec, None, None)
         tools, reasoning = (
-            next((item for item in rows if item.is_taught(spec, template)), None)
+            next((row for row in rows if row.is_taught(spec, template)), None)
             for rows in (self.tools, self.reasoning)
         )
         return Writing(spec, tools, reasoning)

@@ -48,7 +48,7 @@ def choose_template(
     if faults:
         mended = ChatTemplate(text=text, name="repaired")
         reason = (
-            f"the published one is known to be broken: {'; '.join(item.why for item in faults)}"
+            f"the published one is known to be broken: {'; '.join(fault.why for fault in faults)}"
         )
         return Chosen(
             StrChoice(value=str(mended), reason=reason, source=faults[0].source),

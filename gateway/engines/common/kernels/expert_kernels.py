@@ -329,7 +329,7 @@ def _choice(
 def _padded_sizes(
     pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject
 ) -> tuple[int, int] | None:
-    rounding = next((item for item in pads if item.when.refusal(subject) is None), None)
+    rounding = next((pad for pad in pads if pad.when.refusal(subject) is None), None)
     if rounding is None:
         return None
     group_size = max(shape.scheme.group, 1) if rounding.group else 1

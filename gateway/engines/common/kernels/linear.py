@@ -155,7 +155,7 @@ def disabling(kernels: Iterable[str]) -> frozenset[str]:
 
 def disabled_kernels(variables: Iterable[str]) -> frozenset[str]:
     return frozenset(
-        item.removeprefix(_DISABLES) for item in variables if item.startswith(_DISABLES)
+        variable.removeprefix(_DISABLES) for variable in variables if variable.startswith(_DISABLES)
     )
 
 

@@ -157,7 +157,7 @@ def _schemes(
     plan = _blueprint(key)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed_names, headers_read, grouped)
-    return tuple(_numbers_by_scheme(item, quantization) for item in plan.linears), quantization
+    return tuple(_numbers_by_scheme(linear, quantization) for linear in plan.linears), quantization
 
 
 def _layers_by_scheme(
@@ -251,8 +251,8 @@ def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup
     """Whether the headers hold another number of elements than the config says."""
     stored_count = sum(group.count * math.prod(group.shape) for group in headers)
     expected_count = sum(
-        len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
-        for item in plan.linears
+        len(linear.numbers) * max(1, linear.experts) * (linear.k + linear.bias) * sum(linear.parts)
+        for linear in plan.linears
     )
     expected_count += sum(
         group.count * math.prod(group.shape) for group in _loaded_tensors(plan, spec)

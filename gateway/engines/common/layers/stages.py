@@ -262,8 +262,8 @@ def _bits(
         else:
             towers += layer_bits * len(layer.numbers)
     ends = [
-        (item, 16 * item.count * prod(item.shape))
-        for item in built_model.other_tensors
-        if not item.name.startswith(_STACKS)
+        (tensor, 16 * tensor.count * prod(tensor.shape))
+        for tensor in built_model.other_tensors
+        if not tensor.name.startswith(_STACKS)
     ]
     return tuple(stacked_bits.items()), towers, tuple(ends)

@@ -78,5 +78,5 @@ def numbers(capability: str) -> tuple[int, int] | None:
 
 def is_of_family(capability: str, families: Iterable[str]) -> bool:
     return any(
-        capability == item or item == f"{capability.partition('.')[0]}.*" for item in families
+        capability == family or family == f"{capability.partition('.')[0]}.*" for family in families
     )

@@ -30,8 +30,8 @@ class DraftingLayers(NamedTuple):
 def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
     """The layers that draft; None: this engine version knows none of such a model."""
     fields = Fields(spec.config, spec.source)
-    for entry in rules.targets:
-        if spec.model_type in entry.types or spec.architecture in entry.architectures:
+    for target in rules.targets:
+        if spec.model_type in target.types or spec.architecture in target.architectures:
             inner_fields = Fields(
                 {
                     **fields.mapping("text_config", {}),
@@ -40,11 +40,11 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
                 },
                 spec.source,
             )
-            if inner_fields.first_name(entry.field):
-                count = inner_fields.integer(entry.field, minimum=0)
-                return DraftingLayers(count, f"{entry.field} in config.json")
-            text = f"the engine's default of {entry.field} ({rules.source})"
-            return DraftingLayers(entry.default or 0, text)
+            if inner_fields.first_name(target.field):
+                count = inner_fields.integer(target.field, minimum=0)
+                return DraftingLayers(count, f"{target.field} in config.json")
+            text = f"the engine's default of {target.field} ({rules.source})"
+            return DraftingLayers(target.default or 0, text)
     return None
 
 

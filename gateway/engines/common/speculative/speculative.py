@@ -267,7 +267,7 @@ def _unloadable(
     result = []
     if method == "mtp":
         if not any(
-            drafter.model_type.removesuffix("_text") in entry.types for entry in rules.mtp.targets
+            drafter.model_type.removesuffix("_text") in target.types for target in rules.mtp.targets
         ):
             result.append(
                 _refusal(

@@ -246,7 +246,7 @@ class StepClock:
 
     @cached_property
     def _product_rates(self) -> list[tuple[float, float, float]]:
-        return [self._rates(item) for item in self.work.products]
+        return [self._rates(product) for product in self.work.products]
 
     @cached_property
     def _head_rates(self) -> tuple[float, float, float]:
@@ -267,9 +267,9 @@ class StepClock:
         work, table = self.work, self.table
         expert_s = max(
             (
-                table.part(item.kernel, experts=True).launch_s
-                for item in work.products
-                if item.experts
+                table.part(product.kernel, experts=True).launch_s
+                for product in work.products
+                if product.experts
             ),
             default=0.0,
         )

@@ -96,5 +96,6 @@ class Work(FrozenRecord, frozen=True, eq=False, dict=True):  # compared by ident
     def expert_layers(self) -> int:
         """How many of the layers have experts."""
         return min(
-            self.layers, max((item.layers for item in self.products if item.experts), default=0)
+            self.layers,
+            max((product.layers for product in self.products if product.experts), default=0),
         )
