@@ -391,10 +391,10 @@ class Settings(BaseModel):
     def _check_webhooks(cls, urls: Secret | None) -> Secret | None:
         texts = _split(urls.reveal()) if urls is not None else ()
         for number, url in enumerate(texts, 1):
-            parts = urlsplit(url)
+            url_parts = urlsplit(url)
             if (
-                parts.scheme not in ("http", "https")
-                or not parts.hostname
+                url_parts.scheme not in ("http", "https")
+                or not url_parts.hostname
                 or not url.isascii()
                 or not url.isprintable()
             ):
@@ -402,7 +402,7 @@ class Settings(BaseModel):
                 raise ValueError(
                     f"URL {number} must begin with http:// or https:// and name a host"
                 )
-            if "@" in parts.netloc or parts.fragment:
+            if "@" in url_parts.netloc or url_parts.fragment:
                 raise ValueError(f"URL {number} must not have a user, a password or a fragment")
         return urls
 

@@ -148,13 +148,13 @@ def gateway_url(host: str | None, port: int | None) -> str:
     scheme, mark, address = (host or "127.0.0.1").rstrip("/").rpartition("://")
     try:
         # Only an IPv6 address with a port has brackets.
-        parts = urlsplit(
+        url_parts = urlsplit(
             f"//[{address}]" if address.count(":") > 1 and "[" not in address else f"//{address}"
         )
-        name, typed_port = parts.hostname, parts.port
+        name, typed_port = url_parts.hostname, url_parts.port
     except ValueError:
         name, typed_port = None, None
-    if not name or parts.path or (port is not None and typed_port not in (None, port)):
+    if not name or url_parts.path or (port is not None and typed_port not in (None, port)):
         raise BadRequest(
             f"{shown_address(host or '')!r} is not the address of a gateway.",
             hint="Use HOST, HOST:PORT or http://HOST:PORT, with one port number.",

@@ -270,10 +270,10 @@ def _template(file: Path) -> dict[str, str]:
 
 def _loras(items: list[str] | None) -> dict[str, str | None]:
     adapters: dict[str, str | None] = {}
-    for item in items or ():
-        name, separator, source = item.partition("=")
+    for option_text in items or ():
+        name, separator, source = option_text.partition("=")
         if not name or not separator or not source:
-            usage_error(f"--lora takes NAME=SOURCE, not {item!r}.")
+            usage_error(f"--lora takes NAME=SOURCE, not {option_text!r}.")
         adapters[name] = absolute_source(source)
     return adapters
 
@@ -328,10 +328,10 @@ def _under_title(annotation: Any, title: str | None) -> Any:
 def flag_values(items: list[str] | None) -> dict[str, str]:
     """The values of --arg by flag name."""
     flags = {}
-    for item in items or ():
-        name, separator, value = item.partition("=")
+    for option_text in items or ():
+        name, separator, value = option_text.partition("=")
         if not name:
-            usage_error(f"--arg takes FLAG=VALUE, not {item!r}.")
+            usage_error(f"--arg takes FLAG=VALUE, not {option_text!r}.")
         flags[name.removeprefix("--")] = value if separator else "true"
     return flags
 
@@ -339,8 +339,8 @@ def flag_values(items: list[str] | None) -> dict[str, str]:
 def environment_variables(items: list[str] | None) -> dict[str, str]:
     """The values of --env by name."""
     variables = {}
-    for item in items or ():
-        name, separator, value = item.partition("=")
+    for option_text in items or ():
+        name, separator, value = option_text.partition("=")
         if not name or not separator:
             # The value may be a secret, so the message does not repeat it.
             usage_error("--env takes NAME=VALUE.")

@@ -193,7 +193,9 @@ class LogEvidence:
     def add(self, candidate: FailureCandidate) -> None:
         """Add a candidate, as far as there is room."""
         bare_candidates = (
-            [item for item in self.candidates if item.is_bare] if candidate.is_bare else []
+            [known_candidate for known_candidate in self.candidates if known_candidate.is_bare]
+            if candidate.is_bare
+            else []
         )
         if len(bare_candidates) < _MAX_BARE_CANDIDATES and len(self.candidates) < _MAX_CANDIDATES:
             self.candidates.append(candidate)
@@ -247,8 +249,10 @@ class LogEvidence:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
         self.add_death(text, number)
         if self.is_serving and not self.is_ending:
-            errors = [item.serving_error or item.thread_error for item in self.processes.values()]
-            for candidate in sorted(filter(None, errors), key=lambda item: item.number):
+            errors = [
+                trace.serving_error or trace.thread_error for trace in self.processes.values()
+            ]
+            for candidate in sorted(filter(None, errors), key=lambda trace: trace.number):
                 self.add(candidate)
         self.is_ending = True
 
@@ -284,7 +288,7 @@ class LogEvidence:
             for line in self._first:
                 self._add_pasted_line(line, phase)
         # Where the log ends in a traceback, the failure may stand before it.
-        is_cut = any(item.is_in_traceback or item.cut_off for item in self.processes.values())
+        is_cut = any(trace.is_in_traceback or trace.cut_off for trace in self.processes.values())
         for line in self._recent:
             known_text = self._known_text(line.message, line.text, line.number, line.process)
             if known_text is not None and (

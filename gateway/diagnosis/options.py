@@ -290,12 +290,12 @@ class StartOptions:
             if value not in _UNSET_VALUES and flag not in _PLACES
         }
 
-    def _can_change(self, item: str, *, omits: bool) -> bool:
+    def _can_change(self, option_text: str, *, omits: bool) -> bool:
         """Whether a start can omit one of the settings of an item, or be given one of them."""
-        flags = _FLAG.findall(item) or [
+        flags = _FLAG.findall(option_text) or [
             flag
             for word, word_flags in _FLAGS_OF_WORD.items()
-            if word in item
+            if word in option_text
             for flag in word_flags
         ]
         if not flags:

@@ -80,14 +80,16 @@ class LogVerdict:
 
     def _proof(self) -> FailureCandidate | None:
         unproven_candidates = (
-            [item for item in self._unproven() if not item.is_bare] if self._evidence.death else []
+            [candidate for candidate in self._unproven() if not candidate.is_bare]
+            if self._evidence.death
+            else []
         )
         proven = [
-            item for item in self._evidence.candidates if item.row is not None
+            candidate for candidate in self._evidence.candidates if candidate.row is not None
         ] + unproven_candidates
         if not proven:
             return self._death(self._evidence.progress.phase) if self._evidence.death else None
-        first = min(proven, key=lambda item: (item.rank, item.number))
+        first = min(proven, key=lambda candidate: (candidate.rank, candidate.number))
         return first if first.row is not None else self._best(unproven_candidates) or first
 
     def _cause(self) -> FailureCandidate | None:
@@ -133,23 +135,30 @@ class LogVerdict:
             *self._cut_tracebacks(),
             *self._evidence.quoted_candidates[:1],
         ]
-        numbers = {item.number for item in raised_candidates}
+        numbers = {candidate.number for candidate in raised_candidates}
         candidates = raised_candidates + [
-            item
-            for item in self._evidence.complaints
-            if item.number not in numbers
-            and (not raised_candidates or forms.ERROR_WORD.search(item.line))
+            candidate
+            for candidate in self._evidence.complaints
+            if candidate.number not in numbers
+            and (not raised_candidates or forms.ERROR_WORD.search(candidate.line))
         ]
-        candidates = [item for item in candidates if death is None or item.number < death.number]
+        candidates = [
+            candidate
+            for candidate in candidates
+            if death is None or candidate.number < death.number
+        ]
         if self._evidence.crashed is not None and self._signatures.guess(
             [self._evidence.crashed.shape]
         ):
             candidates = [self._evidence.crashed]
         if cause is not None and cause.phase == "serving":
-            candidates = [item for item in candidates if item.phase == "serving"]
+            candidates = [candidate for candidate in candidates if candidate.phase == "serving"]
         candidates += self._quote_context()
         proof = self._signatures.guess(
-            [self._signatures.shape_for_words(item.shape, self._engine) for item in candidates]
+            [
+                self._signatures.shape_for_words(candidate.shape, self._engine)
+                for candidate in candidates
+            ]
         )
         # Words of requests do not outweigh a fault that is named.
         vague = {cause.kind, *(["unknown"] if cause.row is not None else [])} if cause else set()
@@ -167,7 +176,9 @@ class LogVerdict:
 
     def _cut_tracebacks(self) -> list[FailureCandidate]:
         return [
-            item.cut_off for item in self._evidence.processes.values() if item.cut_off is not None
+            trace.cut_off
+            for trace in self._evidence.processes.values()
+            if trace.cut_off is not None
         ]
 
     def _quote_context(self) -> list[FailureCandidate]:
@@ -186,10 +197,10 @@ class LogVerdict:
         """The error before a process was reported dead, in a traceback without its beginning."""
         if death.rank != DEATH:
             return None
-        raised_candidates = [item for item in self._unproven() if item.shape.frames]
+        raised_candidates = [candidate for candidate in self._unproven() if candidate.shape.frames]
         raised_candidates += self._quoted_death(death.phase)
         best_candidate = self._best(
-            [item for item in raised_candidates if item.number < death.number]
+            [candidate for candidate in raised_candidates if candidate.number < death.number]
         )
         return (
             best_candidate
@@ -215,8 +226,8 @@ class LogVerdict:
 
     def _quoted_death(self, phase: str) -> list[FailureCandidate]:
         """The error of another process that a report of its death quotes."""
-        item = self._death(phase)
-        return [item] if item.shape.message else []
+        candidate = self._death(phase)
+        return [candidate] if candidate.shape.message else []
 
     def _death(self, phase: str) -> FailureCandidate:
         """The report that a process died, at best with its error in quotes."""
@@ -227,22 +238,22 @@ class LogVerdict:
         if not message:
             return FailureCandidate(_PEER_FAILURE, {}, line, number, phase)
         shape = Shape(name["name"] if name else "", message, (), phase)
-        item = FailureCandidate(None, {}, line, number, phase, shape=shape)
-        return self._best([item]) or item
+        candidate = FailureCandidate(None, {}, line, number, phase, shape=shape)
+        return self._best([candidate]) or candidate
 
-    def _failure(self, item: FailureCandidate | None) -> Failure | None:
-        if item is None:
+    def _failure(self, candidate: FailureCandidate | None) -> Failure | None:
+        if candidate is None:
             return None
-        row = item.row or _UNKNOWN_FAILURE
-        case = self._case(row, item)
+        row = candidate.row or _UNKNOWN_FAILURE
+        case = self._case(row, candidate)
         message, advice, steps = self._signatures.cures.describe(row, case)
         return Failure(
-            kind=item.kind,
-            phase=item.phase,
+            kind=candidate.kind,
+            phase=candidate.phase,
             message=message,
-            line=item.line[:_MAX_LINE_CHARACTERS],
-            line_number=item.number,
-            culprit=item.culprit,
+            line=candidate.line[:_MAX_LINE_CHARACTERS],
+            line_number=candidate.number,
+            culprit=candidate.culprit,
             advice=advice,
             steps=steps,
             proves=row.proves,
@@ -262,22 +273,22 @@ class LogVerdict:
         message = f"{failure.message} {number} requests failed so, and the engine serves on."
         return failure.evolve(message=message, phase="serving", proves="nothing")
 
-    def _match_fault(self, item: FailureCandidate) -> FailureCandidate | None:
+    def _match_fault(self, candidate: FailureCandidate) -> FailureCandidate | None:
         """An error of a request with the row of its text, or else of its structure."""
-        proof = self._evidence.prove_text(f"{item.shape.exception}: {item.shape.message}")
+        proof = self._evidence.prove_text(f"{candidate.shape.exception}: {candidate.shape.message}")
         if proof is not None and self._signatures.can_fail_serving(proof[0].kind):
-            return replace(item, row=proof[0], culprit=proof[1])
-        return self._best([item])
+            return replace(candidate, row=proof[0], culprit=proof[1])
+        return self._best([candidate])
 
-    def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
+    def _case(self, row: FailureSignature, candidate: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""
         cures = self._signatures.cures
-        shape = item.shape
-        if not shape.exception and shape.message not in item.line:
+        shape = candidate.shape
+        if not shape.exception and shape.message not in candidate.line:
             # A line that is no exception is its own message, and the next ones may belong to it.
-            shape = shape._replace(message=f"{item.line} {shape.message}")
+            shape = shape._replace(message=f"{candidate.line} {shape.message}")
         elif not shape.message:
-            shape = shape._replace(message=item.line)
+            shape = shape._replace(message=candidate.line)
         libraries = self._evidence.crash.libraries if row.kind in _CRASH_KINDS else ()
         if row.kind in _CRASH_KINDS and not shape.frames:
             shape = shape._replace(frames=self._evidence.crash.frames)
@@ -294,7 +305,7 @@ class LogVerdict:
             | circumstances
             | cures.known_versions(engine, version)
             | cures.code_versions(engine, version, row.kind, shape)
-            | item.culprit
+            | candidate.culprit
         )
         if "no_other_code" in values:
             values.pop("others", None)
@@ -314,14 +325,16 @@ class LogVerdict:
         if values.get("ranks") == 1:
             del values["ranks"]
             values["one_rank"] = "yes"
-        texts = (shape.message, *self._evidence.advice_near(item.number))
+        texts = (shape.message, *self._evidence.advice_near(candidate.number))
         steps = dict.fromkeys(
             step for text in texts for step in cures.advice_of_message(engine, version, text)
         )
         advice = tuple(step for step in steps if not self._evidence.options.rules_out(step))
         values |= cures.off_switch(engine, version, shape)
         values |= held_by_others(values) | conclude(shape.message, values)
-        return Case(row.kind, item.phase, engine, values, self._evidence.options, advice, failing)
+        return Case(
+            row.kind, candidate.phase, engine, values, self._evidence.options, advice, failing
+        )
 
     def _option_values(self, shape: Shape, failing: str) -> dict[str, Scalar]:
         """The facts of the start's options that belong to a failure."""

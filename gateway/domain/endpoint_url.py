@@ -27,16 +27,16 @@ def endpoint_url(text: str) -> str:
             f"{label} has a blank, a control character or a character beyond ASCII, or is empty."
         )
     try:
-        parts = urlsplit(text)
-        host, port = parts.hostname or "", parts.port
-        if parts.netloc.rpartition("@")[2].startswith("["):
+        url_parts = urlsplit(text)
+        host, port = url_parts.hostname or "", url_parts.port
+        if url_parts.netloc.rpartition("@")[2].startswith("["):
             host = f"[{ipaddress.IPv6Address(host).compressed}]"
     except ValueError:
         raise ValueError(f"{label} is not a URL.") from None
-    default = _PORTS.get(parts.scheme)
+    default = _PORTS.get(url_parts.scheme)
     if default is None:
         raise ValueError(f"{label} is not a URL that begins with http:// or https://.")
-    if "@" in parts.netloc or "?" in text or "#" in text:
+    if "@" in url_parts.netloc or "?" in text or "#" in text:
         raise ValueError(
             f"{label} has more than a base URL has: no user, password, query or fragment."
         )
@@ -45,8 +45,8 @@ def endpoint_url(text: str) -> str:
         raise ValueError(f"{label} names no host.")
     if port == 0:
         raise ValueError(f"{label} names port 0, where nothing can listen.")
-    path = parts.path.rstrip("/")
+    path = url_parts.path.rstrip("/")
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.lower().replace("%2e", ".").split("/")):
         raise ValueError(f"{label} has a path that no base URL has.")
     authority = host if port in (None, default) else f"{host}:{port}"
-    return f"{parts.scheme}://{authority}{path.removesuffix('/v1')}/v1"
+    return f"{url_parts.scheme}://{authority}{path.removesuffix('/v1')}/v1"

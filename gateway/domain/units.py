@@ -36,12 +36,12 @@ def duration(value: object) -> float:
     if _NUMBER.fullmatch(text):
         seconds = float(text)
     else:
-        parts = _PART.findall(text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
+        amounts = _PART.findall(text)
+        if not amounts or "".join(number + unit for number, unit in amounts) != text:
             raise ValueError(
                 "a duration looks like 5m, 1h30m or 300 (seconds); 0 is at once, -1 for ever"
             )
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in amounts)
     return ENDLESS_DURATION if negative and seconds else min(seconds, _MAX_DURATION_S)
 
 
@@ -65,8 +65,8 @@ def in_words(seconds: float) -> str:
     if seconds < 0:
         return "for ever"
     total_s = round(seconds)
-    parts = [(total_s // 3600, "h"), (total_s % 3600 // 60, "m"), (total_s % 60, "s")]
-    return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
+    amounts = [(total_s // 3600, "h"), (total_s % 3600 // 60, "m"), (total_s % 60, "s")]
+    return "".join(f"{count}{unit}" for count, unit in amounts if count) or "0s"
 
 
 def words(count: int) -> str:

@@ -70,15 +70,20 @@ def as_engines(instances: Sequence[Instance]) -> list[Instance]:
     return [*engines, *(_engine(*group, parts) for group, parts in groups.items())]
 
 
-def _engine(name: str, count: int, parts: Mapping[int, Instance]) -> Instance:
-    exited_instances = [part for part in parts.values() if part.state == "exited"]
-    first = parts[min(parts)].evolve(name=name, state="created", exit_code=None, oom_killed=False)
+def _engine(name: str, count: int, instances: Mapping[int, Instance]) -> Instance:
+    exited_instances = [instance for instance in instances.values() if instance.state == "exited"]
+    first = instances[min(instances)].evolve(
+        name=name, state="created", exit_code=None, oom_killed=False
+    )
     if exited_instances:
         # A part that was killed for memory, or failed, ends the others, which then may exit well.
         last = min(
-            exited_instances, key=lambda part: (not part.oom_killed, part.exit_code in (None, 0))
+            exited_instances,
+            key=lambda instance: (not instance.oom_killed, instance.exit_code in (None, 0)),
         )
         return first.evolve(state="exited", exit_code=last.exit_code, oom_killed=last.oom_killed)
-    if len(parts) == count and all(part.state == "running" for part in parts.values()):
+    if len(instances) == count and all(
+        instance.state == "running" for instance in instances.values()
+    ):
         return first.evolve(state="running")
     return first

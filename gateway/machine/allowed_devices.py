@@ -56,12 +56,12 @@ class AllowedDevices(Value):
         visible = environment.get("NVIDIA_VISIBLE_DEVICES")
         if visible is None or visible in _NO_CHOICE:
             return cls()
-        parts = [part for part in _parts(visible) if part != "none"]
-        if len(parts) >= len(hardware.gpus):
+        devices = [device for device in _parts(visible) if device != "none"]
+        if len(devices) >= len(hardware.gpus):
             return cls()
         return cls(
             gpus=frozenset(
-                gpu.uuid for gpu in hardware.gpus if {str(gpu.index), gpu.uuid} & set(parts)
+                gpu.uuid for gpu in hardware.gpus if {str(gpu.index), gpu.uuid} & set(devices)
             ),
             variable="NVIDIA_VISIBLE_DEVICES",
         )
@@ -94,8 +94,8 @@ def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
     by_name = {str(gpu.index): gpu for gpu in hardware.gpus} | {
         gpu.uuid: gpu for gpu in hardware.gpus
     }
-    parts = _parts(text)
-    missing_parts = [part for part in parts if part not in by_name]
+    devices = _parts(text)
+    missing_parts = [device for device in devices if device not in by_name]
     # A card that cannot be read now may be the missing one. The gateway still uses the others.
     if missing_parts and not any(" is left out: " in note for note in hardware.notes):
         present_gpus = ", ".join(f"{gpu.index} ({gpu.uuid}, {gpu.name})" for gpu in hardware.gpus)
@@ -110,7 +110,7 @@ def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
                 )
             ),
         )
-    return frozenset(by_name[part].uuid for part in parts if part in by_name)
+    return frozenset(by_name[device].uuid for device in devices if device in by_name)
 
 
 def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> frozenset[str]:
@@ -120,23 +120,23 @@ def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> 
     """
     uuids: list[str] = []
     numbered = [gpu for gpu in hardware.gpus if not gpu.uuid.startswith("MIG-")]
-    for part in _parts(visible):
-        if part.isdecimal():
+    for device in _parts(visible):
+        if device.isdecimal():
             if not is_in_order and len({gpu.name for gpu in hardware.gpus}) > 1:
                 raise SettingsError(
-                    f"CUDA_VISIBLE_DEVICES names GPU {part} by CUDA's number, which goes by speed,"
-                    " and the GPUs here differ.",
+                    f"CUDA_VISIBLE_DEVICES names GPU {device} by CUDA's number, which goes by"
+                    " speed, and the GPUs here differ.",
                     hint=(
                         "Name GPUs by UUID (`fitserve probe`), set CUDA_DEVICE_ORDER=PCI_BUS_ID, or"
                         " set FITSERVE_GPUS."
                     ),
                 )
-            matches = [gpu for gpu in numbered if gpu.index == int(part)]
+            matches = [gpu for gpu in numbered if gpu.index == int(device)]
         else:
             matches = [
                 gpu
                 for gpu in hardware.gpus
-                if part.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(part)
+                if device.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(device)
             ]
         if len(matches) != 1 or matches[0].uuid in uuids:
             break
@@ -145,4 +145,4 @@ def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> 
 
 
 def _parts(text: str) -> list[str]:
-    return [part for part in (piece.strip() for piece in text.split(",")) if part]
+    return [device for device in (piece.strip() for piece in text.split(",")) if device]

@@ -176,10 +176,10 @@ def _heads_source(top: Fields, fields: Fields) -> str:
 
 
 def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
-    experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
+    experts = [linear for linear in plan.linears if linear.experts and linear.shard == "expert_row"]
     if not experts:
         return None
-    per_token, max_experts = _per_token(plan, fields), max(item.experts for item in experts)
+    per_token, max_experts = _per_token(plan, fields), max(linear.experts for linear in experts)
     if per_token > max_experts:
         raise BadModel(
             f"config.json of {fields.source} sends each token to {per_token} experts of"

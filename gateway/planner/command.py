@@ -128,7 +128,7 @@ def _without_node(
     where they are no such set, or name another address than one of `peers`."""
     forms = _node_forms(engine, peers)
     node_flags = set().union(*forms)
-    items = [(item, name) for item in flags if (name := _split(item)[0]) in node_flags]
+    items = [(argument, name) for argument in flags if (name := _split(argument)[0]) in node_flags]
     if not items:
         return flags
     names = {name for _, name in items}
@@ -138,12 +138,13 @@ def _without_node(
             f"The flags of {engine.ref} for one of several nodes are not those of a plan.",
             param="argv",
         )
-    for item, name in items:
-        if re.fullmatch(form[name], item) is None:
+    for argument, name in items:
+        if re.fullmatch(form[name], argument) is None:
             raise BadFlag(
-                f"{item[:80]!r} names no machine that engines of this one may meet.", param="argv"
+                f"{argument[:80]!r} names no machine that engines of this one may meet.",
+                param="argv",
             )
-    return tuple(item for item in flags if _split(item)[0] not in names)
+    return tuple(argument for argument in flags if _split(argument)[0] not in names)
 
 
 def _node_forms(engine: Engine, peers: Collection[str]) -> list[dict[str, str]]:
@@ -167,7 +168,12 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
     """The flags before those that name adapters, which come last. Raises BadFlag for an adapter
     that is not below `folder`."""
     at = next(
-        (place for place, item in enumerate(flags) if item.removeprefix("--") in LIST_FLAGS), None
+        (
+            place
+            for place, argument in enumerate(flags)
+            if argument.removeprefix("--") in LIST_FLAGS
+        ),
+        None,
     )
     if at is None:
         return flags
@@ -175,9 +181,9 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
     name, path = LIST_FLAGS[flag]
     if flag not in engine.flags:
         raise BadFlag(f"{engine.ref} has no flag {flag!r}.", param="argv")
-    for item in flags[at + 1 :]:
+    for argument in flags[at + 1 :]:
         try:
-            adapter = json.loads(item)
+            adapter = json.loads(argument)
         except (ValueError, RecursionError):
             adapter = None
         if (
@@ -186,10 +192,10 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
             or not all(isinstance(value, str) for value in adapter.values())
         ):
             raise BadFlag(
-                f"--{flag} of {engine.ref} names an adapter as no plan does: {item[:80]!r}.",
+                f"--{flag} of {engine.ref} names an adapter as no plan does: {argument[:80]!r}.",
                 param="argv",
             )
-        check_text(f"--{flag}", item, param="argv")
+        check_text(f"--{flag}", argument, param="argv")
         if re.fullmatch(NAME_PATTERN, adapter[name]) is None or not _is_below(
             adapter[path], folder
         ):
@@ -232,13 +238,15 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
             variables.check(engine, name, value)
 
 
-def _check_flag(engine: Engine, item: str, planned_args: Mapping[str, str], folder: str) -> None:
-    name, text = _split(item)
+def _check_flag(
+    engine: Engine, flag_text: str, planned_args: Mapping[str, str], folder: str
+) -> None:
+    name, text = _split(flag_text)
     value: Scalar = True if text is None else text
     if text is None and name not in engine.flags:
         name, value = name.removeprefix("no-"), False
     if name not in engine.flags:
-        raise BadFlag(f"{engine.ref} has no flag {item[:80]!r}.", param="argv")
+        raise BadFlag(f"{engine.ref} has no flag {flag_text[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name
     is_planned = name in _PLAN_FLAGS or name in engine.api_switches
     if name in planned_args or (engine.flags[name].ours and not is_planned):
@@ -252,7 +260,7 @@ def _check_flag(engine: Engine, item: str, planned_args: Mapping[str, str], fold
     check_value(engine, name, engine.flags[name], value)
 
 
-def _split(item: str) -> tuple[str, str | None]:
+def _split(flag_text: str) -> tuple[str, str | None]:
     """The name of a flag and its value; a switch has none, and other items have no name."""
-    name, separator, value = item.partition("=")
+    name, separator, value = flag_text.partition("=")
     return name[2:] if name.startswith("--") else "", value if separator else None

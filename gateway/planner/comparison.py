@@ -23,13 +23,13 @@ def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[Rejected]) -> str
     first, chosen_count = plans[0], gpus_of(plans[0])
     fewer = max((count for count in best_by_count if count < chosen_count), default=None)
     larger = min((count for count in best_by_count if count > chosen_count), default=None)
-    parts = []
+    sentences = []
     if fewer is not None:
-        parts.append(f"{chosen_count} over {fewer}: {gains(first, best_by_count[fewer])}")
+        sentences.append(f"{chosen_count} over {fewer}: {gains(first, best_by_count[fewer])}")
     elif refusal_words := _refused_below(chosen_count, first, rejections):
-        parts.append(refusal_words)
+        sentences.append(refusal_words)
     if larger is not None:
-        parts.append(f"{chosen_count} over {larger}: {gains(first, best_by_count[larger])}")
+        sentences.append(f"{chosen_count} over {larger}: {gains(first, best_by_count[larger])}")
     other_layout = next(
         (
             plan
@@ -39,10 +39,10 @@ def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[Rejected]) -> str
         None,
     )
     if other_layout is not None:
-        parts.append(
+        sentences.append(
             f"{layout_of(first)} over {layout_of(other_layout)}: {gains(first, other_layout)}"
         )
-    return "; ".join(parts) or _figures(first)
+    return "; ".join(sentences) or _figures(first)
 
 
 def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Plan]) -> str:
@@ -69,22 +69,22 @@ def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Pla
 
 def gains(plan: Plan, base: Plan) -> str:
     """The differences of a plan from a base plan: speeds as parts, room and context as numbers."""
-    parts = []
+    sentences = []
     if plan.speed is not None and base.speed is not None:
         speed, base_speed = plan.speed, base.speed
-        parts.append(f"{_gain(speed.stream.value, base_speed.stream.value)} alone")
+        sentences.append(f"{_gain(speed.stream.value, base_speed.stream.value)} alone")
         if speed.concurrency > 1:
             at_once = f"with {speed.concurrency:,} at once"
-            parts.append(f"{_gain(speed.total.value, base_speed.total.value)} {at_once}")
+            sentences.append(f"{_gain(speed.total.value, base_speed.total.value)} {at_once}")
     context, base_context = plan.max_model_len.value, base.max_model_len.value
     if context != base_context:
-        parts.append(f"{context:,} tokens of context instead of {base_context:,}")
+        sentences.append(f"{context:,} tokens of context instead of {base_context:,}")
     elif (room := _room(plan)) != (base_room := _room(base)):
         requests = "request" if room == "1" else "requests"
-        parts.append(f"room for {room} {requests} of {context:,} tokens instead of {base_room}")
+        sentences.append(f"room for {room} {requests} of {context:,} tokens instead of {base_room}")
     if plan.drops != base.drops:
-        parts.append(f"without {', '.join(plan.drops)}" if plan.drops else "with all inputs")
-    return ", ".join(parts) or "no difference that is known"
+        sentences.append(f"without {', '.join(plan.drops)}" if plan.drops else "with all inputs")
+    return ", ".join(sentences) or "no difference that is known"
 
 
 def _gain(value: float, base: float) -> str:
@@ -117,19 +117,19 @@ def layout_of(plan: Plan) -> str:
 
 def _figures(plan: Plan) -> str:
     speed, memory = plan.speed, plan.memory
-    parts = []
+    sentences = []
     if speed is not None:
-        parts.append(f"{speed.stream.value:,g} tokens/s alone")
-        parts.append(f"{speed.total.value:,g} with {speed.concurrency:,} at once")
+        sentences.append(f"{speed.stream.value:,g} tokens/s alone")
+        sentences.append(f"{speed.total.value:,g} with {speed.concurrency:,} at once")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
         count = _room(plan)
-        parts.append(f"room for {count} request{'' if count == '1' else 's'} of {context}")
+        sentences.append(f"room for {count} request{'' if count == '1' else 's'} of {context}")
     else:
-        parts.append(context)
+        sentences.append(context)
     if plan.drops:
-        parts.append(f"without {', '.join(plan.drops)}")
-    return f"{plural(gpus_of(plan), 'GPU')} as {layout_of(plan)}: {', '.join(parts)}"
+        sentences.append(f"without {', '.join(plan.drops)}")
+    return f"{plural(gpus_of(plan), 'GPU')} as {layout_of(plan)}: {', '.join(sentences)}"
 
 
 def _refused_below(chosen_count: int, plan: Plan, rejections: Sequence[Rejected]) -> str:

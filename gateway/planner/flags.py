@@ -222,7 +222,9 @@ def _command(
         _program(plan, engine, inputs, answers=node is None or node.node_rank == 0)
         + quiet_flags(engine)
         + arguments({name: True for name in engine.api_switches if name in engine.flags})
-        + tuple(_replace_paths(item, inputs.drafter, inputs.templates) for item in plan.argv)
+        + tuple(
+            _replace_paths(argument, inputs.drafter, inputs.templates) for argument in plan.argv
+        )
         + (node.argv if node is not None else ())
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
         + host_arguments(engine, inputs.media_hosts, plan.argv)
@@ -255,14 +257,14 @@ def quiet_flags(engine: Engine) -> tuple[str, ...]:
     )
 
 
-def _replace_paths(item: str, drafter: str | None, templates: str | None) -> str:
+def _replace_paths(argument: str, drafter: str | None, templates: str | None) -> str:
     """The item; where it names a drafter by its source, or a chat template by its content, with the
     folder that has it."""
-    name, _, value = item.partition("=")
+    name, _, value = argument.partition("=")
     if templates is not None and name == f"--{template.FLAG}":
         return f"{name}={templates}/{value}"
     if drafter is None or name != "--speculative-config":
-        return item
+        return argument
     config = {key: value for key, value in json.loads(value).items() if key != "revision"}
     return f"{name}={json.dumps({**config, 'model': drafter})}"
 

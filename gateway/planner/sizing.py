@@ -161,7 +161,10 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
     load = footprint.load._replace(seqs=restored.max_num_seqs.value)
     beside_bytes = rules.divide_budget(footprint.evolve(load=load), 0).beside_bytes
     flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
-    share = next((item.removeprefix(flag) for item in restored.argv if item.startswith(flag)), None)
+    share = next(
+        (argument.removeprefix(flag) for argument in restored.argv if argument.startswith(flag)),
+        None,
+    )
     if share is not None and beside_bytes == restored.memory.beside_bytes:
         return rules.budget_of_share(footprint, float(share))._replace(
             bytes=restored.memory.budget_bytes

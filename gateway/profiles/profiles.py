@@ -109,7 +109,7 @@ class Profiles(ProfileTables):
         for root in self.roots:
             for path in (root / folder).glob("*/*.yaml"):
                 files.setdefault(f"{path.parent.name}=={path.stem}", path)
-        return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
+        return dict(sorted(files.items(), key=lambda row: _version_key(row[0]), reverse=True))
 
     def engine(self, ref: str) -> Engine:
         """The engine `kind==version`, derived from the nearest version if no profile describes it.

@@ -32,12 +32,12 @@ class UpstreamPool:
     """The connections to one engine. `connections`: all open ones."""
 
     def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
-        parts = urlsplit(url)
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.authority = parts.netloc.encode()
-        self.prefix = parts.path.rstrip("/").encode()
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        url_parts = urlsplit(url)
+        self.host = url_parts.hostname or ""
+        self.port = url_parts.port or (443 if url_parts.scheme == "https" else 80)
+        self.authority = url_parts.netloc.encode()
+        self.prefix = url_parts.path.rstrip("/").encode()
+        self._tls = ssl.create_default_context() if url_parts.scheme == "https" else None
         self._loop = loop
         self.connections: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []  # in the order of last use

@@ -39,12 +39,12 @@ async def version() -> dict[str, str]:
 async def healthz(request: Request) -> JSONResponse:
     """Whether inference is answered and the control loop runs. The check does no I/O, so a slow
     disk or Docker cannot fail it."""
-    parts = gateway_of(request)
-    workers = parts.front.workers
+    gateway = gateway_of(request)
+    workers = gateway.front.workers
     if workers is not None and workers.alive == 0:
         status = "no worker"
     else:
-        status = "no loop" if parts.app.failure else "ok"
+        status = "no loop" if gateway.app.failure else "ok"
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
 
@@ -56,16 +56,16 @@ async def healthz(request: Request) -> JSONResponse:
 )
 async def readyz(request: Request) -> JSONResponse:
     """Whether the gateway can do its work: the control loop runs, the store and the host answer."""
-    parts = gateway_of(request)
-    health = parts.loop.health
+    gateway = gateway_of(request)
+    health = gateway.loop.health
     problems = []
     # The store knows its damage before the next pass of the loop.
-    if health.store_problem or parts.store.failing:
+    if health.store_problem or gateway.store.failing:
         problems.append("store")
     if health.host_problem:
         problems.append("host")
     is_stale = time.monotonic() - health.last_pass > _STALE_S
-    if parts.app.failure or health.problem or is_stale:
+    if gateway.app.failure or health.problem or is_stale:
         problems.append("loop")
     return JSONResponse(
         {"status": "not ready" if problems else "ok", "problems": problems},

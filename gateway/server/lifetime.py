@@ -24,10 +24,10 @@ _CHECK_S = 0.02
 class Lifetime:
     """The background work of one gateway, from start to end."""
 
-    def __init__(self, parts: Gateway) -> None:
-        self._parts = parts
-        self._app = parts.app
-        self._front = parts.front
+    def __init__(self, gateway: Gateway) -> None:
+        self._parts = gateway
+        self._app = gateway.app
+        self._front = gateway.front
         self._loop: asyncio.Task[None] | None = None
         self._models_file: ModelsFileWatch | None = None
         self._announcing: asyncio.Task[None] | None = None
@@ -113,29 +113,29 @@ class Lifetime:
 
     async def _end_loop(self) -> None:
         """Ends all that changes engines or the database."""
-        parts = self._parts
+        gateway = self._parts
         if self._models_file is not None:
             await self._models_file.close()
         await asyncio.to_thread(self._front.gpus.close)
-        await parts.tuning.close()
-        await parts.engine_series.close()
+        await gateway.tuning.close()
+        await gateway.engine_series.close()
         if self._loop is not None:
             self._loop.remove_done_callback(self._app.handle_loop_end)
             self._loop.cancel()
             await asyncio.wait({self._loop})
-        await parts.loop.close()
-        await parts.observer.close()
-        await parts.events.close()
-        for webhook in parts.webhooks:
+        await gateway.loop.close()
+        await gateway.observer.close()
+        await gateway.events.close()
+        for webhook in gateway.webhooks:
             await webhook.close()
         if not self._app.is_replaced:
             await self._end_engines()
-        await parts.planning.close()
-        await parts.searches.close()
-        await parts.host.close()
-        parts.keyring.close()
-        await parts.usage.close()
-        parts.store.close()
+        await gateway.planning.close()
+        await gateway.searches.close()
+        await gateway.host.close()
+        gateway.keyring.close()
+        await gateway.usage.close()
+        gateway.store.close()
 
     async def _end_engines(self) -> None:
         """Ends the engines where the settings say so. Otherwise the log has the command for it."""

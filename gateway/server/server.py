@@ -87,7 +87,7 @@ def limit_connections(settings: Settings) -> Settings:
     if allowed_connections < settings.max_connections:
         log.warning(
             "the limit on open files allows fewer connections than FITSERVE_MAX_CONNECTIONS",
-            files=allowed,
+            files=allowed_files,
             connections=allowed_connections,
             hint=f"ulimit -n {target}, or LimitNOFILE={target} in a systemd unit",
         )

@@ -60,8 +60,8 @@ class Webhook:
         self._table = store.events
         self._sender = store.instance
         # The path and query of a URL may be secrets, so logs have neither.
-        parts = urlsplit(url.reveal())
-        self._receiver = f"{parts.scheme}://{parts.hostname}"
+        url_parts = urlsplit(url.reveal())
+        self._receiver = f"{url_parts.scheme}://{url_parts.hostname}"
         self._reader = hashlib.sha256(url.reveal_bytes()).hexdigest()[:16]
         self._number: int | None = None
         self._failures = 0

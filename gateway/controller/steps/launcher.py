@@ -101,7 +101,12 @@ class Launcher:
         if self.host.machines is not None:
             return
         load_format = next(
-            (item.partition("=")[2] for item in plan.argv if item.startswith("--load-format=")), ""
+            (
+                argument.partition("=")[2]
+                for argument in plan.argv
+                if argument.startswith("--load-format=")
+            ),
+            "",
         )
         prefix = engine_kind(plan.engine.kind).weights_prefix
         folders = (files.weights, files.drafter, *files.adapters.values())
@@ -155,7 +160,7 @@ class Launcher:
         templates = await asyncio.to_thread(self._template, attempt)
         # The profile is read from disk, so not on the event loop.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
-        is_fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
+        is_fixed = any(argument.startswith(f"--{CACHE_BYTES}=") for argument in plan.argv)
         cache_bytes = await turn(CACHE_BYTES in engine.flags and not is_fixed)
         report("starting the engine")
         spec = await asyncio.to_thread(

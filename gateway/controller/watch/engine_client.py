@@ -143,16 +143,18 @@ class EngineClient:
 @functools.lru_cache(512)
 def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
     """Host, port, TLS, and the constant part of the request's head. Raises ValueError."""
-    parts = urlsplit(url)
-    is_secure = parts.scheme == "https"
-    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    url_parts = urlsplit(url)
+    is_secure = url_parts.scheme == "https"
+    target = (
+        f"{url_parts.path or '/'}?{url_parts.query}" if url_parts.query else url_parts.path or "/"
+    )
     head = (
-        f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept:"
+        f"{method} {target} HTTP/1.1\r\nhost: {url_parts.netloc}\r\nconnection: close\r\naccept:"
         " */*\r\naccept-encoding: identity\r\n"
     )
     return (
-        parts.hostname or "",
-        parts.port or (443 if is_secure else 80),
+        url_parts.hostname or "",
+        url_parts.port or (443 if is_secure else 80),
         is_secure,
         head.encode("ascii"),
     )

@@ -235,7 +235,7 @@ async def _embeds(client: EngineClient, url: str, name: str, _: Plan, timeout_s:
         timeout_s,
         EmbeddingAnswer,
     )
-    vectors = [item.embedding for item in answer.data]
+    vectors = [embedding.embedding for embedding in answer.data]
     if (
         len(vectors) != len(PROMPTS)
         or not all(vectors)

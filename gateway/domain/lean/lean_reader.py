@@ -338,7 +338,7 @@ def _tuple(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
         def read_all(value: Any) -> Any:
             if type(value) is not list and type(value) is not tuple:
                 raise Inexact(f"a list of {type(value).__name__}")
-            return tuple(value) if reader is None else tuple([reader(item) for item in value])
+            return tuple(value) if reader is None else tuple([reader(member) for member in value])
 
         return read_all
     readers = [reader_of(kind, is_trusted) for kind in kinds]
@@ -347,8 +347,8 @@ def _tuple(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
         if type(value) not in (list, tuple) or len(value) != len(readers):
             raise Inexact(f"{len(readers)} items of {type(value).__name__}")
         return tuple(
-            item if reader is None else reader(item)
-            for reader, item in zip(readers, value, strict=True)
+            member if reader is None else reader(member)
+            for reader, member in zip(readers, value, strict=True)
         )
 
     return read_each
@@ -358,7 +358,7 @@ def _list(reader: Reader | None) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise Inexact(f"a list of {type(value).__name__}")
-        return value.copy() if reader is None else [reader(item) for item in value]
+        return value.copy() if reader is None else [reader(member) for member in value]
 
     return read
 
@@ -369,11 +369,13 @@ def _mapping(keys: Reader | None, values: Reader | None) -> Reader:
             raise Inexact(f"a mapping of {type(value).__name__}")
         if values is None:
             return (
-                value.copy() if keys is None else {keys(key): item for key, item in value.items()}
+                value.copy()
+                if keys is None
+                else {keys(key): member for key, member in value.items()}
             )
         if keys is None:
-            return {key: values(item) for key, item in value.items()}
-        return {keys(key): values(item) for key, item in value.items()}
+            return {key: values(member) for key, member in value.items()}
+        return {keys(key): values(member) for key, member in value.items()}
 
     return read
 

@@ -67,7 +67,7 @@ def without_dev_endpoints(plan: Plan) -> Plan:
     and key."""
     if not needs_auth(plan.env):
         return plan
-    argv = tuple(item for item in plan.argv if item not in _OPEN_FLAGS)
+    argv = tuple(argument for argument in plan.argv if argument not in _OPEN_FLAGS)
     return plan.evolve(
         argv=argv, env={name: value for name, value in plan.env.items() if name != DEV_MODE[0]}
     )

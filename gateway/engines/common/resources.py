@@ -83,7 +83,9 @@ def memory(plan: Plan) -> int:
     On a CPU, and with memory that CPU and GPU share, the first copy is the engine's own. Linux
     drops pages of read files before it ends a program.
     """
-    if any(part in item.partition("=")[0] for item in plan.argv for part in _RAM_FLAG_PARTS):
+    if any(
+        part in argument.partition("=")[0] for argument in plan.argv for part in _RAM_FLAG_PARTS
+    ):
         return MAX_BYTES
     sizes = plan.memory
     on_devices = max(sizes.high, sizes.budget_bytes) + sizes.kv_bytes + sizes.weights_bytes

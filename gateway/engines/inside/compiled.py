@@ -29,7 +29,8 @@ def compiled_architectures(folder: Path) -> dict[str, list[str]]:
     result = {}
     for path in sorted(folder.rglob("*.so")):
         if capabilities := sorted(
-            _architectures(path), key=lambda item: (item[0], int(re.sub(r"\D", "", item)), item)
+            _architectures(path),
+            key=lambda capability: (capability[0], int(re.sub(r"\D", "", capability)), capability),
         ):
             result[str(path.relative_to(folder)).partition(".")[0]] = capabilities
     return result
@@ -39,7 +40,11 @@ def common(extensions: Iterable[list[str]]) -> list[str]:
     """The architectures that every extension has."""
     result = [*extensions]
     return (
-        [item for item in result[0] if all(item in capabilities for capabilities in result)]
+        [
+            capability
+            for capability in result[0]
+            if all(capability in capabilities for capabilities in result)
+        ]
         if result
         else []
     )

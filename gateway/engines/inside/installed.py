@@ -15,9 +15,11 @@ from typing import Any
 def installed_packages() -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
     result: dict[str, str] = {}
-    for item in distributions():
-        if item.metadata["Name"]:  # of two, Python imports the first on the search path
-            result.setdefault(str(item.metadata["Name"]).lower().replace("_", "-"), item.version)
+    for distribution in distributions():
+        if distribution.metadata["Name"]:  # of two, Python imports the first on the search path
+            result.setdefault(
+                str(distribution.metadata["Name"]).lower().replace("_", "-"), distribution.version
+            )
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -157,7 +157,7 @@ class SglangRules(SglangKind):
         rules, args = self._memory_rules(candidate), candidate.args
         if _STATES_SHARE in args:
             rules = rules.evolve(mamba_ratio=float(args[_STATES_SHARE]))
-        item = (
+        item_bytes = (
             1 if candidate.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[candidate.dtype.value]
         )
         windows = candidate.inputs.spec.architecture in rules.hybrid_swa and not args.get(
@@ -169,7 +169,7 @@ class SglangRules(SglangKind):
             rules,
             _pool_groups(rules, candidate, attention),
             candidate.variant.tp,
-            item,
+            item_bytes,
             page,
             *_states_of(candidate, rules),
             matrices=str(args[_STATE_DTYPE]) if _STATE_DTYPE in args else None,

@@ -333,7 +333,7 @@ class VllmRules(VllmKind):
                 (candidate.inputs.available[gpu.uuid], gpu.total_bytes or seen_bytes)
                 for gpu in candidate.gpus
             )
-            free_bytes, total = min(result, key=lambda item: item[0] - item[1] * share)
+            free_bytes, total = min(result, key=lambda pair: pair[0] - pair[1] * share)
             if total * share > free_bytes:  # the engine would compare the same, and end
                 reason = (
                     f"--gpu-memory-utilization={share:g} was set, which is"

@@ -227,11 +227,11 @@ def _attention(
 ) -> list[BlockTable]:
     """Tables of growing content: keys and values of one rank's heads (one repeated head, if heads
     are fewer than ranks), or a latent and the indexer's keys, whole on every rank."""
-    item = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
+    item_bytes = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
     tables = []
     for group in attention:
         if group.kind == "mla":
-            token = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item
+            token = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item_bytes
             tables.append(BlockTable("full", group.layers, block, block * token))
             if group.index_dim:
                 # fp8 and a float32 scale for 128 values. DeepseekV32IndexerCache in
@@ -246,7 +246,7 @@ def _attention(
                 )
         elif group.kind in ("full", "sliding", "cross"):
             value = group.head_dim if group.value_dim is None else group.value_dim
-            page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item
+            page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item_bytes
             if group.kind == "sliding" and group.window:
                 tables.append(BlockTable("sliding", group.layers, block, page, group.window))
             else:
@@ -254,7 +254,7 @@ def _attention(
                 tables.append(BlockTable(kind, group.layers, block, page))
             if group.index_dim:  # keys alone, as MiniMaxM3IndexerCache
                 tables.append(
-                    BlockTable("full", group.layers, block, block * group.index_dim * item)
+                    BlockTable("full", group.layers, block, block * group.index_dim * item_bytes)
                 )
     return [table for table in tables if table.layers > 0 and table.page > 0]
 

@@ -147,8 +147,8 @@ def activation_bytes(
     the end (workspace_shapes of TritonExperts, vllm/model_executor/layers/fused_moe). The logits,
     and one more embedding, which the compiler copies.
     """
-    item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
-    hidden = spec.hidden * item * tokens
+    item_bytes, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
+    hidden = spec.hidden * item_bytes * tokens
     widest = _widest(built_model, load.rank.tp)
     if not built_model.is_known:
         columns = [
@@ -157,7 +157,7 @@ def activation_bytes(
             if t.shard in ("column", "expert_column") and len(t.shape) == 2
         ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
-    forward = 4 * hidden + (widest + widest // 2) * item * tokens
+    forward = 4 * hidden + (widest + widest // 2) * item_bytes * tokens
     experts = 0
     if spec.experts:
         # Groups of ranks gather the tokens of all for whole experts.
@@ -167,7 +167,7 @@ def activation_bytes(
         )
         rows = max(inner_size, spec.hidden) + max(2 * inner_size, spec.hidden)
         gathered_tokens = tokens * load.rank.dp
-        experts = (spec.experts.per_token * rows + spec.hidden) * item * gathered_tokens
+        experts = (spec.experts.per_token * rows + spec.hidden) * item_bytes * gathered_tokens
     kinds = {group.kind for group in built_model.attention}
     sees = "vision" in kinds or _has_tower(built_model)
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
@@ -181,7 +181,7 @@ def activation_bytes(
     # A model that sees is given embeddings, so that its compiled part has none.
     ranks = 1 if load.rank.tp == 1 else 2
     compiling = (
-        spec.vocab * spec.hidden * item // load.rank.tp + 2 * ranks * hidden
+        spec.vocab * spec.hidden * item_bytes // load.rank.tp + 2 * ranks * hidden
         if load.graphs and not sees
         else 0
     )

@@ -248,7 +248,9 @@ class ClusterHost:
         if self._data is None:
             return spec
         environment = str(engine_dir(self._data, spec.engine))
-        return spec.evolve(argv=tuple(item.replace(environment, ENVIRONMENT) for item in spec.argv))
+        return spec.evolve(
+            argv=tuple(argument.replace(environment, ENVIRONMENT) for argument in spec.argv)
+        )
 
     # --- machines ---
 

@@ -118,13 +118,15 @@ class NodeService(HostServer):
     def _with_environment(self, spec: LaunchSpec) -> LaunchSpec:
         """The start with the environment of this machine."""
         environment = str(engine_dir(self._data, spec.engine))
-        return spec.evolve(argv=tuple(item.replace(ENVIRONMENT, environment) for item in spec.argv))
+        return spec.evolve(
+            argv=tuple(argument.replace(ENVIRONMENT, environment) for argument in spec.argv)
+        )
 
     def _check_weights(self, spec: LaunchSpec) -> None:
         """Raises HostError if the weights are not here."""
-        for item in spec.argv:
-            path = item.removeprefix("--model=")
-            if path != item and path.startswith("/") and not Path(path).exists():
+        for argument in spec.argv:
+            path = argument.removeprefix("--model=")
+            if path != argument and path.startswith("/") and not Path(path).exists():
                 raise HostError(
                     f"The weights are not at {path} on the machine {self._membership.name}.",
                     hint="All machines need one FITSERVE_MODELS_DIR, for example on NFS.",

@@ -381,7 +381,8 @@ class ProcessHost:
 
     def _argv(self, spec: LaunchSpec, key: Secret | None) -> tuple[str, ...]:
         argv = tuple(
-            f"--host={self._address}" if item == _LOOPBACK_OPTION else item for item in spec.argv
+            f"--host={self._address}" if argument == _LOOPBACK_OPTION else argument
+            for argument in spec.argv
         )
         if key is None or spec.key_option is None:
             return argv

@@ -55,10 +55,10 @@ class BenchTarget:
         body = json.dumps(
             {**options, "stream": True, "stream_options": {"include_usage": True}}
         ).encode()
-        parts = urlsplit(self.url)
+        url_parts = urlsplit(self.url)
         lines = [
-            f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1",
-            f"host: {parts.netloc}",
+            f"POST {url_parts.path.rstrip('/')}/v1/completions HTTP/1.1",
+            f"host: {url_parts.netloc}",
             "connection: close",
         ]
         lines += ["content-type: application/json", f"content-length: {len(body)}"]
@@ -68,14 +68,14 @@ class BenchTarget:
 
 async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswer:
     """Send the request and time its answer. Raises NoAnswer."""
-    parts, loop = urlsplit(target.url), asyncio.get_running_loop()
-    tls = (target.tls or ssl.create_default_context()) if parts.scheme == "https" else None
-    port = parts.port or (443 if tls else 80)
+    url_parts, loop = urlsplit(target.url), asyncio.get_running_loop()
+    tls = (target.tls or ssl.create_default_context()) if url_parts.scheme == "https" else None
+    port = url_parts.port or (443 if tls else 80)
     stream = _StreamConnection(request, loop.create_future())
     start_s = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s):
-            await loop.create_connection(lambda: stream, parts.hostname or "", port, ssl=tls)
+            await loop.create_connection(lambda: stream, url_parts.hostname or "", port, ssl=tls)
             end_s = await stream.end_time
     except TimeoutError:
         raise NoAnswer(f"no complete answer within {limit_s:g} s") from None

@@ -75,18 +75,18 @@ def parts(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from ({"part": part, "group": group} for group in groups)
 
 
-def part_text(part: dict[str, Any]) -> str:
+def part_text(job: dict[str, Any]) -> str:
     titles = {
         "own": "memory and products of",
         "peers": "copies between",
         "reduce": "all-reduce of",
         "graphs": "all-reduce in a graph of",
     }
-    return f"{titles[part['part']]} GPUs {', '.join(map(str, part['group']))}"
+    return f"{titles[job['part']]} GPUs {', '.join(map(str, job['group']))}"
 
 
 def run_part(
-    ranks: list[RankProcess], part: dict[str, Any], limit_s: float, result: dict[str, Any]
+    ranks: list[RankProcess], job: dict[str, Any], limit_s: float, result: dict[str, Any]
 ) -> bool:
     """Run a part on all ranks and collect its numbers. False ends the measurement."""
     deadline_s, waiting_ranks, are_all_done = (
@@ -96,14 +96,14 @@ def run_part(
     )
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
-            rank.send(part)
+            rank.send(job)
             selector.register(rank.answers, selectors.EVENT_READ)
         while waiting_ranks:
             ready = selector.select(max(0.0, deadline_s - time.monotonic()))
             if not ready:
                 late_ranks = ", ".join(str(rank.number) for rank in waiting_ranks.values())
                 result["problems"].append(
-                    f"{part_text(part)}: nothing came from GPU {late_ranks} within {limit_s:.2g} s"
+                    f"{part_text(job)}: nothing came from GPU {late_ranks} within {limit_s:.2g} s"
                 )
                 return False
             for key, _ in ready:
@@ -111,9 +111,9 @@ def run_part(
                 lines = rank.lines()
                 if lines is None:
                     result["problems"].append(
-                        f"{part_text(part)}: the process of GPU {rank.number} ended"
+                        f"{part_text(job)}: the process of GPU {rank.number} ended"
                     )
-                    if part["part"] != "own":
+                    if job["part"] != "own":
                         return False
                     are_all_done = False
                     del waiting_ranks[key.fd]
@@ -123,7 +123,7 @@ def run_part(
                     if "software" in line:
                         result["software"] = line["software"]
                     elif "problem" in line:
-                        result["problems"].append(f"{part_text(part)}: {line['problem']}")
+                        result["problems"].append(f"{part_text(job)}: {line['problem']}")
                     elif "what" in line:
                         result["numbers"].append(line)
                     else:
@@ -148,10 +148,10 @@ class RankProcess:
         os.close(question_fd)
         os.close(answer_fd)
 
-    def send(self, part: dict[str, Any]) -> None:
+    def send(self, job: dict[str, Any]) -> None:
         # The next read sees the end of the process.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._questions, json.dumps(part).encode() + b"\n")
+            os.write(self._questions, json.dumps(job).encode() + b"\n")
 
     def lines(self) -> list[dict[str, Any]] | None:
         """New lines of the process. None after its end."""

@@ -313,8 +313,8 @@ class Hub:
         """The Hub's address for messages, without path and credentials."""
         from huggingface_hub import constants
 
-        parts = urlsplit(self.address or constants.ENDPOINT)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        url_parts = urlsplit(self.address or constants.ENDPOINT)
+        return f"{url_parts.scheme}://{url_parts.netloc.rpartition('@')[2]}"
 
     @contextmanager
     def explain_errors(self, repo: str, revision: str | None) -> Iterator[None]:

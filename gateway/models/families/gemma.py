@@ -189,13 +189,13 @@ def _projections(
     reading = sorted(set(heads.numbers) - set(layers))
     linears = [Built(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
     if layers:
-        parts, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
+        widths, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
         linears.append(
             Built(
                 f"{path}.qkv_proj",
                 layers,
                 hidden,
-                parts,
+                widths,
                 "qkv",
                 modules,
                 heads=heads.heads,

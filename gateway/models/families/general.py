@@ -230,7 +230,7 @@ def _attention(
     if fields.config.get("q_lora_rank") and fields.config.get("o_lora_rank"):
         return _low_rank_attention(fields, path, numbers, hidden, heads, size)
     value = fields.largest(("v_head_dim",), default=0) or size
-    parts = (heads * size, kv_heads * size, kv_heads * value)
+    widths = (heads * size, kv_heads * size, kv_heads * value)
     modules = ("q_proj", "k_proj", "v_proj")
     bias = any(fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     linears = [
@@ -238,7 +238,7 @@ def _attention(
             f"{path}.qkv_proj",
             numbers,
             hidden,
-            parts,
+            widths,
             "qkv",
             modules,
             heads=heads,

@@ -103,13 +103,13 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
             )
         )
     else:
-        parts = (size, heads)
+        widths = (size, heads)
         linears.append(
             Built(
                 f"{indexer}.wk_weights_proj",
                 numbers,
                 hidden,
-                parts,
+                widths,
                 "replicated",
                 is_quantizable=False,
             )

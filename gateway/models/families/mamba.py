@@ -306,7 +306,7 @@ def mixer(
             ),
             output,
         ]
-    parts = (inner_size, inner_size, shared_size, shared_size, state.heads)
+    widths = (inner_size, inner_size, shared_size, shared_size, state.heads)
     return [
         Built(
             conv,
@@ -319,7 +319,7 @@ def mixer(
             state.groups,
             bias=conv_bias,
         ),
-        Built(name, numbers, hidden, parts, "merged", ("in_proj",), heads=state.groups, bias=bias),
+        Built(name, numbers, hidden, widths, "merged", ("in_proj",), heads=state.groups, bias=bias),
         output,
     ]
 

@@ -254,11 +254,11 @@ def attention(
     """
     heads, kv_heads, head = heads_of(fields, family)
     hidden = fields.integer("hidden_size")
-    parts = (heads * head * (2 if is_gated else 1), kv_heads * head, kv_heads * head)
+    widths = (heads * head * (2 if is_gated else 1), kv_heads * head, kv_heads * head)
     modules = ("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": biases[0]}
     return [
-        Built(f"{path}.qkv_proj", numbers, hidden, parts, "qkv", modules, **sizes),
+        Built(f"{path}.qkv_proj", numbers, hidden, widths, "qkv", modules, **sizes),
         Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=biases[1]),
     ]
 

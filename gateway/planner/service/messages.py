@@ -151,4 +151,4 @@ def read_result(frames: Sequence[bytes]) -> PlanResult:
 
 def pack(frames: Sequence[bytes]) -> bytes:
     """The frames as they go through the pipe."""
-    return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
+    return b"".join(piece for frame in frames for piece in (LENGTH.pack(len(frame)), frame))

@@ -125,9 +125,9 @@ def _host(text: str) -> str | None:
         return None
     if _URL.fullmatch(text):
         try:
-            parts = urlsplit(text)
-            host = parts.hostname
-            if host and "@" not in parts.netloc and "%" not in parts.netloc:
+            url_parts = urlsplit(text)
+            host = url_parts.hostname
+            if host and "@" not in url_parts.netloc and "%" not in url_parts.netloc:
                 return host
         except ValueError:
             pass

@@ -34,12 +34,12 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 async def backup(request: Request) -> StreamingResponse:
     """Models, facts, measurements and digests of keys at one moment, as a .tar.gz for `fitserve
     restore`. Weights and engines are not included."""
-    parts = gateway_of(request)
-    parts.store.changeable()
+    gateway = gateway_of(request)
+    gateway.store.changeable()
     # A file without a name disappears however the download ends.
-    file = tempfile.TemporaryFile(dir=parts.front.settings.data)  # noqa: SIM115
+    file = tempfile.TemporaryFile(dir=gateway.front.settings.data)  # noqa: SIM115
     try:
-        await asyncio.to_thread(write_backup, parts.front.settings.data, file, __version__)
+        await asyncio.to_thread(write_backup, gateway.front.settings.data, file, __version__)
         return Download(file)
     except BaseException:
         file.close()

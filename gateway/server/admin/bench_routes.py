@@ -63,9 +63,9 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
 )
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Store a measurement of the running plan of a model, and learn from it."""
-    parts = gateway_of(request)
-    kept_bench: BenchKept = await parts.tuning.measurements.store_report(name, body)
-    rival = parts.loop.fleet.model(name).rival
+    gateway = gateway_of(request)
+    kept_bench: BenchKept = await gateway.tuning.measurements.store_report(name, body)
+    rival = gateway.loop.fleet.model(name).rival
     return BenchView(
         bench=kept_bench.bench,
         last=kept_bench.last,
@@ -77,6 +77,6 @@ async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchVie
 @router.get("/{name:path}/bench", responses=errors(NotFound))
 async def list_benches(request: Request, name: str) -> BenchList:
     """The measurements of the model, oldest first."""
-    parts = gateway_of(request)
-    parts.loop.fleet.model(name)
-    return BenchList(data=tuple(await asyncio.to_thread(parts.store.benches, name)))
+    gateway = gateway_of(request)
+    gateway.loop.fleet.model(name)
+    return BenchList(data=tuple(await asyncio.to_thread(gateway.store.benches, name)))

@@ -18,11 +18,11 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 async def calibrate(request: Request) -> Calibrated:
     """Measure all unused GPUs and store the results as facts. The measurement takes ten seconds or
     more, and no engine starts on these GPUs meanwhile."""
-    parts = gateway_of(request)
-    plan_preview = parts.loop.plan_preview
-    orders = parts.loop.orders
-    store = parts.store
-    calibrator = parts.calibrator
+    gateway = gateway_of(request)
+    plan_preview = gateway.loop.plan_preview
+    orders = gateway.loop.orders
+    store = gateway.store
+    calibrator = gateway.calibrator
     store.changeable()
     hardware = await plan_preview.hardware()
     with orders.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:

@@ -118,8 +118,8 @@ async def disk(request: Request) -> DiskView:
 @router.get("/disk/models")
 async def disk_of_models(request: Request) -> ModelsOnDisk:
     """The revisions on the disk of each model. No other repository and no engine is read."""
-    parts = gateway_of(request)
-    models, cache = parts.loop.fleet.models, parts.hub.disk
+    gateway = gateway_of(request)
+    models, cache = gateway.loop.fleet.models, gateway.hub.disk
     by_model = {name: sorted(revisions(model)) for name, model in models.items()}
 
     def read() -> ModelsOnDisk:
@@ -143,9 +143,9 @@ async def disk_of_models(request: Request) -> ModelsOnDisk:
 async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     """Remove a model, wait until it no longer runs, and delete the revisions that no other model
     needs."""
-    parts = gateway_of(request)
-    fleet = parts.loop.fleet
-    orders = parts.loop.orders
+    gateway = gateway_of(request)
+    fleet = gateway.loop.fleet
+    orders = gateway.loop.orders
     model = fleet.model(name)
     own_revisions = revisions(model)
     await orders.remove(name)

@@ -45,11 +45,11 @@ class FactsGiven(Value):
 @router.get("", response_model=FactList)
 async def list_facts(request: Request) -> Response:
     """All facts, those of the profiles first."""
-    parts = gateway_of(request)
-    fleet = parts.loop.fleet
-    plan_preview = parts.loop.plan_preview
-    profiles = parts.front.profiles
-    store = parts.store
+    gateway = gateway_of(request)
+    fleet = gateway.loop.fleet
+    plan_preview = gateway.loop.plan_preview
+    profiles = gateway.front.profiles
+    store = gateway.store
     hardware, learned_facts = await asyncio.gather(
         plan_preview.hardware(), asyncio.to_thread(store.numbered_facts)
     )
@@ -71,8 +71,8 @@ async def list_facts(request: Request) -> Response:
 @router.post("", status_code=201, responses=errors(Conflict, StoreError))
 async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
     """Add facts that another gateway learned. Facts that exist already are not added again."""
-    parts = gateway_of(request)
-    store = parts.store
+    gateway = gateway_of(request)
+    store = gateway.store
     store.changeable()
     if (
         sum((await asyncio.to_thread(store.fact_counts)).values()) + len(body.facts)
@@ -86,7 +86,7 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
             ),
         )
     added = await asyncio.to_thread(store.add_facts, body.facts)
-    wake = parts.loop.wake
+    wake = gateway.loop.wake
     wake()
     return {"added": added}
 
@@ -96,10 +96,10 @@ async def drop_fact(
     request: Request, number: Annotated[int, Path(ge=1, le=_MAX_ROW_ID)]
 ) -> dict[str, Any]:
     """Remove one fact. Plans that it excluded become possible again."""
-    parts = gateway_of(request)
-    store = parts.store
+    gateway = gateway_of(request)
+    store = gateway.store
     store.changeable()
     await asyncio.to_thread(store.remove_fact, number)
-    wake = parts.loop.wake
+    wake = gateway.loop.wake
     wake()
     return {"id": number, "state": "removed"}

@@ -48,9 +48,9 @@ async def make_key(request: Request, body: Grant) -> KeyMade:
 @router.get("")
 async def list_keys(request: Request) -> KeyList:
     """All keys, those of the settings first."""
-    parts = gateway_of(request)
-    keyring = parts.keyring
-    keys = parts.front.keys
+    gateway = gateway_of(request)
+    keyring = gateway.keyring
+    keys = gateway.front.keys
     scopes: dict[str, tuple[Scope, ...]] = {"admin": ("admin",), "api": ("inference",)}
     fixed_keys = [
         KeyView(name=name, scopes=scopes[name])

@@ -27,8 +27,8 @@ async def launch(
 ) -> EngineStart:
     """The command that starts a model's engine by its current or last plan, without keys and
     without folders of the gateway."""
-    parts = gateway_of(request)
-    launcher, model = parts.launcher, parts.loop.fleet.model(name)
+    gateway = gateway_of(request)
+    launcher, model = gateway.launcher, gateway.loop.fleet.model(name)
     attempts = [attempt for replica in model.replicas for attempt in replica.attempts]
     if not attempts:
         raise Conflict(
@@ -42,7 +42,7 @@ async def launch(
         launcher.measuring_launch,
         latest,
         port,
-        parts.hub.disk.snapshot,
+        gateway.hub.disk.snapshot,
         is_in_container=is_in_container,
         remote_code=remote_code,
     )

@@ -86,9 +86,9 @@ async def add_model(
     checks are made, and only the plan is returned. A repeated request with the same
     `Idempotency-Key` is answered like the first, as long as the model exists and this gateway
     runs."""
-    parts = gateway_of(request)
-    plan_preview = parts.loop.plan_preview
-    orders = parts.loop.orders
+    gateway = gateway_of(request)
+    plan_preview = gateway.loop.plan_preview
+    orders = gateway.loop.orders
     wish = body.wish()
     _check_name(wish.name)
     wish = await plan_preview.resolve(wish)
@@ -96,10 +96,10 @@ async def add_model(
     added = None if dry_run else orders.model_of_key(idempotency_key, wish.name)
     if added is not None:
         return await _show(request, added, 202)
-    parts.loop.fleet.check_new(wish)
+    gateway.loop.fleet.check_new(wish)
     if dry_run:
         result = await plan_preview.plan(wish, include_uninstalled=True)
-        return _json(await _with_start(parts, wish, result))
+        return _json(await _with_start(gateway, wish, result))
     if wish.source is not None:
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         result = await plan_preview.plan(wish)
@@ -109,8 +109,8 @@ async def add_model(
 
 @router.get("/models", response_model=ModelList)
 async def list_models(request: Request) -> Response:
-    parts = gateway_of(request)
-    fleet, starts = parts.loop.fleet, parts.loop.starts
+    gateway = gateway_of(request)
+    fleet, starts = gateway.loop.fleet, gateway.loop.starts
     cache = KeptViews()  # The rendering of the first request serves all others too.
 
     async def render() -> bytes:
@@ -128,7 +128,7 @@ async def list_models(request: Request) -> Response:
         cache.retain(fleet.models.keys())
         return f'{{"data":[{",".join(views)}]}}'.encode()
 
-    return _json(await parts.shared_answer("models", render))
+    return _json(await gateway.shared_answer("models", render))
 
 
 @router.get(
@@ -142,11 +142,11 @@ async def logs(
     tail: Annotated[int | None, Query(ge=1, le=100_000)] = None,
 ) -> StreamingResponse:
     """The engine's log as text: of the running or last attempt, or of the given one."""
-    parts = gateway_of(request)
-    fleet = parts.loop.fleet
-    settings = parts.front.settings
+    gateway = gateway_of(request)
+    fleet = gateway.loop.fleet
+    settings = gateway.front.settings
     model = fleet.model(name)
-    attempts = await asyncio.to_thread(parts.store.attempts, model.wish.name)
+    attempts = await asyncio.to_thread(gateway.store.attempts, model.wish.name)
     attempts_wanted = [entry for entry in attempts if attempt is None or entry.id == attempt]
     if not attempts_wanted:
         missing_words = f"no attempt {attempt}" if attempt is not None else "not been started yet"
@@ -163,7 +163,7 @@ async def logs(
             for replica in model.replicas
         )
 
-    is_in_cluster = parts.host.machines is not None
+    is_in_cluster = gateway.host.machines is not None
     path = log_path(settings.data, chosen_attempt.instance_name, is_in_cluster=is_in_cluster)
     lines = read_log(path, tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
@@ -203,10 +203,10 @@ async def change_model(
     """Change a model by a JSON merge patch (RFC 7396: null resets a field to its default). The
     answer describes the effects: 202 if engines will be changed, 200 if none is restarted. With
     `dry_run` nothing is done."""
-    parts = gateway_of(request)
-    fleet = parts.loop.fleet
-    plan_preview = parts.loop.plan_preview
-    orders = parts.loop.orders
+    gateway = gateway_of(request)
+    fleet = gateway.loop.fleet
+    plan_preview = gateway.loop.plan_preview
+    orders = gateway.loop.orders
     model = fleet.model(name)
     old_wish = model.wish
     wish = await plan_preview.resolve(_patch(old_wish, body))
@@ -307,8 +307,8 @@ async def start_model(request: Request, name: str) -> Any:
 @router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))
 async def make_plan(request: Request, body: PlanBody) -> Response:
     """The plan for a model on this machine or on a snapshot. Nothing is started."""
-    parts = gateway_of(request)
-    plan_preview = parts.loop.plan_preview
+    gateway = gateway_of(request)
+    plan_preview = gateway.loop.plan_preview
     requested_wish = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
     wish = await plan_preview.resolve(requested_wish)
     if body.hardware:
@@ -317,7 +317,7 @@ async def make_plan(request: Request, body: PlanBody) -> Response:
     result = await plan_preview.plan(
         wish, body.hardware, include_uninstalled=True, needs_weights=False
     )
-    return _json(result.decision if body.hardware else await _with_start(parts, wish, result))
+    return _json(result.decision if body.hardware else await _with_start(gateway, wish, result))
 
 
 @router.get("/hardware")
@@ -331,13 +331,13 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-async def _with_start(parts: Gateway, wish: Wish, result: PlanResult) -> bytes:
+async def _with_start(gateway: Gateway, wish: Wish, result: PlanResult) -> bytes:
     """The decision with the expected start of its plan, which is the last field."""
     if result.plan is None:
         return result.decision
     remote_code = wish.policy.allow_remote_code
-    conditions = await parts.launcher.conditions(result.plan, allow_remote_code=remote_code)
-    time = parts.loop.starts.expected_time(result.plan, conditions)
+    conditions = await gateway.launcher.conditions(result.plan, allow_remote_code=remote_code)
+    time = gateway.loop.starts.expected_time(result.plan, conditions)
     start = ExpectedStart(conditions=conditions, time=time).model_dump_json().encode()
     return b"%b%b}" % (result.decision.removesuffix(b"null}"), start)
 
@@ -345,10 +345,10 @@ async def _with_start(parts: Gateway, wish: Wish, result: PlanResult) -> bytes:
 async def _show(request: Request, model: ManagedModel, status: int = 200) -> Response:
     """The complete view. The decision is JSON already and may be megabytes, so it is not parsed
     again."""
-    parts = gateway_of(request)
-    fleet, starts = parts.loop.fleet, parts.loop.starts
+    gateway = gateway_of(request)
+    fleet, starts = gateway.loop.fleet, gateway.loop.starts
     attempts = (
-        await asyncio.to_thread(parts.store.attempts, model.wish.name) if model.replicas else []
+        await asyncio.to_thread(gateway.store.attempts, model.wish.name) if model.replicas else []
     )
     model_view = view(model, fleet.keep_alive_s(model.wish), starts, attempts, shows_all=True)
     text = model_view.model_dump_json(exclude={"decision"}).encode()

@@ -60,17 +60,17 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
     """Search the Hub, or without it the cache of this machine, and the folders. Each model and its
     quantized variants are planned for this machine as if no model of this gateway were loaded; in a
     cluster for the machine with the most memory. A client that leaves ends its search."""
-    parts = gateway_of(request)
+    gateway = gateway_of(request)
     words = body.words.strip()
     question = SearchRequest(
         words,
         body.use or (None if words else "chat"),
         body.limit,
         body.folders,
-        await _machine(parts),
-        parts.loop.fleet.live_bytes(),
+        await _machine(gateway),
+        gateway.loop.fleet.live_bytes(),
     )
-    search = asyncio.ensure_future(parts.searches.search(question))
+    search = asyncio.ensure_future(gateway.searches.search(question))
     leave = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({search, leave}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,10 +83,10 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         await asyncio.wait({search, leave})
 
 
-async def _machine(parts: Gateway) -> Hardware:
+async def _machine(gateway: Gateway) -> Hardware:
     """This machine, or the one of a cluster with the most memory of GPUs."""
-    if parts.host.machines is None:
-        return await parts.loop.plan_preview.hardware()
-    nodes = (await parts.host.machines.cluster()).nodes
+    if gateway.host.machines is None:
+        return await gateway.loop.plan_preview.hardware()
+    nodes = (await gateway.host.machines.cluster()).nodes
     machines = [node.hardware for node in nodes]
     return max(machines, key=lambda hardware: sum(gpu.total_bytes or 0 for gpu in hardware.gpus))

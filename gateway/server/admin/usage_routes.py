@@ -93,9 +93,9 @@ async def usage(
     missing."""
     first, last = period
     columns = _parts(by)
-    parts = gateway_of(request)
-    await parts.usage.flush()
-    table = parts.store.usage
+    gateway = gateway_of(request)
+    await gateway.usage.flush()
+    table = gateway.store.usage
     rows = await asyncio.to_thread(
         table.sums, (first - _EPOCH).days, (last - _EPOCH).days, columns, key, model
     )

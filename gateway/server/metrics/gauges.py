@@ -39,23 +39,23 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> PlainTextResponse:
     """All metrics in Prometheus' text format."""
-    parts = gateway_of(request)
-    text = await parts.shared_answer("metrics", partial(_text, parts))
+    gateway = gateway_of(request)
+    text = await gateway.shared_answer("metrics", partial(_text, gateway))
     return PlainTextResponse(text, media_type=_CONTENT_TYPE)
 
 
-async def _text(parts: Gateway) -> bytes:
-    front, loop = parts.front, parts.loop
-    facts = await asyncio.to_thread(parts.store.fact_counts)
+async def _text(gateway: Gateway) -> bytes:
+    front, loop = gateway.front, gateway.loop
+    facts = await asyncio.to_thread(gateway.store.fact_counts)
     models = loop.fleet.models
     samples = [
         *front.metrics.samples(),
-        *parts.starts.samples(models),
+        *gateway.starts.samples(models),
         *_models(models, front.plane),
         *_loop(loop.evictor, loop.health),
         *_process(),
     ]
-    samples += [*parts.engine_series.samples(), *_gpus(front.gpus)]
+    samples += [*gateway.engine_series.samples(), *_gpus(front.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
     if front.workers is not None:
         samples = _sum_samples([*samples, *front.workers.samples()])

@@ -178,15 +178,15 @@ class LiveStream:
         return b""
 
     def _frame(self, version_seen: int) -> bytes:
-        parts = [b'"at":%.1f' % time.time()]
-        parts += [
+        frame_parts = [b'"at":%.1f' % time.time()]
+        frame_parts += [
             b'"%b":%b' % (name.encode(), data)
             for name, (version, data) in self._parts.items()
             if version > version_seen
         ]
         points = [point for version, point in self._points if version > version_seen]
-        parts += [b'"points":' + msgspec.json.encode(points)] if points else []
-        return b"data: {%b}\n\n" % b",".join(parts)
+        frame_parts += [b'"points":' + msgspec.json.encode(points)] if points else []
+        return b"data: {%b}\n\n" % b",".join(frame_parts)
 
     async def _run(self) -> None:
         table = self._keys.table

@@ -73,7 +73,7 @@ def file_name(digest: str) -> str:
 
 def digest_in(argv: Iterable[str]) -> str | None:
     """The digest of the template that a plan's engine is given."""
-    values = (item.partition("=")[2] for item in argv if item.startswith(f"--{FLAG}="))
+    values = (argument.partition("=")[2] for argument in argv if argument.startswith(f"--{FLAG}="))
     result = next((_FILE.fullmatch(value) for value in values), None)
     return result[1] if result else None
 

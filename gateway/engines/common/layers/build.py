@@ -200,19 +200,21 @@ def _layers_by_scheme(
     return tuple(sorted(result, key=lambda linear: (linear.name, -linear.count)))
 
 
-def _numbers_by_scheme(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
+def _numbers_by_scheme(
+    linear: Built, quantization: Quantization
+) -> dict[LayerScheme, Sequence[int]]:
     """Numbers of this layer, by scheme."""
-    if not item.is_quantizable:
-        return {UNQUANTIZED_SCHEME: item.numbers}
+    if not linear.is_quantizable:
+        return {UNQUANTIZED_SCHEME: linear.numbers}
     result: dict[LayerScheme, list[int]] = {}
-    for number in item.numbers if quantization.is_numbered else item.numbers[:1]:
-        name = item.name.replace("*", str(number), 1)
-        if item.experts:
+    for number in linear.numbers if quantization.is_numbered else linear.numbers[:1]:
+        name = linear.name.replace("*", str(number), 1)
+        if linear.experts:
             name = name.removesuffix(".w13").removesuffix(".w2")
         result.setdefault(
-            quantization.scheme_of(name, item.modules, experts=item.experts > 0), []
+            quantization.scheme_of(name, linear.modules, experts=linear.experts > 0), []
         ).append(number)
-    return dict.fromkeys(result, item.numbers) if not quantization.is_numbered else {**result}
+    return dict.fromkeys(result, linear.numbers) if not quantization.is_numbered else {**result}
 
 
 def _loaded_tensors(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:

@@ -53,8 +53,8 @@ def layers_of(built_model: BuiltModel, kind: EngineKind, stages: int) -> tuple[i
 def parts_of_every_stage(engine: Engine, architecture: str) -> frozenset[str]:
     """Parts that every stage has: embedding, head, towers."""
     return frozenset(
-        part
-        for part, names in engine.every_stage.items()
+        stage_index
+        for stage_index, names in engine.every_stage.items()
         if architecture in names or EVERY_ARCHITECTURE in names
     )
 
@@ -89,11 +89,14 @@ def fullest(
         candidate_stages = sorted({0, fullest_between, parts[-1]})
     else:
         candidate_stages = list(parts)
-    part = max(candidate_stages, key=lambda part: _size(built_model, layers, part, repeated_parts))
+    stage_index = max(
+        candidate_stages,
+        key=lambda stage_index: _size(built_model, layers, stage_index, repeated_parts),
+    )
     return _part(
         built_model,
         layers,
-        part,
+        stage_index,
         repeated_parts,
         [_max_layers(group, layers) for group in built_model.attention],
     )
@@ -101,9 +104,12 @@ def fullest(
 
 @lru_cache(maxsize=256)
 def stage_model(
-    built_model: BuiltModel, layers: tuple[int, ...], part: int, repeated_parts: frozenset[str]
+    built_model: BuiltModel,
+    layers: tuple[int, ...],
+    stage_index: int,
+    repeated_parts: frozenset[str],
 ) -> BuiltModel:
-    """Stage number `part` of a split with this many layers each.
+    """Stage number `stage_index` of a split with this many layers each.
 
     The first stage has the embedding and the towers; the last has head and last norm, and a tied
     embedding. If only the tensors of a model are known, a stage has its share of them.
@@ -112,23 +118,26 @@ def stage_model(
     return _part(
         built_model,
         layers,
-        part,
+        stage_index,
         repeated_parts,
-        [_layers_on_stage(group, layers, part, repeated_parts) for group in built_model.attention],
+        [
+            _layers_on_stage(group, layers, stage_index, repeated_parts)
+            for group in built_model.attention
+        ],
     )
 
 
 def _part(
     built_model: BuiltModel,
     layers: tuple[int, ...],
-    part: int,
+    stage_index: int,
     repeated_parts: frozenset[str],
     attending: Sequence[int],
 ) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
     linears, rest_groups = [], []
     for layer in built_model.linears:
-        numbers = _numbers(layer, layers, part, repeated_parts)
+        numbers = _numbers(layer, layers, stage_index, repeated_parts)
         if numbers:
             linears.append(layer.part(numbers))
     tied = _has_tied_head(built_model)
@@ -136,9 +145,9 @@ def _part(
         if tensor.shard != "vocab" and (
             tensor.name.startswith(_STACKS) or not built_model.is_known
         ):
-            changed_group = tensor.evolve(count=_share(tensor.count, layers, part))
+            changed_group = tensor.evolve(count=_share(tensor.count, layers, stage_index))
             rest_groups.append(changed_group)
-        elif _is_at_end(tensor, layers, part, repeated_parts, tied):
+        elif _is_at_end(tensor, layers, stage_index, repeated_parts, tied):
             rest_groups.append(tensor)
     attention = tuple(
         [
@@ -164,12 +173,12 @@ def _has_tied_head(built_model: BuiltModel) -> bool:
 def _is_at_end(
     tensor: TensorGroup,
     layers: Sequence[int],
-    part: int,
+    stage_index: int,
     repeated_parts: frozenset[str],
     is_tied: bool,
 ) -> bool:
     """Whether the stage has this parameter, which is in none of the layers."""
-    first, last = part == 0, part == len(layers) - 1
+    first, last = stage_index == 0, stage_index == len(layers) - 1
     if tensor.name.endswith(_HEADS):
         return last or "head" in repeated_parts
     if tensor.shard == "vocab":
@@ -178,24 +187,24 @@ def _is_at_end(
 
 
 def _numbers(
-    layer: Linear, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
+    layer: Linear, layers: Sequence[int], stage_index: int, repeated_parts: frozenset[str]
 ) -> Sequence[int]:
     """Numbers of this layer that the stage has."""
     if not layer.name.startswith(_STACKS):
-        return layer.numbers if part == 0 or "towers" in repeated_parts else ()
-    return _numbers_of_stage(layer.numbers, layers, part)
+        return layer.numbers if stage_index == 0 or "towers" in repeated_parts else ()
+    return _numbers_of_stage(layer.numbers, layers, stage_index)
 
 
 def _layers_on_stage(
-    group: AttentionGroup, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
+    group: AttentionGroup, layers: Sequence[int], stage_index: int, repeated_parts: frozenset[str]
 ) -> int:
     """How many layers of this kind the stage has."""
     if group.kind == "vision":
-        return group.layers if part == 0 or "towers" in repeated_parts else 0
+        return group.layers if stage_index == 0 or "towers" in repeated_parts else 0
     return (
-        len(_numbers_of_stage(group.numbers, layers, part))
+        len(_numbers_of_stage(group.numbers, layers, stage_index))
         if group.numbers
-        else _share(group.layers, layers, part)
+        else _share(group.layers, layers, stage_index)
     )
 
 
@@ -205,17 +214,19 @@ def _max_layers(group: AttentionGroup, layers: Sequence[int]) -> int:
         return group.layers
     longest_stage = max(range(len(layers)), key=layers.__getitem__)
     parts = range(len(layers)) if group.numbers else (longest_stage,)
-    return max(_layers_on_stage(group, layers, part, frozenset()) for part in parts)
+    return max(_layers_on_stage(group, layers, stage_index, frozenset()) for stage_index in parts)
 
 
-def _numbers_of_stage(numbers: Sequence[int], layers: Sequence[int], part: int) -> Sequence[int]:
-    start = sum(layers[:part])
-    return numbers[bisect_left(numbers, start) : bisect_left(numbers, start + layers[part])]
+def _numbers_of_stage(
+    numbers: Sequence[int], layers: Sequence[int], stage_index: int
+) -> Sequence[int]:
+    start = sum(layers[:stage_index])
+    return numbers[bisect_left(numbers, start) : bisect_left(numbers, start + layers[stage_index])]
 
 
-def _share(count: int, layers: Sequence[int], part: int) -> int:
+def _share(count: int, layers: Sequence[int], stage_index: int) -> int:
     """The most layers of one kind in a stage of this length, where their places are unknown."""
-    return -(-count * layers[part] // sum(layers))
+    return -(-count * layers[stage_index] // sum(layers))
 
 
 def _with_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
@@ -224,16 +235,18 @@ def _with_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
 
 
 def _size(
-    built_model: BuiltModel, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
+    built_model: BuiltModel, layers: Sequence[int], stage_index: int, repeated_parts: frozenset[str]
 ) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""
     stacked_bits, towers, ends = _bits(built_model)
-    size = towers if part == 0 or "towers" in repeated_parts else 0
+    size = towers if stage_index == 0 or "towers" in repeated_parts else 0
     for numbers, bits in stacked_bits:
-        size += bits * len(_numbers_of_stage(numbers, layers, part))
+        size += bits * len(_numbers_of_stage(numbers, layers, stage_index))
     tied = _has_tied_head(built_model)
     return size + sum(
-        bits for tensor, bits in ends if _is_at_end(tensor, layers, part, repeated_parts, tied)
+        bits
+        for tensor, bits in ends
+        if _is_at_end(tensor, layers, stage_index, repeated_parts, tied)
     )
 
 

@@ -145,9 +145,9 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
     the number of KV heads hold one head each.
     """
     cast = not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS)
-    item = _ITEM_BYTES[dtype] if cast else _STORED_ITEM_BYTES.get(tensor.dtype, 1)
+    item_bytes = _ITEM_BYTES[dtype] if cast else _STORED_ITEM_BYTES.get(tensor.dtype, 1)
     if kv_heads and tensor.name.endswith(_DECAY):
-        item = 4
+        item_bytes = 4
     elements = math.prod(tensor.shape)
     if tensor.shard == "vocab" and tensor.shape:
         elements = padded_vocab(tensor.shape[0]) // tp * math.prod(tensor.shape[1:])
@@ -157,7 +157,7 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
         tensor.shard in ("row", "expert_row") and len(tensor.shape) >= 2
     ):
         elements //= tp
-    return elements * item * tensor.count
+    return elements * item_bytes * tensor.count
 
 
 def linear_bytes(
@@ -249,7 +249,7 @@ def _block(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str
 
 
 def _matrix_bytes(
-    layer: Linear, scheme: Scheme, k: int, n: int, item: int, traits: Collection[str]
+    layer: Linear, scheme: Scheme, k: int, n: int, item_bytes: int, traits: Collection[str]
 ) -> int:
     """Bytes of one matrix with all that belongs to it."""
     expert, kind, group_size = layer.experts > 0, scheme.kind, scheme.group
@@ -259,21 +259,21 @@ def _matrix_bytes(
         and scheme.layout
         and not _uses_marlin(layer, scheme, k, n, traits)
     ):
-        return k * n * scheme.bits // 8 + _repacked_bytes(layer, scheme, k, n, item)
-    size = n * item if _has_bias(layer, scheme, traits) else 0
+        return k * n * scheme.bits // 8 + _repacked_bytes(layer, scheme, k, n, item_bytes)
+    size = n * item_bytes if _has_bias(layer, scheme, traits) else 0
     if kind == "unquantized":
-        return size + k * n * item
+        return size + k * n * item_bytes
     size += k * n * scheme.bits // 8
     if kind in ("wna16", "w4a8"):
         # Where the order of inputs is free, every rank holds the scales of all
         # (marlin_repeat_scales_on_all_ranks).
         rows_of_matrix = layer.k if scheme.act_order else k
         groups = rows_of_matrix // group_size if group_size > 0 else 1
-        size += groups * n * item
+        size += groups * n * item_bytes
         size += n * _FLOAT_SCALE if expert and kind == "w4a8" and CHANNEL_SCALES in traits else 0
         return (
             size
-            + _zeros(scheme, groups * n, item, expert, traits)
+            + _zeros(scheme, groups * n, item_bytes, expert, traits)
             + _order(scheme, k, expert, traits)
         )
     if kind in ("fp8_token", "int8"):
@@ -299,14 +299,14 @@ def _uses_marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collecti
     return width % 128 == 0 and own_size % multiple == 0 and scheme.group in (-1, 32, 64, 128)
 
 
-def _repacked_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item: int) -> int:
+def _repacked_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item_bytes: int) -> int:
     """Bytes beside the weights of other experts, whose groups are halved until they fit:
     quantization/moe_wna16.py."""
     group_size = scheme.group
     while group_size > 1 and any(size % group_size for size in _sizes(layer, k, n)):
         group_size //= 2
     scales = k // max(group_size, 1) * n
-    return scales * item + (
+    return scales * item_bytes + (
         0 if scheme.symmetric or scheme.layout == "gptq" else scales * scheme.bits // 8
     )
 
@@ -316,14 +316,16 @@ def _sizes(layer: Linear, k: int, n: int) -> tuple[int, int]:
     return (k, n // len(layer.parts)) if layer.shard == "expert_column" else (n, k)
 
 
-def _zeros(scheme: Scheme, scales: int, item: int, is_expert: bool, traits: Collection[str]) -> int:
+def _zeros(
+    scheme: Scheme, scales: int, item_bytes: int, is_expert: bool, traits: Collection[str]
+) -> int:
     """Bytes of zero points: GPTQ and AWQ have them even where they are all alike."""
     if not scheme.layout and scheme.symmetric:
         return 0
     if is_expert and scheme.layout == "gptq" and NO_GROUP_INDEX not in traits:
         # As many numbers of the model's dtype as there should be packed ones:
         # quantization/gptq_marlin.py, w13_qzeros.
-        return scales * scheme.bits // 32 * item
+        return scales * scheme.bits // 32 * item_bytes
     return scales * scheme.bits // 8
 
 

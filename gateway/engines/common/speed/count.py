@@ -82,7 +82,7 @@ def work_of(
 
     A layer of unknown size is left out.
     """
-    item = _ITEM[rank.dtype]
+    item_bytes = _ITEM[rank.dtype]
     multiplication = _Multiplication(
         rank,
         {(layer, scheme): kernel for layer, scheme, kernel in kernels},
@@ -100,22 +100,22 @@ def work_of(
             products.append(product)
     if not stage.is_known:
         products += [
-            _tensor(tensor, model.experts, rank, item)
+            _tensor(tensor, model.experts, rank, item_bytes)
             for tensor in stage.other_tensors
             if tensor.shard != "vocab"
         ]
     readings = tuple(
-        _attention_work(group, rank, item)
+        _attention_work(group, rank, item_bytes)
         for group in stage.attention
         if group.kind not in ("vision", "encoder")
     )
     layers = sum(group.layers for group in stage.attention if group.kind != "vision")
     return _work(
         tuple(products),
-        _head(model, rank.tp, item),
+        _head(model, rank.tp, item_bytes),
         readings,
         layers,
-        model.hidden * item,
+        model.hidden * item_bytes,
         (rank.tp, rank.pp, rank.dp),
     )
 
@@ -178,7 +178,7 @@ def product_format(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtyp
     return dtype if widened else formats.get(scheme.kind, dtype)
 
 
-def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int) -> Product:
+def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item_bytes: int) -> Product:
     """The work of a model of which only the tensors are known: each is a matrix that all tokens, or
     those of an expert, multiply with."""
     elements = (
@@ -188,7 +188,7 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int)
     experts_read = routed.per_token / routed.count if routed else 1.0
     return Product(
         layers=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
-        bytes=elements * item,
+        bytes=elements * item_bytes,
         flops=2.0 * elements * experts_read,
         passed_bytes=0,
         multiplied=rank.dtype,
@@ -198,14 +198,14 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int)
     )
 
 
-def _head(model: Model, tp: int, item: int) -> Product:
+def _head(model: Model, tp: int, item_bytes: int) -> Product:
     size = padded_vocab(model.vocab) // tp * model.hidden
-    return Product(1, size * item, 2.0 * size, 0, "bfloat16", "")
+    return Product(1, size * item_bytes, 2.0 * size, 0, "bfloat16", "")
 
 
-def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
+def _attention_work(group: AttentionGroup, rank: Rank, item_bytes: int) -> AttentionWork:
     """Source of the sizes: AttentionGroup; of the parts of each rank: engines/vllm/kv_cache.py."""
-    stored_item_bytes = 1 if rank.kv_dtype.startswith("fp8") else item
+    stored_item_bytes = 1 if rank.kv_dtype.startswith("fp8") else item_bytes
     heads = max(1, group.heads // rank.tp)
     if group.kind == "recurrent" and group.recurrent is not None:
         state = group.recurrent

@@ -293,11 +293,11 @@ def node_wire(network: Network, table: SpeedTable) -> Wire | None:
     Without a word about RDMA, messages pass through sockets. The table's latency is that of the
     engine's part, to which a measured one is added.
     """
-    part = table.rdma if network.rdma in ("infiniband", "roce") else table.sockets
-    if network.bytes_s is None or part is None:
+    wire_part = table.rdma if network.rdma in ("infiniband", "roce") else table.sockets
+    if network.bytes_s is None or wire_part is None:
         return None
-    latency_s = part.latency_s + (network.latency_s or 0.0)
-    return Wire(network.bytes_s * part.part, latency_s, part.more_s)
+    latency_s = wire_part.latency_s + (network.latency_s or 0.0)
+    return Wire(network.bytes_s * wire_part.part, latency_s, wire_part.more_s)
 
 
 def machine_of_span(

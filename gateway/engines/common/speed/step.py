@@ -231,11 +231,14 @@ class StepClock:
             return 0.0
         return wire.all_reduce_s(tp, tokens * self.work.hidden_bytes)
 
-    def _rates(self, item: Product) -> tuple[float, float, float]:
+    def _rates(self, product: Product) -> tuple[float, float, float]:
         """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one
         of them."""
-        part, flops = self.table.part(item.kernel, experts=item.experts > 0), self.machine.flops
-        peak = flops.get(item.multiplied) or flops.get("bfloat16") or flops["float16"]
+        part, flops = (
+            self.table.part(product.kernel, experts=product.experts > 0),
+            self.machine.flops,
+        )
+        peak = flops.get(product.multiplied) or flops.get("bfloat16") or flops["float16"]
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
 
     @property
