@@ -112,8 +112,8 @@ def test_live_bytes_leave_out_bytes_that_no_engine_holds() -> None:
     offer = Offer(
         model="server", how="surplus", gives={"GPU-x": 3 * GIB}, keeps=9 * GIB, words="a gift"
     )
-    receiver.wait_for((offer,))
-    receiver.receive((offer,))
+    receiver.planning.wait_for((offer,))
+    receiver.planning.receive((offer,))
     fleet.set_apart = frozenset({"GPU-y"})
     assert fleet.bytes_promised_to_others(None).keys() == {*live_bytes, "GPU-x", "GPU-y"}
     assert fleet.live_bytes() == live_bytes
