@@ -60,7 +60,7 @@ def kind_of(layer: Linear) -> str:
 
 
 @pytest.mark.parametrize(("version", "model", "quant"), QUESTIONS, ids=str)
-def test_layers_and_their_ranks_are_what_the_engine_builds(
+def test_layers_and_their_ranks_equal_those_of_the_engine(
     version: str, model: str, quant: str
 ) -> None:
     layers = layers_of(case(model, quant), TRAITS[version])
@@ -112,7 +112,7 @@ def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) 
         assert is_refused is isinstance(ANSWERS[version][model, "none"][str(tp)], str), tp
 
 
-def test_the_golden_answers_cover_what_they_should() -> None:
+def test_golden_answers_cover_enough_models() -> None:
     count = sum(
         isinstance(answer, list)
         for answers in ANSWERS.values()

@@ -159,7 +159,7 @@ def near(one: Verdict) -> bool:
     return one.weights is not None and abs(one.weights) <= 0.005
 
 
-def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
+def test_the_forecast_from_config_alone_equals_the_engines_model() -> None:
     shares = figure(verdicts())
     assert shares["weights within 0.5 %"] >= 0.99
     assert shares["kernels wrong"] <= 0.02

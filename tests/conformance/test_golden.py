@@ -41,7 +41,7 @@ def test_every_kind_is_asked_but_vllm_for_cpus_whose_kernels_no_gpu_decides() ->
     assert set(kinds()) == {golden.engine_of(module) for module in MODULES} | {"vllm-cpu"}
 
 
-def test_a_copied_profile_is_told_what_to_ask_its_engine(tmp_path: Path) -> None:
+def test_a_copied_profile_names_the_questions_for_its_engine(tmp_path: Path) -> None:
     for kind, version, copy in (("vllm", VLLM[-1], "999.1"), ("sglang", SGLANG[0], "999.2.post1")):
         (tmp_path / "engines" / kind).mkdir(parents=True)
         shutil.copy(
@@ -64,7 +64,7 @@ def test_a_copied_profile_is_told_what_to_ask_its_engine(tmp_path: Path) -> None
 NO_RULES = {"vllm==0.30.0", "sglang==0.5.15.post1"}
 
 
-def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
+def test_each_file_belongs_to_a_question() -> None:
     assert {path.name for path in golden.FOLDER.iterdir()} == {
         golden.path_of(*pair).name for pair in ASKED
     }

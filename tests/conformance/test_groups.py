@@ -56,7 +56,7 @@ def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
 
 
 @pytest.mark.parametrize(("module", "version"), ASKED)
-def test_ranks_hold_what_the_engine_gives_them(module: ModuleType, version: str) -> None:
+def test_ranks_hold_the_weights_of_the_engine(module: ModuleType, version: str) -> None:
     kind = engine_of(module)
     for group_case, answer in pairs(module, version, CAPABILITIES[0]):
         if "refused" in answer:

@@ -39,7 +39,7 @@ def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("ref", ASKED)
-def test_the_forecast_of_a_version_is_what_its_code_answered(ref: str) -> None:
+def test_the_forecast_of_a_version_equals_the_answers_of_its_code(ref: str) -> None:
     table = agreement(PROFILES, ref, read_answers()[ref.partition("==")[2]])
     counts: Counter[str] = sum(table.values(), Counter())
     assert counts["wrong"] <= counts.total() * 0.02, table

@@ -21,7 +21,7 @@ PROFILES = Profiles()
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_the_engines_own_parser_reads_what_plans_say(version: str) -> None:
+def test_the_engines_own_parser_accepts_flags_of_plans(version: str) -> None:
     (read,) = [
         answer
         for question, answer in pairs(lora_questions, version, "9.0")

@@ -104,7 +104,7 @@ def rows_of(
 
 
 @pytest.mark.parametrize(("version", "model"), QUESTIONS, ids=str)
-def test_every_parameter_is_what_the_engine_builds(version: str, model: str) -> None:
+def test_every_parameter_equals_the_engines(version: str, model: str) -> None:
     answer = answers(version)[model]
     ranks = [tp for tp in TENSOR_PARALLEL if tp not in answer["refused"]]
     engine_parameters: collections.Counter[Any] = collections.Counter()
@@ -142,7 +142,7 @@ def test_heads_are_those_of_the_engine_s_attention(version: str, model: str) -> 
     assert planner_heads == engine_heads
 
 
-def test_the_golden_answers_cover_what_they_should() -> None:
+def test_golden_answers_cover_enough_parameters() -> None:
     parameters = sum(
         len(answer["parameters"]) for version in TRAITS for answer in answers(version).values()
     )

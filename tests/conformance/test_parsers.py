@@ -98,7 +98,7 @@ def spec(dialect: Dialect) -> ModelSpec:
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_the_parser_reads_what_the_template_writes(version: str) -> None:
+def test_the_parser_reads_calls_of_the_template(version: str) -> None:
     engine, read = (
         PROFILES.engine(f"vllm=={version}"),
         dict(pairs(parser_questions, version, "9.0")),
@@ -135,7 +135,7 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
+def test_sglangs_parser_reads_calls_of_the_template(version: str) -> None:
     engine, templates = (
         PROFILES.engine(f"sglang=={version}"),
         {dialect.name: dialect for dialect in kept_dialects()},
@@ -160,7 +160,7 @@ def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
     )
 
 
-def test_every_family_is_given_what_the_table_of_families_says() -> None:
+def test_every_family_has_the_parser_of_the_table() -> None:
     """By the registry of each version: what a version does not list it is not given."""
     assert len(parser_families.FAMILIES) >= 25
     assert parser_families.text(PROFILES) == parser_families.KEPT.read_text()

@@ -58,7 +58,7 @@ def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -
 
 @pytest.mark.parametrize("capability", asked.CAPABILITIES)
 @pytest.mark.parametrize("version", SGLANG)
-def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(
+def test_recurrent_layers_and_towers_get_the_backends_of_the_engine(
     version: str, capability: str
 ) -> None:
     wrong = []

@@ -158,7 +158,7 @@ def headless(one: Stages, weights: list[int]) -> bool:
     ASKED,
     ids=lambda part: part if isinstance(part, str) else engine_of(part),
 )
-def test_each_stage_holds_what_the_engine_gives_it(module: ModuleType, version: str) -> None:
+def test_each_stage_holds_the_layers_of_the_engine(module: ModuleType, version: str) -> None:
     assert differences(module, version) == []
 
 

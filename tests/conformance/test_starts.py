@@ -111,7 +111,7 @@ def later(version: str, mine: Rejected) -> bool:
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_every_start_is_what_the_engine_makes_of_it(version: str) -> None:
+def test_every_start_equals_the_engines_reading(version: str) -> None:
     wrong = [
         f"{' '.join(start)}: {words}"
         for capability in CAPABILITIES

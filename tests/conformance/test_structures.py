@@ -377,7 +377,7 @@ def test_encoder_and_decoder_of_whisper_have_their_own_layers(encoder: int, deco
     ("family", "change", "alibi"),
     [("bloom", {}, True), ("falcon", {}, False), ("falcon", {"alibi": True}, True)],
 )
-def test_alibi_is_what_the_engine_is_given(
+def test_alibi_is_the_same_as_in_the_engine(
     family: str, change: dict[str, Any], alibi: bool
 ) -> None:
     config = forecast_config(family, "none") | change

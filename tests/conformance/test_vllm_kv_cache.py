@@ -42,7 +42,7 @@ def answer_rows(version: str, capability: str) -> list[tuple[Any, dict[str, Any]
     ]
 
 
-def test_the_engine_answers_all_but_what_it_refuses() -> None:
+def test_the_engine_answers_every_question_except_known_refusals() -> None:
     for version, capability in CASES:
         for (model, tp, _, _), answer in pairs(kv_questions, version, capability):
             if isinstance(answer, str):

@@ -304,7 +304,7 @@ def compare_answers() -> tuple[list[str], list[str]]:
     return wrong, unknown_cases
 
 
-def test_every_whole_model_is_what_the_engine_builds_or_refuses() -> None:
+def test_every_whole_model_is_built_or_refused_as_by_the_engine() -> None:
     assert compare_answers()[0] == []
 
 

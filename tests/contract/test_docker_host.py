@@ -933,7 +933,7 @@ async def test_the_cache_of_an_image_is_kept_for_it_and_for_starts_that_may_shar
 
 
 @pytest.mark.parametrize("user", ["65532:65532", "nobody", "nobody:nogroup"])
-async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(
+async def test_an_image_without_root_keeps_its_compiled_kernels(
     harness: DockerHarness, user: str
 ) -> None:
     image = f"{harness.instance}:other-user"

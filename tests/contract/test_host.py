@@ -241,7 +241,7 @@ async def test_a_name_held_by_somebody_else_is_never_touched(harness: Harness) -
 # --- a gateway that comes back ---
 
 
-async def test_a_new_gateway_adopts_what_runs(harness: Harness) -> None:
+async def test_a_new_gateway_adopts_running_engines(harness: Harness) -> None:
     spec = harness.make_spec("a1", script=["--print", "first words"])
     first_start = await harness.host.start(spec)
     await answering(first_start)
@@ -361,7 +361,7 @@ async def test_prepare_of_an_engine_that_is_there_succeeds(harness: Harness) -> 
     assert all(report.strip() for report in reports)
 
 
-async def test_prepare_of_an_engine_that_cannot_be_had_says_what_to_do(harness: Harness) -> None:
+async def test_a_failed_prepare_names_the_next_step(harness: Harness) -> None:
     engine = harness.make_spec("a1").engine.evolve(
         version="0.0.0", image="fitserve-test-absent:0.0.0"
     )

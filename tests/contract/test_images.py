@@ -103,7 +103,7 @@ async def test_a_resolved_image_is_started_wherever_its_name_has_moved(
     assert (await harness.host.resolve(name.engine)).digest == other
 
 
-async def test_an_image_that_is_gone_is_told_with_what_to_do(
+async def test_a_missing_image_is_reported_with_the_next_step(
     harness: DockerHarness, name: Name
 ) -> None:
     name.give(other := name.build({"other": ""}))

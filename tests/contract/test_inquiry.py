@@ -324,7 +324,7 @@ async def docker(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AskedConta
 
 
 @pytest.mark.docker
-async def test_an_image_that_ignores_that_it_was_left_is_removed_later(
+async def test_an_inquiry_that_ignores_its_end_is_removed_later(
     docker: AskedContainer,
 ) -> None:
     docker.play("#!/bin/sh\necho '{}'\nexec sleep 1000\n")

@@ -60,7 +60,7 @@ async def prepare(harness: PreparedHarness) -> int:
     return pid
 
 
-async def test_a_forked_engine_sees_what_a_plain_one_sees(harness: PreparedHarness) -> None:
+async def test_a_forked_engine_sees_the_same_as_a_plain_one(harness: PreparedHarness) -> None:
     await prepare(harness)
     spec = harness.make_spec("forked", script=["--print", "two words"])
     assert (await harness.host.conditions(spec.engine, "")).origin == "fork"
@@ -225,7 +225,7 @@ async def test_a_stopped_prepared_process_delays_no_start(harness: PreparedHarne
     assert harness.members("next") == 1
 
 
-async def test_an_update_of_the_engine_ends_what_was_prepared(harness: PreparedHarness) -> None:
+async def test_an_update_of_the_engine_ends_its_prepared_process(harness: PreparedHarness) -> None:
     pid = await prepare(harness)
     with (harness.packages / "described.py").open("a") as file:
         file.write("READ = 'as updated'\n")

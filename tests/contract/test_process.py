@@ -176,7 +176,7 @@ async def test_an_engine_that_takes_long_to_be_born_is_waited_for(harness: Proce
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_one_who_reads_the_log_is_no_engine(
+async def test_a_reader_of_the_log_is_no_engine(
     harness: ProcessHarness, stranger: subprocess.Popen[bytes]
 ) -> None:
     log = harness.data_dir / "logs" / "a1.log"
@@ -511,7 +511,7 @@ async def test_list_trims_a_log_that_floods(
         assert await anext(log_lines) == b"first"
 
 
-async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(
+async def test_a_stopped_process_is_listed_with_its_engine_and_memory(
     harness: ProcessHarness,
 ) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--spawn-child"])))

@@ -53,7 +53,7 @@ def ready(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway
     return gateway
 
 
-def test_the_model_says_what_it_does(ready: Gateway) -> None:
+def test_the_model_reports_its_abilities(ready: Gateway) -> None:
     abilities = {
         name: f"{ability['state']}: {ability['evidence']}"
         for name, ability in with_abilities(ready, "thinking")["abilities"].items()
@@ -112,7 +112,7 @@ def test_thoughts_come_apart_whole_and_streamed(ready: Gateway) -> None:
     assert "".join(delta.content or "" for delta in deltas) == message.content
 
 
-def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(
+def test_a_users_chat_template_makes_the_prompts_and_chooses_the_parsers(
     ready: Gateway, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.jinja"

@@ -157,7 +157,7 @@ def kill(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("offset", [DAY_S, -DAY_S])
-def test_an_engine_that_died_is_started_again_once_whatever_the_clock_says(
+def test_a_dead_engine_is_restarted_once_at_any_clock(
     jumping: tuple[Gateway, Jump], offset: int
 ) -> None:
     gateway, jump = jumping

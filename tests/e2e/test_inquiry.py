@@ -85,7 +85,7 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
     assert str(tmp_path) not in stdout
 
 
-def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
+def test_an_installed_version_reports_its_own_number(engine_data: Path) -> None:
     """Asked in an environment that is named, as one that nobody installed here would be."""
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
     result = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))

@@ -297,7 +297,7 @@ def test_000_is_cured_by_a_newer_version_where_one_is_allowed(folder: Path) -> N
     assert "--disable-custom-all-reduce" in start["argv"]
 
 
-def test_000_is_recovered_from_by_one_who_insists_on_two_gpus(folder: Path) -> None:
+def test_seed_000_recovers_on_two_forced_gpus(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1", forget=NO_TILES)
     view = seed.add(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
     first, second = view["attempts"]

@@ -93,7 +93,7 @@ def test_a_share_of_the_user_is_asked_of_others_or_refused(
         storm.close()
 
 
-def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had(
+def test_models_added_at_once_share_and_keep_their_parts_after_a_power_cut(
     tmp_path: Path,
 ) -> None:
     storm = BootStorm(tmp_path, models=4, gpus=1, snapshot="3090")
@@ -178,7 +178,7 @@ async def test_each_replica_keeps_gpus_and_plan_after_a_power_cut_in_any_start_o
         assert await wait_for_places(gateway) == before
 
 
-async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_taken(
+async def test_a_busy_model_gives_memory_after_its_answers_and_plans_list_the_taken_bytes(
     tmp_path: Path,
 ) -> None:
     hold = tmp_path / "hold"
@@ -221,7 +221,7 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         assert after["plan"]["max_model_len"]["value"] >= 32768
 
 
-async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhile(
+async def test_a_starting_model_gives_memory_and_its_taker_is_planned_meanwhile(
     tmp_path: Path,
 ) -> None:
     # As it is planned first it would never serve.

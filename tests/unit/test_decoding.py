@@ -53,7 +53,9 @@ READERS: dict[str, Callable[[bytes], object]] = {
 
 @pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE.keys())
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
-def test_each_reader_takes_what_is_no_json(read: Callable[[bytes], object], data: bytes) -> None:
+def test_each_reader_raises_only_fitserve_errors(
+    read: Callable[[bytes], object], data: bytes
+) -> None:
     with contextlib.suppress(FitserveError):
         read(data)
 

@@ -110,7 +110,7 @@ def is_printed(line: str, output: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("block", blocks_with_output(), ids=lambda block: block.splitlines()[0])
-def test_the_output_in_a_page_is_what_the_command_prints(
+def test_the_output_in_a_page_equals_that_of_the_command(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     # About as long as SOURCE, so that lines wrap at the same words.

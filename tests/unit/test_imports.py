@@ -52,7 +52,7 @@ UNUSED = {
 
 
 @pytest.mark.parametrize("module", UNUSED)
-def test_a_server_loads_nothing_that_it_may_never_need(module: str) -> None:
+def test_a_server_loads_no_optional_module(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

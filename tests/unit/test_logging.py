@@ -76,7 +76,7 @@ def test_no_value_begins_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert line.endswith(r"model='m\n10:00:00\tkeys=none'  key='\u2028k'".replace("  ", " "))
 
 
-def test_json_has_what_was_said_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_has_messages_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in speak(monkeypatch, io.StringIO()).splitlines()]
     assert [lines[0]["line"], lines[0]["names"], lines[1]["event"]] == [
         EVIL,
@@ -85,7 +85,9 @@ def test_json_has_what_was_said_as_it_was(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-def test_a_line_has_its_fields_then_what_every_line_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_its_own_fields_before_those_of_every_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     configure_logging("warning")

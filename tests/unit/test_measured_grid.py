@@ -51,7 +51,7 @@ def test_a_setting_has_the_gpus_that_its_flags_take() -> None:
         assert gpu_count == setting.gpus, setting
 
 
-def test_the_models_are_what_they_are_called(tmp_path: Path) -> None:
+def test_models_of_the_grid_have_their_names_and_sizes(tmp_path: Path) -> None:
     for name in {setting.model for setting in GRID}:
         spec = model_from_config(models.config(name), source=name)
         assert spec.max_position > max(load.tokens_in + load.tokens_out for load in LOADS)

@@ -222,7 +222,7 @@ def names_of(path: Path) -> Iterator[tuple[int, str, bool]]:
             yield node.lineno, node.name, True
 
 
-def test_constants_and_private_functions_are_named_by_what_they_hold_or_do() -> None:
+def test_constants_and_private_functions_are_named_by_nouns_and_verbs() -> None:
     assert not [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in package_files()

@@ -42,7 +42,7 @@ def test_nothing_stands_twice() -> None:
     assert len(rows) == len({row.model_dump_json() for row in rows})
 
 
-def test_throughput_is_what_the_time_per_token_allows() -> None:
+def test_throughput_follows_from_the_time_per_token() -> None:
     """Requests at once, each a token in its time: more cannot come, but for means that short
     answers bend."""
     for case in MEASURED:

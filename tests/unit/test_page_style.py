@@ -97,7 +97,7 @@ def comments(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC)))
-def test_no_comment_of_the_page_begins_with_who_or_what(path: Path) -> None:
+def test_comments_of_the_page_have_nouns_as_subjects(path: Path) -> None:
     assert not [
         match[1] for text in comments(path.read_text()) for match in VAGUE_SUBJECT.finditer(text)
     ]

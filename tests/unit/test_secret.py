@@ -146,7 +146,7 @@ def test_no_encoder_takes_a_secret(encode: Callable[[Any], object]) -> None:
 
 
 @given(st.one_of(st.integers(10**12), st.lists(TEXTS, min_size=1)))
-def test_an_error_of_validation_does_not_repeat_what_was_given(given_value: Any) -> None:
+def test_an_error_of_validation_does_not_repeat_the_value(given_value: Any) -> None:
     with pytest.raises(ValidationError) as error:
         Holder(key=given_value)
     assert str(given_value).strip("[]'\"")[:12] not in str(error.value)

@@ -153,13 +153,13 @@ def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
     }
 
 
-def test_s3_the_documents_have_every_route_and_what_each_scope_is_told_there() -> None:
+def test_s3_the_documents_list_every_route_with_the_answer_to_each_scope() -> None:
     table = access_table()
     rows = "\n".join(f"| `{call}` | {' | '.join(cells)} |" for call, *cells in table)
     assert told_in_documents() == table, f"the table of docs/api.md is to be:\n{rows}"
 
 
-def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -> None:
+def test_s13_changes_are_never_a_get_and_need_admin() -> None:
     for (method, path), scope in SCOPES.items():
         assert method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         assert method == "GET" or scope == "admin", path

@@ -509,7 +509,7 @@ def test_a_vague_clause(text: str, *, vague: bool) -> None:
     assert (vague_clause(text) is not None) is vague
 
 
-def test_no_clause_begins_with_who_or_what() -> None:
+def test_clauses_have_nouns_as_subjects() -> None:
     files = sentence_files()
     assert {"gateway", "scripts", "tests"} == {path.relative_to(ROOT).parts[0] for path in files}
     assert not [clause for path in files for clause in places_of_vague_clauses(path)]
@@ -549,7 +549,7 @@ def test_a_stranded_comment(source: str, lines: list[int]) -> None:
     assert list(stranded_comments(source)) == lines
 
 
-def test_every_module_says_in_few_words_what_it_is() -> None:
+def test_every_module_has_a_short_description() -> None:
     first = {
         place(path, 1): (ast.get_docstring(tree_of(path)) or "").partition("\n\n")[0]
         for path in FILES

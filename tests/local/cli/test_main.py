@@ -277,7 +277,9 @@ def test_options_of_the_plan_stand_behind_those_of_the_command() -> None:
     assert "--context" not in options
 
 
-def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_path: Path) -> None:
+def test_a_plan_for_this_machine_counts_engines_that_add_could_start(
+    demo: Path, tmp_path: Path
+) -> None:
     here = {
         "FITSERVE_HOST_KIND": "process",
         "FITSERVE_DATA_DIR": str(tmp_path / "data"),
@@ -306,7 +308,7 @@ def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_pat
     assert decision.plans[0].variables["OMP_NUM_THREADS"].source == "user"
 
 
-def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
+def test_the_doctor_names_next_steps(tmp_path: Path) -> None:
     checks = json.loads(fitserve("doctor", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
     assert {check["name"] for check in checks} >= {
         "data folder",
@@ -559,7 +561,7 @@ async def test_the_life_of_a_model_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_name_is_what_was_typed_whatever_a_url_would_make_of_it(tmp_path: Path) -> None:
+async def test_a_name_is_never_read_as_a_url(tmp_path: Path) -> None:
     """A pattern that no file fits is passed on by the shell as it is: `fitserve rm 'm?'` once
     removed m."""
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
@@ -692,7 +694,7 @@ async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
         )
 
 
-def test_an_engine_is_removed_with_what_it_compiled(tmp_path: Path) -> None:
+def test_an_engine_is_removed_with_its_compiled_kernels(tmp_path: Path) -> None:
     environment, cache = tmp_path / "engines/vllm-1.0", tmp_path / "caches/vllm-1.0/0123"
     for folder in (environment, cache):
         folder.mkdir(parents=True)
@@ -768,7 +770,7 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
         ((), {"FITSERVE_HOST_KIND": "agent"}, 1, "The agent does not answer: there is no socket"),
     ],
 )
-def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
+def test_a_silent_engine_is_reported_with_the_next_step(
     arguments: tuple[str, ...], environment: dict[str, str], code: int, words: str
 ) -> None:
     result = fitserve("engine", "learn", "vllm==0.30.0", *arguments, **environment)
@@ -792,7 +794,7 @@ def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
         ("my vllm", {}, "image: 'my vllm' is not allowed here: the name of an image is one like"),
     ],
 )
-def test_an_image_that_cannot_be_planned_for_is_said_with_what_to_do(
+def test_an_image_without_a_plan_is_refused_with_the_next_step(
     demo: Path, image: str, environment: dict[str, str], words: str
 ) -> None:
     result = fitserve("plan", str(demo), "--image", image, **environment)

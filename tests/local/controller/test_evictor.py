@@ -483,7 +483,7 @@ async def test_a_model_loaded_without_request_leaves_at_once_for_a_request(
             task.cancel()
 
 
-async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(
+async def test_a_model_stopped_by_its_owner_stays_stopped_after_failures(
     tmp_path: Path,
 ) -> None:
     def fails(spec: LaunchSpec) -> EngineScript:

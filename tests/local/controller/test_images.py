@@ -124,7 +124,7 @@ class Image(Code):
             yield line
 
 
-async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_started(
+async def test_an_image_of_another_name_reports_its_engine_and_is_started(
     tmp_path: Path,
 ) -> None:
     world, _ = make_world()

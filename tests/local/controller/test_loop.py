@@ -218,7 +218,7 @@ async def test_a_crash_loop_ends_in_quarantine_with_the_reason(tmp_path: Path) -
         assert not gateway.world.engines
 
 
-async def test_a_restarted_gateway_adopts_what_runs(tmp_path: Path) -> None:
+async def test_a_restarted_gateway_adopts_running_engines(tmp_path: Path) -> None:
     world = World()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -473,7 +473,7 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
         assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == ["ready"]
 
 
-async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: Path) -> None:
+async def test_retry_lifts_quarantine_and_repeats_failed_plans_once(tmp_path: Path) -> None:
     is_broken = True
 
     def repaired_script(spec: LaunchSpec) -> EngineScript:

@@ -118,7 +118,7 @@ CHANGES: dict[str, tuple[Callable[[Scene], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_models_look_again_after_a_change_of_what_their_plans_depend_on(
+async def test_models_are_planned_anew_after_a_change_of_their_inputs(
     tmp_path: Path, name: str
 ) -> None:
     scene = Scene(tmp_path)

@@ -144,7 +144,7 @@ async def test_a_pull_that_moves_may_take_longer_than_the_patience(
         assert len(view["attempts"]) == 1
 
 
-async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tried_again(
+async def test_a_stalled_pull_fails_with_its_last_progress_and_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -229,7 +229,7 @@ async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
         assert not world.engines
 
 
-async def test_an_engine_that_compiles_says_what_while_its_log_is_silent(tmp_path: Path) -> None:
+async def test_a_silent_engine_shows_its_compilation(tmp_path: Path) -> None:
     """A child that is called nvcc, with the arguments that FlashInfer gives it."""
     go_on = tmp_path / "compiled"
     waits = (

@@ -228,7 +228,7 @@ async def test_a_head_without_an_end_is_not_kept(gateway: Gateway, path: str) ->
         (b"/sleep", b"200 OK | /sleep"),
     ],
 )
-async def test_only_what_the_table_names_reaches_an_engine(
+async def test_only_paths_of_the_table_reach_an_engine(
     gateway: Gateway, target: bytes, status: bytes
 ) -> None:
     async with stage(gateway, answers) as [upstream]:
@@ -245,7 +245,7 @@ async def test_only_what_the_table_names_reaches_an_engine(
 # --- requests in a row ---
 
 
-async def test_requests_sent_ahead_are_answered_in_turn_whoever_answers_them(
+async def test_requests_sent_ahead_are_answered_in_turn_by_any_replica(
     gateway: Gateway,
 ) -> None:
     async def script(call: Call) -> None:
@@ -590,7 +590,7 @@ def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> N
         assert received_bytes < written_bytes
 
 
-def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) -> None:
+def test_the_kernel_buffers_little_for_a_slow_client(tmp_path: Path) -> None:
     alone = listen(Settings(port=0, data_dir=tmp_path))
     for listener in (alone, *share(listen(Settings(port=0, data_dir=tmp_path)), 2)):
         with listener:

@@ -62,7 +62,7 @@ def _run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_extensions_of_the_wheel_are_what_runs(tree: Path) -> None:
+def test_the_wheel_runs_its_compiled_extensions(tree: Path) -> None:
     extensions = sorted((tree / "gateway").rglob("*.so"))
     names = [
         ".".join(path.relative_to(tree).with_name(path.name.partition(".")[0]).parts)

@@ -82,7 +82,7 @@ async def test_each_request_of_the_corpus_asks_as_often_as_it_may(
         assert all(400 <= status < 500 for status, _ in reply.answers[:1]), reply
 
 
-def test_the_strict_reader_reads_what_is_plain_and_nothing_else() -> None:
+def test_the_strict_reader_reads_plain_requests_alone() -> None:
     counts_by_seed = {
         seed.name: (count_requests(seed.data), seed.asks) for seed in SEEDS if seed.asks
     }

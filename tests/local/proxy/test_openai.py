@@ -318,7 +318,7 @@ async def test_a_wrong_method_is_told_the_right_one(
         assert method == "HEAD" or response.json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> None:
+async def test_models_lists_all_wishes_in_every_state(gateway: Gateway) -> None:
     cold = ModelRoute("cold", "starting", "loading weights", 1700000000, (), None)
     card = ModelCard(4096, ("text", "image"), "proven", "proven", "not proven", "unknown")
     gateway.route(

@@ -329,7 +329,7 @@ def test_the_code_that_raises_the_error_of_a_request_decides_whose_fault_it_is(
     assert (failure.kind != "none") is is_fault
 
 
-def test_an_error_that_nothing_caught_is_the_servers_whatever_it_is() -> None:
+def test_an_uncaught_error_is_the_servers_own() -> None:
     request = (*CALLED, "ValueError: frob", ALIVE)
     web = '  File "/x/site-packages/uvicorn/protocols/http/h11_impl.py", line 7, in run_asgi'
     ready = "The server is fired up and ready to roll!"

@@ -94,7 +94,7 @@ def test_every_log_of_the_corpus_names_its_cause(name: str) -> None:
             )
 
 
-def test_the_corpus_is_what_it_should_be() -> None:
+def test_the_corpus_has_its_counts() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == set(CASES)
     assert len([name for name in CASES if name.startswith("failed-")]) >= 60
     assert len([name for name in CASES if name.startswith("healthy-")]) >= 20
@@ -286,7 +286,7 @@ def test_a_line_is_found_however_often_its_like_stands_beside_it(texts: list[str
     assert handed == [line for line in raw if any(anchor in line for anchor in lines.anchors)]
 
 
-def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> None:
+def test_no_anchor_has_a_digit() -> None:
     assert not [
         anchor
         for anchor in ALARM_WORDS + FATAL_WORDS + PROGRESS_WORDS
@@ -352,7 +352,7 @@ def test_groups_are_numbers_and_sizes() -> None:
     assert fill("{free_bytes} of {gone}", groups) is None
 
 
-def test_every_signature_says_where_it_was_read_and_what_to_do() -> None:
+def test_every_signature_has_a_source_and_a_remedy() -> None:
     rows = SIGNATURES.rows
     for several in (rows.texts, rows.progress, rows.endings):
         assert all(row.source for row in several)
@@ -424,7 +424,7 @@ async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof
 
 
 @pytest.mark.anyio
-async def test_the_watcher_gives_what_has_no_known_text_at_the_end_of_the_log() -> None:
+async def test_the_watcher_returns_unknown_texts_at_the_end_of_the_log() -> None:
     proof = (await watch_log("failed-unknown-0.33.0", ends=True)).proof
     assert proof is not None
     assert (proof.kind, proof.line_number) == (

@@ -81,7 +81,7 @@ def test_a_record_that_a_terminal_broke_off_is_no_failure() -> None:
     )
 
 
-def test_a_line_that_no_engine_survives_counts_whatever_its_level() -> None:
+def test_a_fatal_line_counts_at_any_level() -> None:
     line = (
         "INFO 03-14 10:22:05 [__init__.py:252] No platform detected, vLLM is running on"
         " UnspecifiedPlatform"
@@ -183,7 +183,7 @@ def test_no_engine_is_treated_by_where_it_crashed() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_log_that_came_as_one_line_is_read_as_the_lines_that_it_was(end: str) -> None:
+def test_a_log_joined_to_one_line_is_split_again(end: str) -> None:
     line = (
         'File "/opt/vllm/quantization/fp8_utils.py", line 1151, in validate_fp8_block_shape'
         " (Worker_TP4 pid=13) ERROR 03-14 10:22:05 [multiproc_executor.py:888] raise ValueError("
@@ -211,7 +211,7 @@ WAITS = (
 GOES_ON = "(EngineCore pid=1) INFO 03-14 10:22:05 [core.py:1] init engine took 9 s"
 
 
-def test_an_engine_that_says_again_and_again_that_it_waits_stands_still() -> None:
+def test_an_engine_that_repeats_its_wait_stands_still() -> None:
     start = ["INFO 03-14 10:22:05 [a.py:1] hello"] * 5
     assert read(*start, WAITS.format(0), WAITS.format(1)).kind == "hang"
     assert read(*start, WAITS.format(0)).kind == "none"

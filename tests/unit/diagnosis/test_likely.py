@@ -153,7 +153,7 @@ def test_a_likely_kind_shows_its_words_in_the_text(text: str, exception: str) ->
         assert all(word in normalize(text) or word == exception for word in guess[1])
 
 
-def test_no_engine_is_treated_by_what_is_only_likely() -> None:
+def test_no_likely_cause_is_treated() -> None:
     reader = LogReader(SIGNATURES)
     reader.feed(b"RuntimeError: the c10d frobnicator lost the other ranks\n")
     reader.close()
@@ -162,7 +162,7 @@ def test_no_engine_is_treated_by_what_is_only_likely() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_has_words_that_tell_a_person_what_to_do(kind: str) -> None:
+def test_each_kind_has_a_remedy_in_words(kind: str) -> None:
     case = Case(kind, "load", None, {})
     message, _, steps = SIGNATURES.cures.describe(FailureSignature(kind=kind), case)
     assert message != "The engine failed."
@@ -210,7 +210,7 @@ def test_a_pattern_that_is_none_is_refused() -> None:
         "my-app | <p>CUDA driver version is insufficient for CUDA runtime version</p>",
     ],
 )
-def test_a_line_alone_is_meant_whatever_it_lacks(text: str) -> None:
+def test_a_lone_line_is_a_failure(text: str) -> None:
     assert read(text).kind == "driver_too_old"
 
 

@@ -314,7 +314,7 @@ def test_a_survived_error_is_not_the_cause_of_a_later_end() -> None:
     )
 
 
-def test_a_wait_that_was_over_is_told_by_what_it_caused() -> None:
+def test_a_wait_that_is_over_is_named_by_its_effect() -> None:
     frame = f'{V1}  File "{SITE}/vllm/distributed/parallel_state.py", line 7, in recv_object'
     first = f"{V1}EngineCore encountered a fatal error.", V1 + TRACE, frame, f"{V1}TimeoutError"
     assert verdict_after_service(VLLM, *first)[0] == "nccl"
@@ -438,7 +438,7 @@ def test_the_fault_of_one_request_stands_in_more_lines() -> None:
     )
 
 
-def test_a_pipe_to_a_process_that_is_gone_tells_that_it_died() -> None:
+def test_a_pipe_to_a_dead_process_reveals_the_death() -> None:
     recv = (
         FORWARD[0],
         '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 383, in _recv',
@@ -456,7 +456,7 @@ def test_a_pipe_to_a_process_that_is_gone_tells_that_it_died() -> None:
     assert diagnose(["\n".join(other).encode()], SIGNATURES)[0].kind == "none"
 
 
-def test_an_assertion_is_told_by_its_code_whatever_follows() -> None:
+def test_an_assertion_is_named_by_its_code_before_any_text() -> None:
     assertion = (*FORWARD, "    assert self.quant_method is not None", "AssertionError")
     for after in ((), ("", "Process Process-1:1:", "and more prose about it")):
         assert (
@@ -828,5 +828,5 @@ def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
         ("With rope_scaling in config.json I get `KeyError: 'type'`", "config_refused"),
     ],
 )
-def test_a_quote_goes_before_what_is_said_around_it(sentence: str, kind: str) -> None:
+def test_a_quote_wins_over_the_sentence_around_it(sentence: str, kind: str) -> None:
     assert verdict_after_service(sentence)[0] == kind

@@ -48,13 +48,13 @@ def test_brackets_of_a_text_are_its_own(template: str) -> None:
     assert not option_set.rules_out("Omit --enforce-eager.")
 
 
-def test_features_are_what_a_start_can_do_without() -> None:
+def test_features_are_optional_flags_of_the_start() -> None:
     assert options(VLLM).features == "--speculative-config, --enable-expert-parallel"
     assert options(SGLANG).features == "--speculative-algorithm"
     assert options("").features == ""
 
 
-def test_options_are_related_by_name_or_value_to_what_a_text_says() -> None:
+def test_options_are_found_by_name_or_value_in_a_text() -> None:
     option_set = options(
         "non-default args: {'model': '/m/tokenizer', 'tokenizer_mode': 'mistral', 'load_format':"
         " 'mistral', 'max_model_len': 4096, 'enable_prefix_caching': False}"
@@ -120,7 +120,7 @@ def test_a_step_that_changes_nothing_is_ruled_out(step: str, ruled_out: bool) ->
         ("Use another engine version.",) * 2,
     ],
 )
-def test_a_list_of_settings_has_what_the_start_can_change(step: str, narrowed: str) -> None:
+def test_a_list_of_settings_has_the_changeable_ones(step: str, narrowed: str) -> None:
     assert options(VLLM).narrow(step) == narrowed
     assert options("Loading weights").narrow(step) == step
 

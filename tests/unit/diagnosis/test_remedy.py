@@ -147,7 +147,7 @@ def test_a_step_offers_no_value_that_failed(failing: str, step: str) -> None:
     assert fill_steps(steps, Case("frob", "load", None, {}, failing=failing)) == (step,)
 
 
-def test_a_step_is_left_out_when_all_that_it_offers_failed() -> None:
+def test_a_step_without_any_untried_value_is_left_out() -> None:
     steps = [CureStep(text="Use --frob: triton, flash_attn; or none.")]
     case = Case("frob", "load", None, {}, failing="flash_attn/triton.py")
     assert fill_steps(steps, case) == ()

@@ -157,7 +157,7 @@ def read(*lines: str) -> Failure:
 @pytest.mark.parametrize(
     ("kind", "runtime", "driver", "text"), ERRORS, ids=lambda part: part if " " not in part else ""
 )
-def test_every_error_of_cuda_is_named_by_what_it_means_whoever_tells_it(
+def test_every_cuda_error_is_named_by_its_meaning_from_any_library(
     kind: str, runtime: str, driver: str, text: str
 ) -> None:
     lines = [

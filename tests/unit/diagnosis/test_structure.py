@@ -527,7 +527,7 @@ def test_all_conditions_of_a_row_must_hold() -> None:
     assert structure.match(shape, "sglang") is None
 
 
-def test_a_bare_exception_is_a_failure_where_nothing_shows_that_it_was_survived() -> None:
+def test_a_bare_exception_without_a_sign_of_survival_is_a_failure() -> None:
     assert read("RuntimeError: boom").kind == "unknown"
     assert read("ValueError: boom", "INFO 11-22 03:04:05 [core.py:9] It goes on.").kind == "none"
 

@@ -34,7 +34,7 @@ DIGEST = "sha256:" + "0" * 64
         (DIGEST, DIGEST),
     ],
 )
-def test_a_repository_is_the_name_without_tag_digest_and_what_docker_adds(
+def test_a_repository_is_the_name_without_tag_digest_and_dockers_prefix(
     image: str, name: str
 ) -> None:
     assert repository(image) == name

@@ -56,7 +56,7 @@ def test_a_template_has_a_name_for_people(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "a" * 101, "a\n"])
-def test_a_name_of_another_form_is_refused_with_what_it_may_be(name: str) -> None:
+def test_a_name_of_another_form_is_refused_with_allowed_forms(name: str) -> None:
     with pytest.raises(ValidationError, match="is not allowed here: a name has up to 100 letters"):
         ChatTemplate(text="x", name=name)
 

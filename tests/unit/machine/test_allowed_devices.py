@@ -85,9 +85,7 @@ def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
         ("0,GPU-", [1, 2]),
     ],
 )
-def test_cuda_visible_devices_means_what_cuda_takes_it_for(
-    visible: str, left_out: list[int]
-) -> None:
+def test_cuda_visible_devices_is_read_as_by_cuda(visible: str, left_out: list[int]) -> None:
     assert allowed_indices(ALIKE, CUDA_VISIBLE_DEVICES=visible) == left_out
 
 
@@ -159,7 +157,7 @@ def test_a_machine_whose_gpus_are_all_kept_serves_on_its_processor() -> None:
     assert {engine.device for engine in Profiles().engines_for(hardware)} == {"cpu"}
 
 
-def test_the_probe_says_what_is_kept_and_by_what() -> None:
+def test_the_probe_names_withheld_cards_and_their_variable() -> None:
     hardware = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
     (line,) = [row for row in rows(hardware) if row.name == "GPU 1"]
     assert "kept from fitserve: CUDA_VISIBLE_DEVICES leaves it out" in " ".join(line)

@@ -145,7 +145,7 @@ def test_an_xid_of_a_nameless_card_belongs_to_the_lost_card(
     assert gpu_watch.lost_cards[str(card.uuid)].xid == 79
 
 
-def test_a_driver_that_says_what_a_card_needs_is_believed(
+def test_a_drivers_advice_about_a_card_is_believed(
     watch: Callable[[FakeNvml], GpuWatch],
 ) -> None:
     nvml = two_3090()
@@ -191,7 +191,7 @@ def test_the_mig_devices_of_a_lost_card_are_lost_with_it(
     assert gpu_watch.failure((str(nvml.cards[1].uuid),)) is None
 
 
-def test_a_lost_card_is_not_held_so_that_it_can_be_reset(
+def test_a_lost_card_is_not_held_open_and_can_be_reset(
     watch: Callable[[FakeNvml], GpuWatch],
 ) -> None:
     nvml = two_3090()
@@ -246,7 +246,7 @@ def test_every_xid_has_a_meaning_and_an_action() -> None:
         assert xid.lost == asks, number
 
 
-def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
+def test_the_probe_alone_shows_the_drivers_advice_about_a_card() -> None:
     nvml = two_3090()
     nvml.cards[1].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
     assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [

@@ -534,7 +534,7 @@ def test_importing_the_probe_does_not_import_pynvml() -> None:
 
 
 @pytest.mark.parametrize("name", ["2x3090", "8xh100", "cpu"])
-def test_a_snapshot_is_what_the_command_line_would_print(name: str) -> None:
+def test_a_snapshot_equals_the_output_of_the_command_line(name: str) -> None:
     text = (SNAPSHOTS / f"{name}.json").read_text()
     hardware = Hardware.model_validate_json(text)
     assert hardware.model_dump_json(indent=2) + "\n" == text
@@ -542,7 +542,7 @@ def test_a_snapshot_is_what_the_command_line_would_print(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "make"), [("2x3090", two_3090), ("8xh100", eight_h100)])
-def test_a_snapshot_says_what_the_probe_says_of_such_cards(
+def test_a_snapshot_agrees_with_the_probe_about_pretended_cards(
     name: str, make: Callable[[], FakeNvml]
 ) -> None:
     snapshot = Hardware.model_validate_json((SNAPSHOTS / f"{name}.json").read_text())

@@ -140,7 +140,7 @@ def test_a_nested_text_model_is_read_as_its_own_family() -> None:
         ({"torch_dtype": None}, "I32", "float32"),
     ],
 )
-def test_the_dtype_is_what_the_config_says_else_what_is_stored(
+def test_the_dtype_comes_from_the_config_or_else_from_the_weights(
     fields: dict[str, Any], stored: str, dtype: str
 ) -> None:
     assert read(config("llama-3.2-1b", **fields), tensors({"a": (1,)}, stored)).dtype == dtype

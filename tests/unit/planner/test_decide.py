@@ -119,7 +119,7 @@ def test_user_flags_win_over_the_planner() -> None:
     assert sum(item.startswith("--max-num-seqs") for item in best.argv) == 1
 
 
-def test_a_user_flag_that_cannot_fit_is_refused_with_what_would() -> None:
+def test_a_user_flag_that_cannot_fit_is_refused_with_a_fitting_value() -> None:
     decision = make_decision("2x3090", args={"max-model-len": 131072, "tensor-parallel-size": 1})
     assert not decision.plans
     assert "--max-model-len 131072" in decision.rejected[0].reasons[0]
@@ -372,7 +372,7 @@ def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> No
 # --- the operator's environment ---
 
 
-def test_every_variable_says_who_set_it() -> None:
+def test_every_variable_names_its_origin() -> None:
     everywhere = {
         "NCCL_DEBUG": "WARN",
         "HTTP_PROXY": "http://proxy:1",

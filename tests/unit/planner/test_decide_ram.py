@@ -63,7 +63,7 @@ def test_one_context_may_take_most_of_the_ram_and_two_plans_share_it() -> None:
 
 
 @pytest.mark.parametrize("claimed", [60 * GIB, 61 * GIB, 64 * GIB])
-def test_a_model_for_which_others_leave_too_little_is_refused_with_what_it_needs(
+def test_a_model_without_enough_memory_beside_others_is_refused_with_its_need(
     claimed: int,
 ) -> None:
     decision = make_decision(64, claimed)

@@ -173,7 +173,7 @@ def names_of(shown: Result) -> set[str]:
     return {line.split("  ")[0] for line in choice_rows(shown.stdout.splitlines())}
 
 
-def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, qwen: Path) -> None:
+def test_no_plan_is_exit_code_3_with_rejections_and_next_steps(run: Run, qwen: Path) -> None:
     result = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3")
     assert result.exit_code == 3
     lines = result.stdout.splitlines()

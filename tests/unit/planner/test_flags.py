@@ -176,7 +176,7 @@ def test_an_unknown_flag_names_the_nearest(given_as: str, near: str) -> None:
         check_args(SMALL, {"zzz": 1})
 
 
-def test_a_flag_of_another_engine_is_told_by_what_it_is_called_here() -> None:
+def test_a_flag_of_another_engine_gets_the_name_of_this_engine() -> None:
     profiles = Profiles()
     with pytest.raises(BadFlag, match=r"has no flag 'max-model-len'; here it is context-length\."):
         check_args(profiles.engine(SGLANG_REF), {"max-model-len": 1})
@@ -273,7 +273,7 @@ WRONG: list[tuple[str, Scalar, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "said"), WRONG)
-def test_a_wrong_value_is_refused_with_what_the_flag_takes(
+def test_a_wrong_value_is_refused_with_the_flags_values(
     name: str, value: Scalar, said: str
 ) -> None:
     with pytest.raises(BadFlag) as error:

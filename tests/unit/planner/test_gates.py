@@ -228,7 +228,7 @@ def test_the_one_of_equal_plans_without_known_weaknesses_ranks_first() -> None:
     assert two(WEAK).engine.version == "9.9.0"
 
 
-def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -> None:
+def test_a_plan_names_known_weaknesses_of_its_engine_and_the_fixed_version() -> None:
     def refusal_text(*advisories: Advisory) -> str:
         new_engine: Engine = engine(version="9.9.1", advisories=advisories)
         return decide(spec(), machine("3090"), [new_engine], wish()).plans[0].advice

@@ -105,7 +105,7 @@ def test_the_plan_follows_variables_that_choose_kernels(
         ),
     ],
 )
-def test_a_variable_that_demands_what_the_gpu_lacks_refuses_the_plan(
+def test_a_variable_beyond_the_gpu_refuses_the_plan(
     fields: dict[str, Any], hardware: str, version: str, env: dict[str, str], reason: str
 ) -> None:
     decision = make_decision(fields, hardware, f"vllm=={version}", env=env)

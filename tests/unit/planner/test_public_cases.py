@@ -169,7 +169,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.source)
-def test_a_plan_foresees_what_a_user_met(case: PublicCase) -> None:
+def test_a_plan_foresees_public_cases_of_vllm(case: PublicCase) -> None:
     decision = make_decision(dict(case.fields), case.hardware, VLLM_REF, **case.wanted)
     assert case.holds(decision), [plan.argv for plan in decision.plans]
 
@@ -433,7 +433,7 @@ SGLANG_STARTS = (
 
 
 @pytest.mark.parametrize("start", SGLANG_STARTS, ids=lambda start: start.source)
-def test_a_plan_foresees_what_a_log_says(start: SglangStart) -> None:
+def test_a_plan_foresees_public_logs_of_sglang(start: SglangStart) -> None:
     ref = f"sglang=={start.version}"
     plan = make_decision(dict(start.fields), start.hardware, ref, **start.wanted).plans[0]
     assert plan.memory.weights_bytes / GIB == pytest.approx(start.weights_gib, rel=0.02)

@@ -30,7 +30,7 @@ def make_decision(
     )
 
 
-def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
+def test_a_refusal_quotes_the_engine_with_its_source() -> None:
     modelopt = make_decision("0.18.0", "8xa100-80g", BLOCKS["modelopt FP8"]).rejected[0]
     assert modelopt.verdict == "unsupported_quantization"
     assert (
@@ -43,7 +43,7 @@ def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
     assert f"vllm=={NEWEST_VLLM} has no quantization method bitsandbytes" in bnb.reasons[0]
 
 
-def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
+def test_a_plan_names_the_engines_quantization_method() -> None:
     old, new = (
         make_decision(version, "3090", BLOCKS["gptq 4"]).plans[0].quantization
         for version in ("0.19.1", NEWEST_VLLM)

@@ -191,7 +191,7 @@ def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
     assert rehearses(answer(forecast, None), start), "an engine that rehearses nothing"
 
 
-def test_a_checked_plan_names_what_was_not_rehearsed(forecast: Plan) -> None:
+def test_a_checked_plan_names_unrehearsed_parts(forecast: Plan) -> None:
     start = start_of(make_decision(forecast, None).plans[0])
     rehearsed_start = RehearsedStart(asked=start, left_out=("capture of CUDA graphs",))
     best = make_decision(forecast, rehearsed_start).plans[0]

@@ -249,7 +249,7 @@ def test_each_stage_takes_as_many_gpus_as_divide_the_heads() -> None:
     assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []
 
 
-def test_a_repair_reduces_what_a_start_showed_to_be_too_much_first() -> None:
+def test_a_repair_of_a_measured_shortage_is_conservative_first() -> None:
     memory = Memory(
         gpu_bytes=24, budget_bytes=20, weights_bytes=16, activation_bytes=5, graph_bytes=0,
         overhead_bytes=1, kv_bytes=0,

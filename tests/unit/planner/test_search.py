@@ -188,7 +188,7 @@ def test_a_larger_share_is_taken_where_it_is_needed_and_free() -> None:
     assert "--gpu-memory-utilization=0.92" in long[0].argv
 
 
-def test_a_user_who_set_the_cache_is_not_overruled() -> None:
+def test_a_user_setting_of_the_cache_is_not_overruled() -> None:
     decision = make_decision(
         "llama-3.1-8b", "3090", VLLM_REF, min_context=70_000, args={"kv-cache-dtype": "auto"}
     )
@@ -196,7 +196,7 @@ def test_a_user_who_set_the_cache_is_not_overruled() -> None:
     assert all(plan.kv_cache_dtype.value == "auto" for plan in decision.plans)
 
 
-def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
+def test_the_refusal_of_a_layer_shows_its_other_obstacles() -> None:
     decision = make_decision(
         "qwen3.6-35b-a3b", "2x3090", "vllm==0.19.1", quant="auto-round-language", tensor_parallel=2
     )
@@ -366,7 +366,7 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
         (SGLANG_REF, "SGLANG_PP_LAYER_PARTITION", "qwen3-30b-a3b", "w8a16", 48, 1),
     ],
 )
-def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
+def test_unlike_gpus_get_stages_by_memory_and_speed(
     ref: str, name: str, model: str, quant: str, layers: int, ways: int
 ) -> None:
     """The 5090 holds a third more and reads twice as fast."""

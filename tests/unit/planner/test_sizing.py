@@ -60,7 +60,7 @@ def flag(plan: Plan, name: str) -> str | None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("engine", [VLLM_REF, SGLANG_REF])
-def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -> None:
+def test_the_host_keeps_its_part_of_memory_beside_any_plan(machine: str, engine: str) -> None:
     hardware, count = MACHINES[machine], 0
     gpu = hardware.gpus[0]
     assert gpu.free_bytes is not None
@@ -85,7 +85,7 @@ def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -
     assert count or (engine, machine) == (SGLANG_REF, "Orin Nano 8")
 
 
-def test_sglang_takes_its_share_of_what_it_sees_free() -> None:
+def test_sglang_takes_its_share_of_free_memory() -> None:
     """The fraction refers to all that is free, with the host's part in it."""
     plan = make_decision("llama-3.1-8b", GB10, SGLANG_REF).plans[0]
     share, gpu = flag(plan, "--mem-fraction-static="), GB10.gpus[0]
@@ -110,7 +110,7 @@ def test_no_cache_is_taken_that_the_wish_does_not_need() -> None:
     assert flag(lone_plan, CACHE) is None
 
 
-def test_the_setting_says_what_the_host_keeps() -> None:
+def test_the_setting_sets_the_hosts_part_of_memory() -> None:
     machines = {
         gib: unified_machine(121.69, 101.8, "12.1", host_bytes=gib * GIB) for gib in (0, 40)
     }
@@ -122,7 +122,7 @@ def test_the_setting_says_what_the_host_keeps() -> None:
     assert most[0] > most[40]
 
 
-def test_a_share_of_the_user_wins_and_the_plan_says_what_it_costs() -> None:
+def test_a_share_of_the_user_wins_and_the_plan_names_its_cost() -> None:
     plan = make_decision("llama-3.1-8b", GB10, args={"gpu-memory-utilization": 0.9}).plans[0]
     assert flag(plan, SHARE) == "0.9"
     assert flag(plan, CACHE) is None
@@ -130,7 +130,7 @@ def test_a_share_of_the_user_wins_and_the_plan_says_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize("machine", ["gb10", "h200"])
-def test_a_cache_of_the_users_size_is_what_the_plan_counts_with(machine: str) -> None:
+def test_a_users_cache_size_is_the_plans_size(machine: str) -> None:
     size = 8 * GIB
     args = {"kv-cache-memory-bytes": size}
     plan = make_decision("llama-3.1-8b", PROFILES.hardware(machine), args=args).plans[0]

@@ -122,7 +122,7 @@ def test_only_a_plan_with_room_for_others_gives_cache_bytes() -> None:
     )
 
 
-def test_a_plan_that_has_served_gets_what_its_engine_measured() -> None:
+def test_a_plan_that_has_served_gets_the_engines_measurement() -> None:
     lone_plan = plan(replicas=1, tensor_parallel=1, max_context=8192)
     memory = lone_plan.memory
     used_bytes = memory.budget_bytes - memory.kv_bytes + 512 * MIB
@@ -271,7 +271,7 @@ def test_an_engine_that_only_serves_disturbs_nobody() -> None:
     assert not list(disturbances(both, both))
 
 
-def test_graphs_disturb_only_who_looks_at_its_gpus_already() -> None:
+def test_graphs_disturb_only_engines_that_measure() -> None:
     imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
     warms = holder("b", "G0", stage="capturing_graphs")
     names = {

@@ -213,7 +213,7 @@ def test_users_may_set_planner_flags_and_none_that_reach_beyond_the_engine(
 
 
 @pytest.mark.parametrize("ref", [ref for ref in (*REFS, *ASKED) if ref.startswith("vllm==")])
-def test_vllm_is_installed_with_what_reads_sound_files(ref: str) -> None:
+def test_vllm_is_installed_with_a_reader_of_sound_files(ref: str) -> None:
     """Without its extra `audio`, vLLM answers 400 to every request with sound: load_audio in
     vllm/multimodal/media/audio.py of 0.26.0 needs soundfile or av."""
     engine = PROFILES.engine(ref)
@@ -222,7 +222,7 @@ def test_vllm_is_installed_with_what_reads_sound_files(ref: str) -> None:
 
 
 @pytest.mark.parametrize("ref", sorted(CPU))
-def test_the_pins_of_the_cpu_engine_have_what_reads_sound_files(ref: str) -> None:
+def test_the_pins_of_the_cpu_engine_have_a_reader_of_sound_files(ref: str) -> None:
     file = PROFILES.install_file(PROFILES.engine(ref))
     assert file is not None
     names = {line.partition("==")[0] for line in file.read_text().splitlines()}
@@ -380,7 +380,7 @@ def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
 
 
 @pytest.mark.parametrize("ref", SGLANG)
-def test_sglang_refuses_users_what_reaches_beyond_the_engine(ref: str) -> None:
+def test_flags_that_reach_beyond_sglang_are_refused_to_users(ref: str) -> None:
     engine = PROFILES.engine(ref)
     flags = engine.flags
     assert [
@@ -512,7 +512,7 @@ def profile(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
+def test_the_generator_replaces_the_tail_and_closes_unreviewed_flags(
     profile: Path, tmp_path: Path
 ) -> None:
     before = profile.read_text().partition("--- #")[0]
@@ -551,7 +551,7 @@ def test_a_copy_that_still_says_another_version_is_refused(tmp_path: Path) -> No
         Profiles(tmp_path).engine("vllm==999.1")
 
 
-def test_no_user_moves_what_engines_compile() -> None:
+def test_no_user_moves_caches_of_compiled_code() -> None:
     for ref in PROFILES.engine_files:
         engine = PROFILES.engine(ref)
         assert not {*engine.caches} & {*engine.user_env, *engine.env}

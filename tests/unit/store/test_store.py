@@ -123,7 +123,7 @@ def test_history_is_bounded(store: Store) -> None:
     assert len(store.attempts("a")) <= 51
 
 
-def test_a_full_disk_refuses_the_change_and_keeps_what_was(store: Store) -> None:
+def test_a_full_disk_refuses_the_change_and_keeps_earlier_rows(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     pages = store._database.connection.execute("PRAGMA page_count").fetchone()[0]
     store._database.connection.execute(f"PRAGMA max_page_count={pages}")
@@ -300,7 +300,7 @@ def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
         second_store.close()
 
 
-def test_a_stored_context_refuses_no_plan_that_it_did_not_refuse_before(store: Store) -> None:
+def test_a_stored_context_refuses_no_earlier_plan(store: Store) -> None:
     old = {
         "a": wish(name="a", context=65536),
         "b": wish(name="b", context=4096, min_context=8192),
@@ -369,7 +369,7 @@ def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> No
     second_store.close()
 
 
-def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_old(
+def test_measurements_are_kept_and_newer_ones_replace_older(
     store: Store,
 ) -> None:
     store.add_model(wish(name="a"), 1.0)

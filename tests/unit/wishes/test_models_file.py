@@ -58,7 +58,7 @@ def test_a_written_file_gives_the_models_that_are_wished_for(tmp_path: Path) -> 
     assert load(file(tmp_path, "models: {}\n")).wishes == {}
 
 
-def test_names_are_what_is_written(tmp_path: Path) -> None:
+def test_names_are_read_as_text(tmp_path: Path) -> None:
     """YAML has `no` for False, 1.10 for 1.1 and 12:30 for 750."""
     names = ["no", "On", "null", "007", "1.10", "12:30", "1_000", "2026-01-01"]
     text = "\ufeffmodels:\r\n" + "".join(f"  {name}: {{source: x/y}}\r\n" for name in names)
@@ -239,7 +239,7 @@ def yaml_references() -> list[str]:
     return re.findall(r"\$\{env:(\w+)\}", EXAMPLE.read_text())
 
 
-def test_the_schema_describes_what_is_read() -> None:
+def test_the_schema_describes_the_read_fields() -> None:
     new_schema = schema()
     model = new_schema["$defs"]["Model"]
     assert set(model["properties"]) == set(ModelRequest.model_fields) - {"name"}

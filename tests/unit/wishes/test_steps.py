@@ -20,7 +20,7 @@ def view(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "wish": Wish(name=name, **fields).model_dump(mode="json")}
 
 
-def test_only_what_is_otherwise_is_asked_for() -> None:
+def test_only_changed_fields_are_requested() -> None:
     there = [
         view("same", source="x/y", commits=PINNED),
         view("other", source="x/y", context=8, args={"a": 1, "b": 2}),

@@ -43,7 +43,7 @@ def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_read_what_is_printed(shell: str) -> None:
+def test_other_shells_accept_the_printed_script(shell: str) -> None:
     assert "kubernetes" in print_output(shell)
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not here")

@@ -20,7 +20,7 @@ from tests.support.versions import SGLANG_REF
 pytestmark = pytest.mark.anyio
 
 
-async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_path: Path) -> None:
+async def test_models_are_listed_with_engine_state_and_requests(tmp_path: Path) -> None:
     async with running(tmp_path, script) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("m", source)

@@ -52,7 +52,7 @@ def states(answer: HubAnswer) -> list[str]:
     return [check.state for check in checks.hub(answer)]
 
 
-def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
+def test_a_hub_reports_the_owner_of_the_token_and_the_time() -> None:
     document = {
         "name": "me",
         "auth": {

@@ -124,7 +124,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_has_them(
+async def test_a_lone_model_takes_all_useful_gpus_and_the_next_error_names_their_holder(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, healthy, hardware=machine("2x3090")) as gateway:

@@ -40,7 +40,7 @@ class World:
             raise
 
 
-async def test_a_start_joins_what_is_under_way() -> None:
+async def test_a_start_joins_the_running_one() -> None:
     world, reports = World(), list[str]()
     preparation = Preparation(plan("3090"), world.bring, world.read, world.tasks)
     await asyncio.sleep(0)

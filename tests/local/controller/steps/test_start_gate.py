@@ -49,7 +49,7 @@ async def test_a_plan_that_fails_fails_once_however_many_copies_there_are(tmp_pa
         assert kinds == ["kv_too_small", "withdrawn"]
 
 
-async def test_the_second_copy_of_a_new_plan_says_that_it_waits(tmp_path: Path) -> None:
+async def test_the_second_copy_of_a_new_plan_reports_its_wait(tmp_path: Path) -> None:
     starts: list[str] = []
 
     def slow(spec: LaunchSpec) -> EngineScript:

@@ -164,7 +164,7 @@ async def test_a_plan_that_was_asked_once_is_not_asked_at_its_next_start(tmp_pat
         assert states(await gateway.until("m", "ready")) == dict.fromkeys(ALL, "proven")
 
 
-async def test_an_engine_serves_while_it_is_asked_what_takes_long(
+async def test_an_engine_serves_during_long_tests_of_abilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.controller.steps.proof_steps._ABILITIES_S", 0.0)

@@ -34,7 +34,7 @@ def test_a_gap_is_kept_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_oldest_are_forgotten_and_what_cannot_be_read_is_left_out(
+def test_the_oldest_rows_are_dropped_and_unreadable_ones_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gap_book, "_MAX_FILES", 3)

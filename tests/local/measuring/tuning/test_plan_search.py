@@ -229,7 +229,7 @@ async def test_an_ended_search_leaves_the_model_as_it_was(tmp_path: Path) -> Non
         assert (await alone(gateway))["fingerprint"] == old_model["fingerprint"]
 
 
-async def test_the_time_bound_holds_whatever_hangs(tmp_path: Path) -> None:
+async def test_the_time_bound_holds_for_any_hang(tmp_path: Path) -> None:
     """A trial that never gets ready ends with the time of the search."""
     script = paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
     async with tune(tmp_path, script) as gateway:

@@ -106,7 +106,7 @@ async def test_a_download_is_a_folder_that_reads_as_the_repository_does(
     assert reports[-1] == "Downloaded org/name: 0.1 MiB"
 
 
-async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: Path) -> None:
+async def test_only_files_for_the_engine_are_fetched(server: FakeHub, tmp_path: Path) -> None:
     files = {
         "tokenizer.json": b"{}",
         "tokenizer.model": b"x",

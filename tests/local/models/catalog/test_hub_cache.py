@@ -47,7 +47,7 @@ def bring_with_the_library(server: FakeHub, tmp_path: Path) -> None:
     snapshot_download("org/name", cache_dir=tmp_path / "cache", endpoint=server.url(), token=False)
 
 
-async def test_the_library_finds_what_was_downloaded_here(server: FakeHub, tmp_path: Path) -> None:
+async def test_the_library_finds_downloads_of_the_gateway(server: FakeHub, tmp_path: Path) -> None:
     from huggingface_hub import scan_cache_dir, snapshot_download
 
     folder = await download(hub_of(server, tmp_path), "org/name", COMMIT, print)

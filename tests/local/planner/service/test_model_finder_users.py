@@ -70,7 +70,7 @@ def bases(judged: list[JudgedModel]) -> list[str]:
     return list(dict.fromkeys(model.base for model in judged if model.fits))
 
 
-def test_the_first_suggestions_are_what_experienced_users_run(
+def test_the_first_suggestions_are_popular_models(
     suggestions: dict[tuple[str, str], list[str]],
 ) -> None:
     missing_pairs = [

@@ -117,7 +117,7 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
     assert plan.reason == ""
 
 
-async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish(
+async def test_a_plan_tells_its_commits_and_takes_those_of_its_wish(
     tmp_path: Path,
 ) -> None:
     new_commit = "f" * 40
@@ -148,7 +148,7 @@ async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path)
     assert len(much) == 2**29
 
 
-async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> None:
+async def test_an_error_keeps_its_class_across_the_process(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
     foreign = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
     code = write(

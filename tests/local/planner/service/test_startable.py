@@ -55,9 +55,7 @@ class AMachine(OfflinePlanner):
 
 
 @pytest.mark.parametrize("host", ["process", "docker"])
-async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(
-    tmp_path: Path, host: str
-) -> None:
+async def test_the_command_line_and_the_gateway_make_equal_plans(tmp_path: Path, host: str) -> None:
     folder, data, process = write(tmp_path / "model", model()), tmp_path / "data", host == "process"
     chance = random.Random(host)
     images = None if process else tuple(engine.image for engine in chance.sample(ENGINES, 2))

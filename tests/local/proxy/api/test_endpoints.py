@@ -62,7 +62,9 @@ async def test_each_row_is_found_and_goes_where_it_says(
 @pytest.mark.parametrize(
     "endpoint", [row for row in ENDPOINTS if row.body == "json"], ids=lambda endpoint: endpoint.path
 )
-async def test_a_model_is_asked_only_for_what_it_does(gateway: Gateway, endpoint: Endpoint) -> None:
+async def test_a_model_is_asked_only_for_its_abilities(
+    gateway: Gateway, endpoint: Endpoint
+) -> None:
     for task in "generate", "embed":
         gateway.route(model(refused_url(), task=task))
         async with http_client(gateway) as client:

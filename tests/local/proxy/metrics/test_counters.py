@@ -347,7 +347,7 @@ async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> None:
+async def test_failed_starts_are_counted_by_their_failure(tmp_path: Path) -> None:
     async with running(tmp_path, dies) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
         await gateway.until("m", "quarantined")
@@ -365,7 +365,7 @@ async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> N
 
 
 @pytest.mark.anyio
-async def test_the_access_log_tells_who_asked_what_and_never_the_words(
+async def test_the_access_log_tells_callers_and_paths_but_no_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with running(tmp_path, engine, access_log=True, admin_key="canary-of-the-key") as gateway:

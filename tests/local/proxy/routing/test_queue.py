@@ -430,7 +430,7 @@ async def test_a_replica_that_will_not_come_is_not_waited_for(
     assert (await task).status_code == status
 
 
-async def test_a_gateway_that_stops_tells_those_who_wait(
+async def test_a_stopping_gateway_tells_waiting_clients(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon

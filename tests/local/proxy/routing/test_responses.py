@@ -101,7 +101,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(
+async def test_another_keys_response_is_answered_like_an_unknown_id(
     gateway: Gateway, replicas: int
 ) -> None:
     engines = [Engine() for _ in range(replicas)]

@@ -175,7 +175,7 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
         writer.close()
 
 
-async def test_each_answer_comes_to_the_client_that_asked_whatever_dies(tmp_path: Path) -> None:
+async def test_each_answer_reaches_its_own_client_despite_deaths(tmp_path: Path) -> None:
     async with gateway_of_workers(tmp_path) as gateway:
         tokens_left, counts = [TOKENS], Counter[str]()
         clients = asyncio.gather(
@@ -231,7 +231,7 @@ async def owns(
     return counts
 
 
-async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) -> None:
+async def test_a_key_sees_its_own_responses_alone_despite_deaths(tmp_path: Path) -> None:
     async with (
         gateway_of_workers(tmp_path) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=hang_s(), trust_env=False) as client,

@@ -101,7 +101,7 @@ async def metrics(client: httpx.AsyncClient) -> Counter[str]:
     return counts
 
 
-async def test_every_worker_knows_at_once_whose_a_response_is_and_who_made_it(
+async def test_every_worker_knows_at_once_the_key_and_replica_of_a_response(
     tmp_path: Path,
 ) -> None:
     async with two_workers(tmp_path, Engine(), Engine()) as clients:

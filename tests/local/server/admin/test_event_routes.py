@@ -117,7 +117,7 @@ async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> 
     )
 
 
-async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_path: Path) -> None:
+async def test_a_returning_client_gets_missed_events_over_a_restart(tmp_path: Path) -> None:
     world = World()
     async with running(tmp_path, healthy, world) as gateway:
         listening = stream(gateway, after=0)
@@ -140,7 +140,7 @@ async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_p
     ]
 
 
-async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path: Path) -> None:
+async def test_streams_end_with_a_last_event_when_the_gateway_stops(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
 
     async def listen(gateway: Running, listening: asyncio.Event) -> None:

@@ -398,7 +398,7 @@ async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
                         break
 
 
-async def test_hardware_is_what_the_probe_reads(tmp_path: Path) -> None:
+async def test_hardware_equals_the_reading_of_the_probe(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         answer = await gateway.client.get("/admin/hardware")
         assert Hardware.model_validate_json(answer.content).cpu_cores >= 1

@@ -42,7 +42,7 @@ async def list_requests(one: Running, count: int) -> list[dict[str, Any]]:
     return list(rows)
 
 
-async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
+async def test_requests_are_listed_by_api_and_command_line_and_ended_by_their_key_or_an_admin(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -100,7 +100,9 @@ async def test_the_series_of_an_engine_have_its_model_and_replica_and_one_name(
         )
 
 
-async def test_the_page_has_what_gpus_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_metrics_show_load_and_errors_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.machine.gpu_watch._POLL_S", 0.02)
     nvml = two_3090()
     hot = nvml.cards[1]

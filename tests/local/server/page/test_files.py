@@ -26,7 +26,7 @@ def unused_script(_: LaunchSpec) -> EngineScript:
     raise AssertionError("no engine is started")
 
 
-async def test_the_page_and_all_that_it_names_come_from_here_in_few_bytes(tmp_path: Path) -> None:
+async def test_the_page_is_served_from_here_in_few_bytes(tmp_path: Path) -> None:
     async with running(tmp_path, unused_script, admin_key="page-secret-1") as gateway:
         index = await gateway.client.get("/")
         assert index.headers["content-type"] == "text/html; charset=utf-8"

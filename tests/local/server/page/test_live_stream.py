@@ -68,7 +68,7 @@ async def open_page(one: Running, key: str | None = None) -> AsyncIterator[Page]
         yield Page(answer)
 
 
-async def test_the_first_event_has_everything_and_later_ones_what_changed(tmp_path: Path) -> None:
+async def test_the_first_event_is_complete_and_later_ones_are_changes(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as one, open_page(one) as page:
         first = await page.next()
         assert first.keys() >= {"at", "gateway", "machine", "models", "requests"}

@@ -145,7 +145,7 @@ def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browse
         one.until("m", "ready")
 
 
-def test_a_start_that_fails_shows_its_proof_and_what_an_engine_prints_is_text(
+def test_a_failed_start_shows_its_proof_and_output_of_engines_stays_text(
     tmp_path: Path, browser: Browser
 ) -> None:
     with gateway(tmp_path) as one, visit(browser, one.url) as page:

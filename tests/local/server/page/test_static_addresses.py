@@ -117,7 +117,7 @@ def test_an_error_stands_at_its_field(tmp_path: Path, browser: Browser) -> None:
         page.check("key-field-error")
 
 
-def test_a_form_shows_what_holds_now(tmp_path: Path, browser: Browser) -> None:
+def test_a_form_shows_present_values(tmp_path: Path, browser: Browser) -> None:
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
         one.add("m", llama(tmp_path / "llama"))
         one.until("m", "ready")

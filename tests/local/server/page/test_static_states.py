@@ -94,7 +94,7 @@ def test_a_start_is_shown_as_steps_and_no_word_of_it_stands_twice(
         page.check("start-download")
 
 
-def test_a_chat_with_a_model_that_is_not_ready_says_what_it_waits_for(
+def test_a_chat_with_a_loading_model_names_the_reason_of_its_wait(
     tmp_path: Path, browser: Browser
 ) -> None:
     with (

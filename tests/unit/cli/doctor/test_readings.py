@@ -46,7 +46,7 @@ def test_the_readings_of_a_card_may_be_incomplete() -> None:
     assert readings.gpu_conditions(FakeNvml([], init_error=12)) == []
 
 
-def test_the_hosts_memory_and_what_guards_it(tmp_path: Path) -> None:
+def test_host_memory_is_read_with_its_guards(tmp_path: Path) -> None:
     assert readings.host_memory(tmp_path) is None
     (tmp_path / "meminfo").write_text(
         "MemTotal: 100 kB\nMemFree: 20 kB\nMemAvailable: 70 kB\nSwapTotal: 8 kB\nHugePages: 0\n"
@@ -60,7 +60,7 @@ def test_the_hosts_memory_and_what_guards_it(tmp_path: Path) -> None:
     assert readings.host_memory(tmp_path) is None
 
 
-def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
+def test_a_toolchain_is_found_as_by_the_engine(tmp_path: Path) -> None:
     environment = tmp_path / "env"
     nothing = readings.toolchain("e", environment, {}, {"PATH": "/nowhere"})
     assert (nothing.compiler, nothing.headers, nothing.ninja, nothing.prebuilt) == (

@@ -190,7 +190,7 @@ def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:
     assert not is_as_good(first_plan.evolve(max_model_len=shorter), first_plan)
 
 
-def test_differences_name_what_is_otherwise_and_no_secret() -> None:
+def test_differences_name_changed_fields_and_no_secret() -> None:
     differences = diff_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
     assert [(difference.what, difference.old, difference.new) for difference in differences] == [
         ("max_context", None, "5"),

@@ -188,7 +188,7 @@ def test_nobody_leaves_while_another_one_does() -> None:
     assert decision == Moves(hold_reasons={"x": "it waits until another model is unloaded"})
 
 
-def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> None:
+def test_the_turn_is_of_the_longest_wait_and_an_evicted_model_comes_last() -> None:
     first, second = out("b", waited_s=9), out("a", waited_s=3)
     assert moves(second, first).hold_reasons == {"a": "it waits for its turn after b"}
     # Its oldest request has waited for longer, but it has just served.

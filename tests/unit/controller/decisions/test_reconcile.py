@@ -139,7 +139,7 @@ def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
     ("code", "oom", "kind"),
     [(0, False, "exited"), (-9, False, "killed"), (137, True, "host_oom"), (None, False, "exited")],
 )
-def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(
+def test_a_ready_engine_that_ends_has_failed_with_any_exit_code(
     code: int | None, oom: bool, kind: str
 ) -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
@@ -244,7 +244,7 @@ def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
     assert "killed" in action.reason
 
 
-def test_ten_good_minutes_forgive_what_was_before() -> None:
+def test_ten_good_minutes_forgive_earlier_failures() -> None:
     early = tuple(failed_attempt(number, "killed", ended_at=NOW - 5000) for number in range(4))
     last_attempt = failed_attempt(5, "killed", ended_at=NOW - 100, ready_at=NOW - 900)
     assert failures_in_a_row((*early, last_attempt)) == (last_attempt,)
@@ -256,7 +256,7 @@ def test_no_plan_is_shown_until_something_changes() -> None:
     assert act(blocked_reason="needs 40 GiB") == Rest("no_plan", "needs 40 GiB")
 
 
-def test_removal_stops_what_runs() -> None:
+def test_removal_stops_running_engines() -> None:
     ready = attempt(state="ready")
     assert act(is_wanted=False, attempt=ready, instance=instance(ready)) == Stop("m-r0-a1")
     assert act(is_wanted=False, attempt=ready) == Rest("stopping")

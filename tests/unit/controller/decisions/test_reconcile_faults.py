@@ -105,7 +105,7 @@ def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
     assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
 
 
-def test_a_clock_set_back_does_not_forgive_what_fails_from_then_on() -> None:
+def test_a_clock_set_back_does_not_forgive_later_failures() -> None:
     old_failed_attempt, new_failed_attempt = (
         failed_attempt(1, START - 10),
         failed_attempt(2, START - DAY),

@@ -193,7 +193,7 @@ def test_a_start_goes_on_where_it_was_told_to_be() -> None:
     ) == ["engine.failed"]
 
 
-def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> None:
+def test_a_failure_comes_with_its_proof_and_a_fallback_with_its_changes() -> None:
     first, failure, second = events_of_model(
         OLD, model(ReportedReplica(0, (failed_attempt(), attempt(2)))), ReportedStages(), NOW
     )

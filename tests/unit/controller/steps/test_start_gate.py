@@ -199,7 +199,7 @@ async def test_the_memory_that_an_engine_took_is_known_if_nobody_else_moved() ->
     assert await start_gate.foreign_change(new_start) == ("", 20 * GIB)
 
 
-def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> None:
+def test_the_gate_knows_a_tried_plan_beside_a_serving_one() -> None:
     serves, trial = attempt(1, "ready", plan=PLAN), attempt(2, plan=PLAN)
     fleet = Fleet()
     fleet.models["m"] = ManagedModel(
@@ -235,7 +235,7 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
     )
 
 
-async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
+async def test_a_failing_kernel_fails_a_start_with_bytes_too() -> None:
     start_gate = gate(Seen())
     start_gate.look([])
     shared_plan = plan(

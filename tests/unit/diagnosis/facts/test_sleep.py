@@ -27,7 +27,7 @@ def test_the_returned_memory_shows_whether_sleep_works(share: float, kind: str) 
     assert fact.under == PLAN.under
 
 
-def test_the_gpu_that_got_least_back_counts_and_what_nobody_could_read_is_nothing() -> None:
+def test_the_gpu_with_the_least_freed_memory_decides_and_no_reading_frees_nothing() -> None:
     whole = expected_bytes(PLAN)
     assert has_freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole})
     assert not has_freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole // 2})

@@ -61,7 +61,7 @@ def test_each_machine_is_a_process_of_its_own() -> None:
         "(EngineCore pid=7) INFO 03-14 10:22:05 [core.py:1] boom",
     ],
 )
-def test_a_record_or_a_traceback_tells_what_carries_it_too(told: str) -> None:
+def test_a_record_or_a_traceback_reveals_its_carrier_too(told: str) -> None:
     lines = Carriers()
     assert lines.parse(f"frob/vllm-0 frob {TRACE[5]}").text != TRACE[5]
     assert "frob" not in lines.parse(f"frob/vllm-0 frob {told}").text

@@ -10,7 +10,7 @@ from gateway.diagnosis.lines.log_lines import LogLine, clean, parse
 
 
 @pytest.mark.parametrize("word", ["7", "a.", "a_", "/", "a-b/c.d_"])
-def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) -> None:
+def test_an_endless_word_is_cut_and_the_rest_of_its_line_is_read(word: str) -> None:
     """Whoever writes into an engine's log could hold up the gateway: each of a hundred patterns
     began anew at each character of such a word."""
     long = word * (3900 // len(word))

@@ -58,7 +58,7 @@ def test_no_expression_that_matches_is_left_out() -> None:
     assert match_count > len(texts) / 2
 
 
-def test_an_indexed_pattern_finds_what_its_pattern_finds() -> None:
+def test_an_indexed_pattern_matches_like_its_pattern() -> None:
     pattern = IndexedPattern(r"frob|job (?P<at>\d)", re.IGNORECASE)
     match = pattern.search("a JOB 7")
     assert match is not None

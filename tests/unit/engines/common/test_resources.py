@@ -88,7 +88,7 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
     assert len(others) == 4
 
 
-def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
+def test_the_page_cache_leaves_memory_of_programs_and_engine() -> None:
     single_plan, two = plan("3090"), plan("2x3090", tensor_parallel=2)
     hardware = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
     free_ram = resources.free_ram_beside(64 * GIB)
@@ -100,7 +100,7 @@ def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gb10"])
-def test_an_engine_in_ram_keeps_all_that_it_is_promised(hardware: str) -> None:
+def test_an_engine_in_ram_keeps_all_promised_bytes(hardware: str) -> None:
     hardware_value = machine(hardware)
     plan = make_decision(hardware, model=published_model("llama-3.2-1b")).plans[0]
     free = hardware_value.evolve(ram_available_bytes=plan.memory.promised_bytes + 2 * GIB)

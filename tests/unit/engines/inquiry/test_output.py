@@ -8,7 +8,7 @@ from gateway.engines.inquiry.output import InquiryOutput
 from gateway.errors import HostError
 
 
-def test_lines_are_whole_in_whatever_pieces_they_come() -> None:
+def test_lines_are_whole_in_pieces_of_any_size() -> None:
     output = InquiryOutput()
     text = b'{"question": 0}\n\n{"done": true}\nrest'
     assert [line for at in range(len(text)) for line in output.add_output(text[at : at + 1])] == [

@@ -74,7 +74,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_extension_says_what_it_holds_and_those_without_code_for_gpus_nothing(
+def test_each_extension_with_gpu_code_lists_its_architectures(
     package: Path,
 ) -> None:
     architectures = compiled_architectures(package)

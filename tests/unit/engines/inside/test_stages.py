@@ -172,7 +172,7 @@ def test_a_refused_value_may_mention_cuda(engine: ModuleType) -> None:
     assert start.refusal.startswith("ValueError: A longer context")
 
 
-def test_the_place_of_a_parsers_error_is_the_check_that_it_wraps(engine: ModuleType) -> None:
+def test_the_place_of_a_parsers_error_is_its_inner_check(engine: ModuleType) -> None:
     start = Start("vllm", words)
     start.run("parser", engine.parses)
     assert (start.refusal, start.place) == ("ArgumentTypeError: bad value", "config.py:3")

@@ -54,7 +54,7 @@ def rows(
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_rules_speak_of_what_this_version_has(version: str) -> None:
+def test_rules_name_flags_and_values_of_their_version(version: str) -> None:
     engine, known_rules = PROFILES.engine(f"sglang=={version}"), rules(version)
     assert set(known_rules.unknown_with) <= set(engine.flags)
     assert {*known_rules.own_backends, *known_rules.mla} <= set(engine.architectures)
@@ -226,7 +226,7 @@ def test_a_forced_backend_is_checked() -> None:
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_triton_keeps_no_e4m3_on_gpus_that_it_does_not_compile_it_for(version: str) -> None:
+def test_triton_keeps_no_e4m3_on_gpus_without_its_compiler_support(version: str) -> None:
     spec = model("deepseek-v2-lite")
 
     def row(kv: str, capability: str) -> LayerAttention:

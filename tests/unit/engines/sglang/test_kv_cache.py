@@ -147,7 +147,7 @@ def test_the_settings_read_towers_and_attention_of_a_model() -> None:
         ("qwen3-next-80b-a3b", 4, 40_784_605),
     ],
 )
-def test_a_state_takes_what_the_engine_says(name: str, tp: int, told: int) -> None:
+def test_a_state_has_the_size_of_the_engines_answer(name: str, tp: int, told: int) -> None:
     """told: bytes of both pools for each state, as the inquiry has them from 0.5.23."""
     pool_of_rank = pool(name, tp=tp)
     share = pool_of_rank.rules.mamba_ratio / (1 + pool_of_rank.rules.mamba_ratio)

@@ -114,7 +114,7 @@ def test_no_other_name_opens_a_closed_flag(version: str, name: str) -> None:
 
 
 @given(st.integers(1, 2**50), st.floats(0, 1), st.floats(0, 10**6))
-def test_a_fraction_leaves_what_is_reserved(free: int, own: float, reserved: float) -> None:
+def test_a_fraction_leaves_reserved_memory(free: int, own: float, reserved: float) -> None:
     static = StaticMemory(chunked_prefill=2048, graph_batch=8, reserved_mib=reserved, fraction=own)
     fraction = fraction_within(static, free)
     assert 0 <= fraction <= own
@@ -164,7 +164,7 @@ def test_the_pool_is_as_large_as_one_that_was_measured(
     assert plan.memory.kv_tokens == pytest.approx(counted, rel=0.005)
 
 
-def test_the_pool_is_what_weights_leave_of_the_share() -> None:
+def test_the_pool_is_the_share_without_weights() -> None:
     full = AttentionGroup(kind="full", layers=32, heads=32, kv_heads=8, head_dim=128)
     tokens = kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=1, element_bytes=2)
     assert tokens == 8 * GIB // (32 * 8 * 256 * 2)

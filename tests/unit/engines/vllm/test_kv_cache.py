@@ -224,7 +224,7 @@ def test_no_model_breaks_the_arithmetic(
     assert kv_cache.requests(kv, 100, 2048) >= 0
 
 
-def test_keys_of_an_encoder_are_kept_for_a_batch_whatever_the_length() -> None:
+def test_keys_of_an_encoder_are_kept_for_a_batch_of_any_length() -> None:
     """Whisper tiny on one rank, as vLLM plans it: one group of each kind."""
     decoder = full(4, 6, 64)
     kept_cache = cache((decoder, decoder.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])

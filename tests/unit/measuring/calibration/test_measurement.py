@@ -125,7 +125,7 @@ def test_the_last_time_of_an_all_reduce_timed_twice_counts() -> None:
 
 
 @pytest.mark.parametrize(("can", "kinds"), [(1.0, ["peers_fail"]), (0.0, [])])
-def test_broken_p2p_is_what_nobody_may_use(can: float, kinds: list[str]) -> None:
+def test_broken_p2p_is_used_by_no_engine(can: float, kinds: list[str]) -> None:
     facts, _ = facts_of(
         read_measurement([output_line(one("peer_broken", [0, 1], can, 0.0))], 2),
         TWO,

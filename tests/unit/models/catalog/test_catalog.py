@@ -238,7 +238,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_cut_off_shard_is_named_with_what_it_should_hold(tmp_path: Path) -> None:
+def test_a_truncated_shard_is_named_with_its_full_size(tmp_path: Path) -> None:
     write(tmp_path, model())
     os.truncate(tmp_path / "model.safetensors", 70_000)
     message = refusal(tmp_path).message

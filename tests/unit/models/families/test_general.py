@@ -207,7 +207,7 @@ SAID = EngineAnswer(
 )
 
 
-def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> None:
+def test_a_plan_of_an_unheard_family_names_its_guesses() -> None:
     known_plan = make_decision(model_from_config(config("qwen3-8b"))).plans[0]
     best = make_decision(unheard()).plans[0]
     assert (best.grade, best.verdict) == ("guess", "degraded")
@@ -324,7 +324,7 @@ def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(
         ({"kv_lora_rank": 512}, {"mla": 36}),
     ],
 )
-def test_kinds_of_layers_are_told_by_what_published_configs_call_them(
+def test_kinds_of_layers_are_read_from_names_in_published_configs(
     fields: dict[str, Any], groups: dict[str, int]
 ) -> None:
     assert {group.kind: group.layers for group in unheard(**fields).attention} == groups

@@ -145,7 +145,7 @@ def test_sizes_and_layers_are_the_terms_of_the_config() -> None:
         ({"rope_half": 16}, lambda b: len(b.linears) == 3),
     ],
 )
-def test_a_field_changes_what_it_decides(changes: dict[str, Any], read: Any) -> None:
+def test_a_field_changes_its_part_of_the_structure(changes: dict[str, Any], read: Any) -> None:
     assert read(make_value(CONFIG | changes))
 
 
@@ -173,7 +173,7 @@ def test_a_config_outside_the_terms_is_refused_with_a_reason(changes: dict[str, 
     assert "config.json of m" in str(refusal.value)
 
 
-def test_a_structure_replaces_the_guess_and_names_what_stays_unknown() -> None:
+def test_a_structure_replaces_the_guess_and_names_unknown_parts() -> None:
     guess = blueprint_of(CONFIG, "m")
     assert guess.guessed
     assert not blueprint_of(CONFIG, "m", structure=json.dumps(STRUCTURE)).guessed

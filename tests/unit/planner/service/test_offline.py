@@ -124,7 +124,7 @@ def test_importing_the_package_imports_none_of_it() -> None:
 @pytest.mark.parametrize(
     ("machine", "gpus"), [("8xh100", None), ("8xh100", "few"), ("8xh100", "all"), ("3090", None)]
 )
-def test_a_preview_tells_what_fewer_and_more_gpus_would_give(
+def test_a_preview_shows_fewer_and_more_gpus(
     folder: Path, machine: str, gpus: Literal["all", "few"] | None
 ) -> None:
     planner = OfflinePlanner.from_environment()
@@ -163,7 +163,7 @@ def test_a_refusal_from_python_is_that_of_the_command(refusal: Decision) -> None
     assert refusal.refusal[1].startswith("Leave out `--arg gpu-memory-utilization`: ")
 
 
-def test_no_form_that_fits_is_larger_than_what_fits(refusal: Decision) -> None:
+def test_no_suggested_form_exceeds_the_room(refusal: Decision) -> None:
     assert refusal.would_fit is not None
     sizes = [form.weights_bytes for form in refusal.would_fit.forms]
     assert max(sizes) <= refusal.would_fit.room_bytes

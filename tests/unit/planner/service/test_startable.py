@@ -49,12 +49,12 @@ def decision(*plans: Plan) -> Decision:
     return Decision(model="m", hardware="this machine", plans=plans)
 
 
-def test_processes_are_started_of_what_is_installed(tmp_path: Path) -> None:
+def test_processes_start_installed_versions(tmp_path: Path) -> None:
     startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
     assert startable.split_startable([OLD, NEW]) == ([OLD], [NEW])
 
 
-def test_containers_are_started_of_what_may_be_pulled(tmp_path: Path) -> None:
+def test_containers_start_images_that_may_be_pulled(tmp_path: Path) -> None:
     assert Startable(tmp_path, False, AllowedImages(["*:v0.19.1"])).split_startable([OLD, NEW]) == (
         [OLD],
         [NEW],

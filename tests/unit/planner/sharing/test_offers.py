@@ -44,7 +44,7 @@ def test_a_plan_that_fits_takes_nothing() -> None:
     assert takes([offer("a", "surplus", 9)], needing(0)) == []
 
 
-def test_surplus_comes_before_sleep_and_stop_and_what_is_not_needed_is_left() -> None:
+def test_surplus_comes_before_sleep_and_stop_and_needless_offers_are_dropped() -> None:
     offers = [
         offer("a", "surplus", 2),
         offer("b", "surplus", 4),

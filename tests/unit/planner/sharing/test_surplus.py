@@ -87,7 +87,7 @@ def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
     )
 
 
-def test_one_whole_context_stays_and_what_was_wished_for() -> None:
+def test_one_whole_context_and_the_wish_stay_after_giving() -> None:
     lone_plan = plan("h200", max_context=8192)
     first, last = surplus_offers(lone_plan, wish(max_context=8192))
     assert first.tokens >= 4 * 8192

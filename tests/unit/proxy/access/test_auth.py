@@ -44,7 +44,7 @@ def verdict(keys: Keys, authorization: bytes | None, need: Scope) -> int:
         (ADMIN, API, ADMIN + API, 401, 401),
     ],
 )
-def test_each_key_opens_what_it_is_for(
+def test_each_key_opens_its_own_scope(
     admin: str | None, api: str | None, sent: str | None, inference: int, administration: int
 ) -> None:
     keys = Keys(Secret(admin) if admin else None, Secret(api) if api else None)

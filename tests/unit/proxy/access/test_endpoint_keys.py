@@ -81,7 +81,7 @@ def test_a_missing_key_is_reported_without_its_text_and_place(
         ),
     ],
 )
-def test_nothing_but_what_is_laid_for_it_can_be_named(reference: str) -> None:
+def test_only_an_allowed_reference_can_name_a_key(reference: str) -> None:
     with pytest.raises(ValidationError) as error:
         Wish(name="m", endpoints=ENDPOINTS, endpoint_key=reference)
     message = error.value.errors(include_url=False, include_input=False, include_context=False)[0][

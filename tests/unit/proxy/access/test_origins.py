@@ -12,7 +12,7 @@ APP, OTHER = b"https://app.example", b"https://evil.example"
 HOST = {b"host": b"127.0.0.1:8080"}
 
 
-def test_a_named_origin_is_told_that_it_may_and_no_other() -> None:
+def test_a_named_origin_alone_is_allowed() -> None:
     origins = Origins(frozenset({APP.decode()}))
     headers = dict(origins.headers(APP))
     assert (headers[b"access-control-allow-origin"], headers[b"vary"]) == (APP, b"origin")

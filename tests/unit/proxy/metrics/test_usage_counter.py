@@ -10,7 +10,7 @@ from gateway.proxy.metrics.usage_counter import MAX_ROWS, UsageCounter
 TODAY = int(time.time()) // 86400
 
 
-def test_answers_are_summed_by_key_and_model_and_what_is_not_told_is_said() -> None:
+def test_answers_are_summed_by_key_and_model_and_missing_counts_are_marked() -> None:
     counter = UsageCounter()
     counter.count("app", "m", 30, 20, 8, None)
     counter.count("app", "m", 3, None, None, None)

@@ -79,7 +79,7 @@ FACTS = ModelCard(family="qwen3", parameters=8_190_735_360, quantization="awq", 
 FACTS = replace(FACTS, weights_bytes=5_000, memory_bytes=20_000)
 
 
-def test_lists_and_cards_tell_what_is_known() -> None:
+def test_lists_and_cards_tell_known_facts() -> None:
     asleep = {**CARD, "id": "n", "state": "stopped"}
     cards = {"data": [CARD, asleep]}
     rows = models(cards, {"m": FACTS}, 10.0, shows_loaded_only=False)["models"]

@@ -45,12 +45,12 @@ def request_fields(**fields: Any) -> RequestFields:
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-def test_a_call_weighs_its_prompt_and_the_answer_that_it_asks_for(field: str) -> None:
+def test_a_call_weighs_its_prompt_and_requested_answer(field: str) -> None:
     assert weigh(request_fields(**{field: 100}), 4000) == 1000 + 100
 
 
 @pytest.mark.parametrize("limit", [None, "100", 1.5, -3, True, [], 10**30])
-def test_a_limit_that_is_no_number_of_tokens_weighs_what_is_usual_or_the_most(limit: Any) -> None:
+def test_a_limit_without_a_number_weighs_the_usual_or_the_largest_answer(limit: Any) -> None:
     assert weigh(request_fields(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MAX_TOKENS)
 
 

@@ -50,7 +50,7 @@ def ask(**fields: Any) -> Any:
         ({"state": "answering", "first_byte_at": 990.25, "sent_bytes": 7}, "answering"),
     ],
 )
-def test_the_phase_says_what_a_request_waits_for(fields: dict[str, Any], phase: str) -> None:
+def test_the_phase_of_a_request_names_its_wait(fields: dict[str, Any], phase: str) -> None:
     [row] = oldest([ask(**fields)], TABLE, AHEAD).data
     assert row.phase == phase
     assert row.first_byte_s == (0.25 if phase == "answering" else None)

@@ -203,7 +203,7 @@ def test_a_model_without_replicas_is_not_ready_and_says_its_state() -> None:
     assert error.value.param == "model"
 
 
-def test_a_client_is_not_told_to_wait_for_what_no_waiting_brings() -> None:
+def test_a_client_is_not_told_to_retry_in_vain() -> None:
     lines = "no kernel takes this layer" + " and so on" * 100
     with pytest.raises(NotReady) as error:
         pick(Routes(), route(state="no_plan", detail=lines + "\nanother reason"))
@@ -227,7 +227,7 @@ def test_an_unknown_model_is_named_and_a_huge_name_is_cut() -> None:
     assert len(str(error.value)) < 400
 
 
-def test_the_table_cannot_be_changed_through_what_it_was_made_from() -> None:
+def test_a_table_is_independent_of_its_source() -> None:
     models = {"m": route(A)}
     table = RouteTable(models)
     models.clear()
@@ -299,7 +299,7 @@ def test_waiting_requests_go_in_order_of_coming() -> None:
     assert routes._queues == {}
 
 
-def test_nobody_overtakes_those_who_wait() -> None:
+def test_nobody_overtakes_waiting_requests() -> None:
     routes = full(SMALL)
     first = Waiting(routes)
     arrive(routes, first)
@@ -361,7 +361,7 @@ def test_a_request_that_leaves_the_queue_is_forgotten() -> None:
     assert routes._queues == {}
 
 
-def test_a_model_that_is_waited_for_takes_those_who_wait_when_it_is_there() -> None:
+def test_a_loaded_model_takes_its_waiting_requests() -> None:
     starting = dataclasses.replace(route(state="starting"), wait_s=60)
     routes = Routes(RouteTable({"m": starting}))
     waiters = [Waiting(routes), Waiting(routes)]
@@ -400,7 +400,7 @@ def test_a_request_that_avoids_a_dead_replica_waits_for_its_follower_and_keeps_n
     assert shy.replica is B
 
 
-def test_the_pace_of_those_who_go_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_of_finished_requests_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     pace = DequeueRate()

@@ -101,7 +101,7 @@ def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int
     os.close(pair.memory.descriptor)
 
 
-def test_a_worker_that_first_hears_of_a_key_knows_what_others_admitted() -> None:
+def test_a_worker_new_to_a_key_knows_the_admissions_of_others() -> None:
     pair = Pair(KeyLimits(requests_per_minute=6))
     assert [pair.is_admitted(0) for _ in range(7)] == [True] * 6 + [False]
     assert not pair.is_admitted(1)
@@ -173,7 +173,7 @@ def test_wrong_keys_are_counted_over_all_workers() -> None:
     workers[1].accept_guessable_key("10.0.0.2", DIGEST)
 
 
-def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_leave() -> None:
+def test_each_worker_has_its_share_of_a_replica_and_room_left_by_others() -> None:
     routes = SharedRoutes(begin(), SharedMemory())
     replica = ROUTE.replicas[0]
 
@@ -251,7 +251,7 @@ def test_the_first_message_is_read_without_an_event_loop() -> None:
     child_end.close()
 
 
-def test_a_table_with_what_is_no_text_can_be_sent() -> None:
+def test_a_table_with_surrogates_can_be_sent() -> None:
     odd = ModelRoute(
         "m",
         "failed",

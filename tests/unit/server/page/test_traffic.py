@@ -26,7 +26,7 @@ def make_samples(requests: float, tokens: float, fast: float = 0, slow: float = 
     ]
 
 
-def test_a_point_tells_what_happened_since_the_one_before() -> None:
+def test_a_point_counts_events_since_the_previous_one() -> None:
     traffic = TrafficHistory()
     assert traffic.add(make_samples(10, 1000), 100.0) is None
     point = traffic.add(make_samples(20, 1500, fast=10), 105.0)

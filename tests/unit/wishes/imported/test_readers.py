@@ -453,7 +453,7 @@ def test_members_of_a_persistent_group_are_pinned() -> None:
     assert [notice.text[:7] for notice in more.notices] == ["groups:"]
 
 
-def test_a_matrix_says_what_takes_its_place() -> None:
+def test_a_matrix_is_ignored_with_its_replacement_in_the_notice() -> None:
     result = read_models(
         "matrix: {vars: {a: a}, evict_costs: {a: 5}, sets: {both: a & b}}\n"
         "models: {a: {cmd: vllm serve org/a}}\n"

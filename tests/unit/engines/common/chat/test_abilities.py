@@ -68,7 +68,7 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
             "nothing; the answer was cut off"),
     ],
 )  # fmt: skip
-def test_an_answer_proves_what_it_holds(
+def test_an_answer_proves_an_ability(
     name: str, said: ParsedAnswer, state: str, evidence: str
 ) -> None:
     proof = judge(name, said)
@@ -83,7 +83,7 @@ def test_a_value_of_another_type_does_not_fit(text: str) -> None:
     assert not fits(text, ANSWER)
 
 
-def test_a_model_is_asked_about_what_its_plan_has_a_parser_for() -> None:
+def test_a_model_is_asked_about_abilities_with_a_parser() -> None:
     assert set(questions(chatting())) == {"tools", "required_tools", "reasoning", "json_schema"}
     assert set(questions(chatting("none", "none"))) == {"json_schema"}
     silent = abilities_by_plan(chatting("none", "qwen3"))

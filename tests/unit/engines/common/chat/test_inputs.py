@@ -18,5 +18,5 @@ from tests.support.published import published_model
         ("gemma-4-e4b", ("text", "image", "video", "audio")),
     ],
 )
-def test_a_config_says_what_a_message_may_hold(name: str, kinds: tuple[str, ...]) -> None:
+def test_a_config_tells_the_parts_of_a_message(name: str, kinds: tuple[str, ...]) -> None:
     assert inputs(published_model(name)) == kinds

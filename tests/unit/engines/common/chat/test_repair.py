@@ -158,7 +158,7 @@ def test_every_repair_is_tried() -> None:
     }
 
 
-def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
+def test_the_plan_names_repairs_and_the_users_template_wins() -> None:
     engine = PROFILES.engine(VLLM_REF)
     model = spec().evolve(chat_template=LLAMA)
     options = {"rules": PROFILES.rules([engine]), "parsers": PROFILES.parsers}

@@ -42,7 +42,7 @@ def test_one_stage_is_the_model() -> None:
     assert stage(whole, NEWEST, NEWEST_KIND, "LlamaForCausalLM", 1) is whole
 
 
-def test_engines_give_what_is_left_over_to_other_stages() -> None:
+def test_each_engine_gives_remaining_layers_to_its_own_stages() -> None:
     """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one
     more in SGLang."""
     whole = build(published_model("llama-3.1-8b"))

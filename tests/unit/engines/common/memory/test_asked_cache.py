@@ -38,7 +38,7 @@ def test_nothing_is_lost_if_every_layer_keeps_every_token(
     assert math.isclose(engine_cache.requests(room, length, 0), cache.requests(room, length, 0))
 
 
-def test_a_token_of_a_long_request_costs_what_grows_beside_windows_and_states() -> None:
+def test_a_token_of_a_long_request_costs_only_full_attention() -> None:
     tables = (
         BlockTable("full", 4, 16, PAGE),
         BlockTable("sliding", 4, 16, PAGE, window=1024),

@@ -68,7 +68,7 @@ def test_gptq(changes: dict[str, Any], expected: Scheme) -> None:
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(method: str) -> None:
+def test_headers_reveal_packed_layers_and_without_headers_the_plan_assumes(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
     quantization = parse(
         quant, packed_names=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv")

@@ -333,7 +333,7 @@ def test_a_wish_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> No
         ("dspark qwen3", "dspark", 7, False),
     ],
 )
-def test_a_drafter_is_what_its_config_says(
+def test_a_drafter_is_described_by_its_config(
     name: str, method: str, tokens: int | None, causal: bool
 ) -> None:
     draft_model = drafter(name)

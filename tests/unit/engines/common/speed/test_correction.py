@@ -159,7 +159,7 @@ def test_figures_of_another_load_are_not_the_plans() -> None:
     assert again.grade == "predicted"
 
 
-def test_a_plan_without_any_expectation_has_what_was_measured() -> None:
+def test_a_plan_without_any_expectation_has_measured_speed() -> None:
     plan = make_decision(pace=None).plans[0]
     assert plan.speed is None
     like = make_decision().plans[0]

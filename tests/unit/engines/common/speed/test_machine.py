@@ -16,7 +16,7 @@ from speed.clocks import PROFILES
 TABLE = PROFILES.pace.table
 
 
-def test_expectations_are_near_what_two_h200_did() -> None:
+def test_expectations_are_near_measurements_of_two_h200() -> None:
     points = compare.points(compare.lines(*compare.RESULTS))
     offs = [abs(point.expected_figure(TABLE) / point.measured - 1) for point in points]
     assert len(offs) == 259
@@ -32,7 +32,7 @@ def test_expectations_are_near_what_two_h200_did() -> None:
     assert right / pairs > 0.9
 
 
-def test_expectations_come_near_what_others_published() -> None:
+def test_expectations_come_near_published_figures() -> None:
     """Nothing was fitted to these; only models whose configs are here."""
     rows = [row for row in published.rows(None) if isinstance(row, published.Row)]
     few = [abs(each_row.error) for each_row in rows if each_row.figure.concurrency <= 2]

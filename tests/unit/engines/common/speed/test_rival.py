@@ -30,7 +30,7 @@ def plan_after_run(part: float) -> Plan:
     return correct_by_measurement(plan, learn_facts(plan, part))
 
 
-def test_nothing_is_said_of_what_was_never_measured() -> None:
+def test_an_unmeasured_rival_is_not_mentioned() -> None:
     assert rival(PLANS[0], [other(9.0, PLANS[0])], WISH, NEEDED) is None
 
 

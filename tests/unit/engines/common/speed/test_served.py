@@ -168,7 +168,7 @@ def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
     ("at_once", "figure"), [(1, "stream"), (3, "stream"), (12, "total"), (32, "total")]
 )
 @pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_a_load_is_compared_with_what_is_expected_of_it(
+def test_a_load_is_compared_with_its_expectation(
     at_once: int, figure: str, part: float, spread: float
 ) -> None:
     load_ratios = ratios(PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock())
@@ -214,7 +214,7 @@ def test_a_ratio_that_agrees_in_three_stretches_is_learned_and_no_less() -> None
     assert learn_from_traffic(drafts, [fast_traffic] * 3, clock(), (), 5.0) == ()
 
 
-def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it() -> None:
+def test_a_serving_plan_has_its_measured_speed_and_similar_plans_move_with_it() -> None:
     known_facts = facts(0.5)
     corrected_plan = correct_by_measurement(PLAN, known_facts)
     assert corrected_plan.speed is not None
@@ -232,7 +232,7 @@ def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it
     assert total(later_plan) == pytest.approx(total(PLAN) / 2, rel=0.1)
 
 
-def test_a_bench_says_more_than_what_was_served() -> None:
+def test_a_bench_wins_over_served_traffic() -> None:
     facts_and_bench = (*facts(0.5), *of_bench(PLAN, 0.9))
     plan_after = make_decision(facts_and_bench, concurrency=32).plans[0]
     assert plan_after.speed is not None

@@ -183,7 +183,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_a_rank_does_not_try_again_what_another_could_not(
+def test_a_failed_compilation_is_not_repeated_by_other_ranks(
     folder: Path,
     module: types.ModuleType,
     failures: list[int],
