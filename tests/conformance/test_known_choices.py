@@ -50,27 +50,27 @@ def forecast(version: str, capability: str, *case: str) -> Any:
     return rule_answer(PROFILES, f"sglang=={version}", Case(*case), capability)
 
 
-def test_gemma_4_on_data_center_blackwell() -> None:
+def test_gemma_4_gets_trtllm_on_data_center_blackwell_since_0_5_14() -> None:
     """github.com/sgl-project/sglang pull request 25006, merged after 0.5.12."""
     case = "attention_backends", "gemma-4-26b-a4b"
     assert forecast("0.5.12", "10.0", *case) == ["triton", "triton", 1]
     assert forecast("0.5.14", "10.0", *case) == ["trtllm_mha", "trtllm_mha", 64]
 
 
-def test_experts_of_minimax_m2_in_nvfp4() -> None:
+def test_experts_of_minimax_m2_in_nvfp4_get_the_runner_of_their_version() -> None:
     case = "moe", "minimax-m2", "modelopt", "nvfp4"
     method = "ModelOptNvFp4FusedMoEMethod"
     assert forecast("0.5.12", "10.0", *case) == [method, "flashinfer_trtllm"]
     assert forecast("0.5.23", "10.0", *case) == [method, "flashinfer_trtllm_routed"]
 
 
-def test_an_architecture_that_the_nearest_rules_do_not_describe() -> None:
+def test_an_architecture_unknown_to_the_nearest_rules_is_unknown() -> None:
     case = "attention_backends", "kimi_k25"
     assert forecast("0.5.10.post1", "10.0", *case) == "unknown"
     assert forecast("0.5.12", "10.0", *case) == ["trtllm_mla", "trtllm_mla", 64]
 
 
-def test_nvfp4_experts_on_workstations_and_before_blackwell() -> None:
+def test_nvfp4_experts_have_runners_on_workstations_and_before_blackwell() -> None:
     """Rules of 0.5.10.post1 alone left them unknown: the forecast for 0.5.13."""
     case = "moe", "gemma-4-26b-a4b", "modelopt", "nvfp4"
     method = "ModelOptNvFp4FusedMoEMethod"
@@ -85,18 +85,18 @@ def test_integers_are_refused_where_the_family_has_another_runner() -> None:
     assert forecast("0.5.13", "9.0", *case)[1] == "marlin"
 
 
-def test_dense_layers_in_nvfp4_before_blackwell() -> None:
+def test_dense_layers_in_nvfp4_use_marlin_before_blackwell() -> None:
     case = "linear", "", "modelopt", "nvfp4", "4,16,symmetric"
     assert forecast("0.5.13", "9.0", *case) == "apply_fp4_marlin_linear"
 
 
-def test_memory_of_versions_that_the_newest_rules_forecast() -> None:
+def test_settings_of_memory_follow_the_classes_of_the_version() -> None:
     """0.5.19 still has the classes of 0.5.10.post1."""
     assert forecast("0.5.19", "9.0", "memory", "llama-3.1-8b")[:2] == [2048, 24]
     assert forecast("0.5.23", "9.0", "memory", "llama-3.1-8b")[:2] == [4096, 48]
 
 
-def test_states_of_a_request_of_hybrid_models() -> None:
+def test_states_of_a_hybrid_request_grow_in_newer_versions() -> None:
     case = "9.0", "memory", "qwen3-next-80b-a3b"
     assert forecast("0.5.10.post1", *case)[3] == 3
     assert forecast("0.5.19", *case)[3] == 5

@@ -26,7 +26,7 @@ class VllmConfig:
 """
 
 
-def test_every_version_was_read() -> None:
+def test_every_version_has_read_traits() -> None:
     assert {*read_traits()} >= {*VERSIONS, *VLLM}
 
 
@@ -41,7 +41,7 @@ def test_the_traits_are_those_of_the_memory() -> None:
     assert traits | SECOND_RUNNERS | {COUNTED_SECOND_GRAPHS} == MEMORY_TRAITS
 
 
-def test_code_shows_its_traits(tmp_path: Path) -> None:
+def test_traits_are_read_from_code(tmp_path: Path) -> None:
     assert memory_traits(tmp_path) == []
     path = tmp_path / "vllm/config/vllm.py"
     path.parent.mkdir(parents=True)

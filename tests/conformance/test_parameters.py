@@ -130,7 +130,7 @@ def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) 
 
 
 @pytest.mark.parametrize(("version", "model"), QUESTIONS, ids=str)
-def test_heads_are_those_of_the_engine_s_attention(version: str, model: str) -> None:
+def test_heads_equal_those_of_the_engines_attention(version: str, model: str) -> None:
     engine_heads: collections.Counter[Any] = collections.Counter()
     for _, count, heads, kv_heads, size, _, shares in answers(version)[model]["attention"]:
         if not shares:
@@ -165,7 +165,7 @@ def test_gemma_4_has_heads_of_two_sizes(model: str) -> None:
     )
 
 
-def test_states_of_mamba_layers_are_told() -> None:
+def test_blueprints_have_the_states_of_mamba_layers() -> None:
     state = plan("nemotron-3-nano-30b-a3b", NEWEST_VLLM).attention[0].recurrent
     assert state is not None
     assert (state.kind, state.heads, state.rows, state.columns, state.groups) == (
@@ -182,7 +182,7 @@ def test_states_of_mamba_layers_are_told() -> None:
     )
 
 
-def test_an_indexer_is_told_with_its_latent_attention() -> None:
+def test_an_indexer_belongs_to_its_latent_attention() -> None:
     (group,) = plan("deepseek-v3.2", NEWEST_VLLM).attention
     assert (group.kind, group.head_dim, group.index_dim) == ("mla", 576, 128)
 

@@ -44,7 +44,7 @@ def resolve(version: str, capability: str, q: asked.Question) -> Selection:
 
 @pytest.mark.parametrize("capability", asked.CAPABILITIES)
 @pytest.mark.parametrize("version", SGLANG)
-def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -> None:
+def test_backends_and_pages_equal_the_engines(version: str, capability: str) -> None:
     wrong = []
     for question, answer in pairs(asked, version, capability):
         choice = resolve(version, capability, question)

@@ -48,7 +48,7 @@ MARLIN = ("apply_gptq_marlin_linear", "apply_fp8_marlin_linear")
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: str) -> None:
+def test_a_dense_layer_uses_the_product_of_the_engine(version: str) -> None:
     wrong: list[Any] = []
     unknown_layers, agreement = set(), 0
     for capability, answers in golden(sglang_linear_questions, version).items():

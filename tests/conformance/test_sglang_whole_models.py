@@ -283,7 +283,7 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def test_the_planner_differs_from_the_engine_where_that_is_known_and_nowhere_else() -> None:
+def test_the_planner_differs_from_the_engine_in_known_cases_alone() -> None:
     _, differences_by_gap = compare_answers()
     gaps = {(what, name) for what, names in GAPS for name in names}
     assert {key: lines[0] for key, lines in differences_by_gap.items() if key not in gaps} == {}

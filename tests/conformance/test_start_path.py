@@ -173,7 +173,7 @@ def test_handled_errors_count_once_and_choices_of_the_parser_stay(
     assert {*kinds_by_text.values()} <= {*KINDS}
 
 
-def test_the_default_of_an_option_is_one_of_the_values_that_the_engine_makes_of_it(
+def test_the_default_of_an_option_is_a_value_of_the_engine(
     tmp_path: Path,
 ) -> None:
     _sources(tmp_path, {})
@@ -232,7 +232,7 @@ def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: 
     assert refusal_rows[0].place == "engine.py:4"
 
 
-def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
+def test_a_reviewed_refusal_has_the_kind_of_its_row_and_is_counted(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "engine.py").write_text(_SOURCE)
@@ -249,7 +249,7 @@ def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_reviewed_refusals_have_a_reason_each_and_one_row(engine: str) -> None:
+def test_each_reviewed_refusal_has_a_reason_and_one_row(engine: str) -> None:
     rows = reviewed_refusals(engine)
     assert len({row[:3] for row in rows}) == len(rows) > 0
     assert all(row.kind in KINDS and row.reason for row in rows)

@@ -166,7 +166,7 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
         assert planner_bytes is None or abs(planner_bytes / engine_bytes - 1) < TOLERANCE, tp
 
 
-def test_layers_count_up_to_the_one_that_a_field_names() -> None:
+def test_layers_count_up_to_the_named_one() -> None:
     rows = [({"layers": 24, "feature_layer": end}, count) for end, count in ((-2, 23), (3, 4))]
     term = last_layer_term(["layers"], rows)
     assert term == "layers + feature_layer + 1 if feature_layer < 0 else feature_layer + 1"
@@ -240,7 +240,7 @@ def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
     }
 
 
-def test_parts_that_every_rank_has_whole_are_told() -> None:
+def test_parts_without_a_cut_are_marked() -> None:
     """As the indexer's key beside query, key and value, and a gate's inputs among merged parts."""
 
     def build_row(config: dict[str, Any]) -> dict[str, Any]:

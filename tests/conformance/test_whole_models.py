@@ -308,7 +308,7 @@ def test_every_whole_model_is_built_or_refused_as_by_the_engine() -> None:
     assert compare_answers()[0] == []
 
 
-def test_nothing_of_them_is_unknown() -> None:
+def test_no_whole_model_has_an_unknown_part() -> None:
     assert compare_answers()[1] == []
 
 

@@ -178,7 +178,7 @@ async def test_an_engine_that_no_machine_holds_runs_on_two_and_fails_as_one(
         assert [line for line in log.splitlines() if "pid=1)" not in line]
 
 
-async def test_an_engine_over_machines_moves_to_those_that_are_left(
+async def test_an_engine_over_machines_moves_to_the_remaining_ones(
     cluster: ClusterHarness, tmp_path: Path
 ) -> None:
     program = tmp_path / "rank.py"

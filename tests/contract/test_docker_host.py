@@ -437,7 +437,7 @@ async def test_a_container_with_our_labels_by_inheritance_is_not_ours(
 # --- how an engine ends ---
 
 
-async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> None:
+async def test_an_engine_killed_for_memory_names_the_cause(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     await answering(await harness.host.start(spec))
     harness.docker.update_container(
@@ -769,7 +769,7 @@ def left_over_socket(path: Path) -> None:
         (left_over_socket, "nothing listens on", "systemctl start docker"),
     ],
 )
-async def test_a_docker_that_is_not_there_is_explained(
+async def test_a_missing_docker_is_explained(
     tmp_path: Path, arrange: Callable[[Path], None], message: str, hint: str
 ) -> None:
     path = tmp_path / "docker.sock"
@@ -867,7 +867,7 @@ async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(
                 assert [line async for line in lines] == []
 
 
-async def test_an_image_without_the_engine_is_said_and_leaves_nothing(
+async def test_an_image_without_the_engine_is_reported_and_leaves_nothing(
     harness: DockerHarness,
 ) -> None:
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
@@ -880,7 +880,7 @@ async def test_an_image_without_the_engine_is_said_and_leaves_nothing(
     assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
 
 
-async def test_an_image_that_is_not_here_cannot_be_asked(harness: DockerHarness) -> None:
+async def test_an_image_that_is_not_pulled_cannot_be_asked(harness: DockerHarness) -> None:
     with pytest.raises(HostError, match="not on this machine yet"):
         await harness.host.identity(EngineRef(kind="vllm", version="1", image="fitserve/none:1"))
 

@@ -122,7 +122,7 @@ async def test_a_missing_image_is_reported_with_the_next_step(
         await harness.host.start(harness.make_spec("a1").evolve(engine=exact))
 
 
-async def test_an_image_says_which_engine_it_holds(
+async def test_an_image_reports_its_engine(
     harness: DockerHarness, name: Name, tmp_path: Path
 ) -> None:
     inquirer = Inquirer(harness.host, AnswerCache(tmp_path / "answers"))

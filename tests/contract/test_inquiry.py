@@ -239,7 +239,7 @@ async def test_answers_before_a_failure_are_kept(engine_question: Asked, tmp_pat
     assert [answer_row.refused for answer_row in answers.values()] == ["ValueError: no"]
 
 
-async def test_memory_is_bounded(
+async def test_the_memory_of_an_inquiry_is_bounded(
     engine_question: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process by what it reserves, a container by what it uses: there the real limit would take

@@ -204,7 +204,7 @@ async def test_a_start_that_was_cut_off_begins_anew(nodes: Nodes) -> None:
     assert living_in(nodes.harnesses["one"].data_dir / "run" / f"{NAME}-n0of2") != [former]
 
 
-async def test_a_node_that_is_not_there_is_named(nodes: Nodes) -> None:
+async def test_a_missing_node_is_named(nodes: Nodes) -> None:
     hosts = {"one": ProcessHost(nodes.harnesses["one"].data_dir)}
     with pytest.raises(HostError, match="two, which is no node here"):
         await nodes_host(hosts).start(nodes.spec)

@@ -269,7 +269,7 @@ async def test_another_cache_is_another_prepared_process(harness: PreparedHarnes
     assert await start_engine(harness, second_spec)
 
 
-async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> None:
+async def test_no_more_environments_are_prepared_than_allowed(tmp_path: Path) -> None:
     harness = PreparedHarness(tmp_path, most=2)
     try:
         for version in ("2", "3"):

@@ -418,7 +418,7 @@ time.sleep(600)
 # --- a host that cannot ---
 
 
-async def test_a_program_that_is_not_there_leaves_nothing(harness: ProcessHarness) -> None:
+async def test_a_missing_program_leaves_nothing(harness: ProcessHarness) -> None:
     spec = harness.make_spec("a1").evolve(argv=("/nowhere/bin/python",))
     with pytest.raises(HostError, match="No such file") as error:
         await harness.host.start(spec)

@@ -30,7 +30,7 @@ SMALL: dict[str, object] = {
 SMALL |= {"part_s": HANG_S, "limit_s": HANG_S}
 
 
-def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Path) -> None:
+def test_torch_measures_each_gpu_alone_and_all_together(engines: Path, tmp_path: Path) -> None:
     (tmp_path / "engines").symlink_to(engines)
     kind, _, version = ENGINE.partition("==")
     hardware = machine("8xh100")

@@ -273,7 +273,7 @@ def test_a_revoked_key_leaves_the_database_as_soon_as_the_disk_has_room(
     )
 
 
-def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(
+def test_a_revocation_that_the_disk_does_not_take_is_reported_and_tried_again(
     gateway_with_key: tuple[Gateway, Path, str],
 ) -> None:
     gateway, disk, key = gateway_with_key

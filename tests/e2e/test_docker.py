@@ -350,9 +350,7 @@ def test_the_version_of_an_image_is_kept_with_its_digest(stack: Composed, tmp_pa
     assert yaml["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
 
-def test_an_image_of_another_name_says_which_engine_it_holds(
-    stack: Composed, tmp_path: Path
-) -> None:
+def test_an_image_of_another_name_reports_its_engine(stack: Composed, tmp_path: Path) -> None:
     image, name = f"fitserve/{ENGINE.replace('==', ':')}", "fitserve/vllm-cpu:e2e-nightly"
     docker("tag", image, name)
     try:

@@ -107,7 +107,7 @@ def test_an_adapter_stays_at_its_commit_and_is_there_again_without_a_question(
     assert gateway.client.post("/v1/completions", json=body).status_code == 200
 
 
-def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
+def test_disk_use_is_listed_and_weights_go_with_their_last_model(
     gateway: Gateway, hub: FakeHub
 ) -> None:
     cache = gateway.data.parent / "hf" / "hub"

@@ -197,7 +197,7 @@ def test_a_start_that_runs_also_runs_with_smaller_limits(
     ] == []
 
 
-def test_the_share_of_refusals_that_are_triggered(rehearsals: tuple[str, Rehearsals]) -> None:
+def test_a_share_of_refusals_is_triggered(rehearsals: tuple[str, Rehearsals]) -> None:
     """Prints the counts. A refusal that a row with planned options leads to counts as one that a
     configuration may lead to, whatever its conditions say."""
     ref, rehearsal = rehearsals

@@ -108,7 +108,9 @@ CALLS: dict[str, Callable[..., Told]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_the_same_call_is_told_the_same(call: Callable[..., Told], pair: Pair) -> None:
+def test_a_call_gets_the_same_answer_as_from_the_engine(
+    call: Callable[..., Told], pair: Pair
+) -> None:
     """An engine that is ahead of its server puts two tokens into one event, so that streams of the
     same text differ: both sides are
     asked until the same was told to both."""
@@ -201,7 +203,7 @@ async def test_a_client_that_leaves_ends_the_engines_work(
     raise AssertionError(f"{TRIES} times the engine gave the whole answer to nobody")
 
 
-def test_a_client_that_waits_no_longer_is_told_the_same(pair: Pair) -> None:
+def test_a_client_with_a_timeout_gets_the_same_error(pair: Pair) -> None:
     """The engine stands still meanwhile, so that no answer can be in time."""
     processes = [pid for pids in engines(pair.gateway).values() for pid in pids]
     for pid in processes:

@@ -96,7 +96,7 @@ def chat(two: Two) -> str:
     )
 
 
-def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
+def test_a_gateway_in_front_reports_each_fault_of_the_key_behind(two: Two) -> None:
     front, rear = two.front, two.rear
     # No key, one that is not there, a wrong one: each is said, to the client without where the key
     # should be.

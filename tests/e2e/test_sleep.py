@@ -217,7 +217,7 @@ def test_an_engine_that_keeps_its_memory_ends_sleep_on_this_machine(
 @pytest.mark.parametrize(
     "point", [point for point in FAILPOINTS if point.startswith(("Sleep", "Wake"))]
 )
-def test_a_gateway_that_dies_at_it_goes_on_with_the_engine_that_runs(
+def test_a_gateway_that_dies_during_sleep_keeps_the_running_engine(
     storm: DemandStorm, point: str
 ) -> None:
     storm.gateway.environment["FITSERVE_FAILPOINT"] = point

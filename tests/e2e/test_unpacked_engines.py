@@ -153,7 +153,9 @@ def test_0_19_1_has_no_kernel_for_half_of_a_layer(parsed_answers: ParsedAnswer) 
 
 
 @pytest.mark.parametrize("engine", ["vllm==0.26.0", VLLM_REF])
-def test_later_versions_have_one(parsed_answers: ParsedAnswer, engine: str) -> None:
+def test_later_versions_have_a_kernel_for_half_of_a_layer(
+    parsed_answers: ParsedAnswer, engine: str
+) -> None:
     assert {"MarlinLinearKernel", "MARLIN"} < kernels(parsed_answers.answers[engine][2])
 
 
@@ -188,7 +190,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
 
 
 @pytest.mark.parametrize("engine", [name for name in SOURCES if name.startswith("vllm==")])
-def test_the_endpoints_for_sleep_are_those_that_the_gateway_calls(engine: str) -> None:
+def test_the_engine_has_the_endpoints_for_sleep(engine: str) -> None:
     """As tests/support/scripted_engine.py plays them; and the engine takes a layer of ours."""
     serving = Kept(ROOT / ".cache/engines").sources(*engine.split("==")) / "vllm/entrypoints"
     (router,) = serving.glob("serve/**/sleep/api_router.py")

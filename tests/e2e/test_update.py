@@ -153,9 +153,7 @@ def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(
         assert answers(gateway)
 
 
-def test_another_engine_version_takes_over_and_one_that_fails_does_not(
-    tmp_path: Path, hub: FakeHub
-) -> None:
+def test_another_engine_version_takes_over_unless_it_fails(tmp_path: Path, hub: FakeHub) -> None:
     with serving(tmp_path, hub) as gateway:
         kind = ENGINE.partition("==")[0]
         hub.repos["org/name"].commit = MOVED

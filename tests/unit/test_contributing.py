@@ -34,7 +34,7 @@ def test_paths_of_contributor_pages_exist(page: str) -> None:
     assert missing((ROOT / page).read_text()) == []
 
 
-def test_a_path_that_is_not_there_is_found() -> None:
+def test_a_missing_path_is_found() -> None:
     text = "`gateway/none` `docs/none ARG` `gateway/errors.py` `profiles/KIND/x.yaml`"
     assert missing(text) == ["gateway/none", "docs/none"]
 

@@ -135,7 +135,7 @@ def test_box_characters_stand_in_blocks_of_code(page: Path) -> None:
     assert drawn_lines(page.read_text()) == []
 
 
-def test_a_drawing_outside_a_block_of_code() -> None:
+def test_a_drawing_outside_a_block_of_code_is_found() -> None:
     text = "```\n\u250c\u2500\u2510\n```\n\nA line: \u2502.\n\n    \u2514\u2500\u2518\n"
     assert drawn_lines(text) == [5]
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import no_such_model, short_reason
 
 
-def test_a_refused_connection_is_told_without_numbers() -> None:
+def test_a_refused_connection_is_reported_without_numbers() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -22,7 +22,7 @@ def test_a_refused_connection_is_told_without_numbers() -> None:
     assert short_reason(of_asyncio.value) == short_reason(of_httpx.value) == "Connection refused"
 
 
-def test_each_reason_of_a_name_with_several_addresses_is_told_once() -> None:
+def test_each_reason_of_a_name_with_several_addresses_is_reported_once() -> None:
     message = (
         "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect"
         " call failed ('127.0.0.1', 9)"

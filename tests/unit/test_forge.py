@@ -44,7 +44,7 @@ def test_the_map_of_a_room_has_only_its_folders() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_has_fields_with_labels(name: str) -> None:
+def test_a_form_of_an_issue_has_fields_with_labels(name: str) -> None:
     form = read_yaml(GITHUB / "ISSUE_TEMPLATE" / name)
     assert {"name", "description", "labels", "body"} <= form.keys()
     identifiers = [field["id"] for field in form["body"]]

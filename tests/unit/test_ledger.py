@@ -59,7 +59,7 @@ def test_a_change_without_an_answer_may_have_happened_or_not() -> None:
     assert ledger.losses({MODEL: [ModelOrder(512)], **key})
 
 
-def test_a_refusal_changes_nothing_and_one_that_contradicts_is_kept() -> None:
+def test_a_refusal_changes_nothing_and_a_contradicting_one_is_kept() -> None:
     ledger = ledger_of_two()
     ledger.begin(KEY, None)
     ledger.refuse(KEY, "404")

@@ -63,7 +63,7 @@ def test_models_of_the_grid_have_their_names_and_sizes(tmp_path: Path) -> None:
     )
 
 
-def test_figures_of_answers() -> None:
+def test_the_figures_of_answers_are_summed() -> None:
     answers = [
         Answer(0.1, 1.1, 11),
         Answer(0.3, 2.3, 11),

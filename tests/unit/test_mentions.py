@@ -99,7 +99,7 @@ def test_each_named_file_exists(name: str) -> None:
     assert not missing
 
 
-def test_a_test_that_is_not_there_is_missed() -> None:
+def test_a_missing_test_is_reported() -> None:
     mentions = TEST.findall(
         f"`{Path(__file__).relative_to(ROOT)}::test_nobody_wrote` and"
         f" `tests/unit/test_mentions.py::{NAMED}`"

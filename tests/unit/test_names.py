@@ -138,7 +138,7 @@ def test_names_of_tests_are_short() -> None:
         ("test_another_backend_is_forced", False),
     ],
 )
-def test_a_test_without_a_subject(name: str, *, wrong: bool) -> None:
+def test_a_test_without_a_subject_is_found(name: str, *, wrong: bool) -> None:
     assert is_subjectless(name) is wrong
 
 
@@ -254,7 +254,7 @@ def test_each_term_exists() -> None:
         ("_SAMPLING", False),
     ],
 )
-def test_the_name_of_a_constant(name: str, *, is_open: bool) -> None:
+def test_an_open_name_of_a_constant_is_found(name: str, *, is_open: bool) -> None:
     assert is_open_constant(name) is is_open
 
 
@@ -272,5 +272,5 @@ def test_the_name_of_a_constant(name: str, *, is_open: bool) -> None:
         ("_fetch_files", False),
     ],
 )
-def test_the_name_of_a_function(name: str, *, is_open: bool) -> None:
+def test_an_open_name_of_a_function_is_found(name: str, *, is_open: bool) -> None:
     assert is_open_function(name) is is_open

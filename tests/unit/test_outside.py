@@ -33,7 +33,7 @@ def test_the_model_and_the_card_are_known(one: Measured) -> None:
     assert is_shipped(one.config)
 
 
-def test_nothing_stands_twice() -> None:
+def test_no_published_figure_stands_twice() -> None:
     rows = [
         case.model_copy(update={"figures": (figure,), "note": ""})
         for case in MEASURED
@@ -55,7 +55,7 @@ def test_throughput_follows_from_the_time_per_token() -> None:
                 )
 
 
-def test_experts_chose_for_small_and_large_machines() -> None:
+def test_published_choices_cover_small_and_large_machines() -> None:
     assert len(CHOICES) >= 60
     assert len({(choice.machine, choice.model) for choice in CHOICES}) == len(CHOICES)
     assert len({choice.machine for choice in CHOICES}) >= 20

@@ -127,5 +127,5 @@ def test_comments_of_a_module_are_read_as_a_whole() -> None:
         ("rows.found(), row.told = 1", set()),
     ],
 )
-def test_vague_names_of_a_module(source: str, names: set[str]) -> None:
+def test_vague_names_of_a_module_are_found(source: str, names: set[str]) -> None:
     assert vague_names(source) == names

@@ -35,7 +35,9 @@ def test_empty_variables_are_unset_and_files_lose_to_variables(
     assert (settings.port, settings.log_level, settings.admin_key) == (9001, "debug", None)
 
 
-def test_a_file_that_is_not_yaml_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_not_yaml_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "settings.yaml").write_text("port: [")
     monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
     with pytest.raises(SettingsError, match="not YAML"):
@@ -92,7 +94,7 @@ def test_loopback_needs_no_key(monkeypatch: pytest.MonkeyPatch, host: str) -> No
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
-def test_any_other_address_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_every_address_but_loopback_needs_a_key(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("FITSERVE_HOST", host)
     if not host:
         assert load_settings().is_loopback

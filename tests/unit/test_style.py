@@ -289,7 +289,7 @@ def test_functions_are_named_by_verbs_and_nouns() -> None:
         ("prepared_views", False),
     ],
 )
-def test_a_participle_as_a_name(name: str, *, wrong: bool) -> None:
+def test_a_participle_is_recognised_in_a_name(name: str, *, wrong: bool) -> None:
     assert ends_in_participle(name) is wrong
 
 
@@ -387,7 +387,7 @@ def test_each_published_field_exists() -> None:
         ("for others in [*(given for given in x)]: pass", {"others", "given"}),
     ],
 )
-def test_vague_names_of_values(source: str, names: set[str]) -> None:
+def test_vague_names_of_values_are_found(source: str, names: set[str]) -> None:
     names_by_line = value_names([*ast.walk(ast.parse(source))])
     assert {name for _, name in names_by_line if is_vague(name)} == names
 
@@ -487,7 +487,7 @@ def test_each_term_of_a_boolean_exists() -> None:
         ("class A:\n    def close(self) -> bool: ...", set()),
     ],
 )
-def test_an_unclear_boolean(source: str, names: set[str]) -> None:
+def test_an_unclear_boolean_is_found(source: str, names: set[str]) -> None:
     assert {name for _, name in unclear_booleans(ast.walk(ast.parse(source)))} == names
 
 
@@ -505,7 +505,7 @@ def test_an_unclear_boolean(source: str, names: set[str]) -> None:
         ("Whole plans. Whose?", False),
     ],
 )
-def test_a_vague_clause(text: str, *, vague: bool) -> None:
+def test_a_vague_clause_is_found(text: str, *, vague: bool) -> None:
     assert (vague_clause(text) is not None) is vague
 
 
@@ -545,7 +545,7 @@ def test_no_comment_stands_behind_a_closing_bracket() -> None:
         ("# why\na = (\n    b,  # a part\n)", []),
     ],
 )
-def test_a_stranded_comment(source: str, lines: list[int]) -> None:
+def test_a_stranded_comment_is_found(source: str, lines: list[int]) -> None:
     assert list(stranded_comments(source)) == lines
 
 
@@ -590,7 +590,9 @@ def test_each_call_in_a_module_docstring_exists() -> None:
         ("Source: sd_notify(3), `ServerArgs(...)`, 2x(8xh100), a list (of three).", []),
     ],
 )
-def test_the_calls_of_a_docstring(docstring: str, expected_calls: list[tuple[str, str]]) -> None:
+def test_the_calls_of_a_docstring_are_found(
+    docstring: str, expected_calls: list[tuple[str, str]]
+) -> None:
     assert list(calls(docstring)) == expected_calls
 
 
@@ -633,7 +635,7 @@ def test_each_attribute_docstring_has_a_subject() -> None:
     ]
 
 
-def test_the_attribute_docstrings_of_a_module() -> None:
+def test_the_attribute_docstrings_of_a_module_are_found() -> None:
     source = 'A = 1\n"""Of a."""\nclass B:\n    """Of b."""\n    c: int\n    """Of c."""\n'
     assert list(attribute_docstrings([*ast.walk(ast.parse(source))])) == [
         (2, "Of a."),
@@ -692,7 +694,7 @@ def test_each_explained_parameter_begins_a_line() -> None:
         ("All. a: one.\n\n    b, c: two; none: three.\n", []),
     ],
 )
-def test_packed_parameters(docstring: str, lines: list[str]) -> None:
+def test_packed_parameters_are_found(docstring: str, lines: list[str]) -> None:
     function = ast.parse(f'def f(a, *, b, c):\n    """{docstring}"""').body[0]
     assert isinstance(function, ast.FunctionDef)
     assert list(packed_lines(function)) == lines
@@ -751,7 +753,7 @@ def test_locals_of_tests_are_nouns() -> None:
         ("kept_rows = kept", set()),
     ],
 )
-def test_a_vague_local(source: str, names: set[str]) -> None:
+def test_a_vague_local_is_found(source: str, names: set[str]) -> None:
     assert {name for _, name in vague_locals(source)} == names
 
 

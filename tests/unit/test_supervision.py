@@ -118,7 +118,7 @@ async def test_work_that_is_ended_ends_in_every_state() -> None:
     gc.collect()  # asyncio tells of an error that nobody asked a task for when the task goes
 
 
-def test_rests_double_up_to_a_minute_and_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_double_up_to_a_minute_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(supervision, "time", clock)
     monkeypatch.setattr(supervision, "FIRST_REST_S", 1.0)

@@ -222,7 +222,7 @@ def test_a_variable_that_the_profile_sets_is_not_the_users() -> None:
         check(engine(env={"NCCL_IB_DISABLE": "1"}), "NCCL_IB_DISABLE", "0")
 
 
-def test_a_near_name_is_told() -> None:
+def test_the_nearest_name_is_proposed() -> None:
     with pytest.raises(BadFlag, match="did you mean VLLM_USE_DEEP_GEMM"):
         check(VLLM, "VLLM_USE_DEEPGEMM", "1")
 

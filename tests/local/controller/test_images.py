@@ -206,7 +206,7 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
 
 
-async def test_an_image_that_holds_something_else_is_told(tmp_path: Path) -> None:
+async def test_an_image_without_an_engine_is_reported(tmp_path: Path) -> None:
     world, _ = make_world()
     async with running(tmp_path, healthy, world, allowed_images="*") as gateway:
         body = {

@@ -339,7 +339,7 @@ async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_p
             assert answer.status_code == 200
 
 
-async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) -> None:
+async def test_a_host_that_does_not_answer_is_reported_and_survived(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
@@ -529,7 +529,7 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
     assert not list((tmp_path / "data" / "live").iterdir())
 
 
-async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
+async def test_a_database_that_is_damaged_while_open_is_reported_and_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror, "_REST_S", math.inf)

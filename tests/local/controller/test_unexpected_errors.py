@@ -223,7 +223,7 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
 
 
 @pytest.mark.parametrize(("owner", "method"), [(loop, "route_table"), (GpuWatch, "failure")])
-async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
+async def test_a_pass_that_breaks_is_reported_and_the_next_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, method: str
 ) -> None:
     monkeypatch.setattr(loop, "_MAX_BROKEN_PASSES", 1_000_000)

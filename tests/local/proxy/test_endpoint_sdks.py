@@ -195,7 +195,7 @@ def gateway(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.mark.parametrize("call", ANTHROPIC.values(), ids=ANTHROPIC)
-def test_anthropic_calls_are_told_the_same(
+def test_anthropic_calls_get_equal_answers(
     call: AnthropicCall, gateway: Served, engine: str
 ) -> None:
     straight, through = (told_anthropic(call, url, "m") for url in (engine, gateway.url))
@@ -234,7 +234,9 @@ def test_the_anthropic_sdk_reads_the_stream(gateway: Served) -> None:
 
 
 @pytest.mark.parametrize("call", OPENAI_RESPONSES.values(), ids=OPENAI_RESPONSES)
-def test_responses_are_told_the_same(call: OpenAICall, gateway: Served, engine: str) -> None:
+def test_calls_of_responses_get_equal_answers(
+    call: OpenAICall, gateway: Served, engine: str
+) -> None:
     straight, through = (told_openai(call, url, "m") for url in (engine, gateway.url))
     assert through == straight
     assert (through.status, through.source, through.sent) == (200, "engine", straight.sent)

@@ -181,7 +181,7 @@ async def test_a_compressed_answer_stays_compressed_and_says_so(gateway: Gateway
         assert b"".join([chunk async for chunk in response.aiter_raw()]) == body
 
 
-async def test_a_model_the_engine_calls_otherwise_is_renamed_and_nothing_else_changes(
+async def test_a_model_of_another_name_in_the_engine_is_renamed_alone(
     gateway: Gateway,
 ) -> None:
     async with (

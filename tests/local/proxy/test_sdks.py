@@ -95,7 +95,7 @@ def gateway(
 @pytest.mark.parametrize(
     "call", [*OPENAI.values(), *OPENAI_VECTORS.values()], ids=[*OPENAI, *OPENAI_VECTORS]
 )
-def test_the_same_call_is_told_the_same(
+def test_a_call_gets_the_same_answer_as_from_the_engine(
     call: OpenAICall, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     straight, through = (told_openai(call, url, "m") for url in (engines["m"].url, gateway.url))

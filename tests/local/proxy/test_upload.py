@@ -29,7 +29,7 @@ from tests.support.upstream import Call
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_body_that_is_nested_too_deeply_to_be_written_anew_takes_nobodys_place() -> None:
+async def test_a_body_with_too_deep_nesting_takes_nobodys_place() -> None:
     """Reading the model takes less of the stack than writing the body anew with another model:
     between the two is a body that can be read only."""
     with Gateway() as gateway:

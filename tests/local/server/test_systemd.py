@@ -94,7 +94,7 @@ def test_a_port_that_others_reach_is_refused_without_a_key(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
-def test_the_units_are_such_as_systemd_reads(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for name in UNITS:
         text = (ROOT / "docker" / name).read_text()
         # The program and the user are those of the machine that it is for.

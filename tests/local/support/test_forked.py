@@ -77,7 +77,7 @@ def test_a_fork_is_a_process_with_the_given_environment(tmp_path: Path) -> None:
     assert error_file.read_text() == "é\n"
 
 
-def test_a_signal_that_ends_it_is_told() -> None:
+def test_the_signal_that_ends_a_fork_is_reported() -> None:
     master, slave = pty.openpty()
     process = Forked("gateway.planner.service.plan_program", (), os.environ, (slave, slave, slave))
     os.close(slave)

@@ -53,7 +53,7 @@ async def frames(client: httpx.AsyncClient, path: str, **body: Any) -> list[Any]
     ]
 
 
-async def test_health_and_models() -> None:
+async def test_the_engine_answers_health_and_models() -> None:
     async with client_of(max_model_len=123) as client:
         health = await client.get("/health")
         assert (health.status_code, health.content) == (200, b"")
@@ -62,7 +62,9 @@ async def test_health_and_models() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "length"), [("three words here", 3), ([5, 6, 7, 8], 4)])
-async def test_a_completion_of_text_or_token_ids(prompt: str | list[int], length: int) -> None:
+async def test_a_completion_answers_text_and_token_ids(
+    prompt: str | list[int], length: int
+) -> None:
     async with client_of() as client:
         answer = await post(client, "completions", prompt=prompt, max_tokens=5)
     assert len(answer["choices"][0]["text"].split()) == 5
@@ -75,7 +77,7 @@ async def test_a_completion_of_text_or_token_ids(prompt: str | list[int], length
 
 
 @pytest.mark.parametrize("prompts", [["a", "b c"], [[1], [2, 3]]])
-async def test_one_choice_per_prompt(prompts: list[Any]) -> None:
+async def test_each_prompt_has_one_choice(prompts: list[Any]) -> None:
     async with client_of() as client:
         answer = await post(client, "completions", prompt=prompts, max_tokens=2)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]

@@ -23,7 +23,7 @@ def test_options_of_another_name_are_unset_by_the_field_of_a_wish() -> None:
     assert _FIELDS["draft-tokens"] in Wish.model_fields
 
 
-def test_a_folder_that_is_not_there_beside_others_is_noted(
+def test_a_missing_folder_beside_others_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "models" / "alpha").mkdir(parents=True)

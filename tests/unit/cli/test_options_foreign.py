@@ -29,7 +29,7 @@ add_commands(app)
         ("serve --model SOURCE", "`fitserve add NAME MODEL` a model in it."),
     ],
 )
-def test_an_option_of_another_program_names_the_one_here(words: str, hint: str) -> None:
+def test_an_option_of_another_program_names_ours(words: str, hint: str) -> None:
     with pytest.raises(options.TYPO_ERROR) as error:
         CliRunner().invoke(app, words.split(), standalone_mode=False, catch_exceptions=False)
     assert options.mistyped_message(error.value).endswith(hint)

@@ -27,7 +27,7 @@ Installed 2 packages in 169ms
 """
 
 
-def test_downloads_are_between_those_that_ended_and_all() -> None:
+def test_downloads_count_between_finished_ones_and_all() -> None:
     downloads = PackageDownloads()
     lines = LINES.splitlines()
     assert all(downloads.note(line) for line in lines[:5])

@@ -87,7 +87,7 @@ WIDE = ("a-model-with-a-long-name", "ready 2/3", "sglang==0.5.10.post1", *NARROW
     "rows", [[NARROW], [LOST], [NARROW, LOST], [WIDE], [WIDE, LOST], [NARROW[:9], WIDE[:9]]]
 )
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
-def test_a_table_has_whole_words_and_all_of_them(
+def test_a_table_cuts_and_loses_no_word(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     rows: list[tuple[str, ...]],

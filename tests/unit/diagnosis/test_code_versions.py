@@ -63,7 +63,7 @@ def test_the_frames_of_an_engine_are_those_of_its_package() -> None:
         (CodeStep("1.3", "", removals=[function_hash(RUN, "run")]), "run, which led here, is gone"),
     ],
 )
-def test_a_newer_version_with_other_code_is_told_with_the_reason(
+def test_a_newer_version_with_other_code_is_reported_with_the_reason(
     step: CodeStep, words: str
 ) -> None:
     version_words = versions(SHAPE, "1.1", step)

@@ -522,7 +522,7 @@ def test_a_kernel_without_a_size_is_avoided_altogether() -> None:
     }
 
 
-def test_no_kernel_of_a_size_disproves_the_one_that_the_plan_had() -> None:
+def test_a_kernel_of_another_size_leaves_the_plans_kernel() -> None:
     rows = (
         LayerKernel(
             layer="in_proj_ba",

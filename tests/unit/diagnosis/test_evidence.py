@@ -161,7 +161,7 @@ def test_the_place_of_a_crash_shows_the_likely_cause() -> None:
     assert read("Fatal Python error: Segmentation fault", "", *STACK[:4]).kind == "exited"
 
 
-def test_the_symbols_of_a_native_stack_say_it_too() -> None:
+def test_the_symbols_of_a_native_stack_show_the_likely_cause() -> None:
     failure = read(
         "(RayWorkerWrapper pid=7) *** SIGSEGV received at time=1773483725 on cpu 11 ***",
         "(RayWorkerWrapper pid=7) PC: @     0x7fcfcd849b8a  (unknown)  addProxyOpIfNeeded()",
@@ -174,7 +174,7 @@ def test_the_symbols_of_a_native_stack_say_it_too() -> None:
     )
 
 
-def test_no_engine_is_treated_by_where_it_crashed() -> None:
+def test_the_place_of_a_crash_changes_no_plan() -> None:
     reader = LogReader(SIGNATURES)
     reader.feed("\n".join(["Fatal Python error: Segmentation fault", "", *STACK]).encode())
     reader.close()

@@ -53,7 +53,7 @@ def test_words_of_a_field_name_a_text_that_nobody_knows(line: str, kind: str) ->
     assert failure.steps
 
 
-def test_the_words_that_spoke_for_it_are_told() -> None:
+def test_a_likely_kind_names_its_words() -> None:
     failure = read("RuntimeError: the c10d frobnicator lost the other ranks")
     assert failure.culprit == {"words": "c10d, other ranks, ranks"}
     assert failure.message.endswith("these words: c10d, other ranks, ranks.")

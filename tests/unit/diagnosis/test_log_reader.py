@@ -120,7 +120,7 @@ def test_a_request_that_holds_a_traceback_stays_one_line() -> None:
     )
 
 
-def test_a_message_that_a_terminal_broke_is_named_by_the_whole_of_it() -> None:
+def test_a_message_broken_by_a_terminal_is_joined_for_its_name() -> None:
     diagnosis = diagnose(
         [
             b"pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
@@ -382,7 +382,7 @@ FORWARD = (
         "--trust-remote-code",
     ],
 )
-def test_words_that_a_user_typed_after_an_error_are_no_part_of_it(typed: str) -> None:
+def test_words_of_a_user_after_an_error_are_no_part_of_the_error(typed: str) -> None:
     error = "TypeError: M.forward() missing 1 required positional argument: 'metadata'"
     assert diagnose(["\n".join((*FORWARD, error, typed)).encode()], SIGNATURES)[0].kind == "package"
     assert (

@@ -43,12 +43,12 @@ def test_every_healthy_log_tells_when_the_import_ends_and_the_proof_begins(name:
     assert len(phases) >= 3
 
 
-def test_logs_of_both_engines_and_several_versions_are_among_them() -> None:
+def test_the_logs_cover_both_engines_and_several_versions() -> None:
     for words in ("vllm-0.18.0", "vllm-0.26.0", "vllm-0.33.0", "sglang-0.5.10", "sglang-0.5.23"):
         assert any(words in name for name in READY), (words, READY)
 
 
-def test_a_phase_that_comes_again_counts_once() -> None:
+def test_a_repeated_phase_counts_once() -> None:
     clock = StartClock(10.0)
     for phase, now_s in (("load", 13.0), ("kv", 14.0), ("load", 16.0), ("serving", 17.0)):
         clock.enter(phase, now_s)

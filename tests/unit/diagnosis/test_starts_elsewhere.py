@@ -21,7 +21,7 @@ UNKNOWN = StartConditions()
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_the_seconds_are_those_of_a_log(name: str) -> None:
+def test_the_seconds_of_a_start_are_read_from_its_log(name: str) -> None:
     reader, clock, now_s = LogReader(Profiles().signatures), None, 0.0
     for line in (LOGS / f"healthy-{name}.log").read_text(errors="replace").splitlines():
         if match := NOW.search(line):
@@ -39,7 +39,7 @@ def test_the_seconds_are_those_of_a_log(name: str) -> None:
     assert seconds == STARTS[name]
 
 
-def test_a_start_like_them_has_their_band_and_another_one_none() -> None:
+def test_only_a_similar_start_has_the_measured_band() -> None:
     new_plan = plan()
     elsewhere = start_elsewhere(new_plan, UNKNOWN)
     assert elsewhere is not None

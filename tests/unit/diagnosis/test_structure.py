@@ -647,7 +647,7 @@ def test_a_quote_that_begins_in_the_middle_of_a_frame_has_its_frames() -> None:
         ),
     ],
 )
-def test_lookalikes_of_those_failures_are_none(line: str) -> None:
+def test_lookalikes_of_failures_of_0_26_are_no_failures(line: str) -> None:
     assert read(line).kind == "none"
 
 

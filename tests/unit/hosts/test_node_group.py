@@ -50,7 +50,7 @@ def part(place: int, state: State = "running", count: int = 2, **fields: Any) ->
         ),
     ],
 )
-def test_one_part_speaks_for_all(
+def test_one_node_speaks_for_all_parts(
     parts: list[Instance], state: State, exit_code: int | None, oom_killed: bool
 ) -> None:
     engine = as_engines(parts)[0]
@@ -68,10 +68,10 @@ def test_engines_on_one_node_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["m-r0-a1", "m-n1of2-r0-a1", "m-r0-a1-n1of", "-n1of2"])
-def test_other_names_are_no_parts(name: str) -> None:
+def test_names_of_another_form_are_no_parts(name: str) -> None:
     assert part_name(name) is None
 
 
-def test_a_name_is_read_as_it_was_written() -> None:
+def test_the_name_of_a_part_is_read_back() -> None:
     name = PartName("m-n1of2-r0-a1", 3, 12)
     assert part_name(str(name)) == name

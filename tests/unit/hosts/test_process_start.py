@@ -45,7 +45,9 @@ def start(changes: Mapping[str, str] = {}, argv: tuple[str, ...] = ARGV) -> Proc
         ({"HOME": "/home/two"}, False),
     ],
 )
-def test_differences_that_a_fork_can_have(changes: dict[str, str], *, agreed: bool) -> None:
+def test_a_fork_agrees_with_a_start_of_known_differences(
+    changes: dict[str, str], *, agreed: bool
+) -> None:
     assert agrees(PREPARED, start(changes), {"VLLM_READ", "PATH"}) is agreed
 
 
@@ -58,7 +60,7 @@ def test_a_variable_that_is_missing_now_differs() -> None:
     assert not agrees({**PREPARED, "OMP_NUM_THREADS": "2"}, start(), set())
 
 
-def test_the_module_of_a_command() -> None:
+def test_the_module_of_a_command_is_found() -> None:
     assert start().module == "engine"
     door = wrap_command(("python", "-m", "vllm.entrypoints.openai.api_server"), "VLLM_API_KEY")
     assert start(argv=door).module == "vllm.entrypoints.openai.api_server"

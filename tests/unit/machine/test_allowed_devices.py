@@ -57,7 +57,7 @@ def test_the_setting_names_gpus_by_index_or_uuid(wanted: str, left_out: list[int
 
 
 @pytest.mark.parametrize("wanted", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
-def test_a_gpu_that_is_not_here_is_an_error_that_names_those_that_are(wanted: str) -> None:
+def test_a_missing_gpu_is_an_error_that_names_the_present_ones(wanted: str) -> None:
     with pytest.raises(SettingsError, match="no such GPU") as error:
         AllowedDevices.by_variables(ALIKE, f"0,{wanted}", {})
     assert all(uuid in error.value.hint for uuid in (FIRST, SECOND, THIRD))

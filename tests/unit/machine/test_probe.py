@@ -250,7 +250,7 @@ def test_processes_on_the_card_are_named_from_proc(proc: Path) -> None:
     ]
 
 
-def test_names_may_come_as_bytes() -> None:
+def test_names_of_cards_may_be_bytes() -> None:
     hardware = probe(nvml=FakeNvml([Card(b"GPU-a", b"NVIDIA \xff")], driver=b"550.1"))
     assert (hardware.gpus[0].uuid, hardware.gpus[0].name, hardware.driver) == (
         "GPU-a",

@@ -26,6 +26,8 @@ LIMIT = {"swiglu_limit": 7.0}
         ({"model_type": "other", "hidden_act": "swigluoai", **LIMIT}, "", False),
     ],
 )
-def test_the_activation_and_its_limit(config: dict[str, Any], function: str, clamped: bool) -> None:
+def test_a_config_names_the_activation_and_its_limit(
+    config: dict[str, Any], function: str, clamped: bool
+) -> None:
     traits = expert_traits(published_model("qwen3-8b").evolve(config=config))
     assert (traits.function, traits.clamped) == (function, clamped)

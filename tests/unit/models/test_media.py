@@ -35,5 +35,5 @@ from gateway.models.media import media_of
         ({}, ()),
     ],
 )
-def test_media_of_a_config(config: dict[str, Any], media: tuple[str, ...]) -> None:
+def test_a_config_names_its_media(config: dict[str, Any], media: tuple[str, ...]) -> None:
     assert media_of(config) == media

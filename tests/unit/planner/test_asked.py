@@ -350,7 +350,7 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
     assert gaps["weights"].forecast == f"{forecast.memory.weights_bytes} bytes on a rank"
 
 
-def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
+def test_sizes_that_differ_by_a_rounding_are_equal() -> None:
     forecast = make_decision({}).plans[0]
     near = answer(forecast, weights=forecast.memory.weights_bytes + 1_000_000)
     assert make_decision({make_question(forecast): near}).gaps == ()

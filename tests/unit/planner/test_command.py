@@ -178,7 +178,7 @@ def test_the_environment_is_that_of_profile_and_plan(env: dict[str, str], passes
         check_environment(SMALL, env)
 
 
-def test_the_whole_flag_that_keeps_an_engine_quiet_is_known_and_no_part_of_it() -> None:
+def test_the_quiet_flag_is_known_by_its_whole_name_alone() -> None:
     quiet = engine(
         flags={**FLAGS, "hush": Flag(type="str", ours=True)},
         quiet=("--hush", "/health", "/metrics"),

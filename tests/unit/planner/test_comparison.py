@@ -112,7 +112,7 @@ def plans_with(**fields: Any) -> tuple[Plan, ...]:
     ).plans
 
 
-def test_the_refusal_of_fewer_gpus_is_told_without_a_plan_of_them() -> None:
+def test_the_refusal_of_fewer_gpus_needs_no_plan_of_them() -> None:
     large = decide(
         published_model("llama-3.1-8b"),
         machine("2x3090"),

@@ -367,7 +367,7 @@ def test_the_bar_is_the_device() -> None:
     ]
 
 
-def test_kernels_that_refuse_for_the_same_reason_are_told_once() -> None:
+def test_kernels_that_refuse_for_the_same_reason_are_reported_once() -> None:
     refusals = (
         Refusal(kernel="MacheteLinearKernel", reason="too old"),
         Refusal(kernel="", reason="cannot be cut"),

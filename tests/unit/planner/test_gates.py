@@ -34,7 +34,7 @@ def verdicts(decision: Decision) -> set[str]:
 # --- the machine ---
 
 
-def test_a_driver_too_old_is_refused_with_the_one_that_is_needed() -> None:
+def test_a_driver_too_old_is_refused_with_the_needed_version() -> None:
     old_machine = machine("2x3090").evolve(driver="570.133.20")
     decision = on(old_machine, VLLM_REF, "vllm==0.19.1")
     assert {str(plan.engine) for plan in decision.plans} == {"vllm==0.19.1"}

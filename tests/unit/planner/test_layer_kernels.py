@@ -74,7 +74,7 @@ def test_every_quantized_layer_gets_its_kernel() -> None:
     assert best.plans[0].verdict == "ok"
 
 
-def test_hopper_has_machete() -> None:
+def test_quantized_layers_use_machete_on_hopper() -> None:
     assert (
         rows(make_decision(quantized_model(), "8xh100", "vllm==0.19.1", tensor_parallel=1))[
             "o_proj"
@@ -195,7 +195,7 @@ def expert_rows(
     return {row.layer.rpartition(".")[2]: row for row in kernels}
 
 
-def test_the_product_that_would_crash_is_told_from_the_one_that_would_not() -> None:
+def test_only_the_crashing_product_is_named() -> None:
     rows = expert_rows("0.18.0", "12.0", "compressed-tensors")
     assert (rows["w13"].status, rows["w13"].kernel) == ("ok", "MARLIN")
     assert (rows["w2"].status, rows["w2"].kernel) == ("crash", "MARLIN")

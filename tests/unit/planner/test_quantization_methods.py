@@ -131,7 +131,7 @@ _BLOCKS = st.dictionaries(
     user=st.sampled_from(["", "fp8", "gptq_marlin", "humming", "moe_wna16"]),
     capability=st.sampled_from([None, *CAPABILITIES]),
 )
-def test_no_block_breaks_it(
+def test_no_block_breaks_the_method(
     ref: str, method: str, block: dict[str, object], user: str, capability: str | None
 ) -> None:
     engine = PROFILES.engine(ref)

@@ -163,7 +163,7 @@ def test_only_the_numbers_of_stages_that_may_hold_the_weights_and_all_are_tried(
     assert [variant.pp for variant in cures(refusal, gpus=3) if "pp" in variant.reasons] == [3]
 
 
-def test_repairs_end() -> None:
+def test_the_chain_of_repairs_ends() -> None:
     refusal = Refused("no_memory", "too large", "memory model")
     variant = (
         Variant().with_change("kv_dtype", "fp8", "", "").with_change("conservative", True, "", "")

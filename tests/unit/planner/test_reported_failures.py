@@ -192,7 +192,7 @@ def test_packed_mxfp4_experts_of_2880_load_and_would_crash(tp: int) -> None:
         assert "64 over" in down.note
 
 
-def test_running_without_graphs_does_not_cure_it() -> None:
+def test_a_start_without_graphs_has_the_same_crash() -> None:
     decision = make_decision(
         GPT_OSS_CT, "rtx-pro-6000", "vllm==0.18.0", args={"enforce-eager": True}
     )

@@ -222,7 +222,7 @@ def test_more_requests_without_graphs_wait_for_a_state() -> None:
     assert any("The engine may refuse" in text for text in plan.warnings)
 
 
-def test_an_engine_that_caps_requests_gets_those_that_are_expected() -> None:
+def test_an_engine_that_caps_requests_gets_the_expected_number() -> None:
     plan = first("qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True)
     reason = plan.max_num_seqs.reason
     states, block_count = map(

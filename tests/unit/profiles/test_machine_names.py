@@ -85,7 +85,7 @@ def test_machines_of_a_cluster_may_be_composed() -> None:
         *[("arc b580", "Intel"), ("gaudi3", "Intel"), ("m4 max", "Apple")],
     ],
 )
-def test_cards_of_other_makers_are_refused_as_such(name: str, maker: str) -> None:
+def test_cards_of_other_makers_are_refused(name: str, maker: str) -> None:
     with pytest.raises(BadRequest, match=f"a GPU of {maker}, and fitserve plans for GPUs of NV"):
         PROFILES.hardware(name)
 

@@ -30,7 +30,7 @@ def folder_of(ref: str) -> Path:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_shipped_rules_are_valid_and_read_alike_without_the_check(name: str) -> None:
+def test_shipped_rules_are_valid_and_equal_without_the_check(name: str) -> None:
     ref, _, stem = name.partition("/")
     rules = RuleSets(Documents(), folder_of).read(folder_of(ref), stem)
     model = rules_class(ref.partition("==")[0]).FILES[stem]
@@ -74,7 +74,7 @@ def test_conditions_are_replaced_as_a_whole_for_they_have_an_order() -> None:
     assert merge(base, change) == change
 
 
-def test_an_item_like_another_one() -> None:
+def test_an_item_extends_another_item() -> None:
     base = [{"name": "a", "x": 1, "y": 2}]
     change = [{"like": 1, "x": 3, "without": ["y"]}]
     assert merge(base, change) == [{"name": "a", "x": 3}]

@@ -11,7 +11,7 @@ from gateway.profiles import tables
 from gateway.profiles.profiles import Profiles
 
 
-def test_a_missing_folder_of_profiles_is_said(
+def test_a_missing_folder_of_profiles_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tables, "__file__", str(tmp_path / "gateway/profiles/tables.py"))
@@ -21,7 +21,7 @@ def test_a_missing_folder_of_profiles_is_said(
 
 
 @pytest.mark.parametrize("name", ["pace", "xids"])
-def test_a_missing_file_of_the_profiles_is_said(tmp_path: Path, name: str) -> None:
+def test_a_missing_file_of_the_profiles_is_reported(tmp_path: Path, name: str) -> None:
     profiles = Profiles(roots=(tmp_path,))
     with pytest.raises(SettingsError, match=f"yaml is missing: {tmp_path}"):
         getattr(profiles, name)

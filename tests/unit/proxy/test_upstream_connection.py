@@ -171,7 +171,7 @@ def test_a_chunk_of_another_form_is_left_to_the_parser(pieces: list[bytes]) -> N
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
+def test_each_unusual_chunk_is_parsed(odd: bytes) -> None:
     pieces = [HEAD, chunk(b"first"), odd, chunk(b"last")]
     assert parse_answer(UpstreamConnection, pieces) == parse_answer(Parsed, pieces)
 

@@ -38,7 +38,7 @@ def make_archive(data: Path, file: Path) -> Path:
     return file
 
 
-def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> None:
+def test_a_backup_made_under_writes_is_one_consistent_moment(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     end_event, model_names = threading.Event(), []
 

@@ -60,7 +60,7 @@ def test_a_sound_database_is_opened_and_may_be_changed(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"garbage " * 1000, b"SQLite format 3\x00" + b"\xff" * 5000]
 )
-def test_a_damaged_one_is_set_aside_whole(alone: Path, content: bytes) -> None:
+def test_a_damaged_database_is_set_aside_whole(alone: Path, content: bytes) -> None:
     path = alone
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
     second_store.close()
 
 
-def test_a_newer_one_is_left_alone(path: Path) -> None:
+def test_a_newer_database_is_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version=99")
     db.close()
@@ -221,7 +221,7 @@ def test_a_newer_one_is_left_alone(path: Path) -> None:
     assert not damaged_files(path)
 
 
-def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_database_is_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Database) -> None:
         raise sqlite3.OperationalError("attempt to write a readonly database")
 

@@ -116,7 +116,7 @@ def test_a_removed_model_keeps_its_failed_plans_if_another_worked(store: Store) 
     assert store.facts() == [ruled_out]
 
 
-def test_history_is_bounded(store: Store) -> None:
+def test_the_history_of_attempts_is_bounded(store: Store) -> None:
     for _ in range(60):
         attempt = store.add_attempt("a", 0, plan(), 8000, 1.0)
         store.save_attempt(attempt.evolve(state="failed"))
@@ -136,7 +136,7 @@ def test_a_full_disk_refuses_the_change_and_keeps_earlier_rows(store: Store) -> 
     assert {row.name for row, *_ in store.models()} >= {"a", "z"}
 
 
-def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(StoreError, match="could not be opened"):

@@ -53,7 +53,7 @@ def test_columns_that_are_not_asked_for_are_summed_up(
     assert store.usage.sums(7, 8, by, key, model) == expected
 
 
-def test_old_days_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_days_of_usage_are_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.usage.add([row(1), row(2)])
     store.usage.add([row(KEPT_DAYS + 1)])
     assert [use.day for use in store.usage.sums(0, 10**6, PARTS, None, None)] == [2, KEPT_DAYS + 1]

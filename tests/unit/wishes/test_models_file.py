@@ -159,7 +159,7 @@ def laughs(kind: str) -> str:
         ),
     ],
 )
-def test_every_mistake_is_told_with_its_place_and_the_nearest_key(
+def test_every_mistake_is_reported_with_its_place_and_the_nearest_key(
     tmp_path: Path, text: str, told: list[str]
 ) -> None:
     mistake_list = mistakes(tmp_path, text)
@@ -213,7 +213,7 @@ def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
         load(file(tmp_path, "models: {}\n#" + "x" * 5_000_000))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot be read: No such file"):
         load(tmp_path / "models.yaml")
 

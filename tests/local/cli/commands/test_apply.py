@@ -16,7 +16,7 @@ from tests.support.running import model_folder, running
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
+async def test_a_gateway_changes_only_the_models_that_differ_from_a_file(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "models.yaml"

@@ -31,7 +31,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize(("words", "wanted"), TYPED)
-def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
+def test_bash_completes_commands_and_models(words: tuple[str, ...], wanted: set[str]) -> None:
     line = " ".join(f"'{word}'" for word in words)
     text = (
         f"{print_output('bash')}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
@@ -50,7 +50,7 @@ def test_other_shells_accept_the_printed_script(shell: str) -> None:
     subprocess.run([shell, "-n"], input=print_output(shell), text=True, check=True)
 
 
-def test_an_unknown_shell_is_told() -> None:
+def test_an_unknown_shell_is_reported() -> None:
     result = fitserve("completion", "tcsh")
     assert result.returncode == 2
     assert "bash" in result.stderr

@@ -84,7 +84,7 @@ async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
         }
 
 
-async def test_three_copies_wished_for_on_two_gpus(
+async def test_a_third_copy_without_room_is_listed_and_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third has no room: what is listed says so, and that is told once, however often it is

@@ -43,7 +43,7 @@ async def run_in_thread(call: Callable[..., T], *arguments: object, **named: obj
     return await asyncio.to_thread(partial(call, *arguments, **named))
 
 
-async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Path) -> None:
+async def test_a_new_model_is_planned_added_and_asked(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
         result = await run_in_thread(run_with_pipe, gateway.url, "", str(folder), "Hello", *ENGINE)
@@ -99,7 +99,7 @@ async def test_a_repository_is_downloaded_before_it_is_added(tmp_path: Path) -> 
             assert SAID in result.stdout
 
 
-async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
+async def test_a_conversation_runs_in_a_terminal(tmp_path: Path) -> None:
     record = tmp_path / "asked"
 
     def thinking(spec: LaunchSpec) -> EngineScript:

@@ -206,7 +206,7 @@ async def test_a_change_that_engines_do_not_see_starts_none_anew(tmp_path: Path)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (0, None)
 
 
-async def test_more_and_fewer_replicas(tmp_path: Path) -> None:
+async def test_a_change_adds_and_removes_replicas_without_lost_requests(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=1)
         await wait_until_settled(gateway)

@@ -151,7 +151,7 @@ async def test_equal_inputs_are_planned_once(planning: Planning) -> None:
     assert sorted(await planning.make_plans()) == sorted(OLD)
 
 
-async def test_a_change_while_plans_wait_is_part_of_them(planning: Planning) -> None:
+async def test_a_change_reaches_waiting_plans(planning: Planning) -> None:
     planning.admit(*OLD)
     await planning.make_plans()
     planning.free(GIB)

@@ -99,7 +99,7 @@ async def wait_for_start(gateway: Running, tmp_path: Path, **fields: Any) -> Any
     return await gateway.until("m", "ready")
 
 
-async def test_the_started_plan_is_the_one_that_the_engine_was_asked_about(tmp_path: Path) -> None:
+async def test_the_engine_checked_the_started_plan(tmp_path: Path) -> None:
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:
@@ -159,7 +159,7 @@ async def test_a_model_without_room_is_checked_before_its_turn(tmp_path: Path) -
         assert len(code.asked) == count, "its start asks nothing"
 
 
-async def test_an_engine_that_is_not_here_yet_is_asked_at_the_turn(tmp_path: Path) -> None:
+async def test_an_engine_that_is_not_installed_yet_is_asked_at_the_turn(tmp_path: Path) -> None:
     """A failure before the turn would leave the start unchecked."""
     world = World()
     world.code = Code()

@@ -87,7 +87,7 @@ async def test_every_listing_shows_the_proven_abilities_of_an_engine(
         )
 
 
-async def test_a_model_that_does_nothing_for_apps_serves_and_says_so(tmp_path: Path) -> None:
+async def test_a_model_without_abilities_for_apps_serves_and_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, doing(frozenset()), hardware=machine("3090")) as gateway:
         view = await add_model(gateway, tmp_path / "m")
         assert len(view["attempts"]) == 1

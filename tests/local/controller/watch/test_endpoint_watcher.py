@@ -151,7 +151,7 @@ async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(
         await gateway.wait_until_gone("m")
 
 
-async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Path) -> None:
+async def test_changed_endpoints_are_asked(tmp_path: Path) -> None:
     async with (
         running(tmp_path, healthy) as gateway,
         Upstream(models("x")) as upstream,
@@ -222,7 +222,7 @@ async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(
     assert await check_and_rest(watcher) == 1
 
 
-async def test_rests_are_never_alike() -> None:
+async def test_pauses_between_questions_differ() -> None:
     watcher = EndpointWatcher(
         "m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY
     )

@@ -119,7 +119,7 @@ def test_another_environment_is_asked_anew(
     assert first_answer != two
 
 
-def test_an_engine_that_is_not_here_is_said_and_the_forecast_stays(tmp_path: Path) -> None:
+def test_a_missing_engine_is_reported_and_the_forecast_stays(tmp_path: Path) -> None:
     inquirer = Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
     hardware, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
 

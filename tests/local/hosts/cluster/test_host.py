@@ -220,7 +220,7 @@ async def test_an_engine_over_two_machines_starts_and_ends_on_both(
     assert await machines[0].list() == []
 
 
-async def test_a_machine_that_is_not_there_leaves_no_part_of_an_engine(
+async def test_a_missing_machine_leaves_no_part_of_an_engine(
     machines: tuple[ClusterHost, ScriptedLink],
 ) -> None:
     host, link = machines

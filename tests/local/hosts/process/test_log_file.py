@@ -87,7 +87,7 @@ def test_a_trimmed_log_keeps_its_beginning_and_its_readers(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_reader_that_is_still_at_the_beginning_loses_nothing_of_it(tmp_path: Path) -> None:
+def test_a_reader_at_the_beginning_loses_no_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("ab", buffering=0) as engine, LogFileReader(path) as reader:
         engine.write(b"first\n" * 400)

@@ -70,7 +70,7 @@ async def test_a_long_context_gets_a_long_prompt() -> None:
         (EngineScript(model="m", crash_prompt=1), "status 502"),
     ],
 )
-async def test_an_engine_that_does_not_answer_is_said_with_its_words(
+async def test_an_engine_that_does_not_answer_is_reported_with_its_words(
     script: EngineScript, words: str
 ) -> None:
     with pytest.raises(NotReady, match=words):

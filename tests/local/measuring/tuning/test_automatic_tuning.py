@@ -223,7 +223,7 @@ async def test_automatic_tuning_is_off_unless_somebody_wants_it(tmp_path: Path) 
         assert (await gateway.client.get("/admin/models/m/tune")).status_code == 404
 
 
-async def test_an_order_of_the_owner_ends_it(tmp_path: Path) -> None:
+async def test_an_order_of_the_owner_ends_automatic_tuning(tmp_path: Path) -> None:
     def script(spec: LaunchSpec) -> EngineScript:
         return replace(paces(spec), start_delay_s=0 if str(spec.engine) == first else 3600)
 

@@ -122,7 +122,7 @@ async def test_a_disturbed_measurement_teaches_nothing(tmp_path: Path) -> None:
             assert answer.status_code in (400, 409), answer.text
 
 
-async def test_a_plan_that_turns_out_slow_is_said_with_the_better_one(tmp_path: Path) -> None:
+async def test_a_plan_measured_as_slow_is_reported_with_a_better_one(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", **LLAMA_8B)
     wish = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": "all"}
     async with running(tmp_path, engine, hardware=machine("2x3090"), nvml=two_3090()) as gateway:

@@ -92,7 +92,7 @@ async def alone(gateway: Running) -> Any:
     return await wait_until("one engine serves", look)
 
 
-async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_path: Path) -> None:
+async def test_the_faster_flag_is_found_and_taken_only_on_request(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096")) as gateway:
         old_model = await add_model(gateway, tmp_path)
         assert USUAL in (await gateway.show("m"))["plan"]["argv"]
@@ -156,7 +156,7 @@ async def test_the_search_stops_early_if_nothing_is_faster(tmp_path: Path) -> No
         assert response.status_code == 409
 
 
-async def test_a_search_without_memory_for_two_needs_a_word_and_brings_the_served_plan_back(
+async def test_a_search_in_place_of_the_served_plan_needs_leave_and_brings_the_plan_back(
     tmp_path: Path,
 ) -> None:
     async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096"), "3090") as gateway:

@@ -204,7 +204,7 @@ async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: P
     await until(lambda: not runs(child))
 
 
-async def test_a_child_that_crashes_is_said_with_its_code(
+async def test_a_child_that_crashes_is_reported_with_its_code(
     server: FakeHub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

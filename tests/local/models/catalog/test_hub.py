@@ -121,7 +121,7 @@ async def test_no_token_is_sent_unless_set_and_then_to_the_hub_alone(
     assert TOKEN not in repr(hub_of(server, tmp_path, TOKEN))
 
 
-async def test_a_repository_that_is_not_there_or_private(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_missing_or_private_repository_is_refused(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].private = True
     error = await refusal(server, tmp_path)
     assert (
@@ -132,7 +132,9 @@ async def test_a_repository_that_is_not_there_or_private(server: FakeHub, tmp_pa
     assert (load("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
 
 
-async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_gated_repository_is_refused_with_the_way_to_its_licence(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.repos["org/name"].gated = True
     error = await refusal(server, tmp_path)
     assert "is gated" in error.message
@@ -144,12 +146,12 @@ async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
     assert (load("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
 
 
-async def test_a_wrong_token(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_wrong_token_is_reported(server: FakeHub, tmp_path: Path) -> None:
     error = await refusal(server, tmp_path, token="hf_wrong")
     assert error.message == f"{server.url()} refuses the token in FITSERVE_HF_TOKEN."
 
 
-async def test_a_revision_that_is_not_there(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_missing_revision_is_reported(server: FakeHub, tmp_path: Path) -> None:
     assert (
         await refusal(server, tmp_path, revision="v9")
     ).message == "org/name has no revision v9."
@@ -164,14 +166,14 @@ async def test_a_revision_that_is_not_there(server: FakeHub, tmp_path: Path) -> 
         (200, "does not answer as a Hugging Face Hub does"),
     ],
 )
-async def test_a_hub_that_answers_something_else(
+async def test_a_hub_with_an_unexpected_answer_is_reported(
     server: FakeHub, tmp_path: Path, status: int, says: str
 ) -> None:
     server.answers = status
     assert says in (await refusal(server, tmp_path)).message
 
 
-async def test_no_network(tmp_path: Path) -> None:
+async def test_an_unreachable_hub_is_reported_without_its_password(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -153,9 +153,7 @@ def test_a_listing_without_end_is_given_up(
     assert server.sent_bytes() < 32 * 2**20
 
 
-def test_another_commit_than_the_one_that_was_asked_for_is_refused(
-    server: FakeHub, tmp_path: Path
-) -> None:
+def test_another_commit_than_the_requested_one_is_refused(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].listed_commit = "f" * 40
     assert f"instead of {COMMIT}" in plan_refusal(server, tmp_path, COMMIT).message
 

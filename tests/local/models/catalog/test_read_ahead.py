@@ -139,7 +139,7 @@ INDEX = {"weight_map": {"x": "m-00002-of-00002.safetensors", "y": "m-00001-of-00
         ([], PREFIX, "", []),
     ],
 )
-def test_exactly_the_files_that_the_engine_reads(
+def test_exactly_the_files_of_the_engine_are_read_ahead(
     tmp_path: Path, names: list[str], prefix: str, load_format: str, read: list[str]
 ) -> None:
     for name in names:

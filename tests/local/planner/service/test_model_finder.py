@@ -344,7 +344,7 @@ def test_rows_in_another_form_leave_the_others(hub: FakeHub, tmp_path: Path) -> 
     assert ([model.name for model in models], problem) == (["a/b", "a/d"], "")
 
 
-def test_a_folder_that_is_not_there_is_told_and_many_folders_are_limited(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_and_many_folders_are_limited(tmp_path: Path) -> None:
     offline = Hub("http://127.0.0.1:1", None, tmp_path / "notes")
     for folder in (tmp_path / "gone", Path("~no-user-of-this-machine/a"), Path("/" + "a" * 5000)):
         with pytest.raises(BadRequest, match="no folder"):

@@ -129,7 +129,7 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
 
 
 @pytest.mark.parametrize("echoes", [False, True])
-async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
+async def test_a_key_that_is_refused_is_reported_in_words_and_never_shown(
     tmp_path: Path, echoes: bool
 ) -> None:
     door = Door(

@@ -15,7 +15,9 @@ ADMIN, API = "admin-canary-of-this-test-1", "api-canary-of-this-test-22"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_each_call_of_the_admin_api_is_told_without_secrets(tmp_path: Path, workers: str) -> None:
+def test_each_call_of_the_admin_api_is_reported_without_secrets(
+    tmp_path: Path, workers: str
+) -> None:
     settings = {"FITSERVE_API_KEY": API, "FITSERVE_ACCESS_LOG": "true", "FITSERVE_WORKERS": workers}
     with (
         serve_models(tmp_path, {}, ADMIN, **settings) as gateway,

@@ -214,7 +214,7 @@ async def test_failures_of_engines_are_told_apart(
 
 
 @pytest.mark.anyio
-async def test_an_engine_that_takes_no_connections(gateway: Gateway) -> None:
+async def test_a_refused_connection_of_an_engine_is_counted(gateway: Gateway) -> None:
     gateway.route(model(refused_url()))
     async with counting(gateway) as since, http_client(gateway) as client:
         assert (await client.post(CHAT, json=ASK)).status_code == 502
@@ -227,7 +227,7 @@ async def test_an_engine_that_takes_no_connections(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("script", "phase", "status"), [(waits, "waiting", "none"), (hangs_late, "answering", "2xx")]
 )
-async def test_clients_that_leave_and_the_gauge_returns(
+async def test_clients_that_leave_lower_the_gauge(
     gateway: Gateway, script: Any, phase: str, status: str
 ) -> None:
     async with stage(gateway, script), counting(gateway) as since:
@@ -323,7 +323,7 @@ async def scrape(one: Running) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.anyio
-async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
+async def test_metrics_show_the_state_of_models_and_replicas(tmp_path: Path) -> None:
     began = time.monotonic()
     async with running(tmp_path, engine) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))

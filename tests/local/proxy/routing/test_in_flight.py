@@ -64,7 +64,7 @@ async def headers_only(call: Call) -> None:
     ],
 )
 @pytest.mark.parametrize("body", [ASK, STREAM])
-async def test_one_that_an_engine_works_on_is_shown_and_ends_for_client_and_engine(
+async def test_a_request_in_an_engine_is_shown_and_ends_for_client_and_engine(
     script: Callable[[Call], Awaitable[None]], phase: str, sent: int, body: dict[str, Any]
 ) -> None:
     with Gateway() as gateway:
@@ -102,7 +102,7 @@ async def test_one_that_an_engine_works_on_is_shown_and_ends_for_client_and_engi
             assert "ended this request" in error["message"]
 
 
-async def test_one_that_waits_for_its_model_or_for_a_place_is_shown_and_leaves_the_queue() -> None:
+async def test_a_waiting_request_is_shown_and_leaves_the_queue() -> None:
     with Gateway() as gateway:
         async with stage(gateway, never_answers), http_client(gateway) as client:
             full = model(refused_url())

@@ -400,7 +400,7 @@ async def test_requests_behind_one_that_waits_are_answered_after_it(
 
 
 @pytest.mark.parametrize("body", [ASK, STREAM])
-async def test_patience_ends(body: dict[str, Any]) -> None:
+async def test_a_waiting_request_is_refused_at_its_limit(body: dict[str, Any]) -> None:
     with Gateway(waiting_comment_s=0, still=True) as gateway:
         gateway.route(starting(30))
         async with http_client(gateway) as client:
@@ -506,7 +506,7 @@ async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> 
         await gateway.wait_until_settled()
 
 
-async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_table_knows() -> None:
+async def test_a_dead_engine_without_waiting_is_a_502_and_then_a_503() -> None:
     with Gateway() as gateway:
         gateway.route(model(refused_url()))
         async with http_client(gateway) as client:

@@ -51,7 +51,7 @@ async def test_a_number_that_no_fact_has_is_refused(tmp_path: Path, number: int)
 
 
 @pytest.mark.anyio
-async def test_a_client_whose_base_url_lacks_its_prefix_is_told_of_it(tmp_path: Path) -> None:
+async def test_a_base_url_without_its_prefix_is_explained(tmp_path: Path) -> None:
     async with running(tmp_path, lambda spec: pytest.fail(spec.model)) as gateway:
         for path in ("/chat/completions", "/models/m"):
             answer = await gateway.client.post(path, json={"model": "m", "messages": []})

@@ -78,7 +78,7 @@ async def stored_events(gateway: Running, **query: Any) -> list[dict[str, Any]]:
     return list(answer.json()["data"])
 
 
-async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> None:
+async def test_the_life_of_a_model_is_reported_with_its_evidence(tmp_path: Path) -> None:
     async with running(tmp_path, limited_script) as gateway:
         listening = stream(gateway, after=0)
         await gateway.add("m", model_folder(tmp_path / "model"))

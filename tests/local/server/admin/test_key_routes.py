@@ -35,7 +35,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(autouse=True)
 def _still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing comes back with time: how much does is for test_limits.py to say."""
+    """Nothing comes back with time: how much does is for test_the_doctor_checks_limits_of_files_and_memory.py to say."""
     level = Bucket.level
     monkeypatch.setattr(Bucket, "level", lambda bucket, now: level(bucket, bucket._at))
 
@@ -316,7 +316,7 @@ async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) 
             answer.cancel()
 
 
-async def test_requests_per_minute(tmp_path: Path) -> None:
+async def test_a_key_has_its_requests_per_minute(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (server, upstream):
         key, other = await make(server, "app", requests_per_minute=3), await make(server, "other")
         good = [await ask(server, key) for _ in range(3)]
@@ -374,7 +374,7 @@ async def test_a_client_that_leaves_pays_too(tmp_path: Path) -> None:
         assert (await ask(server, key)).status_code == 429
 
 
-async def test_requests_at_once(tmp_path: Path) -> None:
+async def test_a_key_has_its_requests_at_once(tmp_path: Path) -> None:
     go = asyncio.Event()
 
     async def hold_answer(call: Call) -> None:

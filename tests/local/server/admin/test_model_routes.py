@@ -169,7 +169,7 @@ SHAPES = (
         ),
     ],
 )
-async def test_a_body_that_is_no_json_is_told_with_its_place(
+async def test_a_body_that_is_no_json_is_reported_with_its_place(
     tmp_path: Path, body: bytes, words: str
 ) -> None:
     async with running(tmp_path, healthy) as gateway:

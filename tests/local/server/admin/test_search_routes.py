@@ -56,7 +56,7 @@ async def test_models_of_the_hub_are_judged_for_this_machine(tmp_path: Path) -> 
             )
 
 
-async def test_the_folders_are_searched_without_the_hub_and_the_reason_is_told(
+async def test_the_folders_are_searched_without_the_hub_and_the_reason_is_reported(
     tmp_path: Path,
 ) -> None:
     folder = model_folder(tmp_path / "mine" / "tiny-model")

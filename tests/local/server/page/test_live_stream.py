@@ -94,7 +94,9 @@ async def test_the_first_event_is_complete_and_later_ones_are_changes(tmp_path: 
             assert len(event["points"]) >= 1
 
 
-async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_path: Path) -> None:
+async def test_a_request_in_flight_is_reported_once_and_again_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
     goes_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -132,7 +134,7 @@ async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_pa
         asking.cancel()
 
 
-async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(
+async def test_the_machine_is_read_once_for_all_pages_and_never_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0

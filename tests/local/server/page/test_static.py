@@ -319,7 +319,7 @@ def test_requests_in_flight_are_listed_and_one_is_ended(tmp_path: Path, browser:
             assert "ended this request" in answer.result()
 
 
-def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(
+def test_the_page_works_by_keyboard_and_reports_a_lost_connection(
     tmp_path: Path, browser: Browser
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -347,7 +347,7 @@ def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(
         page.sees("Live")
 
 
-def test_a_visit_that_goes_wrong_is_told(browser: Browser, tmp_path: Path) -> None:
+def test_a_failed_visit_is_reported(browser: Browser, tmp_path: Path) -> None:
     """What the other tests count on."""
     with gateway(tmp_path) as one:
         for wrong, words in (

@@ -19,7 +19,9 @@ DAY_S = 86400
 
 
 @pytest.mark.parametrize("place", ["nosuch", "constructor", "__proto__", "%E0%A4%A", "models2/m"])
-def test_an_address_that_is_no_page_says_so(tmp_path: Path, browser: Browser, place: str) -> None:
+def test_an_unknown_address_shows_an_explanation(
+    tmp_path: Path, browser: Browser, place: str
+) -> None:
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
         page.go(f"#/{place}")
         page.sees("No such page")

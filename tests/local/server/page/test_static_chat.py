@@ -370,7 +370,7 @@ def test_calls_of_tools_that_are_counted_from_one_leave_no_hole(
         page.sees("It is late.")
 
 
-def test_a_conversation_that_finds_no_room_is_told(tmp_path: Path, browser: Browser) -> None:
+def test_a_conversation_that_finds_no_room_is_reported(tmp_path: Path, browser: Browser) -> None:
     with chatting(tmp_path, browser, Talker()) as page:
         page.tab.evaluate(
             """() => { for (let size = 1 << 23; size; size >>= 1)

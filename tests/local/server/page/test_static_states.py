@@ -47,9 +47,7 @@ def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser)
         page.check("busy")
 
 
-def test_a_start_is_shown_as_steps_and_no_word_of_it_stands_twice(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_a_start_is_shown_as_steps_without_repeated_words(tmp_path: Path, browser: Browser) -> None:
     with (
         gateway(tmp_path) as one,
         one.enter(telling(busy_state())) as tells,

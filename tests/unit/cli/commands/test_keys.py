@@ -9,7 +9,7 @@ import pytest
 from gateway.cli.commands import keys
 
 
-def test_a_key_for_a_model_that_is_not_here_is_noted(
+def test_a_key_for_a_missing_model_is_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wish = {"name": "tiny", "aliases": ["small"], "loras": {"sql": "/x"}}

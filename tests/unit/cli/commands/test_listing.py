@@ -36,7 +36,7 @@ def view(*replicas: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {**view_fields, "wish": wish, "replicas": list(replicas), **fields}
 
 
-def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None:
+def test_serving_replicas_are_counted_instead_of_wished_ones() -> None:
     idle = replica(
         state="no_plan", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
     )

@@ -32,7 +32,7 @@ def check_text(check: MachineCheck | None, state: str, *words: str) -> None:
     assert bool(check.do) == (state in ("warn", "fail")), check
 
 
-def test_memory_errors() -> None:
+def test_the_doctor_reports_memory_errors() -> None:
     check_text(checks.memory_errors([GOOD]), "ok", "ECC is on")
     check_text(checks.memory_errors([GOOD._replace(has_ecc=False)]), "ok", "off on GPU 0")
     check_text(
@@ -47,7 +47,7 @@ def test_memory_errors() -> None:
     )
 
 
-def test_persistence() -> None:
+def test_the_doctor_checks_the_persistence_mode() -> None:
     check_text(checks.persistence([GOOD]), "ok")
     check_text(
         checks.persistence([GOOD, GOOD._replace(number=1, has_persistence=False)]),
@@ -59,7 +59,7 @@ def test_persistence() -> None:
     assert checks.persistence([]) is None
 
 
-def test_display() -> None:
+def test_the_doctor_warns_of_a_gpu_with_a_display() -> None:
     check_text(
         checks.display([GOOD._replace(drives_display=True)]),
         "warn",
@@ -69,7 +69,7 @@ def test_display() -> None:
     assert checks.display([GOOD, GOOD._replace(drives_display=None)]) is None
 
 
-def test_memory_that_gpu_and_host_share() -> None:
+def test_the_doctor_checks_memory_shared_by_gpu_and_host() -> None:
     spark, quiet = machine("gb10"), HostMemory(100 * GIB, 110 * GIB, 0, ("earlyoom",))
     assert checks.shared_memory(HERE, quiet) is None
     check_text(checks.shared_memory(spark, quiet), "ok", "110.00 GiB available", "leave 15.21 GiB")
@@ -82,7 +82,7 @@ def test_memory_that_gpu_and_host_share() -> None:
     check_text(checks.shared_memory(spark, quiet._replace(swap=16 * GIB)), "warn", "swapoff")
 
 
-def test_mig() -> None:
+def test_the_doctor_checks_mig_devices() -> None:
     first_gpu, two = HERE.gpus
     check_text(
         checks.mig(HERE.evolve(gpus=(first_gpu.evolve(mig=True), two))),
@@ -96,7 +96,7 @@ def test_mig() -> None:
     assert checks.mig(HERE) is None
 
 
-def test_the_driver_against_every_engine_that_could_be_started() -> None:
+def test_the_doctor_compares_the_driver_with_every_engine() -> None:
     check_text(checks.driver(HERE.evolve(driver="580.95"), [OLD, NEW]), "ok", OLD.ref, NEW.ref)
     check_text(
         checks.driver(HERE.evolve(driver="570.1"), [OLD, NEW]),
@@ -111,7 +111,7 @@ def test_the_driver_against_every_engine_that_could_be_started() -> None:
     assert checks.driver(HERE, []) is None
 
 
-def test_wsl() -> None:
+def test_the_doctor_warns_of_wsl() -> None:
     wsl2 = (
         "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0) #1 SMP"
     )
@@ -120,7 +120,7 @@ def test_wsl() -> None:
     check_text(checks.wsl(None), "unknown")
 
 
-def test_limits() -> None:
+def test_the_doctor_checks_limits_of_files_and_memory() -> None:
     check_text(checks.open_files(1024, 1024 * 1024), "ok", "1,024, may be raised to 1,048,576")
     check_text(checks.open_files(None, None), "ok", "unlimited")
     check_text(checks.open_files(1024, 4096), "warn", "at most 4,096", "LimitNOFILE")
@@ -154,14 +154,16 @@ TOOLS = Toolchain(
         (TOOLS._replace(compiler=None, ninja=None), ["fail", "warn"], []),
     ],
 )
-def test_toolchains(tools: Toolchain, states: list[str], words: list[str]) -> None:
+def test_the_doctor_checks_toolchains(
+    tools: Toolchain, states: list[str], words: list[str]
+) -> None:
     toolchains = checks.toolchains([tools])
     assert [check.state for check in toolchains] == states
     for check in toolchains:
         check_text(check, check.state, "vllm==1", *words)
 
 
-def test_disks() -> None:
+def test_the_doctor_checks_free_disk() -> None:
     uses = {
         "weights": ("/models", 500 * GIB),
         "caches": ("/data", GIB),
@@ -180,7 +182,7 @@ def states(answer: HubAnswer) -> dict[str, str]:
     return {check.name: check.state for check in checks.hub(answer)}
 
 
-def test_the_hub_its_token_and_the_clock() -> None:
+def test_the_doctor_checks_hub_token_and_clock() -> None:
     assert states(HUB) == {"Hugging Face Hub": "ok", "Hub token": "ok", "clock": "ok"}
     assert states(HubAnswer("https://hub", problem="ConnectError")) == {
         "Hugging Face Hub": "warn",
@@ -211,7 +213,7 @@ def test_the_hub_its_token_and_the_clock() -> None:
             check_text(check, check.state)
 
 
-def test_gpus_in_containers() -> None:
+def test_the_doctor_checks_gpus_in_containers() -> None:
     uuids = tuple(f"nvidia.com/gpu={gpu.uuid}" for gpu in HERE.gpus)
     check_text(checks.container_gpus(Containers(("runc", "nvidia"), ()), HERE), "ok")
     check_text(checks.container_gpus(Containers(("runc",), uuids), HERE), "ok", "CDI")
@@ -225,7 +227,7 @@ def test_gpus_in_containers() -> None:
     assert checks.container_gpus(None, machine("cpu")) is None
 
 
-def test_prepared_engines_and_their_memory() -> None:
+def test_the_doctor_lists_prepared_engines_with_their_memory() -> None:
     view = PreparedView(
         engine="vllm==0.26.0", pid=7, since=1.0, modules=5000, refused={"flash": "x"}, pss_bytes=GIB
     )

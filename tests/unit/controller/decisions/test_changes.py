@@ -66,7 +66,7 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
         ([replica(0, NEW), replica(1, NEW)], None, Finish()),
     ],
 )
-def test_the_next_step_to_a_new_wish(
+def test_a_new_wish_takes_one_step_after_the_other(
     replicas: list[ReplicaStatus], tried: TrialStatus | None, step: object
 ) -> None:
     assert next_step(NEW, True, replicas, tried) == step
@@ -83,7 +83,7 @@ def test_the_next_step_to_a_new_wish(
         ([replica(0, 0)], None, None),
     ],
 )
-def test_the_next_step_back_to_the_wish_from_before(
+def test_a_failed_change_steps_back_to_the_former_wish(
     replicas: list[ReplicaStatus], tried: TrialStatus | None, step: object
 ) -> None:
     assert next_step(0, False, replicas, tried) == step
@@ -162,7 +162,7 @@ def test_the_same_on_other_gpus_is_the_same_start() -> None:
     assert not starts_same_engine(first_plan.evolve(argv=(*first_plan.argv, "--x")), first_plan)
 
 
-def test_a_wish_that_leaves_the_plan_says_why() -> None:
+def test_a_wish_that_keeps_the_plan_has_a_reason() -> None:
     first_plan = plan()
     text = (
         f"max model len stays {first_plan.max_model_len.value}: {first_plan.max_model_len.reason}"

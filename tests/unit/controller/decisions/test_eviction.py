@@ -49,7 +49,7 @@ def moves(*models: LoadedModel) -> Moves:
     return decide_evictions(models, NOW)
 
 
-def test_a_model_without_limits_stays_and_one_that_is_out_loads() -> None:
+def test_a_model_without_limits_stays_and_an_unloaded_one_loads() -> None:
     assert moves(serves("a"), out("b")) == Moves()
 
 
@@ -128,7 +128,7 @@ def test_the_model_that_loads_next_is_named() -> None:
     assert moves(out("a")).first == ""
 
 
-def test_the_one_of_equal_models_that_returns_cheaply_leaves() -> None:
+def test_the_cheaper_of_equal_models_leaves() -> None:
     wakes = serves("wakes", used_at=NOW - 20, load_s=0.5, since=NOW - 900)
     starts = serves("starts", used_at=NOW - 60, load_s=60, since=NOW - 900)
     assert eviction_order([starts, wakes], NOW) == [("wakes", 0), ("starts", 0)]
@@ -160,7 +160,7 @@ def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     ]
 
 
-def test_the_order_in_which_models_are_asked_to_leave() -> None:
+def test_models_leave_in_order_of_priority_and_use() -> None:
     some = [
         serves("busy", requests=1, priority=-5),
         serves("young", since=NOW - 1),
@@ -228,7 +228,7 @@ def test_a_request_brings_back_only_loadable_models() -> None:
     assert not is_loadable(out("x", is_stopped=True), ())
 
 
-def test_the_order_of_a_boot() -> None:
+def test_pinned_and_dear_models_load_first_at_a_boot() -> None:
     some = [
         out("old"),
         out("new", used_at=NOW),

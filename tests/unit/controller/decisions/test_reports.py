@@ -60,7 +60,7 @@ def kinds(
     return [event.kind for event in events_of_model(before, after, told or ReportedStages(), NOW)]
 
 
-def test_nothing_happened_where_nothing_is_other() -> None:
+def test_equal_states_are_reported_as_no_event() -> None:
     reported_stages = ReportedStages()
     now = model(ReportedReplica(0, (failed_attempt(), ready(2)), Rest("ready"), watched=2))
     assert list(events_of_model(OLD, now, reported_stages, NOW))
@@ -136,7 +136,9 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
         ),
     ],
 )
-def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: list[str]) -> None:
+def test_every_step_of_a_start_is_reported_once(
+    replica: ReportedReplica, expected: list[str]
+) -> None:
     reported_stages = ReportedStages()
     assert kinds(OLD, model(replica), reported_stages) == expected
     # Another look, or the same start as another replica has it now: a trial that took its place.
@@ -150,7 +152,7 @@ def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: 
     )
 
 
-def test_abilities_that_an_engine_shows_while_it_serves_are_told_once() -> None:
+def test_abilities_that_an_engine_shows_while_it_serves_are_reported_once() -> None:
     reported_stages, late = (
         ReportedStages(),
         Abilities.uniform(Ability(state="proven", evidence="it did")),
@@ -253,7 +255,7 @@ def test_an_engine_that_stops_says_why(
         ("pulling img:v1: 0.1 of 9.0 GiB", "unpacking img:v1: 9.0 GiB", []),
     ],
 )
-def test_phases_are_told_without_their_figures(
+def test_phases_are_reported_without_their_figures(
     before: str, after: str, expected: list[str]
 ) -> None:
     reported_stages = ReportedStages()

@@ -159,7 +159,7 @@ async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: 
     )
 
 
-async def test_the_chat_template_is_below_the_one_folder_that_engines_see(
+async def test_the_chat_template_is_below_the_folder_of_engines(
     tmp_path: Path,
 ) -> None:
     models, host = tmp_path / "models", Docker()

@@ -20,7 +20,7 @@ GIB = 2**30
         (GIB, None, {}),
     ],
 )
-def test_an_allocation_far_below_the_free_memory_was_not_refused_for_lack_of_it(
+def test_a_small_refused_allocation_has_another_cause_than_memory(
     tried: Scalar, free: Scalar, facts: dict[str, Scalar]
 ) -> None:
     values = {"tried_bytes": tried, "free_bytes": free}

@@ -55,7 +55,7 @@ FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
         ({"args": {"enable-sleep-mode": False}}, "set by the user"),
     ],
 )
-def test_the_others_say_why_not(fields: dict[str, Any], why: str) -> None:
+def test_models_without_sleep_name_the_reason(fields: dict[str, Any], why: str) -> None:
     value, reason = choice(**fields)
     assert not value
     assert why in reason
@@ -66,5 +66,5 @@ def test_a_failure_on_other_gpus_or_of_another_version_says_nothing() -> None:
     assert choice(facts=FAILED, scope={**PLAN.scope, "engine": "vllm==1.0.0"})[0]
 
 
-def test_a_user_may_have_it_in_any_case() -> None:
+def test_a_user_may_force_sleep() -> None:
     assert choice(leaves="", args={"enable-sleep-mode": True}) == (True, "set by the user")

@@ -146,7 +146,7 @@ def test_every_version_plans_groups_and_spells_them(ref: str) -> None:
 
 
 @pytest.mark.parametrize("ref", VERSIONS)
-def test_a_start_with_groups_is_one_that_plans_may_have(ref: str) -> None:
+def test_a_start_with_groups_is_accepted_by_the_policy(ref: str) -> None:
     plan = next(
         each_plan
         for each_plan in make_decision(V3, "8xh200", ref).plans

@@ -46,6 +46,6 @@ def test_the_script_is_the_same_every_time_so_that_answers_are_found_again() -> 
     assert script.pack() == first
 
 
-def test_no_word_of_it_allows_code_of_a_model() -> None:
+def test_the_script_allows_no_code_of_a_model() -> None:
     for path in INSIDE:
         assert "trust_remote_code" not in path.read_text()

@@ -33,7 +33,7 @@ def test_an_error_of_the_engine_is_its_refusal() -> None:
     assert run_program(engine)["refused"].startswith("AttributeError: 'MergedColumnParallelLinear'")
 
 
-def test_a_crash_of_the_engine_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_crash_of_the_engine_is_reported_with_its_line(tmp_path: Path) -> None:
     (folder := tmp_path / "vllm").mkdir()
     source = "def of(config):\n    return config['theta']\ndef no():\n    raise KeyError('theta')\n"
     (path := folder / "rope.py").write_text(source)
@@ -58,7 +58,7 @@ def test_a_missing_part_of_a_stand_in_is_no_refusal() -> None:
         run_program(lambda *_: StandIn(device="cuda").registry)
 
 
-def test_a_version_that_is_built_otherwise_refuses_nothing() -> None:
+def test_a_version_of_another_structure_refuses_nothing() -> None:
     """Then a line of ours fails, which says nothing of the model."""
     with pytest.raises(AttributeError):
         run_program(lambda *_: resolve_argument(object(), "tp_size"))

@@ -134,9 +134,7 @@ def test_a_fraction_leaves_reserved_memory(free: int, own: float, reserved: floa
         ),
     ],
 )
-def test_the_pool_is_as_large_as_one_that_was_measured(
-    model: str, changes: dict[str, Any], counted: int
-) -> None:
+def test_the_pool_has_a_measured_size(model: str, changes: dict[str, Any], counted: int) -> None:
     h200 = Gpu(
         index=0,
         uuid="GPU-0",

@@ -36,7 +36,7 @@ def token_bytes(
     return keys + sum(group.layers * group.head_dim * element for group in groups)
 
 
-def test_glm_5_2_on_blackwell_workstations() -> None:
+def test_glm_5_2_keeps_fp8_latents_without_scales_on_blackwell_workstations() -> None:
     """464,768 tokens in 23.91 GiB on each of eight RTX PRO 6000 (SemiAnalysisAI/InferenceX pull
     request 2335): FP8 latents without scales."""
     bytes_of_token = 23.91 * GIB / 464_768

@@ -71,7 +71,7 @@ def test_older_versions_do_not_look_at_causality(version: str) -> None:
     assert "non_causal" not in RULES[version].asks
 
 
-def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -> None:
+def test_one_layer_that_sees_ahead_makes_the_whole_drafter_non_causal() -> None:
     layers = (group("sliding", 128, window=512), group("full", 128, causal=False))
     assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *layers, is_drafter=True)] == [
         "FLASH_ATTN",
@@ -163,7 +163,7 @@ def test_images_whose_tokens_see_one_another_leave_no_flash_attention_to_gemma_3
     assert reasons(images)["FLASHINFER"] == "does not take image tokens that see one another"
 
 
-def test_gemma_4_with_images_that_see_both_ways() -> None:
+def test_gemma_4_with_images_uses_triton_where_tokens_see_both_ways() -> None:
     kinds = (group("sliding", 256, window=1024), group("full", 512))
     config = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}
     how: dict[str, Any] = {"architecture": "Gemma4ForConditionalGeneration", "config": config}
@@ -390,7 +390,7 @@ def test_flex_attention_is_refused_at_the_start_of_a_model_with_alibi(version: s
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_keys_of_an_encoder_are_asked_for_as_such(version: str) -> None:
+def test_keys_of_an_encoder_are_asked_for_by_their_kind(version: str) -> None:
     """FlexAttention and FlashInfer take no attention of a decoder to its encoder."""
     (row,) = rows(version, "9.0", group("cross", 64))
     assert (row.kind, row.backend) == ("cross", "FLASH_ATTN")

@@ -82,13 +82,13 @@ def test_pairs_of_each_way_and_groups_that_grow() -> None:
     ]
 
 
-def test_eight_alike_gpus_are_measured_by_twos_fours_and_all() -> None:
+def test_eight_equal_gpus_are_measured_by_twos_fours_and_all() -> None:
     hardware = machine("8xh100")
     (whole,) = gpu_sets(hardware.gpus, hardware.links)
     assert whole.groups == ((0, 1), (0, 1, 2, 3), tuple(range(8)))
 
 
-def test_the_alike_ones_of_unlike_cards_come_first() -> None:
+def test_equal_cards_among_unlike_ones_come_first() -> None:
     (whole,) = gpu_sets([gpu(0, name="b"), gpu(1, name="a"), gpu(2, name="b")], [])
     assert [gpu.index for gpu in whole.gpus] == [1, 0, 2]
     assert whole.groups == ((0, 1), (1, 2), (0, 1, 2))

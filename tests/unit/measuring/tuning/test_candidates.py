@@ -140,7 +140,7 @@ def test_layouts_are_tried_on_the_same_gpus() -> None:
     assert len(layouts) >= min(2, whole)
 
 
-def test_a_cache_of_less_precision_is_tried_only_by_word() -> None:
+def test_a_cache_of_less_precision_is_tried_only_with_leave() -> None:
     base = first_plan("llama-3.1-8b", "3090", VLLM_REF, max_context=8192)
     assert base is not None
     assert base.plan.kv_cache_dtype.value == "auto"

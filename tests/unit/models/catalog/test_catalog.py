@@ -70,7 +70,9 @@ async def test_a_folder_becomes_a_spec_with_the_resolved_path_as_its_source(tmp_
     }
 
 
-def test_the_ways_to_write_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_may_be_written_in_several_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(tmp_path / "org" / "name", model())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -169,7 +171,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_missing_shards_are_told_without_an_index_too(tmp_path: Path) -> None:
+def test_missing_shards_are_reported_without_an_index_too(tmp_path: Path) -> None:
     names = [f"model-{number:05d}-of-00007.safetensors" for number in range(1, 8)]
     write(
         tmp_path,
@@ -364,7 +366,7 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
         ),
     ],
 )
-def test_code_of_the_model_is_told(
+def test_code_of_the_model_is_reported(
     tmp_path: Path, files: dict[str, bytes], found: tuple[str, ...]
 ) -> None:
     assert facts(write(tmp_path, files)).remote_code == found

@@ -36,7 +36,7 @@ def one(**changes: Any) -> dict[str, Any]:
     return {"a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]} | changes}
 
 
-def test_tensors_have_their_dtype_and_shape_and_metadata_is_none_of_them() -> None:
+def test_tensors_have_dtype_and_shape_and_metadata_is_no_tensor() -> None:
     assert header_of(safetensors({"a": (2, 3), "b": (4,)})) == {
         "a": Tensor("BF16", (2, 3)),
         "b": Tensor("BF16", (4,)),

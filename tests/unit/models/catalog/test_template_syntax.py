@@ -40,7 +40,7 @@ def test_a_template_that_engines_refuse_is_refused_with_the_line(text: str, why:
     assert error.value.param == "chat_template"
 
 
-def test_nothing_of_it_runs() -> None:
+def test_code_in_a_template_is_not_run() -> None:
     check(
         "{% for i in range(100000) %}{% for j in range(100000) %}{{ 1 / 0 }}{% endfor %}{%"
         " endfor %}",

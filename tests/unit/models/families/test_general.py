@@ -272,7 +272,7 @@ def test_an_unlisted_architecture_has_a_plan_by_the_class_of_transformers() -> N
     assert not decision.plans, "the class would be the repository's"
 
 
-def test_a_reader_of_a_family_does_not_describe_transformers_class_of_it() -> None:
+def test_a_reader_of_a_family_is_not_used_for_its_transformers_class() -> None:
     fields = config("qwen3-8b", architectures=["UnheardForCausalLM"])
     read = model_from_config(fields)
     assert not read.guessed

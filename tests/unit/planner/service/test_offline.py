@@ -110,7 +110,7 @@ def test_every_field_of_a_wish_can_be_given() -> None:
     }
 
 
-def test_importing_the_package_imports_none_of_it() -> None:
+def test_importing_the_package_loads_no_module_of_the_planner() -> None:
     """A worker process and every command import it."""
     code = (
         "import sys, gateway; assert not {name for name in sys.modules if"

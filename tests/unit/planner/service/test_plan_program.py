@@ -49,7 +49,7 @@ def raising(error: BaseException) -> Callable[[], Decision]:
     return play
 
 
-def test_the_best_plan_and_the_whole_decision_are_told() -> None:
+def test_the_best_plan_and_the_whole_decision_are_reported() -> None:
     decision = make_decision()
     answer, plan, whole = run_program(lambda: decision)
     assert answer.error is None

@@ -64,7 +64,7 @@ def test_containers_start_images_that_may_be_pulled(tmp_path: Path) -> None:
     )
 
 
-def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_path: Path) -> None:
+def test_a_missing_engine_is_named_with_its_command_and_its_gain(tmp_path: Path) -> None:
     startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
     old_decision, new_decision = (
         decision(with_speed(OLD, 100, 1000)),

@@ -110,7 +110,7 @@ def test_a_sleeping_engine_lacks_memory_that_others_were_promised_or_have() -> N
     assert bytes_occupied(attempt(1, "ready", plan=PLAN), with_free(0)) == {}
 
 
-def test_the_fewest_leave_for_it() -> None:
+def test_the_fewest_models_leave_for_one_that_wakes() -> None:
     offers = [offer("a", 2), offer("x", 9, "GPU-other"), offer("b", 5), offer("c", 8)]
     assert offers_to_wake({}, offers) == ()
     assert [offer.model for offer in offers_to_wake({GPU.uuid: 2 * GIB}, offers) or ()] == ["a"]

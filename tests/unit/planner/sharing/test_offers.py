@@ -58,7 +58,7 @@ def test_surplus_comes_before_sleep_and_stop_and_needless_offers_are_dropped() -
     assert takes(offers, needing(18, 18)) == []
 
 
-def test_one_copy_that_leaves_is_less_than_one_that_leaves_and_one_that_shrinks() -> None:
+def test_one_leaving_copy_costs_less_than_a_leaving_and_a_shrinking_one() -> None:
     offers = [
         offer("a", "surplus", 2),
         offer("b", "sleep", 6),

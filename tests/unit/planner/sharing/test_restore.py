@@ -53,7 +53,7 @@ def test_starts_that_were_cut_off_too_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])
-def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
+def test_an_obstructed_start_is_planned_anew(kind: str) -> None:
     assert (
         interrupted_plan(
             [

@@ -38,5 +38,5 @@ def test_addresses_are_of_one_network_where_their_first_64_bits_are_the_same(
         ("no: address", "no: address"),
     ],
 )
-def test_the_unit_of_an_address(address: str, unit: str) -> None:
+def test_an_address_belongs_to_its_network(address: str, unit: str) -> None:
     assert client_network(address) == unit

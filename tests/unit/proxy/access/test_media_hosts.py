@@ -31,7 +31,7 @@ def test_no_inner_address_is_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:220:1::1", "::ffff:8.8.8.8"])
-def test_other_addresses_are(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert MediaHosts(["public"]).verdict(address, 0.0) is True
 
 

@@ -65,7 +65,7 @@ def test_requests_at_once_come_back_and_minutes_do_not() -> None:
     assert limiter.admit(key, "openai", 30.0) is not None
 
 
-def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -> None:
+def test_a_key_without_limits_and_a_removed_key_have_no_account() -> None:
     limiter, key = RateLimiter(), limited_key(requests_per_minute=1)
     assert limiter.admit(ANONYMOUS_KEY, "openai", 0.0) is None
     limiter.admit(key, "openai", 0.0)

@@ -166,7 +166,7 @@ def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
         (b'{"stream":"x","stream":true}', True),
     ],
 )
-def test_whether_a_stream_is_asked_for(body: bytes, streams: bool) -> None:
+def test_a_body_asks_for_a_stream_or_not(body: bytes, streams: bool) -> None:
     assert read_request_fields(body).streams() is streams
 
 
@@ -178,7 +178,7 @@ def test_whether_a_stream_is_asked_for(body: bytes, streams: bool) -> None:
         (b"{}", None),
     ],
 )
-def test_the_response_that_is_gone_on_from(body: bytes, previous: str | None) -> None:
+def test_a_body_names_its_previous_response(body: bytes, previous: str | None) -> None:
     assert read_request_fields(body).previous() == previous
 
 

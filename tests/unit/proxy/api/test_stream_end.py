@@ -55,7 +55,7 @@ def end(endpoint: str, *events: bytes) -> tuple[bool, int]:
         ("speech", [sse({"type": "speech.audio.delta"})]),  # no known end
     ],
 )
-def test_a_complete_stream(endpoint: str, events: list[bytes]) -> None:
+def test_a_complete_stream_has_its_end(endpoint: str, events: list[bytes]) -> None:
     assert end(endpoint, *events) == (True, 0)
 
 
@@ -73,7 +73,7 @@ def test_a_complete_stream(endpoint: str, events: list[bytes]) -> None:
         ("messages", [event("message_start"), event("message_delta", delta={"stop_reason": "x"})]),
     ],
 )  # fmt: skip
-def test_a_stream_without_its_end(endpoint: str, events: list[bytes]) -> None:
+def test_a_stream_without_its_end_is_incomplete(endpoint: str, events: list[bytes]) -> None:
     assert end(endpoint, *events) == (False, 0)
 
 

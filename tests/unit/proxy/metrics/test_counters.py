@@ -48,7 +48,7 @@ class _Ended:
         self.endpoint = type("Endpoint", (), {"name": "chat"})
 
 
-def test_series_are_bounded() -> None:
+def test_the_number_of_series_is_bounded() -> None:
     metrics = Metrics()
     metrics._series = {(f"m{number}", "chat"): _Series() for number in range(MAX_SERIES)}
     for number in range(3):

@@ -35,7 +35,7 @@ def test_taken_counts_can_be_given_back() -> None:
     assert [row[3:] for row in counter.take()] == [(3, 31, 22, 11, 1, 5)]
 
 
-def test_rows_are_bounded() -> None:
+def test_rows_of_usage_are_bounded() -> None:
     counter = UsageCounter()
     counter.add(
         UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0, 0) for number in range(MAX_ROWS + 5)

@@ -62,7 +62,7 @@ def test_no_call_weighs_more_than_the_most() -> None:
 # --- how a prompt begins ---
 
 
-def test_the_turns_of_a_conversation_begin_alike_and_two_conversations_do_not() -> None:
+def test_the_turns_of_one_conversation_alone_share_a_beginning() -> None:
     turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "First question"}]
     begins = [prefix(request_fields(messages=turns))]
     for number in range(3):

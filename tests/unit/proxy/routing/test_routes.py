@@ -78,7 +78,7 @@ def test_a_prompt_goes_where_it_went_before_until_that_one_has_too_much_to_do() 
     st.sampled_from(["a", "b", "c", None]),
     st.sampled_from([None, 3]),
 )
-def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
+def test_a_pick_is_in_the_route_has_room_and_is_not_avoided(
     load: list[tuple[str, int]],
     names: set[str],
     prefix: int | None,

@@ -58,7 +58,7 @@ def test_requests_are_those_of_all_processes() -> None:
     assert (view["replicas"][0]["attempt"], view["replicas"][0]["grade"]) == (7, "verified")
 
 
-def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
+def test_a_download_is_reported_with_its_bytes_and_other_work_in_words() -> None:
     model = serving()
     model.replicas[0].attempt = None
     model.replicas[0].progress = TransferProgress("Downloading", 3, 9, 1.5)
@@ -71,7 +71,7 @@ def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
     assert live_models([model], Routes(), [], expect_no_time)[0]["replicas"][0]["progress"] is None
 
 
-def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
+def test_a_start_has_its_expected_time_until_its_proof() -> None:
     time = StartTime(phases={"load": 9.0}, low_s=20.0, high_s=30.0, starts=3, grade="measured")
     model = serving()
     [replica] = model.replicas
@@ -117,7 +117,7 @@ def test_no_step_is_known_of_a_first_start_before_its_process() -> None:
     assert start_steps({}, None, {}, 1000.0) == []
 
 
-def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
+def test_a_prepared_process_is_reported_with_its_memory_and_begin() -> None:
     prepared_view = PreparedView(
         engine="vllm==0.26.0", pid=7, since=5.0, modules=9, refused={}, pss_bytes=None
     )
@@ -125,7 +125,7 @@ def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
     assert views == [{"engine": "vllm==0.26.0", "pid": 7, "since": 5.0, "bytes": None}]
 
 
-def test_the_machines_of_a_cluster_are_told_with_their_engines() -> None:
+def test_the_machines_of_a_cluster_are_reported_with_their_engines() -> None:
     machine_view = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=("a", "b"))
     views = live_machine(machine("cpu"), {}, nodes=[machine_view])["nodes"]
     assert views == [{"name": "one", "state": "ready", "gpus": ["NVIDIA H200"], "engines": 2}]

@@ -43,7 +43,7 @@ SPEC = LaunchSpec(
 START = engine_start(SPEC, is_in_container=True)
 
 
-def test_a_command_line_has_all_of_it_and_no_key() -> None:
+def test_a_command_line_has_every_part_of_the_start_and_no_key() -> None:
     words = shlex.split(text(START))
     assert words == command_line(START)
     assert words[:2] == ["docker", "run"]
@@ -80,7 +80,7 @@ def test_an_engine_without_an_image_has_no_container() -> None:
         engine_start(SPEC.evolve(engine=EngineRef(kind="own", version="1")), is_in_container=True)
 
 
-def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:
+def test_a_compose_file_has_every_part_of_the_start(tmp_path: Path) -> None:
     document = compose(START)
     service = document["services"]["org-model-8b"]
     assert service["entrypoint"] + service["command"] == [

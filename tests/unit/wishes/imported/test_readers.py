@@ -54,7 +54,7 @@ def notices(result: ImportedModels) -> dict[str, int]:
     return {notice.text: notice.line for notice in result.notices}
 
 
-def test_llama_swap_becomes_models_and_each_remaining_line_is_told() -> None:
+def test_llama_swap_becomes_models_and_each_remaining_line_is_reported() -> None:
     result = read_models(SWAP)
     assert result.models == {
         "qwen": {
@@ -230,7 +230,7 @@ def test_a_switch_before_the_model_takes_no_value() -> None:
     assert result.models["m"]["args"] == {"enable-prefix-caching": False}
 
 
-def test_words_without_a_flag_are_told_and_not_shown() -> None:
+def test_words_without_a_flag_are_reported_and_not_shown() -> None:
     result = read_models("models:\n  m: {cmd: vllm serve org/name -k hidden-word}\n")
     words = " ".join(notices(result))
     assert "-k: this short form is not known" in words
@@ -308,7 +308,7 @@ def test_variables_outside_the_file_are_those_of_a_models_file(
     assert notice.text == "m: the value of ${gone}/m is not in the file. Write `source` yourself."
 
 
-def test_parts_of_a_container_are_told_without_their_values() -> None:
+def test_parts_of_a_container_are_reported_without_their_values() -> None:
     compose = read_models(
         "services:\n  m:\n    image: vllm/vllm-openai\n    command: --model org/name\n"
         "    env_file: hidden\n    restart: always\n    healthcheck: {test: hidden}\n"
@@ -422,7 +422,7 @@ def test_volumes_of_a_service_are_folders_of_the_host(volume: Any, source: str) 
         ("-v /a:/mod", "the container"),
     ],
 )
-def test_a_path_that_the_host_does_not_have_is_told(mount: str, place: str) -> None:
+def test_a_path_that_the_host_does_not_have_is_reported(mount: str, place: str) -> None:
     result = read_models(f"models:\n  m: {{cmd: {DOCKER} {mount} {OPENAI} --model /models/m}}\n")
     notice = f"m: source: /models/m is a path in {place}. Write the host's path."
     assert notice in notices(result)
@@ -482,7 +482,7 @@ def test_a_proxy_to_another_machine_is_an_endpoint(
     assert is_told == (endpoints is None)
 
 
-def test_one_reason_is_told_once() -> None:
+def test_equal_reasons_are_reported_once() -> None:
     swap = read_models(
         "models:\n  a: {cmd: vllm serve org/a --host x --port 1}\n"
         "  b: {cmd: vllm serve org/b --host x --port 1}\n  c: {cmd: vllm serve org/c --port 1}\n"
@@ -506,7 +506,7 @@ def test_variables_before_the_command_of_a_service_count() -> None:
 
 
 @pytest.mark.parametrize("text", ["services:\n  a: {image: x\n", "models:\n  a: 1\n  a: 2\n"])
-def test_a_file_that_is_no_yaml_is_told_with_its_line(text: str) -> None:
+def test_a_file_that_is_no_yaml_is_reported_with_its_line(text: str) -> None:
     with pytest.raises(BadRequest, match="Line 3, column"):
         read_models(text)
 

@@ -56,7 +56,7 @@ def test_a_file_that_is_too_long_is_not_read_in_part(tmp_path: Path) -> None:
     assert (result.returncode, "more than 1.0 MiB" in result.stderr) == (2, True), result.stderr
 
 
-def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "swap.yaml"
     file.write_text(SWAP)
     result = fitserve("import", str(file), "-o", str(tmp_path / "gone" / "models.yaml"))

@@ -43,7 +43,9 @@ def test_models_are_found_and_the_first_that_fits_is_proposed(tmp_path: Path) ->
         (("fits", "--hardware", "nothing"), "nothing"),
     ],
 )
-def test_mistakes_are_explained(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_mistakes_of_a_search_are_explained(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
     result = fitserve(*arguments, FITSERVE_DATA_DIR=str(tmp_path))
     assert result.returncode in (1, 2)
     assert words.lower() in result.stderr.lower()

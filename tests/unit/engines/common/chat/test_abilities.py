@@ -114,7 +114,7 @@ def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> No
     assert {body["max_tokens"] for body in questions(chatting(context=128)).values()} == {64}
 
 
-def test_the_same_plan_is_asked_once() -> None:
+def test_equal_plans_are_probed_once() -> None:
     now = attempt(3, started_at=30.0)
     attempt_in_service = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=SHOWN)
     other_attempt = attempt(

@@ -75,7 +75,7 @@ def test_a_model_without_a_template_is_served_as_it_comes(
     assert template.digest_in(plan.argv) is None
 
 
-def test_one_other_letter_is_another_start_and_is_said() -> None:
+def test_one_other_letter_in_the_template_is_another_start() -> None:
     other = GIVEN.evolve(text=GIVEN.text + " ")
     old_plan, new_plan = make_plan(given=GIVEN), make_plan(given=other)
     assert not starts_same_engine(new_plan, old_plan)

@@ -56,7 +56,7 @@ def test_gpt_oss_as_compressed_tensors_loads_and_would_crash_in_its_second_produ
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_no_cut_cures_it(tp: int) -> None:
+def test_gpt_oss_as_compressed_tensors_crashes_with_any_cut(tp: int) -> None:
     assert gpt_oss("0.18.0", "12.0", "compressed-tensors", tp).status == "crash"
 
 
@@ -214,7 +214,9 @@ def test_a_limit_of_the_activation_leaves_out_the_backends_that_ignore_it(
         ("0.33.0", "10.0", "FLASHINFER_TRTLLM_MXFP4_MXFP8"),
     ],
 )
-def test_mxfp4_experts_of_an_fp8_checkpoint(version: str, capability: str, kernel: str) -> None:
+def test_mxfp4_experts_of_an_fp8_checkpoint_have_their_own_kernel(
+    version: str, capability: str, kernel: str
+) -> None:
     shape = MoeShape(
         hidden=4096,
         intermediate=2048,

@@ -53,7 +53,7 @@ def test_a_narrow_projection_has_six_refusals_and_no_kernel_in_0_19() -> None:
 
 
 @pytest.mark.parametrize("version", vllm_since("0.26"))
-def test_later_versions_pad_it_to_a_marlin_tile(version: str) -> None:
+def test_later_versions_pad_a_narrow_projection_to_a_marlin_tile(version: str) -> None:
     choice = wna16(version, "8.6", k=2048, n=32, group=128)
     assert (choice.status, choice.kernel, choice.padded_to) == (
         "ok",
@@ -62,14 +62,14 @@ def test_later_versions_pad_it_to_a_marlin_tile(version: str) -> None:
     )
 
 
-def test_float16_activations_leave_it_exllama_in_0_19() -> None:
+def test_float16_leaves_a_narrow_projection_exllama_in_0_19() -> None:
     assert (
         wna16("0.19.1", "8.6", k=2048, n=32, group=128, dtype="float16").kernel
         == "ExllamaLinearKernel"
     )
 
 
-def test_one_rank_keeps_the_whole_projection_and_marlin_takes_it() -> None:
+def test_marlin_computes_the_whole_projection_of_one_rank() -> None:
     assert wna16("0.19.1", "8.6", k=2048, n=64, group=128).kernel == "MarlinLinearKernel"
 
 

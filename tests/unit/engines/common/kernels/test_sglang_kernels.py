@@ -71,7 +71,7 @@ def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: 
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_seed_000_as_a_whole_model(version: str) -> None:
+def test_seed_000_is_refused_as_a_whole_model(version: str) -> None:
     quantization = {
         "quant_method": "gptq",
         "bits": 4,
@@ -174,7 +174,7 @@ def moe_choice_by(rules: MoeRules, q: Any, capability: str) -> MoeChoice:
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps(
+def test_fp8_experts_crash_without_their_type_in_triton_and_no_flag_helps(
     version: str,
 ) -> None:
     base = sglang_moe_questions.Question("qwen3-30b-a3b", "fp8", "fp8_block", 8, 128)

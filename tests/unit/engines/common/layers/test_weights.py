@@ -85,7 +85,9 @@ def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
         (TensorGroup(name="w", count=1, shape=(16, 8), dtype="F8_E4M3", shard="row"), 4, 2, 4 * 8),
     ],
 )
-def test_other_tensors(tensor: TensorGroup, tp: int, kv_heads: int | None, expected: int) -> None:
+def test_other_tensors_have_bytes_by_their_shard(
+    tensor: TensorGroup, tp: int, kv_heads: int | None, expected: int
+) -> None:
     assert other_bytes(tensor, tp, "bfloat16", kv_heads) == expected
 
 

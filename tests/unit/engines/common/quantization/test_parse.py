@@ -63,7 +63,7 @@ def test_a_model_without_a_block_is_unquantized() -> None:
         ({"dynamic": {r".*\.4\..*": {"bits": 8}}}, PACKED),
     ],
 )
-def test_gptq(changes: dict[str, Any], expected: Scheme) -> None:
+def test_a_gptq_block_has_its_scheme(changes: dict[str, Any], expected: Scheme) -> None:
     assert scheme("gptq", GPTQ | changes) == expected
 
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) 
         ),
     ],
 )
-def test_bitsandbytes(
+def test_a_bitsandbytes_block_has_its_scheme(
     block: dict[str, Any], layer: tuple[str, tuple[str, ...]], experts: bool, expected: Scheme
 ) -> None:
     assert scheme("bitsandbytes", block, layer, experts=experts) == expected
@@ -184,7 +184,7 @@ def test_a_packed_head_is_announced(method: str) -> None:
         ({"modules_to_not_convert": ["mlp"]}, UNQUANTIZED_SCHEME),
     ],
 )
-def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
+def test_an_awq_block_has_its_scheme(changes: dict[str, Any], expected: Scheme) -> None:
     assert scheme("awq", AWQ | changes) == expected
 
 
@@ -208,7 +208,7 @@ def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
         ),
     ],
 )
-def test_auto_round(changes: dict[str, Any], expected: Scheme) -> None:
+def test_an_auto_round_block_has_its_scheme(changes: dict[str, Any], expected: Scheme) -> None:
     assert scheme("auto-round", ROUND | changes) == expected
 
 
@@ -275,7 +275,7 @@ TOKEN8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
         ),
     ],
 )
-def test_compressed_tensors(
+def test_a_compressed_tensors_block_has_its_scheme(
     weights: dict[str, Any], inputs: dict[str, Any] | None, expected: Scheme
 ) -> None:
     assert compressed_scheme(weights, inputs) == expected
@@ -342,7 +342,7 @@ def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[st
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, UNQUANTIZED_SCHEME),
     ],
 )
-def test_modelopt(block: dict[str, Any], expected: Scheme | str) -> None:
+def test_a_modelopt_block_has_its_scheme(block: dict[str, Any], expected: Scheme | str) -> None:
     layer_scheme = scheme("modelopt", block)
     assert layer_scheme == expected or layer_scheme.kind == expected
 
@@ -392,7 +392,9 @@ def test_experts_missing_in_a_mixed_block_follow_the_module_beside_them() -> Non
 
 
 @pytest.mark.parametrize(("more", "kind"), [({}, "mxfp4"), ({"moe_quant_algo": "NVFP4"}, "nvfp4")])
-def test_experts_of_4_bits_in_an_fp8_block(more: dict[str, str], kind: str) -> None:
+def test_experts_of_4_bits_in_an_fp8_block_have_their_scheme(
+    more: dict[str, str], kind: str
+) -> None:
     block = {"weight_block_size": [128, 128], "expert_dtype": "fp4", **more}
     assert scheme("fp8", block, ("layers.0.ffn.experts", ()), experts=True).kind == kind
     assert scheme("fp8", block).kind == "fp8_block"

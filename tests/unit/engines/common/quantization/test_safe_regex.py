@@ -105,7 +105,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize(("name", "ref"), list(product(BLOCKS, ["vllm==0.19.1", VLLM_REF])))
-def test_a_checkpoint_with_such_a_pattern_is_refused_in_words(name: str, ref: str) -> None:
+def test_a_checkpoint_with_a_hostile_pattern_is_refused_in_words(name: str, ref: str) -> None:
     profiles = Profiles()
     engines = [profiles.engine(ref)]
     spec = published_model("llama-3.1-8b", quantization_config=BLOCKS[name])

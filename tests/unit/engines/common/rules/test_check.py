@@ -39,7 +39,7 @@ def test_the_condition_of_a_check_limits_the_rest() -> None:
     assert refusal(when={"capabilities": ["8.*"]}, max_head=256) == "head size 576 is above 256"
 
 
-def test_one_of_several_is_enough_and_every_reason_is_told_once() -> None:
+def test_one_alternative_is_enough_and_every_reason_is_reported_once() -> None:
     assert refusal(any_of=[{"max_head": 256}, {"layers": ["mla"]}]) is None
     conditions = [
         {"max_head": 256},

@@ -191,7 +191,7 @@ def test_a_drafter_without_a_backend_is_dropped_with_every_reason() -> None:
 
 @pytest.mark.parametrize("version", vllm_since("0.26"))
 @pytest.mark.parametrize("capability", ["8.6", "9.0", "12.0"])
-def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str) -> None:
+def test_the_attention_rules_have_a_backend_for_drafters(version: str, capability: str) -> None:
     speculation = gemma(version, by_rules(version, capability, "auto"))
     assert speculation.config["num_speculative_tokens"] == 8
     assert [row.status for row in speculation.attention] == ["ok"]

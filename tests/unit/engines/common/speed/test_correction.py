@@ -97,7 +97,7 @@ def test_a_second_measurement_is_not_multiplied_twice() -> None:
     assert set(ratios.values()) == {2}
 
 
-def test_plans_like_it_are_corrected_and_others_are_not() -> None:
+def test_similar_plans_are_corrected_and_others_are_not() -> None:
     plan = make_decision().plans[0]
     facts = learn_facts(plan, 0.5)
     base, longer = (

@@ -137,7 +137,7 @@ def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
     )
 
 
-def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
+def test_other_gpus_with_the_same_links_are_as_fast() -> None:
     facts = reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000, b67108864=300_000)
     machine, more = make_machine(H100, 2, facts, gpus=H100.gpus[4:6]), make_machine(H100, 4, facts)
     assert machine is not None

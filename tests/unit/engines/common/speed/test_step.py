@@ -165,7 +165,7 @@ def test_the_cpu_and_the_gpu_take_turns_without_graphs() -> None:
     assert plain[0] == plain[1]
 
 
-def test_graphs_are_those_that_the_engine_makes() -> None:
+def test_graphs_equal_those_of_the_engine() -> None:
     assert TABLE.graphs("vllm", NEWEST_VLLM, 1024, is_eager=False) == Graphs(512, 512)
     assert TABLE.graphs("vllm", NEWEST_VLLM, 64, is_eager=False) == Graphs(128, 128)
     assert TABLE.graphs("vllm", NEWEST_VLLM, 64, is_eager=True) == NONE
