@@ -35,7 +35,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(autouse=True)
 def _still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing comes back with time: how much does is for test_the_doctor_checks_limits_of_files_and_memory.py to say."""
+    """Nothing comes back with time: how much does is for test_limits.py to say."""
     level = Bucket.level
     monkeypatch.setattr(Bucket, "level", lambda bucket, now: level(bucket, bucket._at))
 
