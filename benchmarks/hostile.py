@@ -284,7 +284,7 @@ async def both_crowds(clients: int, each: int, seconds: float, processes: int) -
             figures = await crowd(
                 Path(folder),
                 count=clients,
-                each=number,
+                tokens=number,
                 seconds=seconds,
                 kill_s=KILL_S,
                 processes=processes,

@@ -100,7 +100,7 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
     sandboxed_environment.filters["tojson"] = as_json
     sandboxed_environment.globals |= {
         "raise_exception": refuse,
-        "strftime_now": lambda how: datetime(2026, 1, 1, tzinfo=UTC).strftime(how),
+        "strftime_now": lambda format_: datetime(2026, 1, 1, tzinfo=UTC).strftime(format_),
     }
     # `{% generation %}` marks what a model learns from, and renders nothing.
     plain = re.sub(
@@ -116,9 +116,11 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
     return str(sandboxed_environment.from_string(plain).render(variables))
 
 
-def alike(one: str, other: str) -> int:
+def alike(text: str, other_text: str) -> int:
     """How many characters both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other_text, strict=False))
+    )
 
 
 def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:

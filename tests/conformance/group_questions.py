@@ -28,11 +28,11 @@ def answers(version: str) -> list[Any]:
     return [_answer(question) for question in questions(version)]
 
 
-def _answer(one: Groups) -> Any:
-    files = {"config.json": json.dumps(case(one.model, one.quant)).encode()}
-    command = [f"--tensor-parallel-size={one.tp}", f"--data-parallel-size={one.dp}"]
+def _answer(group: Groups) -> Any:
+    files = {"config.json": json.dumps(case(group.model, group.quant)).encode()}
+    command = [f"--tensor-parallel-size={group.tp}", f"--data-parallel-size={group.dp}"]
     command += ["--dtype=bfloat16", "--max-model-len=512", "--enforce-eager"]
-    command += ["--enable-expert-parallel"] if one.whole else []
+    command += ["--enable-expert-parallel"] if group.whole else []
     try:
         answer = vllm_answers.answer_of(files, command)
     except Exception as error:  # an engine's refusal is an answer
@@ -40,8 +40,8 @@ def _answer(one: Groups) -> Any:
     return {"weights": answer["weights"], "experts": experts_of(answer)}
 
 
-def experts_of(said: dict[str, Any]) -> list[str]:
+def experts_of(answer: dict[str, Any]) -> list[str]:
     """The kernels of experts in an engine's answer, with the sizes of one expert."""
     return sorted(
-        {f"{row['kernel']} {row['k']}x{row['n']}" for row in said["kernels"] if row["experts"]}
+        {f"{row['kernel']} {row['k']}x{row['n']}" for row in answer["kernels"] if row["experts"]}
     )

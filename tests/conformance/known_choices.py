@@ -92,14 +92,14 @@ def rule_answer(profiles: Profiles, ref: str, case: Case, capability: str) -> An
     return REFUSED if attention_choice.status == "none" else UNKNOWN
 
 
-def is_same(case: Case, said: Any, answer: Any) -> bool:
+def is_same(case: Case, engine_answer: Any, answer: Any) -> bool:
     """Whether rules and engine agree. Methods of integers without a runner call Marlin."""
-    if case.kind == "wna16" and isinstance(said, list) and isinstance(answer, list):
-        return (said[1] or "marlin") == (answer[1] or "marlin")
+    if case.kind == "wna16" and isinstance(engine_answer, list) and isinstance(answer, list):
+        return (engine_answer[1] or "marlin") == (answer[1] or "marlin")
     if case.of == "memory":
-        close = abs(said[2] - answer[2]) < _ROUNDING
-        return close and (said[:2], said[3]) == (answer[:2], answer[3])
-    return bool(said == answer)
+        close = abs(engine_answer[2] - answer[2]) < _ROUNDING
+        return close and (engine_answer[:2], engine_answer[3]) == (answer[:2], answer[3])
+    return bool(engine_answer == answer)
 
 
 def _linear_answer(rules: Any, engine: Engine, case: Case, capability: str) -> Any:
@@ -161,10 +161,10 @@ def agreement(
 
 
 def choices_of(
-    profiles: Profiles, ref: str, near: str, others: Iterable[str]
+    profiles: Profiles, ref: str, near: str, other_refs: Iterable[str]
 ) -> tuple[KnownChoice, ...]:
     """The choices of a version that the rules of `near` do not make."""
-    answers, refs = answers_near(ref, near), [near, *others]
+    answers, refs = answers_near(ref, near), [near, *other_refs]
     cases = list(_judge(profiles, ref, answers, refs))
     whole = _whole_families(cases, refs)
     plain: dict[tuple[str, str], list[Judged]] = defaultdict(list)
@@ -250,45 +250,47 @@ def _merge(choices: list[KnownChoice]) -> list[KnownChoice]:
     return choices
 
 
-def _choice_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, Any] | None:
+def _choice_of(profiles: Profiles, judged: Judged, refs: list[str]) -> dict[str, Any] | None:
     """The rules of a further version that tell this answer, or the answer itself; None: neither.
 
     A backend that no rules describe tells nothing, and sizes of integer weights decide too. Rules
     that say `unknown` are better than wrong ones.
     """
     for other in refs[1:]:
-        if other in one.right:
+        if other in judged.right:
             return {"rules": other}
-    if one.answer == REFUSED and one.case.of == "moe":
+    if judged.answer == REFUSED and judged.case.of == "moe":
         return {"refuses": True}
     backend = None
-    if one.answer != REFUSED and not one.case.detail.startswith(("forced", "kv")):
-        backend = _backend_of(profiles, one, refs)
-    answers_by_version = {ref: rule_answer(profiles, ref, one.case, one.capability) for ref in refs}
+    if judged.answer != REFUSED and not judged.case.detail.startswith(("forced", "kv")):
+        backend = _backend_of(profiles, judged, refs)
+    answers_by_version = {
+        ref: rule_answer(profiles, ref, judged.case, judged.capability) for ref in refs
+    }
     if (
         backend is None
         and answers_by_version[refs[0]] != UNKNOWN
-        and one.case.of != "attention_backends"
+        and judged.case.of != "attention_backends"
     ):
         return next(
             ({"rules": other} for other in refs[1:] if answers_by_version[other] == UNKNOWN), None
         )
-    if answers_by_version[refs[0]] == UNKNOWN and one.case.of == "linear":
+    if answers_by_version[refs[0]] == UNKNOWN and judged.case.of == "linear":
         return None  # the rules know why they do not say
     return backend
 
 
-def _backend_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, Any] | None:
+def _backend_of(profiles: Profiles, judged: Judged, refs: list[str]) -> dict[str, Any] | None:
     """The backend of the answer, if rules describe it."""
-    if one.case.kind == "wna16":
+    if judged.case.kind == "wna16":
         return None
     rules: list[Any] = [profiles.rules([profiles.engine(ref)])[ref] for ref in refs]
-    if one.case.of == "linear":
-        is_known = any(one.answer in rule.linear.kernels for rule in rules)
-        return {"backend": one.answer} if is_known else None
-    first, second = one.answer[:2]
-    if one.case.of == "moe":
-        backend = f"{one.case.kind.partition('_')[0]} {second}" if second else first
+    if judged.case.of == "linear":
+        is_known = any(judged.answer in rule.linear.kernels for rule in rules)
+        return {"backend": judged.answer} if is_known else None
+    first, second = judged.answer[:2]
+    if judged.case.of == "moe":
+        backend = f"{judged.case.kind.partition('_')[0]} {second}" if second else first
         is_known = any(backend in rule.moe.backends for rule in rules)
         return {"backend": backend, "method": first} if is_known else None
     backends = {name for rule in rules for name in rule.attention_backends.backends}
@@ -426,8 +428,8 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
     version, release_of_rule = (release(reference.partition("==")[2]) for reference in (ref, ruled))
     nearest_answers = read_answers()
 
-    def away(one: str) -> tuple[int, bool, Any]:
-        neighbour_release = release(one)
+    def away(ref: str) -> tuple[int, bool, Any]:
+        neighbour_release = release(ref)
         return (
             abs(neighbour_release.micro - version.micro),
             neighbour_release != version,

@@ -85,55 +85,60 @@ def config(model: str) -> dict[str, Any]:
     return fields
 
 
-def _preferred_block(made: Any) -> int:
+def _preferred_block(configuration: Any) -> int:
     """Tokens of a block before states make it larger: what the backend of the first attention layer
     prefers."""
-    for layer in made.compilation_config.static_forward_context.values():
+    for layer in configuration.compilation_config.static_forward_context.values():
         backend = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
         if backend is not None and not hasattr(layer, "mamba_type"):
-            block_size: int = backend.get_preferred_block_size(made.cache_config.block_size)
+            block_size: int = backend.get_preferred_block_size(
+                configuration.cache_config.block_size
+            )
             return block_size
     return 0
 
 
 def _plan_cache(
-    plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int
+    plans: Any, configuration: Any, specs: dict[str, Any], groups: Any, memory: int, length: int
 ) -> list[Any]:
     """[number of blocks, requests at once], or [the length it suggests] where a request does not
     fit."""
-    made.model_config.max_model_len = length
+    configuration.model_config.max_model_len = length
     try:
-        cache = plan_cache(plans, made, kept, groups, memory)
+        cache = plan_cache(plans, configuration, specs, groups, memory)
     except ValueError as error:
         suggestion = re.search(r"estimated maximum model length is (\d+)", str(error))
         if "KV cache is needed" not in str(error) and not suggestion:
             raise
         return [int(suggestion[1]) if suggestion else 0]
     utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
-    return [cache.num_blocks, round(utils.get_max_concurrency_for_kv_cache_config(made, cache), 6)]
+    return [
+        cache.num_blocks,
+        round(utils.get_max_concurrency_for_kv_cache_config(configuration, cache), 6),
+    ]
 
 
-def answer(made: Any) -> dict[str, Any]:
+def answer(configuration: Any) -> dict[str, Any]:
     """preferred, block: tokens of a block; mode: of states; layers: [kind, tokens of a block, bytes
         of a page, count];
     groups: [tokens, page, count]; needed: bytes of one request of each of LENGTHS, for each of
     BATCHED; planned: see _planned, for each of BATCHED, BYTES and PLANNED."""
-    recurrent = made.model_config.is_hybrid
+    recurrent = configuration.model_config.is_hybrid
     block_size = (
-        _preferred_block(made)
-        if recurrent and hasattr(made.cache_config, "skip_page_size_padded")
+        _preferred_block(configuration)
+        if recurrent and hasattr(configuration.cache_config, "skip_page_size_padded")
         else 16
     )
-    kept_specs = specs(made)
+    kept_specs = specs(configuration)
     plans = planner()
-    groups = groups_of(plans, made, kept_specs)
+    groups = groups_of(plans, configuration, kept_specs)
     counts = collections.Counter(
         (type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values()
     )
     row: dict[str, Any] = {
-        "preferred": block_size if recurrent else made.cache_config.block_size,
-        "mode": made.cache_config.mamba_cache_mode,
-        "cache": made.cache_config.cache_dtype,
+        "preferred": block_size if recurrent else configuration.cache_config.block_size,
+        "mode": configuration.cache_config.mamba_cache_mode,
+        "cache": configuration.cache_config.cache_dtype,
         "layers": [[*key, count] for key, count in sorted(counts.items())],
         "groups": [[group.kv_cache_spec.block_size, group.kv_cache_spec.page_size_bytes,
             len(group.layer_names)] for group in groups],
@@ -141,10 +146,10 @@ def answer(made: Any) -> dict[str, Any]:
         "planned": [],
     }  # fmt: skip
     for tokens in BATCHED:
-        made.scheduler_config.max_num_batched_tokens = tokens
-        row["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
+        configuration.scheduler_config.max_num_batched_tokens = tokens
+        row["needed"] += [bytes_needed(plans, configuration, groups, length) for length in LENGTHS]
         row["planned"] += [
-            _plan_cache(plans, made, kept_specs, groups, memory, length)
+            _plan_cache(plans, configuration, kept_specs, groups, memory, length)
             for memory in BYTES
             for length in PLANNED
         ]

@@ -69,7 +69,7 @@ def _answer(model: str, quant: str) -> dict[str, Any]:
 
 
 def answer_of(
-    asked: dict[str, Any], ranks: Iterable[int], *, cache: bool = True, **arguments: Any
+    config: dict[str, Any], ranks: Iterable[int], *, cache: bool = True, **arguments: Any
 ) -> dict[str, Any]:
     """The answer for a config.json on each number of ranks; without `cache`, kv is not asked."""
     layers: dict[int, dict[str, tuple[str, int, int]]] = {}
@@ -77,7 +77,7 @@ def answer_of(
     for tp in ranks:
         attention = weights = kv = None
         try:
-            with build_from_config(asked, tp, **arguments) as (configuration, whole):
+            with build_from_config(config, tp, **arguments) as (configuration, whole):
                 layers[tp] = layers_of(whole, configuration)
                 attention = _attention(whole, configuration)
                 weights = sum(
@@ -122,27 +122,27 @@ def _alike(values: Iterable[Any]) -> list[str]:
     return texts[:1] if len(set(texts)) == 1 else texts
 
 
-def layers_of(whole: Any, made: Any) -> dict[str, tuple[str, int, int]]:
-    dtype = str(made.model_config.dtype).removeprefix("torch.")
+def layers_of(whole: Any, configuration: Any) -> dict[str, tuple[str, int, int]]:
+    dtype = str(configuration.model_config.dtype).removeprefix("torch.")
     return {path: (kernel, k, n) for path, (kernel, k, n, _) in kernels(whole, dtype).items()}
 
 
-def _attention(whole: Any, made: Any) -> str:
+def _attention(whole: Any, configuration: Any) -> str:
     rows = [
         (row["kind"], row["head_dim"], row["backend"], row["version"] or "", row["layers"])
-        for row in attention(whole, made)
+        for row in attention(whole, configuration)
     ]
     return ", ".join(" ".join(str(word) for word in row if word != "") for row in rows)
 
 
-def _kv(made: Any) -> str:
-    kept_specs = specs(made)
+def _kv(configuration: Any) -> str:
+    kept_specs = specs(configuration)
     if not kept_specs:
         return ""
     plans = planner()
-    groups = groups_of(plans, made, kept_specs)
-    made.model_config.max_model_len = 16
-    cache = plan_cache(plans, made, kept_specs, groups, _KV_BYTES)
+    groups = groups_of(plans, configuration, kept_specs)
+    configuration.model_config.max_model_len = 16
+    cache = plan_cache(plans, configuration, kept_specs, groups, _KV_BYTES)
     size = block_bytes(groups)
     if cache.num_blocks != _KV_BYTES // size:
         raise RuntimeError(f"a block is not {size} bytes: {cache.num_blocks} are in {_KV_BYTES}")

@@ -74,7 +74,7 @@ def answers(version: str) -> list[list[str]]:
     ]
 
 
-def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
+def reads(manager: Any, name: str, text: str, request: Any, count: int) -> bool:
     """Whether the parser finds each call, with its arguments in their types."""
     try:
         tool_parser = manager.get_tool_parser(name)
@@ -82,7 +82,7 @@ def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
             parser = tool_parser(Tokenizer(), request.tools)
         except TypeError:  # before parsers were told of the tools
             parser = tool_parser(Tokenizer())
-        tool_calls = parser.extract_tool_calls(said, request=request)
+        tool_calls = parser.extract_tool_calls(text, request=request)
         read = [
             (call.function.name, json.loads(call.function.arguments))
             for call in tool_calls.tool_calls

@@ -28,15 +28,15 @@ def answers(version: str) -> list[Any]:
     return [_answer(version, question) for question in questions(version)]
 
 
-def _answer(version: str, one: Groups) -> Any:
-    files = {"config.json": json.dumps(complete(case(one.model, one.quant))).encode()}
-    command = [f"--tp-size={one.tp * one.dp}", "--dtype=bfloat16", "--context-length=512"]
+def _answer(version: str, group: Groups) -> Any:
+    files = {"config.json": json.dumps(complete(case(group.model, group.quant))).encode()}
+    command = [f"--tp-size={group.tp * group.dp}", "--dtype=bfloat16", "--context-length=512"]
     command += (
-        [f"--attn-dp-size={one.dp}"]
+        [f"--attn-dp-size={group.dp}"]
         if since(version, "0.5.21")
-        else [f"--dp-size={one.dp}", "--enable-dp-attention"]
+        else [f"--dp-size={group.dp}", "--enable-dp-attention"]
     )
-    command += [f"--ep-size={one.tp * one.dp}"] if one.whole else []
+    command += [f"--ep-size={group.tp * group.dp}"] if group.whole else []
     try:
         answer = sglang_answers.answer_of(files, command)
     except Exception as error:  # an engine's refusal is an answer

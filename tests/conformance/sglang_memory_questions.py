@@ -122,14 +122,14 @@ def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any
         return None, f"{type(error).__name__}: {error}"[:200]
 
 
-def request_states(made: Any) -> int:
+def request_states(arguments: Any) -> int:
     """States of recurrent layers for each running request, if the model has such layers."""
-    sglang_model.publish(made)
+    sglang_model.publish(arguments)
     for name, kind in (
         ("mem_cache.kv_cache_configurator", "KVCacheConfigurator"),
         ("model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin"),
     ):
         with suppress(ModuleNotFoundError):
             module = importlib.import_module(f"sglang.srt.{name}")
-            return int(getattr(module, kind)._calculate_mamba_ratio(StandIn(server_args=made)))
+            return int(getattr(module, kind)._calculate_mamba_ratio(StandIn(server_args=arguments)))
     raise LookupError("no class of this version counts states")

@@ -68,10 +68,10 @@ def answers(version: str) -> list[list[str]]:
     return rows
 
 
-def _calls(parser: Any, tools: list[Any], name: str, said: str, count: int) -> bool:
+def _calls(parser: Any, tools: list[Any], name: str, text: str, count: int) -> bool:
     """Whether the parser finds each call, with its arguments in their types."""
     try:
-        _, calls = parser(tools, name).parse_non_stream(said)
+        _, calls = parser(tools, name).parse_non_stream(text)
         return [(call.name, json.loads(call.parameters)) for call in calls] == [
             (NAME, ARGUMENTS)
         ] * count
@@ -79,7 +79,7 @@ def _calls(parser: Any, tools: list[Any], name: str, said: str, count: int) -> b
         return False
 
 
-def _thinks(parser: Any, name: str, said: str) -> bool:
+def _thinks(parser: Any, name: str, text: str) -> bool:
     """Whether the parser tells thought and answer apart; what ends a turn is not its affair. Where
     the prompt has begun the thought, the server
     tells the parser so by the template (managers/template_manager.py: force_reasoning)."""
@@ -87,7 +87,7 @@ def _thinks(parser: Any, name: str, said: str) -> bool:
         try:
             thoughts, answer = parser(
                 name, stream_reasoning=False, force_reasoning=has_begun
-            ).parse_non_stream(said)
+            ).parse_non_stream(text)
         except Exception:  # as above
             continue
         if (

@@ -30,6 +30,6 @@ def answers(version: str) -> list[Any]:
     return [_has_stages(models.get(architecture)) for architecture in questions(version)]
 
 
-def _has_stages(made: Any) -> bool | None:
-    forward = getattr(made, "forward", None)  # some stand for a class that depends on the model
+def _has_stages(class_: Any) -> bool | None:
+    forward = getattr(class_, "forward", None)  # some stand for a class that depends on the model
     return None if forward is None else "pp_proxy_tensors" in inspect.signature(forward).parameters

@@ -32,16 +32,16 @@ def answers(version: str) -> list[Any]:
     return [_answer(question) for question in questions(version)]
 
 
-def _answer(one: Stages) -> Any:
+def _answer(stages: Stages) -> Any:
     os.environ.pop(STAGE_LAYERS, None)
-    if one.layers:
-        os.environ[STAGE_LAYERS] = ",".join(map(str, one.layers))
-    files = {"config.json": json.dumps(complete(case(one.model, one.quant))).encode()}
+    if stages.layers:
+        os.environ[STAGE_LAYERS] = ",".join(map(str, stages.layers))
+    files = {"config.json": json.dumps(complete(case(stages.model, stages.quant))).encode()}
     try:
         with folder_of(files) as folder:
             return [
-                _stage_bytes(folder, argv(one, "pp-size", "context-length"), stage)
-                for stage in range(one.count)
+                _stage_bytes(folder, argv(stages, "pp-size", "context-length"), stage)
+                for stage in range(stages.count)
             ]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}

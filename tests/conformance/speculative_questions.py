@@ -215,10 +215,10 @@ def _answer(question: Question) -> list[Any]:
             return ["error" if is_refused else "unanswered", type(error).__name__, message]
 
 
-def _taken_layers(made: Any, model: Any) -> list[Any]:
-    spec = made.speculative_config
+def _taken_layers(configuration: Any, model: Any) -> list[Any]:
+    spec = configuration.speculative_config
     draft = spec.draft_model_config
-    if draft is None or draft is made.model_config:
+    if draft is None or draft is configuration.model_config:
         return [spec.method, spec.num_speculative_tokens, None, None]
     supports: Any = importlib.import_module("vllm.model_executor.models.interfaces").supports_eagle3
     if spec.method in ("eagle3", "dflash", "dspark") and not supports(model):
@@ -226,7 +226,7 @@ def _taken_layers(made: Any, model: Any) -> list[Any]:
     if spec.method == "draft_model":
         return [spec.method, spec.num_speculative_tokens, draft.architectures[0], None]
     loading: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
-    drafting = loading.initialize_model(made, prefix="drafter", model_config=draft)
+    drafting = loading.initialize_model(configuration, prefix="drafter", model_config=draft)
     sizes = {"": 0, "embed_tokens": 0, "lm_head": 0}
     for name, weight in drafting.named_parameters():
         part = next((part for part in sizes if part and part in name), "")

@@ -41,6 +41,6 @@ def stages(_: str) -> list[Stages]:
     ]
 
 
-def argv(one: Stages, pipeline: str, context: str) -> list[str]:
-    dtype = "float16" if one.quant == "awq" else "bfloat16"
-    return [f"--{pipeline}={one.count}", f"--dtype={dtype}", f"--{context}=512"]
+def argv(stages: Stages, pipeline: str, context: str) -> list[str]:
+    dtype = "float16" if stages.quant == "awq" else "bfloat16"
+    return [f"--{pipeline}={stages.count}", f"--dtype={dtype}", f"--{context}=512"]

@@ -33,24 +33,25 @@ def answers(version: str) -> list[Any]:
     return [_answer(question) for question in questions(version)]
 
 
-def _answer(one: Stages) -> Any:
+def _answer(stages: Stages) -> Any:
     os.environ.pop(STAGE_LAYERS, None)
-    if one.layers:
-        os.environ[STAGE_LAYERS] = ",".join(map(str, one.layers))
-    files = {"config.json": json.dumps(case(one.model, one.quant)).encode()}
+    if stages.layers:
+        os.environ[STAGE_LAYERS] = ",".join(map(str, stages.layers))
+    files = {"config.json": json.dumps(case(stages.model, stages.quant)).encode()}
     vllm_model.prepare()
     try:
         with folder_of(files) as folder:
             arguments = vllm_model.arguments_of(
-                folder, [*argv(one, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"]
+                folder,
+                [*argv(stages, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"],
             )
-            return [_stage_bytes(arguments, stage) for stage in range(one.count)]
+            return [_stage_bytes(arguments, stage) for stage in range(stages.count)]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
 
 
-def _stage_bytes(given: Any, stage: int) -> list[int]:
-    with vllm_model.built_of(given, stage) as (configuration, whole):
+def _stage_bytes(config: Any, stage: int) -> list[int]:
+    with vllm_model.built_of(config, stage) as (configuration, whole):
         weights = sum(
             parameter.numel() * parameter.element_size() for parameter in whole.parameters()
         )

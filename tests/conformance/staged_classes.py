@@ -70,13 +70,13 @@ def _is_staged(name: str, classes: dict[str, _Class]) -> bool:
     return _has_stages(name, classes, _TAKES["vllm"]) is not False and _is_a(name, classes)
 
 
-def _is_a(name: str, classes: dict[str, _Class], seen: tuple[str, ...] = ()) -> bool:
+def _is_a(name: str, classes: dict[str, _Class], visited: tuple[str, ...] = ()) -> bool:
     """Whether the class has stages' interface among its bases."""
     if name == _STAGED:
         return True
-    if name not in classes or name in seen:
+    if name not in classes or name in visited:
         return False
-    return any(_is_a(base, classes, (*seen, name)) for base in classes[name].bases)
+    return any(_is_a(base, classes, (*visited, name)) for base in classes[name].bases)
 
 
 def _classes(folder: Path) -> Iterator[tuple[str, _Class]]:
@@ -98,13 +98,15 @@ def _names(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _has_stages(
-    name: str, classes: dict[str, _Class], takes: str, seen: tuple[str, ...] = ()
+    name: str, classes: dict[str, _Class], takes: str, visited: tuple[str, ...] = ()
 ) -> bool | None:
     """None: no class of this name, or of its bases, has a forward."""
-    if name not in classes or name in seen:
+    if name not in classes or name in visited:
         return None
     definition = classes[name]
     if definition.arguments is not None:
         return takes in definition.arguments
-    base_answers = (_has_stages(base, classes, takes, (*seen, name)) for base in definition.bases)
+    base_answers = (
+        _has_stages(base, classes, takes, (*visited, name)) for base in definition.bases
+    )
     return next((answer for answer in base_answers if answer is not None), None)

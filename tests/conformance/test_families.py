@@ -33,10 +33,10 @@ QUESTIONS = [
 ]
 
 
-def rank_bytes(found: BuiltModel, tp: int) -> int | None:
+def rank_bytes(model: BuiltModel, tp: int) -> int | None:
     """Bytes on one rank of a model in bfloat16; None where a layer cannot be cut so."""
-    total = sum(other_bytes(group, tp) for group in found.other_tensors)
-    for layer in found.linears:
+    total = sum(other_bytes(group, tp) for group in model.other_tensors)
+    for layer in model.linears:
         cut = per_rank(layer, tp)
         if cut is None:
             return None

@@ -155,8 +155,8 @@ def figure(cases: Sequence[Verdict]) -> dict[str, float]:
     }
 
 
-def near(one: Verdict) -> bool:
-    return one.weights is not None and abs(one.weights) <= 0.005
+def near(verdict: Verdict) -> bool:
+    return verdict.weights is not None and abs(verdict.weights) <= 0.005
 
 
 def test_the_forecast_from_config_alone_equals_the_engines_model() -> None:

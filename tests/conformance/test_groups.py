@@ -35,14 +35,14 @@ ASKED = [
 OVER = {"vllm": 0.0001, "sglang": 0.25}
 
 
-def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
+def forecast(ref: str, group: Groups) -> tuple[int, set[str]]:
     """Bytes of weights of one rank, and the kernels of its experts."""
     spec, engine = (
-        model_from_config(case(one.model, one.quant)),
+        model_from_config(case(group.model, group.quant)),
         PROFILES.engine(ref),
     )
     model = build(spec, relevant_traits(spec, engine.traits))
-    rank = Variant(tp=one.tp, dp=one.dp, ep=one.whole).rank("bfloat16", CAPABILITIES[0])
+    rank = Variant(tp=group.tp, dp=group.dp, ep=group.whole).rank("bfloat16", CAPABILITIES[0])
     rank_bytes = weights_bytes(model, rank, engine.traits)
     assert rank_bytes is not None
     rules = PROFILES.rules([engine])[ref]

@@ -89,15 +89,15 @@ def of_other(
 
 
 def rows_of(
-    found: Blueprint, ranks: list[int], dtype: str, *, pooling: bool
+    blueprint: Blueprint, ranks: list[int], dtype: str, *, pooling: bool
 ) -> collections.Counter[Any]:
     rows: collections.Counter[Any] = collections.Counter()
-    for item in found.linears:
+    for item in blueprint.linears:
         weights = of_linear(item, ranks, dtype)
         assert weights is not None, item
         for row in weights:
             rows[row] += len(item.numbers)
-    for group in found.parameters:
+    for group in blueprint.parameters:
         if not (pooling and group.name.endswith("lm_head.weight")):
             rows[of_other(group, ranks, dtype)] += group.count
     return rows

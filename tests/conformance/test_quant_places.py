@@ -48,11 +48,11 @@ def ours(engine: Engine, name: str) -> list[str]:
     return ["ok", scheme.method, cache]
 
 
-def agree(name: str, theirs: list[str], mine: list[str]) -> bool:
+def agree(name: str, engine_answer: list[str], planner_answer: list[str]) -> bool:
     """Quantized weights that an engine takes for unquantized have no plan."""
-    if theirs[:2] == ["ok", "none"] and name != "file KV alone":
-        return mine == ["refused"]
-    return mine == theirs
+    if engine_answer[:2] == ["ok", "none"] and name != "file KV alone":
+        return planner_answer == ["refused"]
+    return planner_answer == engine_answer
 
 
 @pytest.mark.parametrize("version", VLLM)

@@ -83,9 +83,9 @@ def products_of(answer: dict[str, Any]) -> Counter[str]:
     return counts
 
 
-def products_ours(mine: PlanOutcome) -> Counter[str]:
+def products_ours(outcome: PlanOutcome) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for row in mine.kernels:
+    for row in outcome.kernels:
         if row.layer.endswith(".w13"):
             continue
         kernel = row.kernel or row.status
@@ -96,9 +96,9 @@ def products_ours(mine: PlanOutcome) -> Counter[str]:
     return counts
 
 
-def attention_ours(mine: PlanOutcome) -> list[str]:
+def attention_ours(outcome: PlanOutcome) -> list[str]:
     counts: Counter[tuple[str, int, str]] = Counter()
-    for row in mine.attention:
+    for row in outcome.attention:
         counts[
             row.kind, 0 if row.kind == "recurrent" else row.head_dim, row.backend or row.status
         ] += row.layers

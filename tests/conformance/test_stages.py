@@ -69,14 +69,14 @@ STAND_INS = {("vllm", "0.18.0", "gemma-4-e4b"), ("sglang", "0.5.10.post1", "gemm
 TOWERS_UNSEEN = {"mistral-small-3.2-24b"}
 
 
-def spec_of(one: Stages) -> ModelSpec:
-    return model_from_config(case(one.model, one.quant))
+def spec_of(stages: Stages) -> ModelSpec:
+    return model_from_config(case(stages.model, stages.quant))
 
 
-def ours(ref: str, one: Stages) -> list[list[int]] | None:
+def ours(ref: str, stages: Stages) -> list[list[int]] | None:
     """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of
     it."""
-    spec, engine = spec_of(one), PROFILES.engine(ref)
+    spec, engine = spec_of(stages), PROFILES.engine(ref)
     model, whole = (
         build(spec, relevant_traits(spec, engine.traits)),
         parts_of_every_stage(engine, spec.architecture),
@@ -84,13 +84,13 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
     if field_against_stages(model, engine, spec.architecture):
         return None
     rank = Rank(
-        pp=one.count,
-        dtype="float16" if one.quant == "awq" else "bfloat16",
+        pp=stages.count,
+        dtype="float16" if stages.quant == "awq" else "bfloat16",
         capability=CAPABILITIES[0],
     )
-    layers = one.layers or layers_of(model, engine_kind(engine.kind), one.count)
+    layers = stages.layers or layers_of(model, engine_kind(engine.kind), stages.count)
     parts = []
-    for part in range(one.count):
+    for part in range(stages.count):
         stage = stage_model(model, layers, part, whole)
         stage_bytes = weights_bytes(stage, rank, engine.traits)
         assert stage_bytes is not None
@@ -140,16 +140,16 @@ def differences(module: ModuleType, version: str) -> list[str]:
     return wrong
 
 
-def about_stages(one: Stages, words: str) -> bool:
+def about_stages(stages: Stages, words: str) -> bool:
     if "does not match num_hidden_layers" in words:
-        return bool(sum(one.layers) == spec_of(one).config["num_hidden_layers"])
+        return bool(sum(stages.layers) == spec_of(stages).config["num_hidden_layers"])
     return any(word in words for word in ABOUT_STAGES)
 
 
-def headless(one: Stages, weights: list[int]) -> bool:
+def headless(stages: Stages, weights: list[int]) -> bool:
     """Nothing on the last stage makes logits: it is not a vocabulary larger than the one
     between."""
-    spec = spec_of(one)
+    spec = spec_of(stages)
     return weights[-1] - weights[1] < 2 * spec.vocab * spec.hidden
 
 

@@ -68,26 +68,26 @@ def outcome(decision: Decision, version: str) -> Plan | Rejected:
 
 
 def difference(
-    version: str, mine: Plan | Rejected, answer: dict[str, Any], experts: int = 0
+    version: str, outcome: Plan | Rejected, answer: dict[str, Any], experts: int = 0
 ) -> str:
     """What the planner says otherwise; "": nothing."""
-    if isinstance(mine, Rejected):
+    if isinstance(outcome, Rejected):
         starts = "refused" not in answer and not (
-            mine.verdict == "runtime_fail" or later(version, mine)
+            outcome.verdict == "runtime_fail" or later(version, outcome)
         )
-        return f"it starts; ours {mine.verdict}: {mine.reasons[0]}" if starts else ""
+        return f"it starts; ours {outcome.verdict}: {outcome.reasons[0]}" if starts else ""
     if "refused" in answer:
         return f"{answer['refused']}; ours is a plan"
-    assert mine.memory is not None
+    assert outcome.memory is not None
     # A tower that torch computes has no layer of attention in the engine.
-    backends = sorted({row.backend or row.status for row in mine.attention} - {"torch"})
-    planner_values = {"dtype": mine.dtype.value, "attention": backends}
+    backends = sorted({row.backend or row.status for row in outcome.attention} - {"torch"})
+    planner_values = {"dtype": outcome.dtype.value, "attention": backends}
     differences = [
         f"{name}: {answer[name]}, ours {planner_value}"
         for name, planner_value in planner_values.items()
         if answer[name] != planner_value
     ]
-    weight_bytes = mine.memory.weights_bytes - kept_scales(version, mine.kernels, experts)
+    weight_bytes = outcome.memory.weights_bytes - kept_scales(version, outcome.kernels, experts)
     return "; ".join(
         differences
         + (
@@ -98,13 +98,15 @@ def difference(
     )
 
 
-def later(version: str, mine: Rejected) -> bool:
+def later(version: str, rejection: Rejected) -> bool:
     """Whether it is refused for what the engine finds once it compiles: its code for GPUs, which
     was not asked, the shared memory that Triton's code takes, or types of Triton, which versions
     before 0.26 look at no earlier."""
-    if "is compiled for compute capability" in mine.reasons[0]:
+    if "is compiled for compute capability" in rejection.reasons[0]:
         return True
-    at_start = [refusal for row in mine.attention for refusal in row.refused if refusal.at_start]
+    at_start = [
+        refusal for row in rejection.attention for refusal in row.refused if refusal.at_start
+    ]
     return any(
         "of shared memory" in refusal.reason or not since(version, "0.26") for refusal in at_start
     )

@@ -145,12 +145,12 @@ def attention_ours(
     return counts
 
 
-def per_token(told: str) -> int:
+def per_token(summary: str) -> int:
     """Bytes of one token in all layers that keep every token; in the sliding ones where no layer
     does."""
-    if not told:
+    if not summary:
         return 0
-    size, groups = told.split(": ")
+    size, groups = summary.split(": ")
     rows = []
     for row in groups.split():
         count, kind = row.split("*")
@@ -163,7 +163,7 @@ def per_token(told: str) -> int:
 
 
 def ungrown(
-    theirs: Counter[tuple[str, int, int, str]], outcome: PlanOutcome
+    engine_layers: Counter[tuple[str, int, int, str]], outcome: PlanOutcome
 ) -> Counter[tuple[str, int, int, str]]:
     """With experts in the size that they have before some versions pad them."""
     sizes: dict[tuple[str, int, int], tuple[int, int]] = {}
@@ -176,7 +176,7 @@ def ungrown(
                 for grown_sizes in ((width, row_width), (width, row.k), (row.n, row_width))
             }
     counts: Counter[tuple[str, int, int, str]] = Counter()
-    for (name, k, n, kernel), count in theirs.items():
+    for (name, k, n, kernel), count in engine_layers.items():
         counts[name, *sizes.get((name, k, n), (k, n)), kernel] += count
     return counts
 
@@ -194,11 +194,19 @@ def kept_scales(version: str, kernels: Sequence[LayerKernel], experts: int) -> i
 
 
 def built_alike(
-    version: str, model: str, quant: str, answer: dict[str, Any], position: int, mine: PlanOutcome
+    version: str,
+    model: str,
+    quant: str,
+    answer: dict[str, Any],
+    position: int,
+    outcome: PlanOutcome,
 ) -> list[str]:
     """What the planner says otherwise of a model that the engine builds."""
     lines = []
-    engine_layers, counts = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
+    engine_layers, counts = (
+        ungrown(layers_of(model, answer, position), outcome),
+        layers_ours(outcome),
+    )
     # The towers are modules of transformers, whose layers are torch's.
     if version == "0.19.1" and model.startswith("gemma-4"):
         towers = ("vision_tower.", "audio_tower.")
@@ -215,19 +223,19 @@ def built_alike(
         )
     attention = attention_of(answer, position)
     planner_attention = attention_ours(
-        mine, {(kind, head) for kind, head, _, number in attention if number}
+        outcome, {(kind, head) for kind, head, _, number in attention if number}
     )
     if attention != planner_attention:
         lines.append(
             f"attention: theirs {dict(attention - planner_attention)},"
             f" ours {dict(planner_attention - attention)}"
         )
-    weights, memory = answer["weights"][position], mine.memory
+    weights, memory = answer["weights"][position], outcome.memory
     assert memory is not None
     # Tiles that Marlin fills up while it loads are counted here, and not among what it loads into.
     padded_rows = [
         row
-        for row in mine.kernels
+        for row in outcome.kernels
         if row.padded_to and ".experts." not in row.layer and row.k and row.n
     ]
     tiles = sum(
@@ -235,7 +243,7 @@ def built_alike(
         for row in padded_rows
     )
     experts = config(model, quant).get("num_local_experts", 0)
-    off = memory.weights_bytes - weights - kept_scales(version, mine.kernels, experts)
+    off = memory.weights_bytes - weights - kept_scales(version, outcome.kernels, experts)
     if quant not in UNLOADED and not -0.005 * weights <= off <= 0.005 * weights + tiles:
         lines.append(f"weights: theirs {weights}, ours {memory.weights_bytes}")
     kv = answer.get("kv", "")

@@ -181,7 +181,7 @@ def answering_docker() -> None:
         missing(f"no Docker Engine answers: {error}")
 
 
-def missing(what: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
     if os.environ.get("REQUIRE_DOCKER"):
-        pytest.fail(what)
-    pytest.skip(what)
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -54,8 +54,8 @@ class Harness(Protocol):
         ...
 
 
-async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
-    """Poll until `condition` holds; fails the test, naming `what`, when that seems to be never. A
+async def until(state: str, condition: Callable[[], Awaitable[bool]]) -> None:
+    """Poll until `condition` holds; fails the test, naming `state`, when that seems to be never. A
     host that does not answer, as on a busy machine, is asked again."""
     patience, absence = Patience(), ""
     while True:
@@ -65,7 +65,7 @@ async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
         except AgentAway as error:
             absence = f"; {error}"
         if patience.is_over():
-            raise AssertionError(f"not within {HANG_S:g} s: {what}{absence}")
+            raise AssertionError(f"not within {HANG_S:g} s: {state}{absence}")
         await asyncio.sleep(patience.pause_s(0.05))
 
 

@@ -62,9 +62,9 @@ os.environ.pop("DROPPED_BY_IMPORT", None)
 class PreparedHarness(ProcessHarness):
     """Its engine is `python -m told_engine`, found by PYTHONPATH."""
 
-    def __init__(self, data_dir: Path, most: int = 1) -> None:
+    def __init__(self, data_dir: Path, limit: int = 1) -> None:
         super().__init__(data_dir)
-        self.most = most
+        self.most = limit
         self.packages = data_dir / "packages"
         self.packages.mkdir()
         (self.packages / "told_engine.py").write_text(_MODULE)

@@ -82,9 +82,9 @@ def everything(harness: AgentHarness) -> set[str]:
     }
 
 
-def within_policy(harness: AgentHarness, found: dict[str, Any]) -> None:
+def within_policy(harness: AgentHarness, container: dict[str, Any]) -> None:
     """The container is an engine's as plans have them, whatever was asked for."""
-    host, config = found["HostConfig"], found["Config"]
+    host, config = container["HostConfig"], container["Config"]
     assert config["Image"] == BASE_IMAGE
     assert [*config["Entrypoint"], *config["Cmd"]][: len(ENGINE.container_command)] == [
         *ENGINE.container_command
@@ -112,7 +112,7 @@ def within_policy(harness: AgentHarness, found: dict[str, Any]) -> None:
     assert not any("mknod" in str(rule) for rule in host["DeviceCgroupRules"] or [])
     mounts = [
         (mount["Type"], mount["Source"], mount["Destination"], mount["RW"])
-        for mount in found["Mounts"]
+        for mount in container["Mounts"]
     ]
     assert mounts in ([], [("bind", str(harness.models), "/models", False)])
     for request in host["DeviceRequests"] or []:

@@ -270,7 +270,7 @@ async def test_another_cache_is_another_prepared_process(harness: PreparedHarnes
 
 
 async def test_no_more_environments_are_prepared_than_allowed(tmp_path: Path) -> None:
-    harness = PreparedHarness(tmp_path, most=2)
+    harness = PreparedHarness(tmp_path, limit=2)
     try:
         for version in ("2", "3"):
             folder = tmp_path / f"engines/fake-{version}"

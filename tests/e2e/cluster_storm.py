@@ -223,11 +223,11 @@ def storm(chance: random.Random) -> Iterator[ClusterStorm]:
             cluster_storm.end()
 
 
-def show(made: ClusterStorm) -> None:
-    nodes: tuple[ClusterNode, ...] = made.nodes.nodes
-    for log in (made.gateway.log, *(node.log for node in nodes)):
+def show(storm: ClusterStorm) -> None:
+    nodes: tuple[ClusterNode, ...] = storm.nodes.nodes
+    for log in (storm.gateway.log, *(node.log for node in nodes)):
         sys.stderr.write(f"--- {log}\n{log.read_text(errors='replace')[-6000:]}\n")
-    sys.stderr.write(json.dumps(made.figures()) + "\n")
+    sys.stderr.write(json.dumps(storm.figures()) + "\n")
 
 
 def end_in_order(*_: object) -> None:

@@ -71,7 +71,7 @@ def _fetch(names: list[str]) -> None:
 
 
 def wait_for(
-    what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float | None = None
+    state: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float | None = None
 ) -> Any:
     """The first truthy answer of `check`; an httpx error counts as no answer yet. every_s: between
     two looks, for a state that passes; without it, looks become rarer."""
@@ -81,7 +81,7 @@ def wait_for(
             if value := check():
                 return value
         time.sleep(patience.pause_s(0.05) if every_s is None else every_s)
-    raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
+    raise AssertionError(f"{state}: not within {timeout_s:.0f} s")
 
 
 def fitserve(

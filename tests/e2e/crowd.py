@@ -102,9 +102,11 @@ def quantile(seconds: list[float], share: float) -> float:
 class Client:
     """One after the other, on one connection as long as it lives."""
 
-    def __init__(self, target: Target, seen: Seen, chance: random.Random, *, leaves: bool) -> None:
+    def __init__(
+        self, target: Target, counts: Seen, chance: random.Random, *, leaves: bool
+    ) -> None:
         self._target = target
-        self._seen = seen
+        self._seen = counts
         self._chance = chance
         self._leaves = leaves
         self._asked = request(
@@ -219,9 +221,9 @@ def descriptors(pid: int) -> int:
 
 
 async def crowd(
-    folder: Path, *, count: int, each: int, seconds: float, kill_s: float, processes: int = 1
+    folder: Path, *, count: int, tokens: int, seconds: float, kill_s: float, processes: int = 1
 ) -> Figures:
-    """`count` clients for so long; every `kill_s` an engine is killed. `each`: attackers of each
+    """`count` clients for so long; every `kill_s` an engine is killed. `tokens`: attackers of each
     kind beside them. processes: workers; 1: the gateway serves by itself."""
     script = ["--tokens-per-second", str(TOKENS_PER_S)]
     new_scripted_gateway = scripted_gateway(
@@ -254,9 +256,9 @@ async def crowd(
                 process(clients, Target(gateway.port, keys[0], "m"), count)
             )
             attacks: list[Any] = [Counter()]
-            if each:
+            if tokens:
                 attacks = await stack.enter_async_context(
-                    process(attackers, Target(gateway.port, keys[1], "m"), each)
+                    process(attackers, Target(gateway.port, keys[1], "m"), tokens)
                 )
             began = time.monotonic()
             while (now := time.monotonic() - began) < seconds:

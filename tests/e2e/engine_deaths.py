@@ -27,7 +27,7 @@ assert TOKENS / TOKENS_PER_S > 2 * HANG_S
 
 
 async def _stream(
-    client: httpx.AsyncClient, url: str, begun: asyncio.Semaphore
+    client: httpx.AsyncClient, url: str, starts: asyncio.Semaphore
 ) -> tuple[str, float]:
     """What came, and when the connection ended."""
     body = {"model": "m", "prompt": "hi", "max_tokens": TOKENS, "stream": True}
@@ -35,7 +35,7 @@ async def _stream(
     async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
         async for chunk in response.aiter_text():
             if not text:
-                begun.release()
+                starts.release()
             text += chunk
     return text, time.monotonic()
 

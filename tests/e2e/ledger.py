@@ -61,27 +61,27 @@ class Ledger:
         if denial:
             self.denials.append(f"{entry[1]}: {denial}")
 
-    def losses(self, shown: Mapping[Entry, Collection[Order]]) -> list[str]:
+    def losses(self, shown_orders: Mapping[Entry, Collection[Order]]) -> list[str]:
         """The acknowledged changes that are not shown.
 
-        shown: for each entry that exists, the orders that its state agrees with. An entry whose
-        change got no answer may be in either state.
+        shown_orders: for each entry that exists, the orders that its state agrees with. An entry
+        whose change got no answer may be in either state.
         """
         losses_of_entry = []
-        for entry in sorted({*self._acknowledged, *self._unanswered, *shown}):
+        for entry in sorted({*self._acknowledged, *self._unanswered, *shown_orders}):
             acknowledged = self._acknowledged.get(entry)
             allowed = {acknowledged, self._unanswered.get(entry, acknowledged)}
-            orders: Collection[Order | None] = shown.get(entry, (None,))
+            orders: Collection[Order | None] = shown_orders.get(entry, (None,))
             if not allowed.intersection(orders):
                 losses_of_entry.append(
                     f"{entry[1]}: acknowledged {acknowledged}, shown {sorted(orders, key=str)}"
                 )
         return losses_of_entry
 
-    def settle(self, shown: Mapping[Entry, Collection[Order]]) -> None:
+    def settle(self, shown_orders: Mapping[Entry, Collection[Order]]) -> None:
         """Take the shown state for true where no answer told it: no change is under way."""
-        for entry in {*self._acknowledged, *self._unanswered, *shown}:
-            orders: Collection[Order | None] = shown.get(entry, (None,))
+        for entry in {*self._acknowledged, *self._unanswered, *shown_orders}:
+            orders: Collection[Order | None] = shown_orders.get(entry, (None,))
             order = self._unanswered.pop(entry, self._acknowledged.get(entry))
             if order not in orders:
                 order = next(iter(orders))

@@ -213,7 +213,7 @@ def record(folder: Path, changes: int) -> list[Call]:
         return list(calls(lines, folder / "data"))
 
 
-def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
+def calls(lines: Iterable[str], folder: Path) -> Iterator[Call]:
     """Of strace's lines those about files below this folder, and what was said; paths are from
     there."""
     positions: dict[str, int] = {}
@@ -228,9 +228,9 @@ def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
             yield Call("said", "", texts[1])
             continue
         paths = [Path(os.fsdecode(text)) for text in texts[1 if name == "openat" else 0 :][:2]]
-        if not paths or not paths[0].is_relative_to(below):
+        if not paths or not paths[0].is_relative_to(folder):
             continue
-        path = str(paths[0].relative_to(below))
+        path = str(paths[0].relative_to(folder))
         match name:
             case "openat" if "O_CREAT" in match[2]:
                 positions[path] = 0
@@ -245,7 +245,7 @@ def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
             case "fsync" | "fdatasync":
                 yield Call("sync", path)
             case "rename" | "renameat" | "renameat2":
-                yield Call("rename", path, other=str(paths[1].relative_to(below)))
+                yield Call("rename", path, other=str(paths[1].relative_to(folder)))
             case "unlink" | "unlinkat":
                 yield Call("unlink", path)
 
@@ -280,7 +280,7 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
             + [state for number, state in acknowledgements if number >= point][:1]
         )
         remaining_path.mkdir(parents=True, exist_ok=True)
-        check(remaining_path, allowed, begun=bool(states_before))
+        check(remaining_path, allowed, is_open=bool(states_before))
         shutil.rmtree(remaining_path)
     syncs = sum(call.name == "sync" for call in recorded)
     figures = {
@@ -292,18 +292,18 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
     return figures | {"with unsynced writes": unsynced, "lost": 0}
 
 
-def check(left: Path, allowed: list[list[object]], *, begun: bool) -> None:
+def check(folder: Path, allowed: list[list[object]], *, is_open: bool) -> None:
     """The database opens as it is, with all that was acknowledged."""
-    store = open_store(left / "fitserve.db")
+    store = open_store(folder / "fitserve.db")
     try:
-        assert store.problem is None, f"{left}: {store.problem}"
+        assert store.problem is None, f"{folder}: {store.problem}"
         stored_content = content(store)
-        assert stored_content in allowed or not (begun or any(stored_content)), (
-            f"{left}: {stored_content} and not {allowed}"
+        assert stored_content in allowed or not (is_open or any(stored_content)), (
+            f"{folder}: {stored_content} and not {allowed}"
         )
-        assert len(RunningEngines(left).entries()) == len(list((left / "live").glob("*.json"))), (
-            f"{left}: half a record"
-        )
+        assert len(RunningEngines(folder).entries()) == len(
+            list((folder / "live").glob("*.json"))
+        ), f"{folder}: half a record"
     finally:
         store.close()
 

@@ -113,9 +113,9 @@ def workers(gateway: Gateway) -> list[int]:
 
 
 async def stream(
-    client: httpx.AsyncClient, gateway: Gateway, begun: asyncio.Semaphore, tokens: int = 25
+    client: httpx.AsyncClient, gateway: Gateway, starts: asyncio.Semaphore, tokens: int = 25
 ) -> str:
-    """What came of an answer of so many tokens, whether or not it broke off. `begun` is released
+    """What came of an answer of so many tokens, whether or not it broke off. `starts` is released
     when its first words have come."""
     body = {"model": "m", "prompt": "hi", "max_tokens": tokens, "stream": True}
     text = ""
@@ -124,6 +124,6 @@ async def stream(
             assert response.status_code == 200
             async for chunk in response.aiter_text():
                 if not text:
-                    begun.release()
+                    starts.release()
                 text += chunk
     return text

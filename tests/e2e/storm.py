@@ -409,8 +409,8 @@ class Storm:
             thread.join(2 * hang_s())
             assert not thread.is_alive(), "a writer hangs"
 
-    def _time(self, what: str) -> None:
-        self.recoveries[f"{self._killed} {what}"].append(time.monotonic() - self._killed_at)
+    def _time(self, step: str) -> None:
+        self.recoveries[f"{self._killed} {step}"].append(time.monotonic() - self._killed_at)
 
     def _await_moment(self) -> None:
         """Wait for a random moment: after a phase chosen at random has begun, or at any time."""

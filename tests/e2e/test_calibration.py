@@ -36,8 +36,8 @@ def test_torch_measures_each_gpu_alone_and_all_together(engines: Path, tmp_path:
     hardware = machine("8xh100")
     (three,) = gpu_sets(hardware.gpus[:3], hardware.links)
 
-    async def stored_measurement(one: GpuSet) -> Measurement:
-        data = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
+    async def stored_measurement(gpu_set: GpuSet) -> Measurement:
+        data = json.dumps(json.loads(document(gpu_set, "torch")) | SMALL).encode()
         async with asyncio.timeout(hang_s()):
             lines = [
                 line
@@ -45,7 +45,7 @@ def test_torch_measures_each_gpu_alone_and_all_together(engines: Path, tmp_path:
                     EngineRef(kind=kind, version=version), data
                 )
             ]
-        return read_measurement(lines, len(one.gpus))
+        return read_measurement(lines, len(gpu_set.gpus))
 
     measurement = asyncio.run(stored_measurement(three))
     assert measurement.problems == ()

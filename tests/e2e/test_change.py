@@ -55,10 +55,10 @@ async def keep_asking(gateway: Gateway) -> AsyncIterator[Counter[str]]:
             over.set()
 
 
-async def wait_for_change(gateway: Gateway, instead: int) -> dict[str, Any]:
+async def wait_for_change(gateway: Gateway, new_context: int) -> dict[str, Any]:
     """The model, once its context is another one and the engine from before is gone."""
     answer = await asyncio.to_thread(
-        gateway.client.patch, "/admin/models/m", json={"max_context": instead}
+        gateway.client.patch, "/admin/models/m", json={"max_context": new_context}
     )
     assert answer.status_code == 202, answer.text
 
@@ -67,7 +67,7 @@ async def wait_for_change(gateway: Gateway, instead: int) -> dict[str, Any]:
         serves = (
             view["state"] == "ready"
             and view["change"] is None
-            and view["plan"]["max_model_len"]["value"] == instead
+            and view["plan"]["max_model_len"]["value"] == new_context
         )
         return serves and len(engines(gateway)) == 1 and view
 

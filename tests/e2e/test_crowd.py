@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 async def test_clients_that_leave_engines_that_die_and_attackers_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    figures = await crowd(tmp_path, count=40, each=2, seconds=5, kill_s=2)
+    figures = await crowd(tmp_path, count=40, tokens=2, seconds=5, kill_s=2)
     assert figures.kills
     assert figures.seen.ended["done"] > 0
     assert figures.seen.ended["left"] > 0

@@ -80,7 +80,7 @@ def plan_starts(engine: str) -> tuple[int, str, list[Start]]:
     return gpu.total_bytes >> 20, gpu.capability, starts
 
 
-def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, Any]]]:
+def ask_starts(python: Path, answers: Kept, engine: str) -> list[tuple[Start, dict[str, Any]]]:
     kind, _, version = engine.partition("==")
     memory_mib, capability, starts = plan_starts(engine)
     environment = {
@@ -88,7 +88,7 @@ def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[
         for name, value in os.environ.items()
         if not name.startswith(("SGLANG", "SGL_", "HF_", "PYTHON", "CUDA"))
     }
-    over = {} if since(version, NEWER) else {"PYTHONPATH": str(kept.older())}
+    over = {} if since(version, NEWER) else {"PYTHONPATH": str(answers.older())}
     command = [
         str(python),
         "-m",
@@ -104,7 +104,7 @@ def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[
         [
             *command,
             "--sources",
-            str(kept.sources(kind, version)),
+            str(answers.sources(kind, version)),
             "tests.conformance.engine.sglang_starts",
         ],
         input=json.dumps(

@@ -45,8 +45,8 @@ def state(storm: DemandStorm, name: str) -> str:
     return str(storm.gateway.show(name)["state"])
 
 
-def until(storm: DemandStorm, wanted: str) -> None:
-    wait_for(f"m0 is {wanted}", lambda: state(storm, "m0") == wanted)
+def until(storm: DemandStorm, expected_state: str) -> None:
+    wait_for(f"m0 is {expected_state}", lambda: state(storm, "m0") == expected_state)
 
 
 def at_rest(storm: DemandStorm, names: list[str]) -> None:

@@ -60,9 +60,9 @@ class Unpacked:
         return f"the sources of {engine}"
 
     def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, request: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        document = json.loads(asked) | {"sources": str(self._sources[str(engine)])}
+        document = json.loads(request) | {"sources": str(self._sources[str(engine)])}
         return ask(self._python, self._folder, json.dumps(document).encode())
 
 

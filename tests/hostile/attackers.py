@@ -185,7 +185,7 @@ async def _attacker(
         await asyncio.sleep(random_.uniform(*PAUSES_S))
 
 
-def attackers(target: Target, each: int, pipe: Connection) -> None:
+def attackers(target: Target, count: int, pipe: Connection) -> None:
     """A process of so many attackers of each kind.
 
     It ends when the pipe asks, once each kind has made an attempt: on a busy machine the first
@@ -202,7 +202,7 @@ def attackers(target: Target, each: int, pipe: Connection) -> None:
                 _attacker(target, kind, random.Random(f"{kind} {number}"), attempts)
             )
             for kind in KINDS
-            for number in range(each)
+            for number in range(count)
         ]
         pipe.send(None)
         await asyncio.to_thread(pipe.recv)

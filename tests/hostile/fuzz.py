@@ -153,8 +153,8 @@ async def send(
     return Reply(answers, rest, time.monotonic() - began, client.hung)
 
 
-def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> Iterator[str]:
-    """What must not be, of one input to which the engine was asked `asked` times."""
+def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked_count: int) -> Iterator[str]:
+    """What must not be, of one input to which the engine was asked `asked_count` times."""
     if reply.hung:
         yield f"no end within {HANG_S:g} s"
     if reply.rest:
@@ -163,9 +163,9 @@ def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> I
         if status >= 500 and status not in (502, 503):
             yield f"status {status}"
     # The answer to a request is lost when the next one in its pipeline is refused.
-    if not reply.from_engine <= asked <= count_requests(data):
+    if not reply.from_engine <= asked_count <= count_requests(data):
         yield (
-            f"the engine was asked {asked} times for {reply.from_engine} answers and"
+            f"the engine was asked {asked_count} times for {reply.from_engine} answers and"
             f" {count_requests(data)} requests"
         )
     for wrong in engine.wrong:
@@ -266,7 +266,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
     lanes_and_inputs = [(lane, Inputs(lane.engine.model)) for lane in lanes]
     engine_answers = answers()
 
-    async def run(number: int, lane: Lane, made: Inputs) -> None:
+    async def run(number: int, lane: Lane, made_inputs: Inputs) -> None:
         random_ = random.Random(seed * 1000 + number)
         conversation = Conversation(port, lane.evil, lane.engine, number * MARKS_PER_LANE)
         for _ in range(inputs // len(lanes) + (number < inputs % len(lanes))):
@@ -279,7 +279,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                     for text in await conversation.run(random_, script)
                 ]
             else:
-                await _judge_one(port, lane, random_, kind, made.make(kind, random_), tally)
+                await _judge_one(port, lane, random_, kind, made_inputs.make(kind, random_), tally)
             if len(tally.violations) > 50:
                 break
         conversation.close()

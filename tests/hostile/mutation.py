@@ -99,9 +99,9 @@ class RequestMutator:
 
 
 def mutate_bytes(
-    random_: random.Random, whole: bytes, others: list[bytes], tokens: tuple[bytes, ...]
+    random_: random.Random, whole: bytes, corpus: list[bytes], tokens: tuple[bytes, ...]
 ) -> bytes:
-    """One to four changes, and now and then a piece of one of `others` in it."""
+    """One to four changes, and now and then a piece of one of `corpus` in it."""
     data = bytearray(whole)
     for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):
         # Most of what parsers disagree on is in the head.
@@ -117,7 +117,7 @@ def mutate_bytes(
             case 4:
                 data[at:at] = data[at : at + random_.randint(1, 60)]
             case 5:
-                other_choice = random_.choice(others)
+                other_choice = random_.choice(corpus)
                 start = random_.randrange(len(other_choice) + 1)
                 data[at:at] = other_choice[start : start + random_.randint(1, 200)]
             case 6:

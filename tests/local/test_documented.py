@@ -105,15 +105,17 @@ def runnable() -> list[Shown]:
     return list(distinct.values())
 
 
-def reason(one: Shown) -> str | None:
-    return next((why for begin, why in NOT_HERE.items() if one.words[: len(begin)] == begin), None)
+def reason(command: Shown) -> str | None:
+    return next(
+        (why for begin, why in NOT_HERE.items() if command.words[: len(begin)] == begin), None
+    )
 
 
 class Bench:
     """A gateway, and what the words of documents stand for on it."""
 
-    def __init__(self, gateway: Running, elsewhere: str, hub: str, folder: Path) -> None:
-        """elsewhere: the URL of an engine that the gateway did not start. hub: that of a Hub."""
+    def __init__(self, gateway: Running, endpoint_url: str, hub: str, folder: Path) -> None:
+        """endpoint_url: the URL of an engine that the gateway did not start. hub: that of a Hub."""
         self.gateway = gateway
         self.folder = folder
         self.made = 0
@@ -132,11 +134,11 @@ class Bench:
             "engine.log": str(folder / "engine.log"),
             "FILE": str(folder / "template.jinja"),
             "fitserve.tar.gz": str(folder / "fitserve.tar.gz"),
-            "http://host:8000/v1": elsewhere,
+            "http://host:8000/v1": endpoint_url,
         }
 
-    def typed_words(self, one: Shown) -> list[str]:
-        words = [self.words.get(word, word) for word in one.words]
+    def typed_words(self, command: Shown) -> list[str]:
+        words = [self.words.get(word, word) for word in command.words]
         if words[0] == "add":
             # Each under a name of its own, from the folder that is here.
             self.made += 1
@@ -202,7 +204,7 @@ async def test_documented_commands_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 async def _run(bench: Bench) -> AsyncIterator[str]:
     # With the first key the gateway is closed to who has none.
-    for command in sorted(runnable(), key=lambda one: one.words[0] == "keys"):
+    for command in sorted(runnable(), key=lambda command: command.words[0] == "keys"):
         if command.words[0] == "keys":
             await _close_access(bench, command.words[2] if command.words[1] == "add" else "")
         await _ready(bench)
@@ -223,10 +225,10 @@ async def _run(bench: Bench) -> AsyncIterator[str]:
             await bench.gateway.client.delete(f"/admin/models/{words[1]}")
 
 
-def allowed_codes(one: Shown) -> tuple[int, ...]:
+def allowed_codes(command: Shown) -> tuple[int, ...]:
     """Exit codes of a command that did what it is for: a doctor finds something, a log does not
     tell."""
-    return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(one.words[0], (0,))
+    return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(command.words[0], (0,))
 
 
 async def _close_access(bench: Bench, key: str) -> None:

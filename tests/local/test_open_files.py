@@ -27,14 +27,14 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @pytest.mark.parametrize(
-    ("soft", "wanted", "allowed"),
+    ("soft", "wish", "allowed"),
     [(100, 300, 300), (100, 900, 500), (400, 300, 400)],
     ids=["raised", "up to the hard limit", "never lowered"],
 )
 def test_the_gateways_limit_is_raised_and_a_child_has_the_first(
-    soft: int, wanted: int, allowed: int
+    soft: int, wish: int, allowed: int
 ) -> None:
-    code = CODE.format(soft=soft, hard=500, wanted=wanted)
+    code = CODE.format(soft=soft, hard=500, wanted=wish)
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split("\n")

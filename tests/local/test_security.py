@@ -32,10 +32,10 @@ from tests.unit.test_security import ADMIN, COLUMNS, routes, told_in_documents
 API = "an-inference-key-of-this-test"
 
 
-async def knock(one: Running, key: str | None, method: str, path: str) -> int:
+async def knock(gateway: Running, key: str | None, method: str, path: str) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # Its head alone: some answers have no end.
-    async with one.client.stream(method, path, headers=headers) as answer:
+    async with gateway.client.stream(method, path, headers=headers) as answer:
         return answer.status_code
 
 

@@ -67,7 +67,7 @@ class Seed(Gateway):
             )
             python.chmod(0o755)
 
-    def forgets(self, file: str, rule: str = "", instead: str = "") -> None:
+    def forgets(self, file: str, rule: str = "", replacement: str = "") -> None:
         """A rule of a file of profiles/ has something else in its place, or a whole file is not
         there."""
         self.profiles = self.folder / "profiles"
@@ -77,7 +77,7 @@ class Seed(Gateway):
         profile_file.unlink()
         if rule:
             assert text.count(rule) == 1
-            profile_file.write_text(text.replace(rule, instead))
+            profile_file.write_text(text.replace(rule, replacement))
 
     def launch(self) -> None:
         self.command = [

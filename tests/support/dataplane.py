@@ -117,8 +117,8 @@ class Gateway:
     """The data plane on a free port, in a thread with its own event loop. `tasks` counts the tasks
     of that loop.
 
-    still: its clock stands, and moves by `later` alone, so that no time-out depends on how fast
-    this machine is.
+    stands_still: its clock stands, and moves by `later` alone, so that no time-out depends on the
+    speed of this machine.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Gateway:
         app: Any = None,
         queue_per_model: int | None = None,
         *,
-        still: bool = False,
+        stands_still: bool = False,
         tls: ssl.SSLContext | None = None,
         **limits: Any,
     ) -> None:
@@ -137,7 +137,7 @@ class Gateway:
             self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter
         )
         self._app = app or echo
-        self._still = still
+        self._still = stands_still
         self._tls = tls
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]

@@ -133,9 +133,9 @@ def asked_gateway(folder: Path) -> Iterator[Gateway]:
         yield gateway
 
 
-def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, Row]:
+def ask_cases(gateway: Gateway, cases: int, seed: int, count: int = 10) -> dict[str, Row]:
     """The results of at least so many cases, by "METHOD /path". The routes have their turns, so
-    that each is met in many states of the others; in one turn a route is asked `each` times as it
+    that each is met in many states of the others; in one turn a route is asked `count` times as it
     takes it, and as often as it does not."""
     api = gateway.client.get("/admin/openapi.json").json()
     for methods in api["paths"].values():
@@ -161,7 +161,7 @@ def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[s
             for mode in GenerationMode:
                 _each(
                     strategies[operation.label, mode],
-                    each,
+                    count,
                     seed + turn,
                     partial(_ask, gateway, row),
                 )
@@ -337,11 +337,11 @@ def _shorter(wish: dict[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def _one_of(known: Sequence[Any], value: Any) -> Any:
+def _one_of(values: Sequence[Any], value: Any) -> Any:
     """One of those that are known, or in one of four cases the value itself; the same for the
     same."""
     checksum = zlib.crc32(repr(value).encode(errors="replace"))
-    return known[checksum // 4 % len(known)] if checksum % 4 else value
+    return values[checksum // 4 % len(values)] if checksum % 4 else value
 
 
 def _here(gateway: Gateway, url: Any) -> Any:

@@ -64,13 +64,13 @@ class FakeNvml:
         init_error: int | None = None,
         p2p: int = 0,
         p2p_nvlink: int = 0,
-        refused: frozenset[str] = frozenset(),
+        failing_calls: frozenset[str] = frozenset(),
         driver: str | bytes = "580.95.05",
     ) -> None:
         self.cards = cards
         self.init_error = init_error
         self.p2p = {0: p2p, 2: p2p_nvlink}
-        self.refused = refused
+        self.refused = failing_calls
         self.driver = driver
         self.open = 0  # inits less shutdowns
         self.inits = 0

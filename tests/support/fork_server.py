@@ -168,25 +168,25 @@ def tell(report: socket.socket, number: int) -> None:
         report.send(b"%d" % number)
 
 
-def become(asked: dict[str, Any], streams: list[int]) -> str:
+def become(request: dict[str, Any], streams: list[int]) -> str:
     """As after exec: session, standard streams, environment, folder, arguments."""
     os.setsid()
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if asked["terminal"]:
+    if request["terminal"]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    os.chdir(asked["folder"])
-    os.umask(asked["umask"])
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     time.tzset()
     sys.stdin = stream(0, "r", "strict")
     sys.stdout = stream(1, "w", "strict")
     sys.stderr = stream(2, "w", "backslashreplace")
-    sys.path[0] = asked["folder"]
-    sys.argv[1:] = asked["arguments"]
-    return str(asked["module"])
+    sys.path[0] = request["folder"]
+    sys.argv[1:] = request["arguments"]
+    return str(request["module"])
 
 
 def stream(number: int, mode: str, errors: str) -> TextIO:

@@ -282,11 +282,11 @@ class MemoryHost:
         return engine.digest or f"{self.world.build} of {engine}"
 
     async def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, request: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         await self.identity(engine)
         assert self.world.code is not None
-        async with aclosing(self.world.code(str(engine), asked)) as lines:
+        async with aclosing(self.world.code(str(engine), request)) as lines:
             async for line in lines:
                 yield line
 

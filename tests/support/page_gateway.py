@@ -37,9 +37,9 @@ def script(spec: LaunchSpec) -> EngineScript:
 class Served:
     """A gateway in a thread of its own, so that the browser can be driven from this one."""
 
-    def __init__(self, portal: BlockingPortal, one: Running) -> None:
-        self._portal, self._one = portal, one
-        self.url = one.url
+    def __init__(self, portal: BlockingPortal, running: Running) -> None:
+        self._portal, self._one = portal, running
+        self.url = running.url
 
     def add(self, name: str, source: Path, **fields: Any) -> None:
         self._portal.call(lambda: self._one.add(name, source, engines=ENGINES, gpus=1, **fields))

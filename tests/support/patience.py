@@ -49,7 +49,7 @@ class Patience:
         return max(least_s, min(_LONGEST_PAUSE_S, waited_s / _LOOKS))
 
 
-async def wait_until(what: str, look: Callable[[], Any], least_s: float = 0.02) -> Any:
+async def wait_until(state: str, look: Callable[[], Any], least_s: float = 0.02) -> Any:
     """The first truthy answer of `look`, which may be a coroutine function. Raises AssertionError.
     least_s: seconds between two looks, which become rarer."""
     patience = Patience()
@@ -60,7 +60,7 @@ async def wait_until(what: str, look: Callable[[], Any], least_s: float = 0.02) 
         if answer:
             return answer
         await asyncio.sleep(patience.pause_s(least_s))
-    raise AssertionError(f"{what}: not within {HANG_S:.0f} s")
+    raise AssertionError(f"{state}: not within {HANG_S:.0f} s")
 
 
 class Clock:

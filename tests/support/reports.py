@@ -20,13 +20,13 @@ OWN = LOGS / "reports"
 COLUMNS = ("right", "wrong", "unknown", "not told")
 
 
-def judge(found: str, case: dict[str, Any]) -> str:
+def judge(kind: str, case: dict[str, Any]) -> str:
     """The column of COLUMNS that a report comes to."""
     # Reports were judged before the engine's own faults had a kind of their own.
     kinds = {*case["kinds"], *(["engine_bug"] if "unknown" in case["kinds"] else [])}
-    if found in kinds or found == case.get("gap"):
+    if kind in kinds or kind == case.get("gap"):
         return "right"
-    return {"none": "not told", "unknown": "unknown"}.get(found, "wrong")
+    return {"none": "not told", "unknown": "unknown"}.get(kind, "wrong")
 
 
 def _html(text: str) -> str:

@@ -290,22 +290,22 @@ class FakeEngine:
             self._awake.set()
         return None
 
-    async def _completion(self, asked: dict[str, Any]) -> Answer:
-        prompts = asked.get("prompt", "")
+    async def _completion(self, request: dict[str, Any]) -> Answer:
+        prompts = request.get("prompt", "")
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
         return await self._generate(
-            Reply(self.script, asked, [count_tokens(prompt) for prompt in prompts], chat=False)
+            Reply(self.script, request, [count_tokens(prompt) for prompt in prompts], chat=False)
         )
 
-    async def _chat(self, asked: dict[str, Any]) -> Answer:
-        messages = asked["messages"]
+    async def _chat(self, request: dict[str, Any]) -> Answer:
+        messages = request["messages"]
         while self.script.hold_chat is not None and self.script.hold_chat.exists():
             await asyncio.sleep(_HOLD_POLL_S)
-        if self.script.crash_tools and asked.get("tools"):
+        if self.script.crash_tools and request.get("tools"):
             self.abort()
             self.exit.set()
-        message = message_for_apps(self.script.does, asked)
+        message = message_for_apps(self.script.does, request)
         if message is not None:
             choice = {
                 "index": 0,
@@ -320,7 +320,7 @@ class FakeEngine:
                 "choices": [choice],
             }
         length = sum(count_tokens(str(message.get("content", ""))) for message in messages)
-        return await self._generate(Reply(self.script, asked, [length], chat=True))
+        return await self._generate(Reply(self.script, request, [length], chat=True))
 
     async def _generate(self, reply: Reply) -> Answer:
         script = self.script
@@ -346,8 +346,8 @@ class FakeEngine:
             cached_tokens = min(tokens, int(seconds * self.script.prefill_tokens_per_second))
             self.cached = before + cached_tokens
 
-    async def _embed(self, asked: dict[str, Any]) -> dict[str, Any]:
-        texts = asked.get("input", "")
+    async def _embed(self, request: dict[str, Any]) -> dict[str, Any]:
+        texts = request.get("input", "")
         if isinstance(texts, str) or (texts and isinstance(texts[0], int)):
             texts = [texts]
         data = []
@@ -365,30 +365,30 @@ class FakeEngine:
             "usage": {"prompt_tokens": token_count, "total_tokens": token_count},
         }
 
-    async def _rerank(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _rerank(self, request: dict[str, Any]) -> dict[str, Any]:
         scores = [
             0.5 if self.script.gibberish else 1 / (1 + len(document))
-            for document in asked["documents"]
+            for document in request["documents"]
         ]
         pairs = sorted(enumerate(scores), key=lambda pair: -pair[1])
         results = [{"index": index, "relevance_score": score} for index, score in pairs]
         return {"id": "rerank", "model": self.script.model, "results": results}
 
 
-def message_for_apps(does: frozenset[str], asked: dict[str, Any]) -> dict[str, Any] | None:
+def message_for_apps(does: frozenset[str], request: dict[str, Any]) -> dict[str, Any] | None:
     """The message for a request that needs one of the abilities; None: the engine answers with
     words."""
-    tool_set = "required_tools" if asked.get("tool_choice") == "required" else "tools"
-    if asked.get("tools") and tool_set in does:
-        function = asked["tools"][0]["function"]
+    tool_set = "required_tools" if request.get("tool_choice") == "required" else "tools"
+    if request.get("tools") and tool_set in does:
+        function = request["tools"][0]["function"]
         call = {"name": function["name"], "arguments": json.dumps(fitting(function["parameters"]))}
         return {
             "content": None,
             "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
         }
-    if asked.get("response_format") and "json_schema" in does:
-        return {"content": json.dumps(fitting(asked["response_format"]["json_schema"]["schema"]))}
-    if asked.get("chat_template_kwargs") and "reasoning" in does:
+    if request.get("response_format") and "json_schema" in does:
+        return {"content": json.dumps(fitting(request["response_format"]["json_schema"]["schema"]))}
+    if request.get("chat_template_kwargs") and "reasoning" in does:
         return {"content": "9.8 is larger.", "reasoning": "They ask for the larger one."}
     return None
 
@@ -407,14 +407,21 @@ class Reply:
     when a prompt does not fit."""
 
     def __init__(
-        self, script: EngineScript, asked: dict[str, Any], prompt_lengths: list[int], *, chat: bool
+        self,
+        script: EngineScript,
+        requests: dict[str, Any],
+        prompt_lengths: list[int],
+        *,
+        chat: bool,
     ) -> None:
         self.script = script
-        self.asked = asked
+        self.asked = requests
         self.chat = chat
         self.prompt_lengths = prompt_lengths
         self.completion_tokens = 0
-        self.max_tokens = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
+        self.max_tokens = int(
+            requests.get("max_completion_tokens") or requests.get("max_tokens") or 16
+        )
         self.finish_reason = "stop" if script.empty else "length"
         self.head = {
             "id": f"cmpl-{time.monotonic_ns()}",

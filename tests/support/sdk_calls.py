@@ -55,9 +55,9 @@ class Told:
 
 
 class Tee(httpx2.SyncByteStream):
-    def __init__(self, stream: Any, told: Told) -> None:
+    def __init__(self, stream: Any, results: Told) -> None:
         self._stream = stream
-        self._told = told
+        self._told = results
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:

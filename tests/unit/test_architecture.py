@@ -91,7 +91,7 @@ def statements(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
             yield from statements(node, types=types)
 
 
-def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = True) -> Iterator[str]:
+def imports(tree: ast.AST, modules: dict[str, Path], *, types: bool = True) -> Iterator[str]:
     """The modules of ours that this one imports, late imports too. `types`: also imports for types
     alone."""
     for node in statements(tree, types=types):
@@ -104,7 +104,7 @@ def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = True) -> Ite
             if name.partition(".")[0] != "gateway":
                 continue
             module = name.removeprefix("gateway").lstrip(".")
-            while module and module not in known:
+            while module and module not in modules:
                 module = module.rpartition(".")[0]
             yield module
 
@@ -181,12 +181,14 @@ def test_no_files_import_each_other() -> None:
     assert not circles()
 
 
-def chain(module: str, known: dict[str, list[str]]) -> list[str]:
+def chain(module: str, imports_by_module: dict[str, list[str]]) -> list[str]:
     """The longest chain of imports that begins with this module."""
-    if module not in known:
-        below = max((chain(target, known) for target in RUN_TIME[module]), key=len, default=[])
-        known[module] = [module, *below]
-    return known[module]
+    if module not in imports_by_module:
+        below = max(
+            (chain(target, imports_by_module) for target in RUN_TIME[module]), key=len, default=[]
+        )
+        imports_by_module[module] = [module, *below]
+    return imports_by_module[module]
 
 
 def test_a_chain_of_imports_is_short_enough_to_follow() -> None:
@@ -206,7 +208,7 @@ def test_a_folder_holds_few_files(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "seen"),
+    ("code", "modules"),
     [
         ("import gateway.errors", {"errors"}),
         ("from gateway import errors", {"errors"}),
@@ -222,8 +224,8 @@ def test_a_folder_holds_few_files(name: str) -> None:
         ("import json", set()),
     ],
 )
-def test_every_way_to_import_is_seen(code: str, seen: set[str]) -> None:
-    assert set(imports(ast.parse(code), MODULES)) == seen
+def test_every_way_to_import_is_seen(code: str, modules: set[str]) -> None:
+    assert set(imports(ast.parse(code), MODULES)) == modules
 
 
 def test_an_import_for_types_alone_is_none_at_run_time() -> None:

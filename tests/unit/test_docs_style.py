@@ -182,7 +182,7 @@ def test_the_front_pages_are_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "faults"),
     [
         ("word " * 30, ([1], [], [])),
         ("```\n" + "word " * 30 + "\n```", ([], [], [])),
@@ -191,9 +191,9 @@ def test_the_front_pages_are_short() -> None:
         ("* `" + "x" * 120 + "`", ([], [], [])),
     ],
 )
-def test_each_fault_is_found(text: str, found: tuple[list[int], ...]) -> None:
+def test_each_fault_is_found(text: str, faults: tuple[list[int], ...]) -> None:
     long = [began for began, lines in paragraphs(text) if len(lines) > PARAGRAPH_LINES]
-    assert (wide_lines(text), long, wide_cells(text)) == found
+    assert (wide_lines(text), long, wide_cells(text)) == faults
 
 
 def test_a_link_without_a_target_is_found(tmp_path: Path) -> None:

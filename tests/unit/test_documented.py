@@ -26,11 +26,11 @@ from tests.support.paths import MODELS, ROOT
 from tests.support.program import app
 
 
-@pytest.mark.parametrize("one", commands_of_block(), ids=str)
-def test_a_shown_command_is_taken(one: Shown) -> None:
+@pytest.mark.parametrize("command", commands_of_block(), ids=str)
+def test_a_shown_command_is_taken(command: Shown) -> None:
     # An option that prints and ends, such as `--hardware list`.
     with contextlib.suppress(typer.Exit):
-        parse(one.words)
+        parse(command.words)
 
 
 def test_each_mentioned_command_exists() -> None:

@@ -27,10 +27,12 @@ def test_figures_cover_both_engines_and_small_and_large_machines() -> None:
     assert len({case.gpu for case in MEASURED}) >= 10
 
 
-@pytest.mark.parametrize("one", MEASURED, ids=lambda case: f"{case.model}-{case.gpu}-{case.count}")
-def test_the_model_and_the_card_are_known(one: Measured) -> None:
-    assert one.gpu in CARDS
-    assert is_shipped(one.config)
+@pytest.mark.parametrize(
+    "measured", MEASURED, ids=lambda case: f"{case.model}-{case.gpu}-{case.count}"
+)
+def test_the_model_and_the_card_are_known(measured: Measured) -> None:
+    assert measured.gpu in CARDS
+    assert is_shipped(measured.config)
 
 
 def test_no_published_figure_stands_twice() -> None:
@@ -61,9 +63,9 @@ def test_published_choices_cover_small_and_large_machines() -> None:
     assert len({choice.machine for choice in CHOICES}) >= 20
 
 
-@pytest.mark.parametrize("one", CHOICES, ids=lambda case: f"{case.machine}-{case.model}")
-def test_a_choice_is_of_a_machine_that_has_the_gpus(one: Choice) -> None:
-    assert is_shipped(one.config)
-    cards = Profiles().hardware(one.machine).gpus
-    assert all(setting.gpus <= len(cards) for setting in one.accepted)
-    assert len(set(one.accepted)) == len(one.accepted)
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda case: f"{case.machine}-{case.model}")
+def test_a_choice_is_of_a_machine_that_has_the_gpus(choice: Choice) -> None:
+    assert is_shipped(choice.config)
+    cards = Profiles().hardware(choice.machine).gpus
+    assert all(setting.gpus <= len(cards) for setting in choice.accepted)
+    assert len(set(choice.accepted)) == len(choice.accepted)

@@ -140,7 +140,7 @@ def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("setting", "reason"),
     [
         ("LD_PRELOAD=/tmp/hunter2.so", "LD_PRELOAD cannot be given to engines: it loads code"),
         ("HF_TOKEN=hunter2", "HF_TOKEN cannot be given to engines: it holds a secret"),
@@ -151,12 +151,12 @@ def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(
     ],
 )
 def test_a_variable_that_engines_may_not_have_stops_the_start_and_is_not_repeated(
-    given: str, why: str, monkeypatch: pytest.MonkeyPatch
+    setting: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FITSERVE_ENGINE_ENV", given)
+    monkeypatch.setenv("FITSERVE_ENGINE_ENV", setting)
     with pytest.raises(SettingsError, match="FITSERVE_ENGINE_ENV") as error:
         load_settings()
-    assert why in str(error.value)
+    assert reason in str(error.value)
     assert "hunter2" not in str(error.value)
 
 

@@ -116,9 +116,11 @@ DANGEROUS = [
 
 
 @pytest.mark.parametrize("name", OPEN)
-@pytest.mark.parametrize("on", [VLLM, SGLANG, SMALL, None], ids=["vllm", "sglang", "small", "none"])
-def test_variables_that_operators_need_are_open(name: str, on: Engine | None) -> None:
-    check(on, name, OPEN[name])
+@pytest.mark.parametrize(
+    "engine_", [VLLM, SGLANG, SMALL, None], ids=["vllm", "sglang", "small", "none"]
+)
+def test_variables_that_operators_need_are_open(name: str, engine_: Engine | None) -> None:
+    check(engine_, name, OPEN[name])
 
 
 @pytest.mark.parametrize("ref", sorted(PROFILES.engine_files))
@@ -129,7 +131,7 @@ def test_dangerous_variables_are_closed_on_every_engine(ref: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
         ("LD_PRELOAD", "loads code"),
         ("VLLM_PLUGINS", "loads code"),
@@ -142,9 +144,9 @@ def test_dangerous_variables_are_closed_on_every_engine(ref: str) -> None:
         ("SGLANG_USE_PICKLE_IPC", "opens SGLang"),
     ],
 )
-def test_a_refusal_says_why(name: str, why: str) -> None:
+def test_a_refusal_says_why(name: str, reason: str) -> None:
     for on in (VLLM, SGLANG, None):
-        with pytest.raises(BadFlag, match=why):
+        with pytest.raises(BadFlag, match=reason):
             check(on, name, "1")
 
 

@@ -88,10 +88,10 @@ def _ask_apart(args: argparse.Namespace, capability: str) -> Any:
         return json.loads(file.read_text())
 
 
-def packages(sources: str, which: str) -> set[str]:
+def packages(sources: str, selection: str) -> set[str]:
     """Optional packages that are installed beside this version of vLLM."""
     image, optional = vllm_boot.required_packages(sources), vllm_boot.OPTIONAL
-    return {"image": image, "all": image | optional, "none": image - optional}[which]
+    return {"image": image, "all": image | optional, "none": image - optional}[selection]
 
 
 if __name__ == "__main__":

@@ -39,15 +39,15 @@ def constants(package: Path, file: str, *, imports: bool = True) -> dict[str, An
     return result
 
 
-def typed_fields(module: ast.Module, known: dict[str, Any]) -> dict[tuple[str, str], Any]:
+def typed_fields(module: ast.Module, values_by_name: dict[str, Any]) -> dict[tuple[str, str], Any]:
     """By class and field: the values that a class, whose types pydantic checks, lets a field have.
-    known: constants of the module."""
+    values_by_name: constants of the module."""
     result = {}
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef) and _is_checked(node):
             for line in node.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    value = _cast(line, known)
+                    value = _cast(line, values_by_name)
                     if value is not UNKNOWN:
                         result[node.name, line.target.id] = value
     return result
@@ -58,7 +58,7 @@ def _is_checked(node: ast.ClassDef) -> bool:
     return any(name.partition("(")[0] in ("config", "BaseModel") for name in names)
 
 
-def _cast(line: ast.AnnAssign, known: dict[str, Any]) -> Any:
+def _cast(line: ast.AnnAssign, values_by_name: dict[str, Any]) -> Any:
     values: list[Any] = []
     for part in _parts(line.annotation):
         text = ast.unparse(part)
@@ -66,8 +66,8 @@ def _cast(line: ast.AnnAssign, known: dict[str, Any]) -> Any:
             values.append(None)
         elif text.startswith("Literal[") and isinstance(part, ast.Subscript):
             values += _literal(part)
-        elif isinstance(known.get(text), tuple) and text.isidentifier():
-            values += known[text]
+        elif isinstance(values_by_name.get(text), tuple) and text.isidentifier():
+            values += values_by_name[text]
         elif text in ("int", "float") and isinstance(line.value, ast.Call):
             bounds = {keyword.arg: keyword.value for keyword in line.value.keywords}
             limit = bounds.get("gt")

@@ -76,7 +76,7 @@ def _copies(name: str, value: ast.expr | None) -> bool:
     return isinstance(value, ast.Attribute) and value.attr == name
 
 
-def _declare(module: ast.Module, found: dict[str, Any], classes: dict[str, set[str]]) -> None:
+def _declare(module: ast.Module, defaults: dict[str, Any], classes: dict[str, set[str]]) -> None:
     for node in ast.walk(module):
         block = node.body if isinstance(node, ast.ClassDef | ast.If) else []
         for line in block:
@@ -85,8 +85,8 @@ def _declare(module: ast.Module, found: dict[str, Any], classes: dict[str, set[s
                 continue
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(name, set()).add(node.name)
-            same = name not in found or found[name] == value
-            found[name] = value if same else UNKNOWN
+            same = name not in defaults or defaults[name] == value
+            defaults[name] = value if same else UNKNOWN
 
 
 def _field(line: ast.stmt, in_class: bool) -> tuple[str, Any]:
@@ -125,7 +125,7 @@ def _default(node: ast.expr | None) -> Any:
 def _writes(
     module: ast.Module,
     options: Mapping[str, Any],
-    own: bool,
+    is_owner: bool,
     classes: Mapping[str, set[str]],
 ) -> list[tuple[FunctionNode, ast.AST, str, ast.expr | None]]:
     """(function, place, option, value) of what may change an option after it was given. own:
@@ -140,7 +140,7 @@ def _writes(
                 visit(child, owner, child)
             else:
                 if function is not None:
-                    for name, value in _assignments(child, owner, own, classes):
+                    for name, value in _assignments(child, owner, is_owner, classes):
                         if name in options and not _copies(name, value):
                             result.append((function, child, name, value))
                 visit(child, owner, function)
@@ -150,7 +150,7 @@ def _writes(
 
 
 def _assignments(
-    node: ast.AST, owner: str, own: bool, classes: Mapping[str, set[str]]
+    node: ast.AST, owner: str, is_owner: bool, classes: Mapping[str, set[str]]
 ) -> list[tuple[str, ast.expr | None]]:
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -161,7 +161,7 @@ def _assignments(
             for single_target in (target.elts if isinstance(target, ast.Tuple) else [target])
             if isinstance(single_target, ast.Attribute)
             # A class that has no such option keeps a copy of its own.
-            if own
+            if is_owner
             or not _is_self(single_target.value)
             or owner in classes.get(single_target.attr, ())
         ]

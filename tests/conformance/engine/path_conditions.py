@@ -107,20 +107,21 @@ class OneOf(NamedTuple):
 class Evaluator:
     """The values of expressions of a function.
 
-    known: values of attributes, parameters and module variables by name. own: of attributes that
-    the class itself assigns. functions: those that alone have their name.
+    known_values: values of attributes, parameters and module variables by name.
+    own_values: values of attributes that the class itself assigns.
+    functions: those that alone have their name.
     """
 
     def __init__(
         self,
         node: FunctionNode,
-        known: Mapping[str, Any],
-        own: Mapping[str, Any] | None = None,
+        known_values: Mapping[str, Any],
+        own_values: Mapping[str, Any] | None = None,
         functions: Mapping[str, FunctionNode] | None = None,
     ) -> None:
         self._node = node
-        self._known = known
-        self._own = own or {}
+        self._known = known_values
+        self._own = own_values or {}
         self._functions = functions or {}
         self._local: dict[str, list[tuple[ast.AST, ast.expr | None]]] = {}
         for each_node in ast.walk(node):
@@ -130,9 +131,11 @@ class Evaluator:
         self.assumed: Mapping[str, Any] = {}
         """Values of variables by their text, for a while."""
 
-    def never(self, held: list[Condition]) -> bool:
+    def never(self, conditions: list[Condition]) -> bool:
         """Whether a condition is certainly not met."""
-        return any(condition.holds not in truths(self.value(condition.test)) for condition in held)
+        return any(
+            condition.holds not in truths(self.value(condition.test)) for condition in conditions
+        )
 
     def value(self, node: ast.expr | None) -> Any:
         """The value; UNKNOWN where a part of it that counts is unknown."""

@@ -42,10 +42,10 @@ def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, 
     return {"tp": sglang_model.resolve_argument(arguments, "tp_size"), "graphs": _graphs(arguments)}
 
 
-def _graphs(given: Any) -> bool:
-    if not hasattr(given, "cuda_graph_config"):  # 0.5.10
-        return not given.disable_cuda_graph
-    phases: Any = sglang_model.resolve_argument(given, "cuda_graph_config")
+def _graphs(arguments: Any) -> bool:
+    if not hasattr(arguments, "cuda_graph_config"):  # 0.5.10
+        return not arguments.disable_cuda_graph
+    phases: Any = sglang_model.resolve_argument(arguments, "cuda_graph_config")
     return any(_backend(phases[phase]) != "disabled" for phase in ("decode", "prefill"))
 
 

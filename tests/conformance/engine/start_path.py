@@ -186,10 +186,10 @@ class Sources:
         calls = self._calls.get(function.node.name, [])
         return bool(calls) and all(_is_caught(caller.node, call) for caller, call in calls)
 
-    def _init_values(self, one: Function) -> dict[str, Any]:
+    def _init_values(self, function: Function) -> dict[str, Any]:
         """Values of the attributes that `__init__` assigns; UNKNOWN if more than once."""
-        evaluator, result = Evaluator(one.node, self._defaults), dict[str, Any]()
-        for node in ast.walk(one.node):
+        evaluator, result = Evaluator(function.node, self._defaults), dict[str, Any]()
+        for node in ast.walk(function.node):
             if not isinstance(node, ast.Assign):
                 continue
             for target in node.targets:
@@ -280,12 +280,12 @@ def _attribute_assignments(
             yield from ((target, value) for target in targets if isinstance(target, ast.Attribute))
 
 
-def _callable_functions(sources: Sources, begun: list[Function]) -> list[Function]:
+def _callable_functions(sources: Sources, entered: list[Function]) -> list[Function]:
     """Functions that a start with planned options can call though none of the starts did."""
     by_name: dict[str, list[Function]] = defaultdict(list)
     for function in sources.functions:
         by_name[function.node.name].append(function)
-    visited_ids, result, open_ones = {id(function) for function in begun}, [], [*begun]
+    visited_ids, result, open_ones = {id(function) for function in entered}, [], [*entered]
     while open_ones:
         caller = open_ones.pop()
         for node in ast.walk(caller.node):
@@ -343,7 +343,7 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
         for handler in handlers
     ):
         return "elsewhere"
-    if _is_caught(function.node, statement, again=True):
+    if _is_caught(function.node, statement, raises=True):
         return "wrapped"
     if _is_caught(function.node, statement) or sources.is_handled(function):
         return "handled"
@@ -363,14 +363,14 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
     return "internal" if inputs.isdisjoint(sources.settings) else "config"
 
 
-def _is_caught(node: ast.AST, statement: ast.AST, *, again: bool = False) -> bool:
-    """Whether a `try` around the statement catches an error and raises none; again: another."""
+def _is_caught(node: ast.AST, statement: ast.AST, *, raises: bool = False) -> bool:
+    """Whether a `try` around the statement catches an error and raises none; raises: another."""
     return any(
         isinstance(guard, ast.Try)
         and any(_within(statement, part) for part in guard.body)
         and any(
             re.search(r"^$|ValueError|\bException|AssertionError", _type(handler))
-            and any(isinstance(part, ast.Raise) for part in ast.walk(handler)) is again
+            and any(isinstance(part, ast.Raise) for part in ast.walk(handler)) is raises
             for handler in guard.handlers
         )
         for guard in _guards(node, statement)

@@ -131,13 +131,13 @@ def _one_shape(
     config: dict[str, Any],
     engine: str,
     types: dict[str, str],
-    asked: Variations | None,
+    variations: Variations | None,
     arguments: dict[str, Any],
 ) -> str:
     """The structure of this config, for configs of the same shape. Raises the engine's errors."""
     rows = observe(config, **arguments)
     rows_of_shape = one_shape(config, rows)
-    size_fields = shape_fields(config, asked)
+    size_fields = shape_fields(config, variations)
     facts = facts_of(config, rows, rows_of_shape, {*size_fields}, **arguments)
     return document(architecture, engine, types | size_fields, rows_of_shape, facts)
 

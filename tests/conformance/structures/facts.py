@@ -192,7 +192,7 @@ def _list_rule(base: Mapping[str, Any], field: str, first: list[Any]) -> dict[st
     return None
 
 
-def _each_rule(name: str, told: list[tuple[int, list[Any]]]) -> dict[str, Any] | None:
+def _each_rule(name: str, items_by_layer: list[tuple[int, list[Any]]]) -> dict[str, Any] | None:
     """One of two items by a term over the layer number and the field, in each (value, list)."""
     terms: dict[str, Callable[[int, int], bool]] = {
         f"i < {name}": lambda i, value: i < value,
@@ -203,7 +203,7 @@ def _each_rule(name: str, told: list[tuple[int, list[Any]]]) -> dict[str, Any] |
         items = {
             truth: {
                 json.dumps(item)
-                for value, items in told
+                for value, items in items_by_layer
                 for place, item in enumerate(items)
                 if holds(place, value) == truth
             }

@@ -107,14 +107,14 @@ def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]
     }
 
 
-def _likeness(seed: Cluster, other: Cluster) -> float:
+def _likeness(seed: Cluster, cluster: Cluster) -> float:
     """How many sizes and layers are equal; sizes count thrice."""
-    equal = sum(seed.sizes.get(name) == size for name, size in other.sizes.items())
+    equal = sum(seed.sizes.get(name) == size for name, size in cluster.sizes.items())
     likeness = 1.0
-    if seed.layers is not None and other.layers is not None:
-        seed_layers, other_layers = {*seed.layers}, {*other.layers}
+    if seed.layers is not None and cluster.layers is not None:
+        seed_layers, other_layers = {*seed.layers}, {*cluster.layers}
         likeness = len(seed_layers & other_layers) / len(seed_layers | other_layers)
-    return likeness + 3 * equal / max(1, len(other.sizes))
+    return likeness + 3 * equal / max(1, len(cluster.sizes))
 
 
 def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list[Cluster | None]:
@@ -130,7 +130,7 @@ def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list
     if not alike:
         return [None] * len(seeds)
     if len(alike) < len(seeds) or len(alike) > _MAX_CLUSTERS:
-        return [max(alike, key=lambda other: _likeness(seed, other)) for seed in seeds]
+        return [max(alike, key=lambda cluster: _likeness(seed, cluster)) for seed in seeds]
     return [
         *max(
             itertools.permutations(alike, len(seeds)),
@@ -262,8 +262,8 @@ class _Learner:
         ]
         return layers_term(fields, rows)
 
-    def _size(self, name: str, held: Mapping[int, Cluster]) -> str | None:
-        rows, fields = self._vary(name, held)
+    def _size(self, name: str, clusters: Mapping[int, Cluster]) -> str | None:
+        rows, fields = self._vary(name, clusters)
         if name not in _FLAGS:
             return flagged_term(fields, rows)
         term = condition_term(fields, [(env, bool(value)) for env, value in rows])
@@ -272,18 +272,18 @@ class _Learner:
         return term if any(value for _, value in rows) else "0"
 
     def _vary(
-        self, name: str, held: Mapping[int, Cluster]
+        self, name: str, clusters: Mapping[int, Cluster]
     ) -> tuple[list[tuple[Mapping[str, Any], int]], set[str]]:
         """The size `name` with each config, and the fields that change it: alone, beside one other
         change, or together with another field."""
-        first = min(held)
-        sizes = {place: match.sizes[name] for place, match in held.items()}
-        away = {place: self._difference(first, place) for place in held}
+        first = min(clusters)
+        sizes = {place: match.sizes[name] for place, match in clusters.items()}
+        away = {place: self._difference(first, place) for place in clusters}
         fields: set[str] = set()
         for place, change in away.items():
             one_less = [
                 (other, more)
-                for other in held
+                for other in clusters
                 if len(change) - len(away[other]) == 1
                 and len(more := self._difference(other, place)) == 1
             ]

@@ -177,12 +177,19 @@ def _kind(module: Any, configured: Any) -> str:
     return _CACHES.get(type(cache).__name__, "") if plain else ""
 
 
-def _add_unseen_layers(rows: dict[str, Row], configured: Any, seen: set[int]) -> None:
-    """Layers with a KV cache that no row describes (seen: those that one does, by identity). An
-    indexer's cache is part of its layer's row."""
+def _add_unseen_layers(rows: dict[str, Row], configured: Any, described_ids: set[int]) -> None:
+    """Add layers with a KV cache that no row describes. An indexer's cache is part of its layer's
+    row.
+
+    described_ids: layers with a row, by identity.
+    """
     for path, layer in configured.compilation_config.static_forward_context.items():
         name = type(layer).__name__
-        if not hasattr(layer, "get_kv_cache_spec") or name.endswith("Cache") or id(layer) in seen:
+        if (
+            not hasattr(layer, "get_kv_cache_spec")
+            or name.endswith("Cache")
+            or id(layer) in described_ids
+        ):
             continue
         is_known = hasattr(layer, "num_heads") and _kind(layer, configured)
         attention_row = {"what": "attention", "kind": f"unseen {name}"}

@@ -276,9 +276,9 @@ def _count_terms(name: str) -> Iterator[tuple[str, _Holds]]:
         )
 
 
-def _rest(env: Env, number: int, every: str) -> int | None:
-    """The remainder; None, which equals no number, where `every` is 0, as a structure reads it."""
-    return number % _number(env, every) if _number(env, every) else None
+def _rest(env: Env, number: int, interval: str) -> int | None:
+    """The remainder; None, which equals no number, where a structure reads `interval` as 0."""
+    return number % _number(env, interval) if _number(env, interval) else None
 
 
 def _pair_terms(first: str, second: str) -> Iterator[tuple[str, _Holds]]:
@@ -306,7 +306,7 @@ def _is_of_numbers(values: Sequence[Any]) -> bool:
     return bool(items) and all(map(_is_integer, items))
 
 
-def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
+def _exception_terms(name: str, interval: str) -> Iterator[tuple[str, _Holds]]:
     """Every n-th layer but those of a list, and the others."""
 
     def is_listed(env: Env, i: int) -> bool:
@@ -314,13 +314,13 @@ def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
         return isinstance(items, list) and i in items
 
     def regular(env: Env, i: int) -> bool:
-        return _rest(env, i + 1, every) == 0
+        return _rest(env, i + 1, interval) == 0
 
     yield (
-        f"i not in {name} and (i + 1) % {every} == 0",
+        f"i not in {name} and (i + 1) % {interval} == 0",
         lambda env, i: not is_listed(env, i) and regular(env, i),
     )
     yield (
-        f"i in {name} or (i + 1) % {every} != 0",
+        f"i in {name} or (i + 1) % {interval} != 0",
         lambda env, i: is_listed(env, i) or not regular(env, i),
     )

@@ -102,11 +102,11 @@ class Variations:
                 with suppress(Exception):
                     self.ask(_put_value(self.base, path, _at(self.base, path) + 1))
 
-    def _vary_pairs(self, refused: set[Path]) -> None:
+    def _vary_pairs(self, refused_paths: set[Path]) -> None:
         """Double two fields that the engine accepts together only."""
         lone_paths = sorted(
             path
-            for path in refused
+            for path in refused_paths
             if type(_at(self.base, path)) is int and ".".join(path) not in self._accepted
         )
         pairs = [(a, b) for a in lone_paths for b in lone_paths if a < b and a[:-1] == b[:-1]]
@@ -143,12 +143,12 @@ class Variations:
                         self.ask(_put_value(config, other, change))
 
 
-def _sizes(rows: Mapping[str, Row], among: Container[str] | None = None) -> dict[str, Any]:
+def _sizes(rows: Mapping[str, Row], names: Container[str] | None = None) -> dict[str, Any]:
     """Inputs, outputs and shapes by name."""
     return {
         name: (row.get("k"), row.get("parts"), row.get("shape"), row.get("kv_heads"))
         for name, row in rows.items()
-        if among is None or name in among
+        if names is None or name in names
     }
 
 
@@ -167,15 +167,15 @@ def variations(config: dict[str, Any], **arguments: Any) -> Variations:
     return variations
 
 
-def shape_fields(config: Mapping[str, Any], asked: Variations | None) -> dict[str, Any]:
+def shape_fields(config: Mapping[str, Any], variations: Variations | None) -> dict[str, Any]:
     """The fields of the config that decide what an engine builds, by dotted name: those whose
     variation changes it or is refused. Without variations: all that may."""
     config_fields = flatten(config)
     names = {".".join(path) for path, _ in _leaves(config)}
-    if asked is not None and len(asked.observed) > 1:
-        base = flatten(asked.base)
-        names = {*asked.fixed}
-        for other, _ in asked.observed:
+    if variations is not None and len(variations.observed) > 1:
+        base = flatten(variations.base)
+        names = {*variations.fixed}
+        for other, _ in variations.observed:
             flat = flatten(other)
             names |= {name for name in base.keys() | flat if base.get(name) != flat.get(name)}
     counts = {name for name in config_fields if name.rpartition(".")[2] in LAYER_COUNTS}

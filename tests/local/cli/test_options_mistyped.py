@@ -11,7 +11,7 @@ from tests.support.typing_terminal import TypingTerminal
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "words_of_error"),
     [
         (["pss"], 2, "Did you mean 'ps'?"),
         (["set", "m", "--contxt", "5"], 2, "--min-context"),
@@ -35,7 +35,7 @@ from tests.support.typing_terminal import TypingTerminal
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistyped_option_is_reported_in_whole_words(
-    tmp_path: Path, words: list[str], code: int, told: str
+    tmp_path: Path, words: list[str], code: int, words_of_error: str
 ) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data/fitserve.db").touch(mode=0o600)
@@ -44,7 +44,7 @@ def test_a_mistyped_option_is_reported_in_whole_words(
     ) as terminal:
         assert terminal.wait_for_exit() == code
         lines = terminal.seen.replace("\r\n", "\n").split("\n")
-    assert told in " ".join(line.strip() for line in lines)
+    assert words_of_error in " ".join(line.strip() for line in lines)
     assert "Traceback" not in terminal.seen
     assert max(map(len, lines)) <= 80
     assert "python -m" not in terminal.seen

@@ -396,8 +396,8 @@ async def test_a_copy_returns_for_waiting_requests_once_its_evictor_is_idle(
         assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
 
 
-@pytest.mark.parametrize("how", ["removed", "unloaded"])
-async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("end", ["removed", "unloaded"])
+async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, end: str) -> None:
     # Time that goes by brings nothing back in this test.
     with mock.patch("gateway.controller.fleet.managed_model.REPLAN_S", 10 * HANG_S):
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
@@ -410,7 +410,7 @@ async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, 
             async with asyncio.timeout(hang_s()):
                 while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
                     await asyncio.sleep(0.02)
-            if how == "removed":
+            if end == "removed":
                 await gateway.client.delete("/admin/models/c")
             else:
                 await gateway.client.patch("/admin/models/c", json={"policy": {"keep_alive": 0}})

@@ -50,13 +50,13 @@ def card(nvml: FakeNvml, uuid: str) -> int:
     return [each_card.uuid for each_card in nvml.cards].index(uuid)
 
 
-@pytest.mark.parametrize("how", ["xid", "lost"])
-async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("loss", ["xid", "lost"])
+async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, loss: str) -> None:
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         gpu = await start_engine(gateway, tmp_path)
         lost_card = nvml.cards[card(nvml, gpu)]
-        if how == "xid":
+        if loss == "xid":
             nvml.events.put((lost_card, 79))
         lost_card.error = pynvml.NVML_ERROR_GPU_IS_LOST
         async with asyncio.timeout(hang_s()):
@@ -68,7 +68,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         failure = (await gateway.show("m"))["attempts"][0]["failure"]
         assert failure["kind"] == "gpu_lost"
         assert failure["culprit"]["uuid"] == gpu
-        if how == "xid":
+        if loss == "xid":
             assert (
                 failure["culprit"]["xid"],
                 "Xid 79 (GPU has fallen off the bus)" in failure["message"],

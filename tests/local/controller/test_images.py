@@ -29,9 +29,9 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-def make_world(*, held: bool = False) -> tuple[World, Code]:
+def make_world(*, is_blocked: bool = False) -> tuple[World, Code]:
     world = World()
-    world.images, world.code = {IMAGE: OLD}, (code := Code(held=held))
+    world.images, world.code = {IMAGE: OLD}, (code := Code(is_blocked=is_blocked))
     return world, code
 
 
@@ -49,7 +49,7 @@ async def crash_engine(gateway: Running, world: World, name: str = "m") -> Any:
 
 
 async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_path: Path) -> None:
-    world, code = make_world(held=True)
+    world, code = make_world(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await code.begun.wait()

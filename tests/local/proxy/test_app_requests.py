@@ -71,10 +71,10 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[Running, list[bytes], str
         yield server, requests, key
 
 
-async def send(one: Running, request: dict[str, Any], key: str) -> httpx.Response:
+async def send(gateway: Running, request: dict[str, Any], key: str) -> httpx.Response:
     headers = {name: value.replace("KEY", key) for name, value in request["headers"].items()}
     body = json.dumps(request["body"]).encode() if "body" in request else None
-    return await one.client.request(
+    return await gateway.client.request(
         request["method"], request["target"], headers=headers, content=body
     )
 

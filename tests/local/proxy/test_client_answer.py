@@ -49,18 +49,18 @@ ENGINES_WORDS = (
 )
 
 
-@pytest.mark.parametrize("said", ENGINES_WORDS)
+@pytest.mark.parametrize("body", ENGINES_WORDS)
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(
-    said: bytes, chunked: bool
+    body: bytes, chunked: bool
 ) -> None:
     async def engine(call: Call) -> None:
         if chunked:
             await call.start("text/plain", "400 Bad Request")
-            await call.chunk(said)
+            await call.chunk(body)
             await call.end()
         else:
-            await call.reply(said, status="400 Bad Request")
+            await call.reply(body, status="400 Bad Request")
 
     with Gateway() as gateway:
         async with Upstream(engine) as upstream, http_client(gateway) as client:
@@ -73,7 +73,7 @@ async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(
                 error = {"type": "invalid_request_error", "message": "max_tokens: field required"}
                 assert answer.json() == {"type": "error", "error": error}
             if not chunked:
-                assert (await client.post(CHAT, json=ASK)).content == said
+                assert (await client.post(CHAT, json=ASK)).content == body
 
 
 async def test_a_good_answer_of_an_engine_is_passed_on_as_it_is() -> None:

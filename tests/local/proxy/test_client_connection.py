@@ -59,7 +59,7 @@ GOOD = raw_request(BODY)
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
-    with Gateway(still=True) as running:
+    with Gateway(stands_still=True) as running:
         yield running
 
 
@@ -486,7 +486,7 @@ async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/echo"])
 async def test_a_connection_is_kept_for_a_while(path: str) -> None:
-    with Gateway(keep_alive_s=75, still=True) as gateway:
+    with Gateway(keep_alive_s=75, stands_still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         front = await only(gateway)
         for _ in range(2):
@@ -527,7 +527,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
 async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: bytes) -> None:
     """What is left is so little that the transport asks for no pause; it waits with closing until
     the client has taken it."""
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
 
         async def script(call: Call) -> None:
             front, byte_count = await only(gateway), 0
@@ -710,7 +710,7 @@ async def test_a_request_is_answered_where_there_is_no_memory_to_remember_its_he
 
 
 async def test_a_refused_body_is_not_waited_for() -> None:
-    with Gateway(keys=Keys(Secret("admin-secret"), None), still=True) as closed_gateway:
+    with Gateway(keys=Keys(Secret("admin-secret"), None), stands_still=True) as closed_gateway:
         answer = await talk(closed_gateway.port, raw_request(b"{", length=1_000_000))
         assert answer.startswith(b"HTTP/1.1 401 ")
         await closed_gateway.wait_until_settled()
@@ -758,7 +758,9 @@ async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
 async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
     path: str, framing: bytes, piece: bytes
 ) -> None:
-    with Gateway(keys=Keys(Secret("admin-secret"), None), app=refuse_key, still=True) as gateway:
+    with Gateway(
+        keys=Keys(Secret("admin-secret"), None), app=refuse_key, stands_still=True
+    ) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece
@@ -780,7 +782,7 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
 async def test_a_refused_client_cannot_send_for_ever() -> None:
     """Chunks and trailers have no announced end: what is not read any more fills the kernel's
     buffers, and then nothing is taken."""
-    with Gateway(app=refuse_key, still=True) as gateway:
+    with Gateway(app=refuse_key, stands_still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
         front = await only(gateway)
@@ -838,7 +840,7 @@ async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: 
 
 
 async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         budget = gateway.plane.body_budget
         count = budget.size // 2**21 + 1
         async with stage(gateway, answers) as [upstream]:
@@ -868,7 +870,7 @@ async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
 
 
 async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is_some() -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         budget = gateway.plane.body_budget
         hog = Hog()
         budget.keep(hog, budget.size)
@@ -895,7 +897,7 @@ async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is
 
 
 async def test_many_connections_that_bring_one_read_each_are_told_to_come_back() -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         budget = gateway.plane.body_budget
         hog = Hog()
         budget.keep(hog, 2 * budget.size)

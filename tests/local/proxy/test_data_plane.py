@@ -29,7 +29,7 @@ class Failing:
 
 
 async def test_a_connection_that_fails_does_not_end_the_limits_of_the_others() -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         failing, clients = (
             Failing(),
             [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(4)],

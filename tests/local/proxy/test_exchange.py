@@ -226,7 +226,7 @@ async def test_an_engine_that_drips_is_waited_for_and_a_silent_one_is_given_up()
             await call.chunk(event("x"))
         await call.closed.wait()
 
-    with Gateway(engine_silence_s=3600, still=True) as gateway:
+    with Gateway(engine_silence_s=3600, stands_still=True) as gateway:
         async with stage(gateway, drips):
             [(reader, writer)] = await open_many(gateway, 1)
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
@@ -640,7 +640,7 @@ def frozen_first(gateway: Gateway, *urls: str) -> None:
 async def test_a_request_to_a_frozen_replica_is_answered_by_another(
     script: Callable[[Call], Awaitable[None]], stream: bool
 ) -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         async with (
             Upstream(script) as frozen_engine,
             Upstream(streams_one if stream else answers) as other_upstream,
@@ -663,11 +663,13 @@ async def test_a_request_to_a_frozen_replica_is_answered_by_another(
             await gateway.wait_until_settled()
 
 
-@pytest.mark.parametrize(("size", "others"), [(SMALL_BYTES + 1, True), (10, False)])
-async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, others: bool) -> None:
+@pytest.mark.parametrize(("size", "has_others"), [(SMALL_BYTES + 1, True), (10, False)])
+async def test_a_request_that_no_other_replica_can_get_is_told_so(
+    size: int, has_others: bool
+) -> None:
     """Because it is too large to be kept once the engine has it, or because there is no other
     replica."""
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         async with (
             Upstream(never_answers) as frozen_engine,
             Upstream(answers) as other_upstream,
@@ -678,7 +680,7 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
             await until(lambda: bool(frozen_engine.calls))
             frozen_first(
                 gateway,
-                *([frozen_engine.url, other_upstream.url] if others else [frozen_engine.url]),
+                *([frozen_engine.url, other_upstream.url] if has_others else [frozen_engine.url]),
             )
             answer = await asking
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
@@ -688,7 +690,7 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
 
 
 async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes() -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         async with (
             Upstream(streams_for_ever) as frozen_engine,
             Upstream(answers) as other_upstream,

@@ -102,21 +102,21 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
         assert isinstance(front, ClientConnection)
         for piece, byte_count in ((data[:30], 30), (data[30:-5], len(data) - 5), (data[-5:], 5)):
             writer.write(piece)
-            await until(lambda taken=byte_count: front._reader._received_bytes == taken)  # type: ignore[misc]
+            await until(lambda size=byte_count: front._reader._received_bytes == size)  # type: ignore[misc]
         assert (await answer(reader))[0] == 200
         assert len(parsed_urls) == 6
         writer.close()
 
 
-@pytest.mark.parametrize("other", ["x-request-id: 1", "traceparent: 1", "expect: 100-continue"])
+@pytest.mark.parametrize("header", ["x-request-id: 1", "traceparent: 1", "expect: 100-continue"])
 async def test_a_header_that_changes_with_each_request_is_read_each_time(
-    gateway: Gateway, parsed_urls: list[bytes], other: str
+    gateway: Gateway, parsed_urls: list[bytes], header: str
 ) -> None:
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for turn in range(3):
-            writer.write(ask().replace(b"accept: a/b", other.encode()))
-            if other.startswith("expect"):
+            writer.write(ask().replace(b"accept: a/b", header.encode()))
+            if header.startswith("expect"):
                 assert (
                     await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
                     == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -201,12 +201,12 @@ GOOD = ENGINE % (12, b"x" * 12)
     st.binary(max_size=300),
 )
 def test_nothing_else_is_taken_for_a_known_head(
-    put: bytes, start: int, stop: int, body: bytes
+    insertion: bytes, start: int, stop: int, body: bytes
 ) -> None:
     echo = head_cache.remember_answer(GOOD, 200, (), b"12", 12)
     assert echo is not None
     assert echo.body(GOOD) == b"x" * 12
-    mutation = GOOD[:start] + put + GOOD[stop:]
+    mutation = GOOD[:start] + insertion + GOOD[stop:]
     echo_body = echo.body(mutation)
     assert echo_body is None or mutation == ENGINE % (len(echo_body), echo_body)
     same = ENGINE % (len(body), body)

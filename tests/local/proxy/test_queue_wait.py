@@ -120,7 +120,7 @@ async def test_an_engine_gets_as_many_requests_as_it_runs_and_a_quarter(tmp_path
 @pytest.fixture
 async def soon() -> AsyncIterator[Gateway]:
     """A gateway whose model starts, and is waited for; its clock stands."""
-    with Gateway(waiting_comment_s=10, still=True) as gateway:
+    with Gateway(waiting_comment_s=10, stands_still=True) as gateway:
         gateway.route(replace(model(), state="starting", wait_s=60))
         yield gateway
         await gateway.wait_until_settled()

@@ -60,8 +60,8 @@ class Engine:
     def left_count(self) -> int:
         return self._count_records(b"\nclosed ")
 
-    def _count_records(self, what: bytes) -> int:
-        return self.record.read_bytes().count(what) if self.record.exists() else 0
+    def _count_records(self, words: bytes) -> int:
+        return self.record.read_bytes().count(words) if self.record.exists() else 0
 
     def stop(self) -> None:
         self.process.kill()

@@ -82,13 +82,13 @@ async def test_few_files_allow_few_clients_and_always_a_file_for_their_engine(
 
 
 @pytest.mark.parametrize(
-    ("ulimit", "why"),
+    ("ulimit", "reason"),
     [
         ("-n 40", "may open 40 files, but needs at least 50"),
         ("-v 204800", "may use 200 MiB of address space (`ulimit -v`), and needs 256"),
     ],
 )
-def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, why: str) -> None:
+def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, reason: str) -> None:
     result = subprocess.run(
         [
             "bash",
@@ -108,7 +108,7 @@ def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, why: st
         check=False,
     )
     assert result.returncode == 2
-    assert why in result.stderr
+    assert reason in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "data").exists()
 

@@ -122,12 +122,12 @@ def test_a_narrow_table_leaves_out_columns_before_it_breaks_words(
     assert all(name in wide for name in HEAD)
 
 
-def read(ours: int) -> str:
+def read(descriptor: int) -> str:
     """All that was written to the terminal's other side."""
     output = b""
-    while select.select([ours], [], [], 0)[0]:
-        output += os.read(ours, 4096)
-    os.close(ours)
+    while select.select([descriptor], [], [], 0)[0]:
+        output += os.read(descriptor, 4096)
+    os.close(descriptor)
     return output.decode()
 
 

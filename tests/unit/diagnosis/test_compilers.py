@@ -17,7 +17,7 @@ NVCC = (
 
 
 @pytest.mark.parametrize(
-    ("commands", "what"),
+    ("commands", "library"),
     [
         ((), ""),
         (
@@ -59,6 +59,6 @@ NVCC = (
         ),
     ],
 )
-def test_the_compiled_library_is_named(commands: tuple[str, ...], what: str) -> None:
+def test_the_compiled_library_is_named(commands: tuple[str, ...], library: str) -> None:
     words = compiling(commands)
-    assert words.startswith(what) if what.endswith("deep_gemm") else words == what
+    assert words.startswith(library) if library.endswith("deep_gemm") else words == library

@@ -66,13 +66,13 @@ def flags(kind: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize(
-    ("where", "step"),
+    ("place", "step"),
     [(where, step) for where, step in steps() if step.engines],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_step_of_one_engine_names_that_engines_flags(where: str, step: CureStep) -> None:
+def test_a_step_of_one_engine_names_that_engines_flags(place: str, step: CureStep) -> None:
     for engine in set(step.engines) & set(ENGINES):
-        assert set(_FLAG.findall(step.text)) - FOREIGN <= flags(engine), where
+        assert set(_FLAG.findall(step.text)) - FOREIGN <= flags(engine), place
 
 
 def test_each_condition_of_a_cure_is_known_somewhere() -> None:

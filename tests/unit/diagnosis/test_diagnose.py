@@ -295,7 +295,7 @@ def test_no_anchor_has_a_digit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "process", "level", "said"),
+    ("line", "process", "level", "text"),
     [
         (
             b"\x1b[0;36m(EngineCore pid=7)\x1b[0;0m ERROR 11-21 02:22:44 [core.py:1330] boom",
@@ -322,10 +322,10 @@ def test_no_anchor_has_a_digit() -> None:
     ],
 )
 def test_process_and_level_are_separated_from_the_text(
-    line: bytes, process: str, level: str | None, said: str
+    line: bytes, process: str, level: str | None, text: str
 ) -> None:
     log_line = parse(clean(line))
-    assert (log_line.process, log_line.level, log_line.text) == (process, level, said)
+    assert (log_line.process, log_line.level, log_line.text) == (process, level, text)
     assert len(clean(b"(" * 100_000)) == MAX_LINE
 
 
@@ -646,8 +646,8 @@ def test_a_log_alone_proves_no_more_than_it_says() -> None:
 # --- the command ---
 
 
-def run(*arguments: str, given: bytes = b"") -> Iterator[Any]:
-    result = CliRunner().invoke(app, ["diagnose", *arguments], input=given)
+def run(*arguments: str, input_: bytes = b"") -> Iterator[Any]:
+    result = CliRunner().invoke(app, ["diagnose", *arguments], input=input_)
     yield from (result.exit_code, result.output, result.exception)
 
 
@@ -664,7 +664,7 @@ def test_the_command_cites_the_line_and_fails() -> None:
 
 
 def test_the_command_speaks_json_and_reads_standard_input() -> None:
-    code, output, _ = run("-", "--json", given=text("failed-e-kv-too-small-for-len-ns"))
+    code, output, _ = run("-", "--json", input_=text("failed-e-kv-too-small-for-len-ns"))
     assert code == 1
     document = yaml.safe_load(output)
     keys = [

@@ -14,7 +14,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(
-    ("argument", "known"),
+    ("argument", "facts"),
     [
         ("-frob-size 7", {"dashed": "--frob-size"}),
         ("--new-frob", {"flag_in": "0.10.0"}),
@@ -24,8 +24,8 @@ FLAGS = {
         ("--job", {"flag_nowhere": "yes"}),
     ],
 )
-def test_a_refused_flag_is_held_against_the_versions(argument: str, known: object) -> None:
-    assert refused_flag(f"x: error: unrecognized arguments: {argument}", "0.9.0", FLAGS) == known
+def test_a_refused_flag_is_held_against_the_versions(argument: str, facts: object) -> None:
+    assert refused_flag(f"x: error: unrecognized arguments: {argument}", "0.9.0", FLAGS) == facts
 
 
 def test_nothing_is_known_without_flags_or_refusal() -> None:

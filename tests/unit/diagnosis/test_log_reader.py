@@ -21,7 +21,7 @@ def test_several_lines_are_read_together(excerpt: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "before", "made", "warm"),
+    ("log", "before", "allocation_line", "warm"),
     [
         (
             "healthy-vllm-0.18.0-serving",
@@ -46,7 +46,9 @@ def test_several_lines_are_read_together(excerpt: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_the_log_says_when_the_kv_cache_stands(log: str, before: str, made: str, warm: str) -> None:
+def test_the_log_says_when_the_kv_cache_stands(
+    log: str, before: str, allocation_line: str, warm: str
+) -> None:
     reader = LogReader(SIGNATURES)
     states: list[tuple[bool, bool, str]] = []
     for line in (LOGS / f"{log}.log").read_bytes().splitlines():
@@ -55,7 +57,7 @@ def test_the_log_says_when_the_kv_cache_stands(log: str, before: str, made: str,
             (reader.progress.is_standing, reader.progress.is_warm, line.decode(errors="replace"))
         )
     assert not any(stands for stands, _, line in states if before in line)
-    assert made in next(line for stands, _, line in states if stands)
+    assert allocation_line in next(line for stands, _, line in states if stands)
     assert warm in next(line for _, has_settled, line in states if has_settled)
 
 
@@ -392,7 +394,7 @@ def test_words_of_a_user_after_an_error_are_no_part_of_the_error(typed: str) -> 
 
 
 @pytest.mark.parametrize(
-    "left",
+    "last_line",
     [
         (
             "[W1121 02:22:46.357000000 ProcessGroupNCCL.cpp:1496] Warning: WARNING:"
@@ -408,8 +410,10 @@ def test_words_of_a_user_after_an_error_are_no_part_of_the_error(typed: str) -> 
         ),
     ],
 )
-def test_the_last_lines_of_an_ending_process_neither_survive_nor_explain(left: str) -> None:
-    failure = diagnose(["\n".join((*FORWARD, "RuntimeError: boom", left)).encode()], SIGNATURES)[0]
+def test_the_last_lines_of_an_ending_process_neither_survive_nor_explain(last_line: str) -> None:
+    failure = diagnose(
+        ["\n".join((*FORWARD, "RuntimeError: boom", last_line)).encode()], SIGNATURES
+    )[0]
     assert (failure.kind, failure.line) == ("unknown", "RuntimeError: boom")
 
 

@@ -70,7 +70,7 @@ def test_a_start_without_compiled_code_is_not_expected_from_starts_with_it() -> 
     assert expected_start(PLAN, COLD, [start(conditions=WARM), start(conditions=FORK)]) is None
 
 
-@pytest.mark.parametrize("other", [{"engine": "vllm==0.1.0"}, {"gpus": 8}, {"model": "/else"}])
-def test_the_time_is_unknown_without_a_similar_measured_start(other: dict[str, Any]) -> None:
-    assert expected_start(PLAN, WARM, [start(fingerprint="another", **other)]) is None
+@pytest.mark.parametrize("changes", [{"engine": "vllm==0.1.0"}, {"gpus": 8}, {"model": "/else"}])
+def test_the_time_is_unknown_without_a_similar_measured_start(changes: dict[str, Any]) -> None:
+    assert expected_start(PLAN, WARM, [start(fingerprint="another", **changes)]) is None
     assert expected_start(PLAN, WARM, []) is None

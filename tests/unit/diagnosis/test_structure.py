@@ -96,7 +96,7 @@ def test_a_model_that_computes_has_been_built(function: str, file: str, kind: st
 
 
 @pytest.mark.parametrize(
-    ("begun", "error", "kind"),
+    ("phase_line", "error", "kind"),
     [
         (
             "Load weight begin. avail mem=78.50 GB",
@@ -108,9 +108,9 @@ def test_a_model_that_computes_has_been_built(function: str, file: str, kind: st
     ],
 )
 def test_shapes_are_those_of_weights_where_weights_are_read(
-    begun: str, error: str, kind: str
+    phase_line: str, error: str, kind: str
 ) -> None:
-    assert read(begun, f"RuntimeError: {error}").kind == kind
+    assert read(phase_line, f"RuntimeError: {error}").kind == kind
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: f"{fact['kind']}: {fact['raises'][:60]}")

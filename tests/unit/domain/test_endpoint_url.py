@@ -47,16 +47,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("given_", "stored"), GOOD.items())
-def test_an_endpoint_has_one_form(given_: str, stored: str) -> None:
-    assert endpoint_url(given_) == stored
+@pytest.mark.parametrize(("raw_url", "stored"), GOOD.items())
+def test_an_endpoint_has_one_form(raw_url: str, stored: str) -> None:
+    assert endpoint_url(raw_url) == stored
     assert endpoint_url(stored) == stored
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_an_impossible_address_is_refused(what: str) -> None:
+@pytest.mark.parametrize("case", BAD)
+def test_an_impossible_address_is_refused(case: str) -> None:
     with pytest.raises(ValueError, match=r"\.$") as error:
-        endpoint_url(BAD[what])
+        endpoint_url(BAD[case])
     assert str(error.value).isascii()
     assert str(error.value).isprintable()
 

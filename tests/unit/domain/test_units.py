@@ -8,7 +8,7 @@ from gateway.domain.units import words as size
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("text", "seconds"),
     [
         ("5m", 300),
         ("300", 300),
@@ -25,12 +25,12 @@ from gateway.domain.units import words as size
         (2.5, 2.5),
     ],
 )
-def test_a_keep_alive_is_read_as_ollama_reads_it(given: object, seconds: float) -> None:
-    assert duration(given) == seconds
+def test_a_keep_alive_is_read_as_ollama_reads_it(text: object, seconds: float) -> None:
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens"),
+    ("text", "tokens"),
     [
         ("8192", 8192),
         (8192, 8192),
@@ -40,25 +40,25 @@ def test_a_keep_alive_is_read_as_ollama_reads_it(given: object, seconds: float) 
         ("40,960", 40960),
     ],
 )
-def test_tokens_are_read_as_people_write_them(given: object, tokens: int) -> None:
-    assert token_count(given) == tokens
+def test_tokens_are_read_as_people_write_them(text: object, tokens: int) -> None:
+    assert token_count(text) == tokens
 
 
 @pytest.mark.parametrize(
-    "given", ["", "k", "0", 0, -5, "-1k", "many", "1e9", "0.0001", True, None, [5], 1.5, "9" * 99]
+    "value", ["", "k", "0", 0, -5, "-1k", "many", "1e9", "0.0001", True, None, [5], 1.5, "9" * 99]
 )
-def test_a_malformed_number_of_tokens_is_refused(given: object) -> None:
+def test_a_malformed_number_of_tokens_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="looks like 8192, 32k"):
-        token_count(given)
+        token_count(value)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     ["", "m", "5 m", "5d", "1h 30m", "five", "1e9", "inf", "nan", True, None, [5], "5m5", "--5m"],
 )
-def test_a_malformed_duration_is_refused(given: object) -> None:
+def test_a_malformed_duration_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="looks like 5m, 1h30m or 300"):
-        duration(given)
+        duration(value)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_no_file_with_content_has_the_size_zero(count: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "made"),
+    ("words", "expected"),
     [
         ("the model has no head", "The model has no head."),
         ("config.json lists no module", "config.json lists no module."),
@@ -105,5 +105,5 @@ def test_no_file_with_content_has_the_size_zero(count: int, words: str) -> None:
         ("nothing.", "Nothing."),
     ],
 )
-def test_a_name_at_the_start_keeps_its_spelling(words: str, made: str) -> None:
-    assert sentence(words) == made
+def test_a_name_at_the_start_keeps_its_spelling(words: str, expected: str) -> None:
+    assert sentence(words) == expected

@@ -32,37 +32,41 @@ def machine(*names: str, uuids: tuple[str, ...] = (FIRST, SECOND, THIRD)) -> Har
 ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
 
 
-def allowed_indices(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
-    hardware_in_use = AllowedDevices.by_variables(hardware, wanted, environment).mark(hardware)
+def allowed_indices(
+    hardware: Hardware, setting: str | None = None, **environment: str
+) -> list[int]:
+    hardware_in_use = AllowedDevices.by_variables(hardware, setting, environment).mark(hardware)
     return [gpu.index for gpu in hardware_in_use.gpus if gpu.kept]
 
 
-@pytest.mark.parametrize(("most", "seen"), [(None, 8), (3, 3), (9, 8)])
-def test_no_more_ram_is_seen_than_the_setting_says(most: int | None, seen: int) -> None:
+@pytest.mark.parametrize(("limit", "visible_gib"), [(None, 8), (3, 3), (9, 8)])
+def test_no_more_ram_is_seen_than_the_setting_says(limit: int | None, visible_gib: int) -> None:
     hardware = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
-    hardware_in_use = AllowedDevices(ram_bytes=None if most is None else most * GIB).mark(hardware)
+    hardware_in_use = AllowedDevices(ram_bytes=None if limit is None else limit * GIB).mark(
+        hardware
+    )
     assert (hardware_in_use.ram_total_bytes, hardware_in_use.ram_available_bytes) == (
-        seen * GIB,
-        min(7, seen) * GIB,
+        visible_gib * GIB,
+        min(7, visible_gib) * GIB,
     )
 
 
 @pytest.mark.parametrize(
-    ("wanted", "left_out"),
+    ("setting", "left_out"),
     [("0", [1, 2]), ("2,0", [1]), (f" {SECOND} , 0", [2]), (f"0,1,{THIRD}", []), (",", [0, 1, 2])],
 )
-def test_the_setting_names_gpus_by_index_or_uuid(wanted: str, left_out: list[int]) -> None:
-    assert allowed_indices(ALIKE, wanted) == left_out
-    assert allowed_indices(ALIKE, wanted, CUDA_VISIBLE_DEVICES="1") == left_out, "the setting wins"
+def test_the_setting_names_gpus_by_index_or_uuid(setting: str, left_out: list[int]) -> None:
+    assert allowed_indices(ALIKE, setting) == left_out
+    assert allowed_indices(ALIKE, setting, CUDA_VISIBLE_DEVICES="1") == left_out, "the setting wins"
 
 
-@pytest.mark.parametrize("wanted", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
-def test_a_missing_gpu_is_an_error_that_names_the_present_ones(wanted: str) -> None:
+@pytest.mark.parametrize("setting", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
+def test_a_missing_gpu_is_an_error_that_names_the_present_ones(setting: str) -> None:
     with pytest.raises(SettingsError, match="no such GPU") as error:
-        AllowedDevices.by_variables(ALIKE, f"0,{wanted}", {})
+        AllowedDevices.by_variables(ALIKE, f"0,{setting}", {})
     assert all(uuid in error.value.hint for uuid in (FIRST, SECOND, THIRD))
     with pytest.raises(SettingsError, match="no such GPU"):
-        AllowedDevices.by_variables(probe(nvml=FakeNvml([], init_error=12)), wanted, {})
+        AllowedDevices.by_variables(probe(nvml=FakeNvml([], init_error=12)), setting, {})
 
 
 def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:

@@ -50,7 +50,7 @@ def test_a_reading_that_a_card_lacks_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "why"),
+    ("bits", "reasons"),
     [
         (0x0, ()),
         (0x1, ()),  # idle
@@ -60,7 +60,7 @@ def test_a_reading_that_a_card_lacks_is_unknown() -> None:
         (0x80, ("power supply",)),
     ],
 )
-def test_lowered_clocks_say_why(bits: int, why: tuple[str, ...]) -> None:
+def test_lowered_clocks_say_why(bits: int, reasons: tuple[str, ...]) -> None:
     nvml = two_3090()
     nvml.cards[0].throttles = bits
-    assert reading(nvml).throttled == why
+    assert reading(nvml).throttled == reasons

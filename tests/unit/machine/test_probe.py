@@ -141,14 +141,14 @@ def test_a_card_at_the_far_end_without_an_address_leaves_the_count_unknown() -> 
 
 
 @pytest.mark.parametrize(
-    ("refused", "reading"),
+    ("failing_call", "reading"),
     [("nvmlDeviceGetNvLinkRemotePciInfo", "NVLink"), ("nvmlDeviceGetPciInfo", "PCI address")],
 )
 def test_links_whose_far_end_cannot_be_told_leave_the_count_unknown(
-    refused: str, reading: str
+    failing_call: str, reading: str
 ) -> None:
     cards = [Card("GPU-a", "A", links=[1] * 4), Card("GPU-b", "A", links=[0] * 4)]
-    hardware = probe(nvml=FakeNvml(cards, refused=frozenset({refused})))
+    hardware = probe(nvml=FakeNvml(cards, failing_calls=frozenset({failing_call})))
     assert links(hardware) == [(0, 1, None, True, None)]
     assert {f"GPU 0: {reading}: not supported", f"GPU 1: {reading}: not supported"} <= set(
         hardware.notes
@@ -183,7 +183,7 @@ def test_a_card_that_reports_zero_bytes_shares_the_hosts_memory(proc: Path) -> N
 
 def test_an_old_driver_is_asked_for_the_old_form_of_memory() -> None:
     hardware = probe(
-        nvml=FakeNvml(two_3090().cards, refused=frozenset({"nvmlDeviceGetMemoryInfo_v2"}))
+        nvml=FakeNvml(two_3090().cards, failing_calls=frozenset({"nvmlDeviceGetMemoryInfo_v2"}))
     )
     assert [(gpu.memory_kind, gpu.total_bytes) for gpu in hardware.gpus] == [
         ("dedicated", 24576 * MIB)
@@ -232,7 +232,7 @@ def test_a_card_in_mig_mode_without_devices_is_listed_itself() -> None:
 
 
 def test_a_card_without_a_uuid_is_left_out() -> None:
-    hardware = probe(nvml=FakeNvml([h100(0)], refused=frozenset({"nvmlDeviceGetUUID"})))
+    hardware = probe(nvml=FakeNvml([h100(0)], failing_calls=frozenset({"nvmlDeviceGetUUID"})))
     assert hardware.gpus == ()
     assert hardware.notes[-1] == "GPU 0 is left out: without a UUID no engine can use it"
 
@@ -300,7 +300,7 @@ def test_a_driver_that_shows_no_card_is_a_cpu_only_host() -> None:
 
 
 def test_an_nvml_that_fails_to_shut_down_does_not_fail_the_probe() -> None:
-    nvml = FakeNvml([h100(0)], refused=frozenset({"nvmlShutdown"}))
+    nvml = FakeNvml([h100(0)], failing_calls=frozenset({"nvmlShutdown"}))
     assert len(probe(nvml=nvml).gpus) == 1
     assert nvml.open == 0
 
@@ -319,13 +319,13 @@ def test_nvml_is_shut_down_when_reading_breaks() -> None:
 @settings(deadline=None)
 @given(
     make=st.sampled_from([two_3090, eight_h100, gb10, mig_h100]),
-    refused=st.frozensets(st.sampled_from(FUNCTIONS)),
+    failing_calls=st.frozensets(st.sampled_from(FUNCTIONS)),
 )
 def test_any_refused_readings_still_yield_a_hardware(
-    make: Callable[[], FakeNvml], refused: frozenset[str]
+    make: Callable[[], FakeNvml], failing_calls: frozenset[str]
 ) -> None:
     nvml = make()
-    nvml.refused = refused
+    nvml.refused = failing_calls
     hardware = probe(nvml=nvml)
     assert Hardware.model_validate_json(hardware.model_dump_json()) == hardware
     assert (

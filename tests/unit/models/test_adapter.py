@@ -48,7 +48,7 @@ def test_the_rank_is_the_highest_of_all_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "why"),
+    ("config", "reason"),
     [
         ({"peft_type": "IA3"}, "is IA3"),
         ({"use_dora": True}, "has DoRA"),
@@ -60,14 +60,14 @@ def test_the_rank_is_the_highest_of_all_layers() -> None:
     ],
 )
 def test_an_adapter_that_engines_do_not_compute_is_refused(
-    config: dict[str, Any], why: str
+    config: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(BadModel, match=why):
+    with pytest.raises(BadModel, match=reason):
         adapter(**config)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "why"),
+    ("sizes", "reason"),
     [
         ({"base_model.model.x.lora_A.weight": (8, 4)}, "no pair of matrices of one rank for x"),
         (
@@ -80,13 +80,13 @@ def test_an_adapter_that_engines_do_not_compute_is_refused(
         ({"model.x.weight": (8, 4)}, "no LoRA tensors"),
     ],
 )
-def test_half_an_adapter_is_refused(sizes: dict[str, tuple[int, ...]], why: str) -> None:
-    with pytest.raises(BadModel, match=why):
+def test_half_an_adapter_is_refused(sizes: dict[str, tuple[int, ...]], reason: str) -> None:
+    with pytest.raises(BadModel, match=reason):
         adapter(sizes)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "why"),
+    ("sizes", "reason"),
     [
         (shapes(32, 128), r"down_proj of 32 x 128, and the layer of org/demo is 64 x 128"),
         (shapes(64, 128, layers=3), "changes layer 2, and org/demo has 2 layers"),
@@ -100,8 +100,8 @@ def test_half_an_adapter_is_refused(sizes: dict[str, tuple[int, ...]], why: str)
     ],
 )
 def test_an_adapter_of_another_model_is_refused_and_its_own_is_named(
-    sizes: dict[str, tuple[int, ...]], why: str
+    sizes: dict[str, tuple[int, ...]], reason: str
 ) -> None:
-    with pytest.raises(BadModel, match=why) as error:
+    with pytest.raises(BadModel, match=reason) as error:
         check_base(adapter(sizes), base())
     assert "trained for org/demo" in error.value.hint

@@ -23,10 +23,10 @@ def case(name: str) -> ModelSpec:
 
 
 def read(
-    fields: dict[str, Any], beside: dict[str, dict[str, Any]], dtype: str | None = None
+    fields: dict[str, Any], files: dict[str, dict[str, Any]], dtype: str | None = None
 ) -> ModelSpec:
     headers = None if dtype is None else tensors({"model.layers.0.mlp.up_proj.x": (64, 64)}, dtype)
-    return with_quant_files(model_from_config(fields, tensors=headers), beside)
+    return with_quant_files(model_from_config(fields, tensors=headers), files)
 
 
 @pytest.mark.parametrize(

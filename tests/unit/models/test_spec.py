@@ -249,13 +249,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED)
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_an_impossible_model_is_refused_by_the_name_of_its_field(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadModel) as error:
         published_model("llama-3.1-8b", **changes)
-    assert said in error.value.message
+    assert words in error.value.message
     assert error.value.hint
     assert str(error.value).isprintable()
 

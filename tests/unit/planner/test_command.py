@@ -34,9 +34,14 @@ SMALL = engine(flags=FLAGS, env={"A": "1"}, eager_env={"E": "1"}, user_env=("U",
 OWN = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", "--port=8000")
 
 
-def check(*items: str, own: tuple[str, ...] = OWN, on: Engine = SMALL) -> None:
+def check(*items: str, end: tuple[str, ...] = OWN, engine: Engine = SMALL) -> None:
     check_command(
-        on, (*on.container_command, *items, *own), {}, model="m", port=8000, folder="/models"
+        engine,
+        (*engine.container_command, *items, *end),
+        {},
+        model="m",
+        port=8000,
+        folder="/models",
     )
 
 
@@ -65,7 +70,7 @@ def test_the_switches_of_every_start_are_known(version: str) -> None:
     switches = [f"--{name}" for name in sglang.api_switches if name in sglang.flags]
     names = {flag: sglang.spelling.get(flag, flag) for flag in ("model", "served-model-name")}
     flags = (f"--{names['model']}=/models/m", f"--{names['served-model-name']}=m", *OWN[2:])
-    check(*switches, own=flags, on=sglang)
+    check(*switches, end=flags, engine=sglang)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_a_flag_that_is_in_no_plan_is_refused(item: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "own",
+    "end",
     [
         (),
         OWN[:3],
@@ -122,9 +127,9 @@ def test_a_flag_that_is_in_no_plan_is_refused(item: str) -> None:
         (*OWN, "--enforce-eager"),
     ],
 )
-def test_the_end_is_the_gateways(own: tuple[str, ...]) -> None:
+def test_the_end_is_the_gateways(end: tuple[str, ...]) -> None:
     with pytest.raises(BadFlag):
-        check("--dtype=half", own=own)
+        check("--dtype=half", end=end)
 
 
 def test_another_program_is_refused() -> None:
@@ -135,9 +140,9 @@ def test_another_program_is_refused() -> None:
 
 def test_a_spelling_of_its_own_is_known() -> None:
     sglang = Profiles().engine(SGLANG_REF)
-    check("--tp-size=2", own=("--model-path=/models/m", *OWN[1:]), on=sglang)
+    check("--tp-size=2", end=("--model-path=/models/m", *OWN[1:]), engine=sglang)
     with pytest.raises(BadFlag):
-        check("--tp-size=2", on=sglang)
+        check("--tp-size=2", engine=sglang)
 
 
 @given(
@@ -183,15 +188,15 @@ def test_the_quiet_flag_is_known_by_its_whole_name_alone() -> None:
         flags={**FLAGS, "hush": Flag(type="str", ours=True)},
         quiet=("--hush", "/health", "/metrics"),
     )
-    check("--hush", "/health", "/metrics", "--dtype=half", on=quiet)
-    check("--dtype=half", on=quiet)
+    check("--hush", "/health", "/metrics", "--dtype=half", engine=quiet)
+    check("--dtype=half", engine=quiet)
     for items in (
         ("--hush", "/health", "/etc"),
         ("--dtype=half", "--hush", "/health", "/metrics"),
         ("--hush=/etc",),
     ):
         with pytest.raises(BadFlag):
-            check(*items, on=quiet)
+            check(*items, engine=quiet)
 
 
 def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:

@@ -403,9 +403,13 @@ def test_a_fact_learned_with_a_variable_needs_it_and_one_without_holds_always() 
     plain, tuned_plan = plan("cpu", **small), plan("cpu", **small, env=env)
     assert tuned_plan.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
 
-    def shortened_context(one: Plan, **fields: Any) -> int:
+    def shortened_context(failed_plan: Plan, **fields: Any) -> int:
         fact = Fact(
-            kind="max_context", scope=one.scope, value=8064, grade="failed", source="the log line"
+            kind="max_context",
+            scope=failed_plan.scope,
+            value=8064,
+            grade="failed",
+            source="the log line",
         )
         return plan("cpu", **small, facts=(fact,), **fields).max_model_len.value
 

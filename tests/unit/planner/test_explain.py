@@ -169,8 +169,8 @@ def test_a_value_that_the_user_set_is_shown_even_where_it_is_the_default(
     assert name in names_of(run(*common, *arguments, columns=0))
 
 
-def names_of(shown: Result) -> set[str]:
-    return {line.split("  ")[0] for line in choice_rows(shown.stdout.splitlines())}
+def names_of(result: Result) -> set[str]:
+    return {line.split("  ")[0] for line in choice_rows(result.stdout.splitlines())}
 
 
 def test_no_plan_is_exit_code_3_with_rejections_and_next_steps(run: Run, qwen: Path) -> None:

@@ -272,13 +272,13 @@ WRONG: list[tuple[str, Scalar, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "said"), WRONG)
+@pytest.mark.parametrize(("name", "value", "words"), WRONG)
 def test_a_wrong_value_is_refused_with_the_flags_values(
-    name: str, value: Scalar, said: str
+    name: str, value: Scalar, words: str
 ) -> None:
     with pytest.raises(BadFlag) as error:
         check_args(SMALL, {name: value})
-    assert said in str(error.value)
+    assert words in str(error.value)
     assert f"--{name}" in error.value.message
     assert error.value.hint
 

@@ -250,7 +250,7 @@ def test_a_plan_names_known_weaknesses_of_its_engine_and_the_fixed_version() -> 
 
 
 @pytest.mark.parametrize(
-    ("hardware", "block", "said"),
+    ("hardware", "block", "format_"),
     [
         ("3090", {"quant_method": "fp8", "activation_scheme": "dynamic"}, "FP8"),
         ("4090", {"quant_method": "fp8", "activation_scheme": "dynamic"}, ""),
@@ -282,14 +282,14 @@ def test_a_plan_names_known_weaknesses_of_its_engine_and_the_fixed_version() -> 
     ],
 )
 def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(
-    hardware: str, block: dict[str, Any], said: str
+    hardware: str, block: dict[str, Any], format_: str
 ) -> None:
     best = on(
         machine(hardware), VLLM_REF, model=spec(quantization_config=block), tensor_parallel=1
     ).plans[0]
     warnings = [warning for warning in best.warnings if "smaller, not faster" in warning]
     assert [warning.partition(" weights")[0].removeprefix("The ") for warning in warnings] == (
-        [said] if said else []
+        [format_] if format_ else []
     )
 
 

@@ -142,7 +142,7 @@ def wish(**fields: Any) -> Wish:
     return Wish.model_validate({"name": "m", "source": "m", **fields})
 
 
-def sound(plan: Plan, asked: Wish) -> None:
+def sound(plan: Plan, request: Wish) -> None:
     """What every plan keeps to."""
     engine = ENGINES[str(plan.engine)]
     flag_names = [item.removeprefix("--").partition("=")[0] for item in plan.argv]
@@ -153,12 +153,12 @@ def sound(plan: Plan, asked: Wish) -> None:
     assert set(plan.env) <= {*engine.user_env, *engine.eager_env, *skips}, (
         "a variable that this version does not have"
     )
-    assert plan.max_model_len.value >= (asked.min_context or 1)
+    assert plan.max_model_len.value >= (request.min_context or 1)
     if (
-        "max-model-len" not in " ".join(str(key).replace("_", "-") for key in asked.args)
-        and "context-length" not in asked.args
+        "max-model-len" not in " ".join(str(key).replace("_", "-") for key in request.args)
+        and "context-length" not in request.args
     ):
-        assert plan.max_model_len.value <= (asked.max_context or plan.max_model_len.value)
+        assert plan.max_model_len.value <= (request.max_context or plan.max_model_len.value)
     assert len(set(plan.gpus)) == len(plan.gpus)
     stages = plan.tensor_parallel.value * plan.pipeline_parallel.value
     assert not plan.gpus or len(plan.gpus) == stages * plan.data_parallel.value
@@ -236,8 +236,8 @@ REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILE
 REFS = st.sampled_from(sorted(RULES))
 
 
-def plan_order(plans: tuple[Plan, ...], wanted: set[str]) -> list[str]:
-    return [plan.fingerprint for plan in plans if plan.fingerprint in wanted]
+def plan_order(plans: tuple[Plan, ...], fingerprints: set[str]) -> list[str]:
+    return [plan.fingerprint for plan in plans if plan.fingerprint in fingerprints]
 
 
 @several(20)
@@ -424,18 +424,18 @@ def test_the_substitute_of_a_kernel_hides_no_other_layout() -> None:
         assert stays <= {plan.fingerprint for plan in after.plans}
 
 
-def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[str]) -> None:
+def check_others(spec: ModelSpec, before: Decision, after: Decision, affected: set[str]) -> None:
     """The fact took away what it is about, and what stands in for that does not rank before what
     was better anyway."""
     old = [plan.fingerprint for plan in before.plans]
-    stay = [name for name in old if name not in held]
+    stay = [name for name in old if name not in affected]
     now = [plan.fingerprint for plan in after.plans]
     assert [name for name in now if name in old] == [name for name in stay if name in now], (
         "what stays keeps its order"
     )
     # A search ends somewhere, and stand-ins take its time: of the variants that change something,
     # the later may be gone.
-    plain = {plan.fingerprint for plan in before.plans if plan.cost == 0} - held
+    plain = {plan.fingerprint for plan in before.plans if plan.cost == 0} - affected
     lost_plans = {*stay[:1], *plain} - set(now)
     for plan in before.plans:
         # A stand-in with as long a context and no more changes makes a plan needless.
@@ -446,7 +446,7 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
             for each_plan in after.plans
         ), "a plan that the fact says nothing about is gone"
     best = before.plans[0]
-    if best.fingerprint not in held:
+    if best.fingerprint not in affected:
         first_plan = after.plans[0]
         # A conservative stand-in may have room for a context that nothing had before, or reach a
         # step of the ranking (of any use, as wanted) that the plan it stands in for had missed:
@@ -454,7 +454,7 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
         least_context = min(COMFORTABLE_CONTEXT, spec.max_position)
         context, missing_contexts = (
             first_plan.max_model_len.value,
-            [p.max_model_len.value for p in before.plans if p.fingerprint in held],
+            [p.max_model_len.value for p in before.plans if p.fingerprint in affected],
         )
         is_reached = any(
             least < step <= context
@@ -493,10 +493,10 @@ def test_more_free_memory_never_means_less_context(
 @several(20)
 @given(specs(), REAL, REFS, st.integers(1, 10**6))
 def test_the_least_context_is_never_undercut(
-    spec: ModelSpec, hardware: Hardware, ref: str, least: int
+    spec: ModelSpec, hardware: Hardware, ref: str, min_context: int
 ) -> None:
-    decision = make_decision(spec, hardware, ref, min_context=least)
-    assert all(plan.max_model_len.value >= least for plan in decision.plans)
+    decision = make_decision(spec, hardware, ref, min_context=min_context)
+    assert all(plan.max_model_len.value >= min_context for plan in decision.plans)
     assert decision.plans or decision.rejected
 
 

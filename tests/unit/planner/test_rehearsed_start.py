@@ -152,7 +152,7 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
 
 
 @pytest.mark.parametrize(
-    ("asked", "proven"),
+    ("argv", "proven"),
     [
         (("--max-num-seqs=8", "--max-model-len=4096"), True),
         (("--max-num-seqs=8", "--max-model-len=4096", "--gpu-memory-utilization=0.5"), True),
@@ -164,12 +164,12 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
     ],
 )
 def test_a_start_stands_for_smaller_limits_alone(
-    forecast: Plan, asked: tuple[str, ...], proven: bool
+    forecast: Plan, argv: tuple[str, ...], proven: bool
 ) -> None:
     plan = forecast.evolve(
         argv=("--max-model-len=4096", "--max-num-seqs=8", "--gpu-memory-utilization=0.9")
     )
-    start = RehearsedStart(asked=StartSettings(argv=asked), ran=("graphs",))
+    start = RehearsedStart(asked=StartSettings(argv=argv), ran=("graphs",))
     assert is_proven(plan, answer(forecast, start)) == proven
 
 
@@ -207,8 +207,8 @@ def test_a_checked_plan_names_unrehearsed_parts(forecast: Plan) -> None:
 class _Inquirer:
     """Stands for an engine that refuses the first start for its size, and runs the next one."""
 
-    def __init__(self, said: EngineAnswer) -> None:
-        self.said = said
+    def __init__(self, answer: EngineAnswer) -> None:
+        self.said = answer
         self.asked: list[StartSettings] = []
 
     async def exact(self, engine: EngineRef) -> EngineRef:

@@ -36,13 +36,13 @@ def cures(
     refusal: Refused,
     variant: Variant | None = None,
     *,
-    on: Engine = ENGINE,
+    engine_: Engine = ENGINE,
     gpus: int = 4,
     args: Any = (),
     quantized: bool = False,
 ) -> list[Variant]:
     return list(
-        repairs(variant or Variant(), refusal, on, RULES, gpus, args, is_quantized=quantized)
+        repairs(variant or Variant(), refusal, engine_, RULES, gpus, args, is_quantized=quantized)
     )
 
 
@@ -103,7 +103,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
         Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
     )
     assert again[0].disabled == ("Marlin", "Triton")
-    assert cures(refusal, on=engine()) == []
+    assert cures(refusal, engine_=engine()) == []
 
 
 def test_the_backend_is_the_part_of_experts_that_changes() -> None:
@@ -143,7 +143,9 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
         changes(cures(refusal, args={"kv-cache-dtype", "pipeline-parallel-size", "quantization"}))
         == []
     )
-    assert not {"kv_dtype", "quantization"} & set(changes(cures(refusal, on=engine("cpu"), gpus=0)))
+    assert not {"kv_dtype", "quantization"} & set(
+        changes(cures(refusal, engine_=engine("cpu"), gpus=0))
+    )
 
 
 def test_only_the_numbers_of_stages_that_may_hold_the_weights_and_all_are_tried() -> None:
@@ -195,10 +197,15 @@ def test_a_flag_is_known_by_the_engines_own_name() -> None:
 
 
 def longer(
-    variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE
+    variant: Variant,
+    context: int = 9000,
+    *,
+    gpus: int = 1,
+    args: Any = (),
+    engine_: Engine = ENGINE,
 ) -> list[str]:
     """What each variant changes that may have a longer context than this one."""
-    variants = longer_variants(variant, context, 32_768, on, gpus, args)
+    variants = longer_variants(variant, context, 32_768, engine_, gpus, args)
     return [
         name
         for longer_variant in variants

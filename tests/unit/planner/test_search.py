@@ -338,10 +338,10 @@ def test_memory_for_many_requests_is_looked_for_if_many_are_to_be_served() -> No
 # --- unlike GPUs ---
 
 
-def on_5090_and_3090(changed: int, **changes: Any) -> Decision:
+def on_5090_and_3090(index: int, **changes: Any) -> Decision:
     """Of a model that neither of the two holds alone."""
     engines, pair = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("5090+3090")
-    gpus = tuple(gpu.evolve(**changes) if gpu.index == changed else gpu for gpu in pair.gpus)
+    gpus = tuple(gpu.evolve(**changes) if gpu.index == index else gpu for gpu in pair.gpus)
     model = published_model("qwen3.6-35b-a3b", quantization_config=QUANTS["fp8-block"])
     return decide(model, pair.evolve(gpus=gpus), engines, wish(), rules=PROFILES.rules(engines))
 

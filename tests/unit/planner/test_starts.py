@@ -196,10 +196,12 @@ GPUS = st.frozensets(st.sampled_from(["G0", "G1", "G2", "G3"]), min_size=1)
 
 
 @given(st.lists(GPUS, min_size=1, max_size=12))
-def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozenset[str]]) -> None:
+def test_all_that_wait_get_their_turn_and_none_meets_another(
+    gpu_sets: list[frozenset[str]],
+) -> None:
     waiting = [
         PendingStart(f"m{order}", f"m{order}", gpus, "plan", order, is_proved=False)
-        for order, gpus in enumerate(wanted)
+        for order, gpus in enumerate(gpu_sets)
     ]
     began: list[str] = []
     while waiting:
@@ -220,11 +222,11 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
         gpus_in_use = [gpu for load in loads for gpu in load.gpus]
         assert len(gpus_in_use) == len(set(gpus_in_use))
         began += [load.instance for load in loads]
-    assert sorted(began) == sorted(f"m{order}" for order in range(len(wanted)))
+    assert sorted(began) == sorted(f"m{order}" for order in range(len(gpu_sets)))
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "how"),
+    ("before", "now", "reason"),
     [
         ((), (holder("b", "G0"),), "b loads its weights on the same GPU"),
         (
@@ -251,7 +253,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
     ],
 )
 def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
-    before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], how: str
+    before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], reason: str
 ) -> None:
     beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
     disturbances_of_b = [
@@ -259,7 +261,7 @@ def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
         for disturbance in disturbances((*beside, *before), (*beside, *now))
         if "b " in disturbance[1]
     ]
-    assert disturbances_of_b == [("a", how)]
+    assert disturbances_of_b == [("a", reason)]
 
 
 def test_an_engine_that_only_serves_disturbs_nobody() -> None:

@@ -55,8 +55,8 @@ ARCHITECTURES = {
 }
 
 
-def spec_of(name: str, found: dict[str, Any]) -> ModelSpec:
-    return model_from_config(found, source=name)
+def spec_of(name: str, config: dict[str, Any]) -> ModelSpec:
+    return model_from_config(config, source=name)
 
 
 def cases() -> dict[str, ModelSpec]:
@@ -122,7 +122,7 @@ def first(name: str, machine: str, ref: str, **fields: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "least"),
+    ("name", "machine", "lower_bound"),
     [
         # The source is vllm-project/recipes#831, with 104 blocks by our own figures.
         (
@@ -140,7 +140,7 @@ def first(name: str, machine: str, ref: str, **fields: Any) -> Plan:
     ],
 )
 def test_a_default_beyond_the_states_is_lowered_and_says_why(
-    name: str, machine: str, least: int
+    name: str, machine: str, lower_bound: int
 ) -> None:
     plan = first(name, machine, VLLM_REF, tensor_parallel=1)
     requests = plan.max_num_seqs
@@ -150,7 +150,7 @@ def test_a_default_beyond_the_states_is_lowered_and_says_why(
         requests.reason,
     )
     assert match
-    assert least <= requests.value < int(match[1])
+    assert lower_bound <= requests.value < int(match[1])
     assert requests.source == "state blocks"
     assert f"--max-num-seqs={requests.value}" in plan.argv
 

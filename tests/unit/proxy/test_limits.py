@@ -12,21 +12,21 @@ from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, has_
 
 
 @pytest.mark.parametrize(
-    ("addresses", "other"),
+    ("addresses", "other_address"),
     [
         ([f"2001:db8::{number:x}:1" for number in range(4)], "2001:db8:0:1::1"),
         (["10.0.0.1", "::ffff:10.0.0.1", "10.0.0.1", "::ffff:10.0.0.1"], "10.0.0.2"),
     ],
 )
 def test_connections_of_one_client_are_counted_together_and_off_again(
-    addresses: list[str], other: str
+    addresses: list[str], other_address: str
 ) -> None:
     limiter = ConnectionLimiter(Limits(connections_per_address=3))
     for _ in range(2):
         places = [limiter.admit(address) for address in addresses]
         assert places == ["in", "in", "in", "refused"]
-        assert limiter.admit(other) == "in"
-        for address, place in zip((*addresses, other), (*places, "in"), strict=True):
+        assert limiter.admit(other_address) == "in"
+        for address, place in zip((*addresses, other_address), (*places, "in"), strict=True):
             limiter.release(address, place)
     # A client that has left leaves nothing behind.
     assert not limiter._by_network

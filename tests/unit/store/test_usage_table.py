@@ -37,7 +37,7 @@ def test_usage_adds_up_and_survives_a_reopening(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "key", "model", "expected"),
+    ("columns", "key", "model", "expected"),
     [
         (("key",), None, None, [row(0, "app", "", 3), row(0, "b", "", 4)]),
         (("day",), None, None, [row(7, "", "", 3), row(8, "", "", 4)]),
@@ -47,10 +47,10 @@ def test_usage_adds_up_and_survives_a_reopening(store: Store) -> None:
     ],
 )
 def test_columns_that_are_not_asked_for_are_summed_up(
-    store: Store, by: Any, key: str | None, model: str | None, expected: list[UsageRow]
+    store: Store, columns: Any, key: str | None, model: str | None, expected: list[UsageRow]
 ) -> None:
     store.usage.add([row(7), row(7, model="n", requests=2), row(8, "b", requests=4), row(20)])
-    assert store.usage.sums(7, 8, by, key, model) == expected
+    assert store.usage.sums(7, 8, columns, key, model) == expected
 
 
 def test_old_days_of_usage_are_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def laughs(kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected_mistakes"),
     [
         (
             "models:\n  a:\n    source: x/y\n    contex: 1\n",
@@ -160,13 +160,13 @@ def laughs(kind: str) -> str:
     ],
 )
 def test_every_mistake_is_reported_with_its_place_and_the_nearest_key(
-    tmp_path: Path, text: str, told: list[str]
+    tmp_path: Path, text: str, expected_mistakes: list[str]
 ) -> None:
     mistake_list = mistakes(tmp_path, text)
-    assert len(mistake_list) == len(told), mistake_list
-    assert all(line.startswith(words) for line, words in zip(mistake_list, told, strict=True)), (
-        mistake_list
-    )
+    assert len(mistake_list) == len(expected_mistakes), mistake_list
+    assert all(
+        line.startswith(words) for line, words in zip(mistake_list, expected_mistakes, strict=True)
+    ), mistake_list
 
 
 def test_a_name_that_cannot_be_hides_no_other_mistake(tmp_path: Path) -> None:

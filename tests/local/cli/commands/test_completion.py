@@ -30,15 +30,15 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "wanted"), TYPED)
-def test_bash_completes_commands_and_models(words: tuple[str, ...], wanted: set[str]) -> None:
+@pytest.mark.parametrize(("words", "completions"), TYPED)
+def test_bash_completes_commands_and_models(words: tuple[str, ...], completions: set[str]) -> None:
     line = " ".join(f"'{word}'" for word in words)
     text = (
         f"{print_output('bash')}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
         ' _fitserve; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     result = subprocess.run(["bash", "-u", "-c", text], capture_output=True, text=True, check=True)
-    assert set(result.stdout.split()) == wanted
+    assert set(result.stdout.split()) == completions
     assert result.stderr == ""
 
 

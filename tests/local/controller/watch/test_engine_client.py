@@ -110,9 +110,9 @@ UNUSABLE: dict[str, tuple[Script, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSABLE)
-async def test_an_answer_that_cannot_be_used_is_an_error_in_words(what: str) -> None:
-    script, words = UNUSABLE[what]
+@pytest.mark.parametrize("case", UNUSABLE)
+async def test_an_answer_that_cannot_be_used_is_an_error_in_words(case: str) -> None:
+    script, words = UNUSABLE[case]
     with pytest.raises(NoAnswerError, match=words):
         await ask_engine(script)
 

@@ -61,7 +61,7 @@ class _Floods:
         return str(engine)
 
     async def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, request: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         try:
             while True:

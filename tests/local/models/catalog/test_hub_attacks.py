@@ -208,13 +208,13 @@ def test_a_header_without_end_is_read_as_far_as_it_says(server: FakeHub, tmp_pat
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize(
-    "where", ["file:///etc/passwd", "//", "gopher://127.0.0.1/", "http://[", "itself"]
+    "target", ["file:///etc/passwd", "//", "gopher://127.0.0.1/", "http://[", "itself"]
 )
 def test_a_redirect_to_nowhere_is_an_error_that_names_the_hub(
-    server: FakeHub, tmp_path: Path, name: str, where: str
+    server: FakeHub, tmp_path: Path, name: str, target: str
 ) -> None:
     server.redirects[name] = (
-        where if where != "itself" else f"{server.url()}/org/name/resolve/{COMMIT}/{name}"
+        target if target != "itself" else f"{server.url()}/org/name/resolve/{COMMIT}/{name}"
     )
     assert (
         f"The Hugging Face Hub at {server.url()} cannot be reached, or the connection broke"

@@ -84,13 +84,13 @@ async def test_files_that_another_program_brought_are_not_fetched_again(
     assert reports[0].startswith("Checking org/name: ")
 
 
-@pytest.mark.parametrize("away", ["refused", "500", "a page of another server"])
+@pytest.mark.parametrize("fault", ["refused", "500", "a page of another server"])
 async def test_files_that_another_program_brought_need_no_hub(
-    server: FakeHub, tmp_path: Path, away: str
+    server: FakeHub, tmp_path: Path, fault: str
 ) -> None:
     bring_with_the_library(server, tmp_path)
-    server.answers = {"500": 500, "a page of another server": 200}.get(away)
-    url = "http://127.0.0.1:9" if away == "refused" else server.url()
+    server.answers = {"500": 500, "a page of another server": 200}.get(fault)
+    url = "http://127.0.0.1:9" if fault == "refused" else server.url()
     hub = Hub(url, None, tmp_path / "notes", models=tmp_path / "cache")
     assert load("org/name", hub=hub).revision == COMMIT
     assert hub.unconfirmed_repos == {"org/name"}

@@ -31,9 +31,9 @@ def test_the_judge_finds_words_of_another_file_and_errors_of_the_planner(tmp_pat
 
 
 @pytest.mark.parametrize("unread", [b"", b"an answer"])
-@pytest.mark.parametrize("begun", [b"", b"\0\0", b"\0\0\0\x09{"])
+@pytest.mark.parametrize("beginning", [b"", b"\0\0", b"\0\0\0\x09{"])
 def test_the_planning_process_ends_with_the_gateway_during_any_request(
-    unread: bytes, begun: bytes
+    unread: bytes, beginning: bytes
 ) -> None:
     """A socket that is closed with an unread answer resets the connection."""
     gateway_socket, program_socket = socket.socketpair()
@@ -44,6 +44,6 @@ def test_the_planning_process_ends_with_the_gateway_during_any_request(
             os.environ,
             (program_socket.fileno(),) * 2 + (2,),
         )
-        gateway_socket.sendall(begun)
+        gateway_socket.sendall(beginning)
         program_socket.sendall(unread)
     assert process.wait() == 0

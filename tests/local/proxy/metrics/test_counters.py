@@ -313,8 +313,8 @@ def dies(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, gibberish=True)
 
 
-async def scrape(one: Running) -> dict[tuple[str, ...], float]:
-    answer = await one.client.get("/metrics")
+async def scrape(gateway: Running) -> dict[tuple[str, ...], float]:
+    answer = await gateway.client.get("/metrics")
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     names = {line.split()[2] for line in answer.text.splitlines() if line.startswith("# TYPE")}

@@ -146,7 +146,7 @@ async def test_waiting_requests_are_answered_in_order_of_coming() -> None:
 async def test_a_request_beyond_the_queue_is_refused_at_once() -> None:
     """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py
     tells in how many ms."""
-    with Gateway(queue_per_model=4, still=True) as gateway:
+    with Gateway(queue_per_model=4, stands_still=True) as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
             tasks = [ask(client) for _ in range(5)]
             await until(lambda: gateway.routes.waiting("m") == 4)
@@ -176,7 +176,7 @@ async def test_a_request_beyond_the_queue_is_refused_at_once() -> None:
 
 
 async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
-    with Gateway(still=True) as gateway:
+    with Gateway(stands_still=True) as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
             first = ask(client)
             await until(lambda: gateway.routes.total_in_flight == 1)
@@ -195,7 +195,7 @@ async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
 
 
 async def test_a_wait_over_the_limit_is_refused_also_in_a_begun_stream() -> None:
-    with Gateway(queue_timeout_s=120, waiting_comment_s=10, still=True) as gateway:
+    with Gateway(queue_timeout_s=120, waiting_comment_s=10, stands_still=True) as gateway:
         async with start_with_gate(gateway) as (gate, _, client):
             first = ask(client)
             await until(lambda: gateway.routes.total_in_flight == 1)
@@ -234,7 +234,7 @@ async def test_a_request_that_takes_no_place_is_answered_while_others_wait() -> 
 async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
     """A gateway whose model starts, and is waited for; a comment comes every ten seconds of its own
     clock."""
-    with Gateway(waiting_comment_s=10, still=True) as gateway:
+    with Gateway(waiting_comment_s=10, stands_still=True) as gateway:
         async with http_client(gateway) as client:
             gateway.route(starting())
             yield gateway, client
@@ -401,7 +401,7 @@ async def test_requests_behind_one_that_waits_are_answered_after_it(
 
 @pytest.mark.parametrize("body", [ASK, STREAM])
 async def test_a_waiting_request_is_refused_at_its_limit(body: dict[str, Any]) -> None:
-    with Gateway(waiting_comment_s=0, still=True) as gateway:
+    with Gateway(waiting_comment_s=0, stands_still=True) as gateway:
         gateway.route(starting(30))
         async with http_client(gateway) as client:
             task = ask(client, body)
@@ -466,7 +466,7 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
                 status = response.status_code if good or response.status_code != 200 else 0
                 counts[status] = counts.get(status, 0) + 1
 
-    with Gateway(waiting_comment_s=1, still=True) as gateway:
+    with Gateway(waiting_comment_s=1, stands_still=True) as gateway:
         gateway.route(starting())
         clients = [asyncio.create_task(client_of(gateway, body)) for body in (ASK, STREAM) * 10]
         try:
@@ -529,7 +529,7 @@ async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_r
     gates = Gate(), Gate()
     tasks_of_clients: list[asyncio.Task[httpx.Response]] = []
     refusal_count = 0
-    with Gateway(queue_per_model=queue, still=True) as gateway:
+    with Gateway(queue_per_model=queue, stands_still=True) as gateway:
         async with (
             Upstream(gates[0].script) as upstream,
             Upstream(gates[1].script) as two,

@@ -145,10 +145,12 @@ def request(token: bytes) -> bytes:
     return head.encode() + body
 
 
-async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Counter[str]) -> None:
+async def ask(
+    gateway: Served, chance: random.Random, tokens_left: list[int], counts: Counter[str]
+) -> None:
     """Connections one after the other, some with several requests at once, some left in the middle
     of an answer."""
-    while left[0] > 0:
+    while tokens_left[0] > 0:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         except OSError:
@@ -156,7 +158,7 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
         with contextlib.suppress(ConnectionError):
             for _ in range(chance.randrange(1, 30)):
                 tokens = [new_token() for _ in range(chance.choice((1, 1, 1, 2, 3)))]
-                left[0] -= len(tokens)
+                tokens_left[0] -= len(tokens)
                 answers = Answers()
                 writer.write(b"".join(map(request, tokens)))
                 leaves = chance.random() < 0.05
@@ -167,10 +169,10 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
                     answers.feed(data)
                 for token, body in zip(tokens, answers.bodies, strict=False):
                     body_tokens = set(TOKEN.findall(body))
-                    seen["crossed"] += bool(body_tokens - {token})
-                    seen["own"] += body_tokens == {token}
+                    counts["crossed"] += bool(body_tokens - {token})
+                    counts["own"] += body_tokens == {token}
                 if answers.ended < len(tokens):
-                    seen["broken off"] += 1
+                    counts["broken off"] += 1
                     break
         writer.close()
 
@@ -189,7 +191,10 @@ async def test_each_answer_reaches_its_own_client_despite_deaths(tmp_path: Path)
 
 
 async def owns(
-    client: httpx.AsyncClient, key: str, theirs: dict[str, set[bytes]], made: dict[str, list[str]]
+    client: httpx.AsyncClient,
+    key: str,
+    secrets: dict[str, set[bytes]],
+    ids_by_key: dict[str, list[str]],
 ) -> Counter[str]:
     """Makes a response, goes on from one of its own, and tries those of the other keys. What came
     of it."""
@@ -203,22 +208,22 @@ async def owns(
             return None
 
     secret = new_token()
-    theirs[key].add(secret)
-    before = made[key][-1:]
+    secrets[key].add(secret)
+    before = ids_by_key[key][-1:]
     fields = {"previous_response_id": before[0]} if before else {}
     answer = await send("POST", "/v1/responses", {"model": "m", "input": secret.decode(), **fields})
     if answer is not None:
         assert answer.status_code == 200, answer.text
-        made[key].append(answer.json()["id"])
-        assert set(TOKEN.findall(answer.content)) <= theirs[key]
+        ids_by_key[key].append(answer.json()["id"])
+        assert set(TOKEN.findall(answer.content)) <= secrets[key]
         counts["made"] += 1
-    for id_ in made[key][-1:]:
+    for id_ in ids_by_key[key][-1:]:
         answer = await send("GET", f"/v1/responses/{id_}")
         if answer is not None:
             assert answer.status_code == 200, answer.text
-            assert set(TOKEN.findall(answer.content)) <= theirs[key]
+            assert set(TOKEN.findall(answer.content)) <= secrets[key]
             counts["own"] += 1
-    for id_ in [ids[-1] for other, ids in made.items() if other != key and ids]:
+    for id_ in [ids[-1] for other, ids in ids_by_key.items() if other != key and ids]:
         body = {"model": "m", "input": secret.decode(), "previous_response_id": id_}
         for answer in (
             await send("GET", f"/v1/responses/{id_}"),

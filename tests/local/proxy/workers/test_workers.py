@@ -216,8 +216,8 @@ async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended
             assert (await owner.delete("/admin/requests/r0")).status_code == 404
 
 
-async def _count(rows: Any, wanted: int) -> bool:
-    return len(await rows()) == wanted
+async def _count(rows: Any, count: int) -> bool:
+    return len(await rows()) == count
 
 
 async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ from gateway.server.admin.backup_routes import Download
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("begun", [False, True])
-async def test_a_client_that_leaves_leaves_no_open_file(begun: bool) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_client_that_leaves_leaves_no_open_file(has_begun: bool) -> None:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the answer closes it
     file.write(b"x" * 1_000_000)
     messages: list[Any] = []
     leaves = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
-        if begun:
+        if has_begun:
             await leaves.wait()
         return {"type": "http.disconnect"}
 
@@ -29,11 +29,11 @@ async def test_a_client_that_leaves_leaves_no_open_file(begun: bool) -> None:
         messages.append(message)
         if message["type"] == "http.response.body":
             leaves.set()
-        if message["type"] == "http.response.body" or not begun:
+        if message["type"] == "http.response.body" or not has_begun:
             await asyncio.Event().wait()
 
     await Download(file)({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
     assert file.closed
     assert [message["type"] for message in messages][1:] == (
-        ["http.response.body"] if begun else []
+        ["http.response.body"] if has_begun else []
     )

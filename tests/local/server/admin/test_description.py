@@ -17,7 +17,7 @@ PAGES = {"/", "/page/{version}/{name:path}", "/admin/docs", "/admin/openapi.json
 
 def test_all_answers_of_the_gateway_are_described(tmp_path: Path) -> None:
     with asked_gateway(tmp_path) as gateway:
-        rows = ask_cases(gateway, cases=250, seed=1, each=3)
+        rows = ask_cases(gateway, cases=250, seed=1, count=3)
         log = gateway.log.read_text(errors="replace")
     assert {label: row.breaches for label, row in rows.items() if row.breaches} == {}
     assert "Traceback" not in log

@@ -68,7 +68,7 @@ async def gateway(
         yield server, upstream
 
 
-async def serve_models(one: Running, upstream: Upstream, listed: Any) -> None:
+async def serve_models(server: Running, upstream: Upstream, listed: Any) -> None:
     async def script(call: Call) -> None:
         if b"GET" in call.requests[-1][:4]:
             await call.reply(json.dumps({"object": "list", "data": listed}).encode())
@@ -77,29 +77,29 @@ async def serve_models(one: Running, upstream: Upstream, listed: Any) -> None:
 
     original, upstream._script = upstream._script, script
     for name in ("a", "b"):
-        response = await one.client.post(
+        response = await server.client.post(
             "/admin/models", json={"name": name, "endpoint": f"{upstream.url}/v1"}
         )
         assert response.status_code == 202, response.text
     for name in ("a", "b"):
-        await one.until(name, "ready")
+        await server.until(name, "ready")
 
 
 def posts(upstream: Upstream) -> int:
     return len([request for request in upstream.requests if request.startswith(b"POST")])
 
 
-async def make(one: Running, name: str, **fields: Any) -> str:
-    response = await one.client.post("/admin/keys", json={"name": name, **fields})
+async def make(server: Running, name: str, **fields: Any) -> str:
+    response = await server.client.post("/admin/keys", json={"name": name, **fields})
     assert response.status_code == 201, response.text
     return str(response.json()["key"])
 
 
 async def ask(
-    one: Running, key: str, model: str = "a", path: str = "/v1/chat/completions", **fields: Any
+    server: Running, key: str, model: str = "a", path: str = "/v1/chat/completions", **fields: Any
 ) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return await one.client.post(
+    return await server.client.post(
         path, json={"model": model, "messages": MESSAGES, **fields}, headers=headers
     )
 

@@ -34,10 +34,10 @@ async def works(call: Call) -> None:
         await (streams_for_ever if b'"stream"' in call.body else never_answers)(call)
 
 
-async def list_requests(one: Running, count: int) -> list[dict[str, Any]]:
+async def list_requests(server: Running, count: int) -> list[dict[str, Any]]:
     """The requests in flight, once there are so many."""
     async with asyncio.timeout(hang_s()):
-        while len(rows := (await one.client.get("/admin/requests")).json()["data"]) != count:
+        while len(rows := (await server.client.get("/admin/requests")).json()["data"]) != count:
             await asyncio.sleep(0.02)
     return list(rows)
 

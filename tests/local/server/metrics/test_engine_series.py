@@ -39,7 +39,7 @@ def telling(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, max_model_len=200_000, counts=counts)
 
 
-async def page(gateway: Running, wanted: str) -> dict[str, float]:
+async def page(gateway: Running, series_name: str) -> dict[str, float]:
     """The page of metrics, once it has this series."""
     async with asyncio.timeout(hang_s()):
         while True:
@@ -48,7 +48,7 @@ async def page(gateway: Running, wanted: str) -> dict[str, float]:
                 name: float(value)
                 for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
             }
-            if wanted in values_by_series:
+            if series_name in values_by_series:
                 return values_by_series
             await asyncio.sleep(0.02)
 

@@ -65,9 +65,9 @@ async def test_every_series_that_is_asked_for_is_exposed(
     nvml, exposed_names, hold = two_3090(), set[str](), tmp_path / "hold"
     nvml.cards[0].throttles = 0x40
 
-    async def wait_until_seen(but: set[str]) -> None:
+    async def wait_until_seen(exceptions: set[str]) -> None:
         deadline = time.monotonic() + hang_s()
-        while missing := names - but - exposed_names:
+        while missing := names - exceptions - exposed_names:
             assert time.monotonic() < deadline, f"never shown: {sorted(missing)}"
             exposed_names.update(await shown_panels(gateway))
             await asyncio.sleep(0.05)

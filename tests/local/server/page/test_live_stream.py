@@ -60,9 +60,9 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def open_page(one: Running, key: str | None = None) -> AsyncIterator[Page]:
+async def open_page(gateway: Running, key: str | None = None) -> AsyncIterator[Page]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with one.client.stream("GET", "/admin/live", headers=headers) as answer:
+    async with gateway.client.stream("GET", "/admin/live", headers=headers) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "text/event-stream"
         yield Page(answer)

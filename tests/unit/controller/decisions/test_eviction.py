@@ -250,7 +250,7 @@ residents = st.lists(
         LoadedModel,
         st.sampled_from("abcdefgh"),
         copies.map(
-            lambda some: tuple(replace(copy, index=index) for index, copy in enumerate(some))
+            lambda copies: tuple(replace(copy, index=index) for index, copy in enumerate(copies))
         ),
         is_stopped=st.booleans(),
         keep_alive_s=st.sampled_from((-1.0, 0.0, 60.0)),
@@ -268,13 +268,13 @@ residents = st.lists(
         had_no_request=st.booleans(),
     ),
     max_size=8,
-    unique_by=lambda one: one.name,
+    unique_by=lambda model: model.name,
 )
 
 
 @given(residents)
-def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]) -> None:
-    decision, by_name = decide_evictions(known, NOW), {model.name: model for model in known}
+def test_evictions_and_holds_are_allowed_for_any_models(models: list[LoadedModel]) -> None:
+    decision, by_name = decide_evictions(models, NOW), {model.name: model for model in models}
     for name in decision.hold_reasons:
         assert (
             by_name[name].is_stopped
@@ -292,7 +292,7 @@ def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]
             assert model.had_no_request or NOW - copy.entered_at >= copy.residence_s
             (other,) = [
                 other
-                for other in known
+                for other in models
                 if (name, index) in other.must_evict and f"room for {other.name}" in eviction.reason
             ]
             assert other.name in decision.hold_reasons
@@ -301,7 +301,7 @@ def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]
     # loaded.
     waiting_models = [
         model
-        for model in known
+        for model in models
         if model.state in ("out", "asleep")
         and model.waited_s is not None
         and model.can_start
@@ -312,7 +312,7 @@ def test_evictions_and_holds_are_allowed_for_any_models(known: list[LoadedModel]
         for model in waiting_models
         if not decision.hold_reasons.get(model.name, "").startswith("it waits for its turn")
     ]
-    assert bool(turns) == bool(waiting_models) or any(model.is_pinned for model in known)
+    assert bool(turns) == bool(waiting_models) or any(model.is_pinned for model in models)
 
 
 def asleep(name: str, **fields: Any) -> LoadedModel:
@@ -396,8 +396,8 @@ def test_the_copy_without_which_its_model_serves_leaves_before_the_only_one() ->
     assert eviction_order([serves("old"), serves("pair", 2, priority=1)], NOW)[0] == ("old", 0)
 
 
-def short(name: str, away: State = "out", **fields: Any) -> LoadedModel:
-    return resident(name, "serves", away, used_at=NOW - 10, **fields)
+def short(name: str, state: State = "out", **fields: Any) -> LoadedModel:
+    return resident(name, "serves", state, used_at=NOW - 10, **fields)
 
 
 def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:

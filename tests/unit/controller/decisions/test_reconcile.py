@@ -46,13 +46,13 @@ def act(**fields: Any) -> Any:
     return next_action(replica(**fields), NOW, backoff_s=10, backoff_max_s=300)
 
 
-def instance(one: Attempt, state: str = "running", **fields: Any) -> Instance:
+def instance(attempt: Attempt, state: str = "running", **fields: Any) -> Instance:
     return Instance.model_validate(
         {
             "name": "m-r0-a1",
             "model": "m",
-            "attempt": one.id,
-            "fingerprint": one.fingerprint,
+            "attempt": attempt.id,
+            "fingerprint": attempt.fingerprint,
             "state": state,
             **fields,
         }
@@ -278,10 +278,10 @@ def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
     assert isinstance(act(**{**leaves, "instance": None}), Fail)
 
 
-@pytest.mark.parametrize("why", [{"leaving": "no request for 5m"}, {"is_stopped": True}])
-def test_no_engine_is_shown_as_starting_while_it_stops(why: dict[str, Any]) -> None:
-    reason = why.get("leaving", "its owner stopped it")
-    why = {"hold": reason, **why}
+@pytest.mark.parametrize("replica_fields", [{"leaving": "no request for 5m"}, {"is_stopped": True}])
+def test_no_engine_is_shown_as_starting_while_it_stops(replica_fields: dict[str, Any]) -> None:
+    reason = replica_fields.get("leaving", "its owner stopped it")
+    replica_fields = {"hold": reason, **replica_fields}
     asleep = attempt(state="ready", ready_at=NOW - 5, asleep=Asleep(since=NOW - 1))
     other_instance = instance(attempt(), fingerprint="another")
     for fields in (
@@ -290,7 +290,7 @@ def test_no_engine_is_shown_as_starting_while_it_stops(why: dict[str, Any]) -> N
         {"attempt": attempt(), "instance": other_instance, "is_busy": True},
         {"attempt": asleep, "instance": instance(asleep), "is_busy": True, "is_requested": True},
     ):
-        action = act(**fields, **why)
+        action = act(**fields, **replica_fields)
         assert action == Rest("stopping", reason) or not isinstance(action, Rest), fields
 
 

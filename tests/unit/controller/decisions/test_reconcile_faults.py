@@ -118,10 +118,10 @@ def test_a_clock_set_back_does_not_forgive_later_failures() -> None:
     )
 
 
-def next_plans(one: Attempt, failure: Failure, here: Hardware) -> tuple[str, ...]:
-    facts = learn(one, failure, START)
+def next_plans(failed: Attempt, failure: Failure, hardware: Hardware) -> tuple[str, ...]:
+    facts = learn(failed, failure, START)
     return tuple(
-        plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), facts).plans
+        plan.fingerprint for plan in decide(spec(), hardware, [engine("cuda")], wish(), facts).plans
     )
 
 

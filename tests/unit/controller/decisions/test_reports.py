@@ -55,9 +55,9 @@ def model(*replicas: ReportedReplica, **changes: Any) -> ReportedModel:
 
 
 def kinds(
-    before: ReportedModel | None, after: ReportedModel | None, told: ReportedStages | None = None
+    before: ReportedModel | None, after: ReportedModel | None, stages: ReportedStages | None = None
 ) -> list[str]:
-    return [event.kind for event in events_of_model(before, after, told or ReportedStages(), NOW)]
+    return [event.kind for event in events_of_model(before, after, stages or ReportedStages(), NOW)]
 
 
 def test_equal_states_are_reported_as_no_event() -> None:
@@ -213,7 +213,7 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_its_changes() -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "own", "why"),
+    ("changes", "fields", "reason"),
     [
         ({"is_deleting": True}, {}, "removed"),
         ({}, {"leaving": ("room", "it makes room for b")}, "room"),
@@ -222,11 +222,11 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_its_changes() -> Non
     ],
 )
 def test_an_engine_that_stops_says_why(
-    changes: dict[str, Any], own: dict[str, Any], why: str
+    changes: dict[str, Any], fields: dict[str, Any], reason: str
 ) -> None:
     reported_stages = ReportedStages()
     reported_stages.note(1, "ready")
-    replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **own)
+    replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **fields)
     events = [
         event
         for event in events_of_model(
@@ -234,7 +234,7 @@ def test_an_engine_that_stops_says_why(
         )
         if event.kind == "engine.stopped"
     ]
-    assert [event.data["why"] for event in events] == [why]
+    assert [event.data["why"] for event in events] == [reason]
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
     (whole,) = surplus_offers(plan(), short)
     size = max(whole.gives.values())
 
-    def offered_places(share: int, beside: int = 0) -> tuple[int, set[str]]:
-        offer = partial_offer(whole, share).evolve(beside=beside)
+    def offered_places(share: int, contexts: int = 0) -> tuple[int, set[str]]:
+        offer = partial_offer(whole, share).evolve(beside=contexts)
         for model in (first, second):
             model.planning.wait_for((offer,))
         offer, names = fleet.combined_offer(fleet.models["giver"], offer, "second")

@@ -78,19 +78,19 @@ def field_names(kind: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "others"),
+    ("kind", "values", "other_fields"),
     [
         (ManagedModel, MODEL_FIELDS, _OTHER_MODEL_FIELDS),
         (ReplicaState, REPLICA_FIELDS, _OTHER_REPLICA_FIELDS),
     ],
 )
 def test_each_field_ends_the_rest_or_has_a_reason(
-    kind: Any, values: tuple[str, ...], others: dict[str, str]
+    kind: Any, values: tuple[str, ...], other_fields: dict[str, str]
 ) -> None:
     owners = {name: name.partition(".")[0] for name in values}
     names = {name if owner in _PARTS else owner for name, owner in owners.items()}
-    assert names | others.keys() == field_names(kind)
-    assert not names & others.keys()
+    assert names | other_fields.keys() == field_names(kind)
+    assert not names & other_fields.keys()
 
 
 def resting(values: dict[str, Any] | None = None) -> ManagedModel:

@@ -55,9 +55,9 @@ class Docker:
 async def at_once(_sizes: bool) -> None: ...
 
 
-async def launch(launcher: Launcher, one: Attempt) -> None:
-    files = await launcher.bring(one.plan, lambda _: None, allow_remote_code=False)
-    await launcher.launch(one, files, lambda _: None, at_once, allow_remote_code=False)
+async def launch(launcher: Launcher, attempt: Attempt) -> None:
+    files = await launcher.bring(attempt.plan, lambda _: None, allow_remote_code=False)
+    await launcher.launch(attempt, files, lambda _: None, at_once, allow_remote_code=False)
 
 
 async def launch_mounts(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:

@@ -28,10 +28,12 @@ class Seen:
         self.engines: dict[int, tuple[Attempt, Stage]] = {}
         self.failed: Failure | None = None
 
-    def now(self, one: Attempt, stage: Stage) -> None:
-        self.engines[one.id] = one, stage
+    def now(self, attempt: Attempt, stage: Stage) -> None:
+        self.engines[attempt.id] = attempt, stage
 
-    def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[PlacedEngine]:
+    def holders(
+        self, _running: Collection[str], begun_names: set[str], now: float
+    ) -> list[PlacedEngine]:
         holders = [
             self._holder(start_of_engine, stage, now)
             for start_of_engine, stage in self.engines.values()
@@ -39,16 +41,21 @@ class Seen:
         names = {holder.instance for holder in holders}
         return holders + [
             self._holder(start(9), "loading", now)
-            for name in begun - names
+            for name in begun_names - names
             if name == start(9).instance_name
         ]
 
     def copy_failure(self, _attempt: Attempt) -> Failure | None:
         return self.failed
 
-    def _holder(self, one: Attempt, stage: Stage, now: float) -> PlacedEngine:
+    def _holder(self, attempt: Attempt, stage: Stage, now: float) -> PlacedEngine:
         return PlacedEngine(
-            one.instance_name, one.model, frozenset(one.plan.gpus), shape(one.plan), stage, now
+            attempt.instance_name,
+            attempt.model,
+            frozenset(attempt.plan.gpus),
+            shape(attempt.plan),
+            stage,
+            now,
         )
 
 
@@ -61,12 +68,14 @@ async def hardware() -> Hardware:
     return machine()
 
 
-def gate(seen: Seen) -> StartGate:
-    return StartGate(seen, hardware, 1800.0)
+def gate(engines: Seen) -> StartGate:
+    return StartGate(engines, hardware, 1800.0)
 
 
-async def take_turn(asked: StartGate, one: Attempt, words: list[str]) -> asyncio.Task[int | None]:
-    task = asyncio.create_task(asked.turn(one, words.append))
+async def take_turn(
+    start_gate: StartGate, attempt: Attempt, words: list[str]
+) -> asyncio.Task[int | None]:
+    task = asyncio.create_task(start_gate.turn(attempt, words.append))
     for _ in range(5):
         await asyncio.sleep(0)
     return task

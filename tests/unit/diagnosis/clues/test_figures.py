@@ -42,7 +42,7 @@ def test_a_third_of_the_values_is_one_channel_of_three(
 
 
 @pytest.mark.parametrize(
-    ("total", "own", "facts"),
+    ("total", "own_gib", "facts"),
     [
         (80 * GIB, "78.30", {"own_memory": "yes"}),
         # Another program has the rest.
@@ -52,9 +52,9 @@ def test_a_third_of_the_values_is_one_channel_of_three(
     ],
 )
 def test_a_process_that_holds_most_of_the_gpu_has_filled_it_itself(
-    total: Scalar, own: str, facts: dict[str, Scalar]
+    total: Scalar, own_gib: str, facts: dict[str, Scalar]
 ) -> None:
-    message = f"CUDA out of memory. Of the allocated memory {own} GiB is allocated by PyTorch"
+    message = f"CUDA out of memory. Of the allocated memory {own_gib} GiB is allocated by PyTorch"
     assert conclude(message, {"total_bytes": total}) == facts
 
 

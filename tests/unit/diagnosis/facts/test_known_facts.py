@@ -32,25 +32,28 @@ facts = st.builds(
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from([*"xyz", None])),
 )
 def test_the_held_facts_are_those_of_a_search_through_all_in_its_order(
-    known: list[Fact], kind: str, about: dict[str, str | None]
+    all_facts: list[Fact], kind: str, subject: dict[str, str | None]
 ) -> None:
     facts_of_search = [
         fact
-        for fact in known
-        if fact.kind == kind and all(about.get(name) == value for name, value in fact.scope.items())
+        for fact in all_facts
+        if fact.kind == kind
+        and all(subject.get(name) == value for name, value in fact.scope.items())
     ]
-    assert [id(fact) for fact in KnownFacts(known).holding(kind, about)] == [
+    assert [id(fact) for fact in KnownFacts(all_facts).holding(kind, subject)] == [
         id(fact) for fact in facts_of_search
     ]
 
 
 @given(st.lists(facts, max_size=5), st.sampled_from("abcd"), st.sampled_from("xyz"))
-def test_a_value_that_no_fact_is_about_finds_none(known: list[Fact], name: str, value: str) -> None:
-    known_facts = KnownFacts(known)
+def test_a_value_that_no_fact_is_about_finds_none(
+    all_facts: list[Fact], name: str, value: str
+) -> None:
+    known_facts = KnownFacts(all_facts)
     if not known_facts.may_hold("max_context", name, value):
-        everything = {field: fact.scope.get(field, "") for fact in known for field in "abcd"} | {
-            name: value
-        }
+        everything = {
+            field: fact.scope.get(field, "") for fact in all_facts for field in "abcd"
+        } | {name: value}
         assert list(known_facts.holding("max_context", everything)) == []
 
 
@@ -59,9 +62,11 @@ def test_a_value_that_no_fact_is_about_finds_none(known: list[Fact], name: str, 
     st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=3),
 )
 def test_the_first_refusal_that_was_seen_of_a_layer_counts(
-    refused: list[dict[str, str]], layer: dict[str, str]
+    seen_scopes: list[dict[str, str]], layer: dict[str, str]
 ) -> None:
-    rows = [(frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(refused)]
+    rows = [
+        (frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(seen_scopes)
+    ]
     words_of_search = next((words for scope, words in rows if scope <= layer.items()), None)
     assert ObservedRefusals(rows).words(tuple(layer.items())) == words_of_search
 

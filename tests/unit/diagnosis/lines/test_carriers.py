@@ -54,17 +54,17 @@ def test_each_machine_is_a_process_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "line",
     [
         TRACE[0],
         "ERROR 03-14 10:22:05 [core.py:1] boom",
         "(EngineCore pid=7) INFO 03-14 10:22:05 [core.py:1] boom",
     ],
 )
-def test_a_record_or_a_traceback_reveals_its_carrier_too(told: str) -> None:
+def test_a_record_or_a_traceback_reveals_its_carrier_too(line: str) -> None:
     lines = Carriers()
     assert lines.parse(f"frob/vllm-0 frob {TRACE[5]}").text != TRACE[5]
-    assert "frob" not in lines.parse(f"frob/vllm-0 frob {told}").text
+    assert "frob" not in lines.parse(f"frob/vllm-0 frob {line}").text
     assert lines.parse(f"frob/vllm-0 frob {TRACE[5]}").text == TRACE[5]
 
 

@@ -32,7 +32,7 @@ def test_a_model_without_experts_skips_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on", "capability", "has_experts"),
+    ("engine_", "capability", "has_experts"),
     [
         (ENGINE, "9.0", True),
         (ENGINE, "8.6", False),
@@ -41,9 +41,9 @@ def test_a_model_without_experts_skips_them() -> None:
     ],
 )
 def test_no_warmup_is_skipped_if_none_would_run_in_vain(
-    on: Engine, capability: str | None, has_experts: bool
+    engine_: Engine, capability: str | None, has_experts: bool
 ) -> None:
-    assert skipped_warmups(on, capability, has_experts=has_experts) == {}
+    assert skipped_warmups(engine_, capability, has_experts=has_experts) == {}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize(
-    ("name", "why", "instead"),
+    ("name", "reason_part", "advice"),
     [
         ("port", "the gateway sets it", "Leave it out."),
         ("revision", "names a file, a folder or an address", "--revision"),
@@ -20,10 +20,10 @@ from tests.support.paths import ROOT
         ("a-flag-of-tomorrow", "nobody has looked yet", "Leave it out."),
     ],
 )
-def test_a_refusal_says_its_own_reason(name: str, why: str, instead: str) -> None:
+def test_a_refusal_says_its_own_reason(name: str, reason_part: str, advice: str) -> None:
     reason, do = closing_reason(name)
-    assert why in reason
-    assert instead in do
+    assert reason_part in reason
+    assert advice in do
 
 
 def test_every_reviewed_flag_is_one_of_a_described_engine() -> None:

@@ -41,7 +41,7 @@ FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason_part"),
     [
         ({"leaves": ""}, "never has to leave"),
         ({"engine": SLEEPS.evolve(device="cpu"), "leaves": ""}, "only engines on GPUs sleep"),
@@ -55,10 +55,10 @@ FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
         ({"args": {"enable-sleep-mode": False}}, "set by the user"),
     ],
 )
-def test_models_without_sleep_name_the_reason(fields: dict[str, Any], why: str) -> None:
+def test_models_without_sleep_name_the_reason(fields: dict[str, Any], reason_part: str) -> None:
     value, reason = choice(**fields)
     assert not value
-    assert why in reason
+    assert reason_part in reason
 
 
 def test_a_failure_on_other_gpus_or_of_another_version_says_nothing() -> None:

@@ -77,10 +77,10 @@ def test_a_malformed_answer_is_refused(wrong: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_are_read_or_refused(said: bytes) -> None:
+def test_bytes_are_read_or_refused(answer: bytes) -> None:
     try:
-        assert set(read_answers([said], [ONE], "image")) <= {ONE}
-        read_version(said)
+        assert set(read_answers([answer], [ONE], "image")) <= {ONE}
+        read_version(answer)
     except BadAnswer:
         return
 

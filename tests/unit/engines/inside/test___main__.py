@@ -18,10 +18,10 @@ from gateway.engines.sglang.inside.model import resolve_argument
 MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 
 
-def run_program(asked: Any) -> dict[str, Any]:
+def run_program(answer_of: Any) -> dict[str, Any]:
     out = io.StringIO()
     package = "gateway.engines.vllm.inside"
-    ask(SimpleNamespace(answer_of=asked, __package__=package), out, 0, MODEL)
+    ask(SimpleNamespace(answer_of=answer_of, __package__=package), out, 0, MODEL)
     document: dict[str, Any] = json.loads(out.getvalue())
     return document
 

@@ -40,9 +40,9 @@ def fat_binary(*entries: tuple[int, int, int]) -> bytes:
 
 
 def shared_object(
-    section: bytes, name: bytes = b".nv_fatbin", needed: bytes = b"libcudart.so.13"
+    section: bytes, name: bytes = b".nv_fatbin", section_names: bytes = b"libcudart.so.13"
 ) -> bytes:
-    names = b"\0" + name + b"\0.shstrtab\0" + needed + b"\0"
+    names = b"\0" + name + b"\0.shstrtab\0" + section_names + b"\0"
     head = bytearray(64)
     head[:5] = b"\x7fELF\x02"
     where = 64 + len(section) + len(names)
@@ -70,7 +70,9 @@ def package(tmp_path: Path) -> Path:
     (tmp_path / "sm90/_moe_C.abi3.so").write_bytes(
         shared_object(fat_binary((ELF, 90, ALONE), (ELF, 75, 0)))
     )
-    (tmp_path / "plain.so").write_bytes(shared_object(both, name=b".text", needed=b"libc.so.6"))
+    (tmp_path / "plain.so").write_bytes(
+        shared_object(both, name=b".text", section_names=b"libc.so.6")
+    )
     return tmp_path
 
 

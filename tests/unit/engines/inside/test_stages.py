@@ -95,7 +95,7 @@ def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "arguments"),
     [
         ("device", ()),
         ("imports", ()),
@@ -105,10 +105,10 @@ def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
     ],
 )
 def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
-    engine: ModuleType, name: str, given: tuple[Any, ...]
+    engine: ModuleType, name: str, arguments: tuple[Any, ...]
 ) -> None:
     start = Start("vllm", words)
-    start.run("backends", lambda: getattr(engine, name)(*given))
+    start.run("backends", lambda: getattr(engine, name)(*arguments))
     assert not start.refusal
     (omission,) = start.left_out
     assert omission.startswith("backends: ")
@@ -116,7 +116,7 @@ def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said", "line"),
+    ("name", "argument", "error", "line"),
     [
         ("lacks", {}, "KeyError: 'rope'", 9),
         ("lacks", {"rope": None}, "TypeError: 'NoneType' object is not subscriptable", 9),
@@ -126,12 +126,12 @@ def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
     ],
 )
 def test_a_crash_by_values_of_the_start_is_a_refusal_with_its_line(
-    engine: ModuleType, name: str, given: Any, said: str, line: int
+    engine: ModuleType, name: str, argument: Any, error: str, line: int
 ) -> None:
     start = Start("vllm", words)
-    start.run("model", lambda: getattr(engine, name)(given))
+    start.run("model", lambda: getattr(engine, name)(argument))
     assert start.has_crashed
-    assert start.refusal.startswith(f"{said} (line: return ")
+    assert start.refusal.startswith(f"{error} (line: return ")
     assert (start.stage, start.place) == ("model", f"config.py:{line}")
 
 
@@ -229,11 +229,11 @@ class _Registry:
 
 
 @pytest.mark.parametrize(
-    ("transcribes", "lacks", "refused"),
+    ("transcribes", "lacks", "refused_package"),
     [(True, True, "soundfile"), (True, False, ""), (False, True, "")],
 )
 def test_a_model_that_transcribes_is_refused_where_sound_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch, transcribes: bool, lacks: bool, refused: str
+    monkeypatch: pytest.MonkeyPatch, transcribes: bool, lacks: bool, refused_package: str
 ) -> None:
     def load_audio(file: io.BytesIO, sr: int) -> int:
         with wave.open(file) as sound:
@@ -247,6 +247,6 @@ def test_a_model_that_transcribes_is_refused_where_sound_cannot_be_read(
     start = Start("vllm", words)
     model = SimpleNamespace(registry=_Registry(transcribes), architectures=["WhisperModel"])
     hear(start, model)
-    assert refused in start.refusal
-    assert bool(start.refusal) is bool(refused)
+    assert refused_package in start.refusal
+    assert bool(start.refusal) is bool(refused_package)
     assert start.ran == (["sound"] if transcribes and not lacks else [])

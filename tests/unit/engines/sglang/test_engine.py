@@ -36,7 +36,7 @@ def graphs(plan: Plan) -> int | None:
 
 @pytest.mark.parametrize("version", SGLANG)
 @pytest.mark.parametrize(
-    ("machine", "asked", "expected"),
+    ("machine", "concurrency", "expected"),
     [
         ("l40s", 64, 64),  # 48 GB: 32 by SGLang's own choice
         ("l40s", 256, 256),
@@ -46,9 +46,9 @@ def graphs(plan: Plan) -> int | None:
     ],
 )
 def test_decoding_has_graphs_for_the_planned_requests(
-    version: str, machine: str, asked: int, expected: int | None
+    version: str, machine: str, concurrency: int, expected: int | None
 ) -> None:
-    plan = make_plan(machine, version, concurrency=asked)
+    plan = make_plan(machine, version, concurrency=concurrency)
     assert graphs(plan) == expected
     assert ("planned requests" in plan.enforce_eager.reason) is (expected is not None)
 

@@ -138,7 +138,7 @@ def test_the_settings_read_towers_and_attention_of_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tp", "told"),
+    ("name", "tp", "expected_bytes"),
     [
         ("granite-4.0-h-micro", 1, 161_714_904),
         ("granite-4.0-h-small", 1, 323_365_935),
@@ -147,11 +147,13 @@ def test_the_settings_read_towers_and_attention_of_a_model() -> None:
         ("qwen3-next-80b-a3b", 4, 40_784_605),
     ],
 )
-def test_a_state_has_the_size_of_the_engines_answer(name: str, tp: int, told: int) -> None:
-    """told: bytes of both pools for each state, as the inquiry has them from 0.5.23."""
+def test_a_state_has_the_size_of_the_engines_answer(
+    name: str, tp: int, expected_bytes: int
+) -> None:
+    """expected_bytes: bytes of both pools for each state, as the inquiry has them from 0.5.23."""
     pool_of_rank = pool(name, tp=tp)
     share = pool_of_rank.rules.mamba_ratio / (1 + pool_of_rank.rules.mamba_ratio)
-    assert pool_of_rank.state_bytes / share == pytest.approx(told, rel=0.004)
+    assert pool_of_rank.state_bytes / share == pytest.approx(expected_bytes, rel=0.004)
 
 
 def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:

@@ -114,10 +114,14 @@ def test_no_other_name_opens_a_closed_flag(version: str, name: str) -> None:
 
 
 @given(st.integers(1, 2**50), st.floats(0, 1), st.floats(0, 10**6))
-def test_a_fraction_leaves_reserved_memory(free: int, own: float, reserved: float) -> None:
-    static = StaticMemory(chunked_prefill=2048, graph_batch=8, reserved_mib=reserved, fraction=own)
+def test_a_fraction_leaves_reserved_memory(
+    free: int, user_fraction: float, reserved: float
+) -> None:
+    static = StaticMemory(
+        chunked_prefill=2048, graph_batch=8, reserved_mib=reserved, fraction=user_fraction
+    )
     fraction = fraction_within(static, free)
-    assert 0 <= fraction <= own
+    assert 0 <= fraction <= user_fraction
     assert fraction == 0 or fraction * free <= free - reserved * MIB + free * 1e-9
 
 

@@ -191,12 +191,12 @@ def test_no_field_of_a_launch_goes_unchecked() -> None:
     assert {name for change, _ in CHANGES for name in change} == set(LaunchSpec.model_fields)
 
 
-@pytest.mark.parametrize(("change", "why"), CHANGES)
-def test_a_launch_that_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(("change", "reason"), CHANGES)
+def test_a_launch_that_no_plan_asks_for_is_refused(change: dict[str, Any], reason: str) -> None:
     check_launch(launch(PLAN), ENGINE, SHARED, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal) as error:
         check_launch(launch(PLAN, **change), ENGINE, SHARED, ALLOWED, RESOLVED)
-    assert why in error.value.message
+    assert reason in error.value.message
     assert error.value.message.startswith("The agent refuses: ")
     assert error.value.hint
 

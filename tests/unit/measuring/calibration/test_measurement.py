@@ -25,9 +25,9 @@ def output_line(*numbers: dict[str, Any], **changes: Any) -> bytes:
 
 
 def one(
-    what: str, gpus: list[int], value: float, spread: float = 0.01, **more: Any
+    subject: str, gpus: list[int], value: float, spread: float = 0.01, **more: Any
 ) -> dict[str, Any]:
-    return {"what": what, "gpus": gpus, "value": value, "spread": spread, **more}
+    return {"what": subject, "gpus": gpus, "value": value, "spread": spread, **more}
 
 
 def test_the_document_asks_for_these_gpus() -> None:

@@ -41,21 +41,21 @@ def make_decision(model: str, machine: Hardware, wish: Wish, *refs: str) -> Deci
     return decide(published_model(model), machine, engines, wish, rules=RULES, **options)
 
 
-def first_plan(model: str, here: str, ref: str, **wish: Any) -> BasePlan | None:
+def first_plan(model: str, machine: str, ref: str, **wish: Any) -> BasePlan | None:
     """The first plan of the model, as it would be tuned; None: there is none."""
     owner = Wish(name="m", source=f"/models/{model}", engines=(ref,), **wish)
-    decision = make_decision(model, PROFILES.hardware(here), owner, ref)
+    decision = make_decision(model, PROFILES.hardware(machine), owner, ref)
     if not decision.plans:
         return None
     plan = decision.plans[0]
     return BasePlan(owner, pin_layout(owner, plan), plan, ENGINES[ref])
 
 
-def change_plan(base: BasePlan, here: str, change: PlanChange) -> Plan | None:
+def change_plan(base: BasePlan, machine: str, change: PlanChange) -> Plan | None:
     model = (change.wish.source or "").rpartition("/")[2]
     try:
         plans = make_decision(
-            model, PROFILES.hardware(here), change.wish, *change.wish.engines
+            model, PROFILES.hardware(machine), change.wish, *change.wish.engines
         ).plans
     except FitserveError:
         return None
@@ -63,25 +63,25 @@ def change_plan(base: BasePlan, here: str, change: PlanChange) -> Plan | None:
 
 
 def try_changes(
-    model: str, here: str, ref: str, **wish: Any
+    model: str, machine: str, ref: str, **wish: Any
 ) -> Iterator[tuple[BasePlan, PlanChange, Plan]]:
-    base = first_plan(model, here, ref, **wish)
+    base = first_plan(model, machine, ref, **wish)
     if base is None:
         return
     for change in neighbours(base):
-        plan = change_plan(base, here, change)
+        plan = change_plan(base, machine, change)
         # A model without layers that draft keeps its plan, and a search starts no plan twice.
         same = change in speculation(base) and plan is not None and plan.argv == base.plan.argv
         if plan is not None and not same and keeps_quality(plan, base):
             yield base, change, plan
 
 
-@pytest.mark.parametrize(("model", "here", "ref"), CASES)
+@pytest.mark.parametrize(("model", "machine", "ref"), CASES)
 def test_each_change_is_another_start_and_no_loss_of_quality(
-    model: str, here: str, ref: str
+    model: str, machine: str, ref: str
 ) -> None:
     commands = set()
-    changes = [*try_changes(model, here, ref)]
+    changes = [*try_changes(model, machine, ref)]
     for base, change, plan in changes:
         assert plan.argv != base.plan.argv, change.change
         assert change.change

@@ -53,7 +53,7 @@ def has_an_unfinished_snapshot(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "gone"),
+    ("damage", "lost_files"),
     [
         (loses_a_blob, ("text/config.json",)),
         (has_a_branch_without_a_commit, ()),
@@ -62,7 +62,7 @@ def has_an_unfinished_snapshot(folder: Path) -> None:
     ],
 )
 def test_a_damaged_repository_is_listed_with_its_bytes_and_can_be_removed(
-    tmp_path: Path, damage: Callable[[Path], None], gone: tuple[str, ...]
+    tmp_path: Path, damage: Callable[[Path], None], lost_files: tuple[str, ...]
 ) -> None:
     cache = tmp_path / "hub"
     whole, folder = repository(cache, "org/whole"), repository(cache)
@@ -70,9 +70,9 @@ def test_a_damaged_repository_is_listed_with_its_bytes_and_can_be_removed(
     usage = disk_usage(job(cache))
     rows = {(row["repo"], row["commit"]): row for row in usage["revisions"]}
     newest = rows["org/model", NEW]
-    rest = 0 if gone else len(ONLY_NEW)
+    rest = 0 if lost_files else len(ONLY_NEW)
     assert newest["bytes"] == len(SHARED) + rest
-    assert newest["missing"] == gone
+    assert newest["missing"] == lost_files
     assert newest["names"] == ["main"]
     assert rows["org/model", OLD]["bytes"] == len(SHARED) + len(ONLY_OLD)
     assert rows["org/whole", NEW]["missing"] == ()

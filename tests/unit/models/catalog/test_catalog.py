@@ -192,15 +192,15 @@ def test_missing_shards_are_reported_without_an_index_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("load_format", "needed"),
+    ("load_format", "needs_weights"),
     [("", True), ("auto", True), ("safetensors", True), ("dummy", False), ("tensorizer", False)],
 )
 def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_here(
-    tmp_path: Path, load_format: str, needed: bool
+    tmp_path: Path, load_format: str, needs_weights: bool
 ) -> None:
     write(tmp_path, {"config.json": json.dumps(CONFIG).encode()})
     without = spec_of(facts(tmp_path))
-    if needed:
+    if needs_weights:
         with pytest.raises(BadModel, match=f"There are no weights in {tmp_path}") as error:
             check_weights(without, load_format)
         assert "load-format=dummy" in error.value.hint
@@ -353,7 +353,7 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "places"),
     [
         (model(auto_map={"AutoModel": "modeling_x.X"}), ("auto_map in config.json",)),
         (
@@ -367,9 +367,9 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
     ],
 )
 def test_code_of_the_model_is_reported(
-    tmp_path: Path, files: dict[str, bytes], found: tuple[str, ...]
+    tmp_path: Path, files: dict[str, bytes], places: tuple[str, ...]
 ) -> None:
-    assert facts(write(tmp_path, files)).remote_code == found
+    assert facts(write(tmp_path, files)).remote_code == places
 
 
 def test_code_beside_a_drafter_needs_leave(tmp_path: Path) -> None:

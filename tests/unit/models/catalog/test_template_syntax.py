@@ -24,7 +24,7 @@ def test_a_template_that_engines_take_is_taken(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("a\n{% for m in messages %}", "t.jinja is not Jinja: Unexpected end of template"),
         ("a\nb {{ }", "t.jinja is not Jinja: unexpected '}', in line 2"),
@@ -33,10 +33,10 @@ def test_a_template_that_engines_take_is_taken(text: str) -> None:
         ("{{ " + "(" * 5000, "is not Jinja"),
     ],
 )
-def test_a_template_that_engines_refuse_is_refused_with_the_line(text: str, why: str) -> None:
+def test_a_template_that_engines_refuse_is_refused_with_the_line(text: str, reason: str) -> None:
     with pytest.raises(BadRequest) as error:
         check(text, "t.jinja")
-    assert why in error.value.message
+    assert reason in error.value.message
     assert error.value.param == "chat_template"
 
 

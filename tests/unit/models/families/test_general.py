@@ -428,12 +428,12 @@ VALUES = st.one_of(
 
 @given(CONFIGS, st.dictionaries(NAMES, VALUES, max_size=6), st.none() | TENSORS, st.booleans())
 def test_any_config_is_read_built_and_planned_or_a_fitserve_error(
-    fields: dict[str, Any], more: dict[str, Any], headers: dict[str, Tensor] | None, known: bool
+    fields: dict[str, Any], more: dict[str, Any], headers: dict[str, Tensor] | None, is_known: bool
 ) -> None:
     whole = (
         fields
         | more
-        | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
+        | ({} if is_known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
     )
     with suppress(FitserveError):
         make_decision(model_from_config(whole, tensors=headers))

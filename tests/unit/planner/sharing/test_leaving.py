@@ -127,8 +127,8 @@ def test_the_offers_that_leave_are_enough_and_none_is_too_much(sizes: list[int],
     offers = [offer(str(number), size) for number, size in enumerate(sizes)]
     smallest_offers = offers_to_wake({GPU.uuid: lack * GIB}, offers)
 
-    def give(some: Any) -> int:
-        return bytes_given(some).get(GPU.uuid, 0)
+    def give(offers: Any) -> int:
+        return bytes_given(offers).get(GPU.uuid, 0)
 
     if smallest_offers is None:
         assert sum(sizes) < lack

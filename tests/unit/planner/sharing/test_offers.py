@@ -15,19 +15,19 @@ WANTED = 32768
 BASE = plan("3090")
 
 
-def offer(model: str, how: str, gibs: int, gpu: str = "GPU-0") -> Offer:
+def offer(model: str, means: str, gibs: int, gpu: str = "GPU-0") -> Offer:
     return Offer.model_validate(
-        {"model": model, "how": how, "gives": {gpu: gibs * GIB}, "words": f"{model} {how}"}
+        {"model": model, "how": means, "gives": {gpu: gibs * GIB}, "words": f"{model} {means}"}
     )
 
 
-def needing(gibs: int, some: int = 0) -> Callable[[dict[str, int]], Decision]:
+def needing(gibs: int, partial_gibs: int = 0) -> Callable[[dict[str, int]], Decision]:
     """A plan with the wanted context where so many GiB are given on GPU-0, with 8,192 tokens where
-    `some` are, else none."""
+    `partial_gibs` are, else none."""
 
     def decide(free: dict[str, int]) -> Decision:
         there = free.get("GPU-0", 0) // GIB
-        context = WANTED if there >= gibs else 8192 if there >= some else 0
+        context = WANTED if there >= gibs else 8192 if there >= partial_gibs else 0
         plan_of_context = BASE.evolve(
             gpus=("GPU-0",), max_model_len=IntChoice(value=context, reason="", source="")
         )

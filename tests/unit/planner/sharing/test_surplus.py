@@ -181,11 +181,11 @@ class Machine:
         self.fixed: set[str] = set()
         self.made = 0
 
-    def promised_bytes(self, without: str = "", *, come: bool = True) -> dict[str, int]:
+    def promised_bytes(self, absent_model: str = "", *, come: bool = True) -> dict[str, int]:
         """come: with what those have that are still to come back."""
         total: dict[str, int] = {}
         for name, held_plan in (*self.serving.items(), *(self.lost.items() if come else ())):
-            for uuid in held_plan.gpus if name != without else ():
+            for uuid in held_plan.gpus if name != absent_model else ():
                 total[uuid] = total.get(uuid, 0) + held_plan.memory.promised_bytes
         return total
 
@@ -216,8 +216,8 @@ class Machine:
             sharing=sharing,
         )
 
-    def free(self, without: str = "") -> Hardware:
-        promised_bytes = self.promised_bytes(without, come=False)
+    def free(self, absent_model: str = "") -> Hardware:
+        promised_bytes = self.promised_bytes(absent_model, come=False)
         gpus = (
             # What the driver has is not read beside engines.
             (
@@ -512,11 +512,11 @@ def test_the_last_model_has_everything_back_at_its_next_start_when_all_others_go
 )
 @given(COPIES, st.sampled_from(sorted(MODELS)), st.sampled_from(["2x3090", "4xh100"]))
 def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
-    kinds: list[tuple[str, bool, int]], asked: str, name: str
+    kinds: list[tuple[str, bool, int]], model_name: str, name: str
 ) -> None:
     machine = fill_machine(name, kinds)
     had = dict(machine.serving)
-    evicted_names = machine.load(f"{asked}/asked")
+    evicted_names = machine.load(f"{model_name}/asked")
     assert not machine.full()
     copies = {copy_of(take.model, take.replica) for take in evicted_names or ()}
     assert not copies & machine.fixed, "who is pinned never leaves"
@@ -526,11 +526,11 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     if evicted_names is None:
         assert not copies
         return
-    gpus = set(machine.serving[f"{asked}/asked"].gpus)
+    gpus = set(machine.serving[f"{model_name}/asked"].gpus)
     assert all(set(had[other_copy].gpus) & gpus for other_copy in copies), (
         "nobody leaves another GPU"
     )
-    machine.remove(f"{asked}/asked")
+    machine.remove(f"{model_name}/asked")
     for other in sorted(copies):
         plan_copy = machine.plan_copy(other)
         # Of several the first to come back may take a place of another, which is then given room by

@@ -250,9 +250,9 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
             looked_up.append(digest)
             return super().get(digest, default)
 
-    def compare(one: bytes, other: bytes) -> bool:
-        comparisons.append((one, other))
-        return one == other
+    def compare(digest: bytes, other_digest: bytes) -> bool:
+        comparisons.append((digest, other_digest))
+        return digest == other_digest
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     key = "a-key-that-no-person-would-make-up"

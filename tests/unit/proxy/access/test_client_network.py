@@ -14,16 +14,16 @@ from gateway.proxy.access.client_network import client_network
 BITS_64 = st.integers(0, 2**64 - 1)
 
 
-@given(network=BITS_64, one=BITS_64, other=BITS_64)
+@given(network=BITS_64, number=BITS_64, other_number=BITS_64)
 def test_addresses_are_of_one_network_where_their_first_64_bits_are_the_same(
-    network: int, one: int, other: int
+    network: int, number: int, other_number: int
 ) -> None:
     def unit(high: int, low: int) -> str:
         return client_network(str(ipaddress.IPv6Address(high << 64 | low)))
 
     if network:  # 0 has the addresses that stand for IPv4
-        assert unit(network, one) == unit(network, other)
-        assert unit(network, one) != unit(network ^ 1 << 63, one)
+        assert unit(network, number) == unit(network, other_number)
+        assert unit(network, number) != unit(network ^ 1 << 63, number)
 
 
 @pytest.mark.parametrize(

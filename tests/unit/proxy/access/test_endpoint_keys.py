@@ -31,7 +31,7 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (None, "its file: No such file or directory"),
         (b"", "it is empty"),
@@ -43,12 +43,12 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_key_is_reported_without_its_text_and_place(
-    tmp_path: Path, content: bytes | None, why: str
+    tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
     endpoint_keys = keys(tmp_path)
     if content is not None:
         (tmp_path / FOLDER / "lab").write_bytes(content)
-    with pytest.raises(NoKeyError, match=why) as error:
+    with pytest.raises(NoKeyError, match=reason) as error:
         endpoint_keys.read("file:lab")
     assert not {"secret", "lab", str(tmp_path)} & {
         word for word in ("secret", "lab", str(tmp_path)) if word in str(error.value)

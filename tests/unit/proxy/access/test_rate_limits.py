@@ -103,9 +103,9 @@ def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.booleans(), st.integers(1, 10**9))
 def test_an_estimate_is_never_more_than_a_minutes_worth(
-    asked: int, sent: int, events: bool, most: int
+    reserved_tokens: int, sent: int, events: bool, limit: int
 ) -> None:
-    assert 0 <= estimate(asked, sent, events=events, limit=most) <= most
+    assert 0 <= estimate(reserved_tokens, sent, events=events, limit=limit) <= limit
 
 
 @pytest.mark.parametrize(

@@ -184,10 +184,14 @@ FRAGMENTS = [
     st.sampled_from([1, 3, 50, 10**9]),
 )
 def test_an_accepted_form_means_the_same_to_an_engine(
-    fragments: list[bytes], starts: bool, at: int, put: bytes, piece: int
+    fragments: list[bytes], starts: bool, at: int, insertion: bytes, piece: int
 ) -> None:
     body = (GOOD if starts else b"") + b"".join(fragments) + END
-    for candidate in (body, body[:at] + put + body[at:], GOOD[:at] + put + GOOD[at:] + END):
+    for candidate in (
+        body,
+        body[:at] + insertion + body[at:],
+        GOOD[:at] + insertion + GOOD[at:] + END,
+    ):
         try:
             field = read(candidate, piece)
         except BadRequest:

@@ -32,9 +32,9 @@ def route(
     return ModelRoute(name, state, detail, 1700000000, replicas, "generate")
 
 
-def pick(routes: Routes, among: ModelRoute, **fields: Any) -> RoutedReplica:
+def pick(routes: Routes, route: ModelRoute, **fields: Any) -> RoutedReplica:
     """For a call that need not wait."""
-    replica = routes.pick(among, Call("chat", among.name, **fields))
+    replica = routes.pick(route, Call("chat", route.name, **fields))
     assert replica is not None
     return replica
 

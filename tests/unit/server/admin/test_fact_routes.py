@@ -79,7 +79,7 @@ def test_memory_that_ran_out_while_serving_is_left_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("under", "driver", "stale"),
+    ("conditions", "driver", "stale"),
     [
         ({}, "580.1", False),
         ({"driver": "580.1"}, "580.1", False),
@@ -90,8 +90,8 @@ def test_memory_that_ran_out_while_serving_is_left_free() -> None:
     ],
 )
 def test_the_conditions_of_a_fact_may_be_gone(
-    under: dict[str, str], driver: str | None, stale: bool
+    conditions: dict[str, str], driver: str | None, stale: bool
 ) -> None:
-    old_fact = fact("plan_failed", {"fingerprint": "x"}, under=under)
+    old_fact = fact("plan_failed", {"fingerprint": "x"}, under=conditions)
     assert (stale_reason(old_fact, driver, {"engine:1"}) is not None) is stale
     assert valid_facts([old_fact], driver, {"engine:1"}) == ([] if stale else [old_fact])

@@ -36,7 +36,7 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "state", "evidence"),
+    ("name", "answer", "state", "evidence"),
     [
         ("tools", ParsedAnswer("", "", ((TOOL, CALL),), True), "proven", "arguments that fit"),
         ("required_tools", ParsedAnswer("", "thought", ((TOOL, CALL), (TOOL, CALL)), False),
@@ -69,9 +69,9 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
     ],
 )  # fmt: skip
 def test_an_answer_proves_an_ability(
-    name: str, said: ParsedAnswer, state: str, evidence: str
+    name: str, answer: ParsedAnswer, state: str, evidence: str
 ) -> None:
-    proof = judge(name, said)
+    proof = judge(name, answer)
     assert (proof.state, evidence in proof.evidence) == (state, True), proof
 
 

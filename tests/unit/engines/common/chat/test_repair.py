@@ -132,10 +132,10 @@ CASES: list[tuple[str, set[str], str, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(
-    ("text", "names", "error", "shown"), CASES, ids=[next(iter(case[1])) for case in CASES]
+    ("text", "names", "error", "parts"), CASES, ids=[next(iter(case[1])) for case in CASES]
 )
 def test_a_broken_template_is_mended(
-    text: str, names: set[str], error: str, shown: tuple[str, ...]
+    text: str, names: set[str], error: str, parts: tuple[str, ...]
 ) -> None:
     conversation = calling("Paris", "Lima")
     if error:
@@ -143,11 +143,11 @@ def test_a_broken_template_is_mended(
             render(text, conversation)
     else:
         before = render(text, conversation)
-        assert not all(part in before for part in shown)
+        assert not all(part in before for part in parts)
     repaired_text, faults = repair_template(text, REPAIRS)
     assert {fault.name for fault in faults} == names
     after = render(repaired_text, conversation)
-    assert [part for part in shown if part not in after] == []
+    assert [part for part in parts if part not in after] == []
     # Once is enough.
     assert repair_template(repaired_text, REPAIRS) == (repaired_text, ())
 

@@ -21,11 +21,11 @@ TOKENS = ("<think>", "</think>")
 
 
 def make_plan(
-    ref: str = VLLM_REF, published: str | None = None, given: ChatTemplate | None = None
+    ref: str = VLLM_REF, published: str | None = None, template: ChatTemplate | None = None
 ) -> Plan:
     model = spec().evolve(chat_template=published, added_tokens=TOKENS)
     engine = PROFILES.engine(ref)
-    wish_with_template = wish(chat_template=given)
+    wish_with_template = wish(chat_template=template)
     decision = decide(
         model,
         machine("3090"),
@@ -77,7 +77,7 @@ def test_a_model_without_a_template_is_served_as_it_comes(
 
 def test_one_other_letter_in_the_template_is_another_start() -> None:
     other = GIVEN.evolve(text=GIVEN.text + " ")
-    old_plan, new_plan = make_plan(given=GIVEN), make_plan(given=other)
+    old_plan, new_plan = make_plan(template=GIVEN), make_plan(template=other)
     assert not starts_same_engine(new_plan, old_plan)
     assert "chat template" in [plan.what for plan in diff_plans(old_plan, new_plan)]
     (difference,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
@@ -91,7 +91,7 @@ def test_one_other_letter_in_the_template_is_another_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "ours"),
+    ("path", "is_template"),
     [
         (f"/models/chat-templates/{GIVEN.digest}.jinja", True),
         (f"/models/chat-templates/../{GIVEN.digest}.jinja", False),
@@ -100,5 +100,7 @@ def test_one_other_letter_in_the_template_is_another_start() -> None:
         (f"{GIVEN.digest}.jinja", False),
     ],
 )
-def test_a_file_is_a_template_of_ours_where_it_lies_below_the_folder(path: str, ours: bool) -> None:
-    assert template.is_file_of("/models", path) is ours
+def test_a_file_is_a_template_of_ours_where_it_lies_below_the_folder(
+    path: str, is_template: bool
+) -> None:
+    assert template.is_file_of("/models", path) is is_template

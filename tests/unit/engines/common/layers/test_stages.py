@@ -33,8 +33,8 @@ def fullest(name: str, stages: int) -> BuiltModel:
     return stage(build(spec), NEWEST, NEWEST_KIND, spec.architecture, stages)
 
 
-def vocabularies(one: BuiltModel) -> int:
-    return sum(tensor.shard == "vocab" for tensor in one.other_tensors)
+def vocabularies(model: BuiltModel) -> int:
+    return sum(tensor.shard == "vocab" for tensor in model.other_tensors)
 
 
 def test_one_stage_is_the_model() -> None:

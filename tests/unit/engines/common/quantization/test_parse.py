@@ -541,10 +541,10 @@ _PARTS = ("model", "layers", "mlp", "gate", "_", ".", "..", r"\.", ".*", ".+", "
 @given(
     parts=st.lists(st.sampled_from(_PARTS), max_size=8),
     number=st.integers(0, 200),
-    other=st.integers(0, 200),
+    other_layer=st.integers(0, 200),
 )
 def test_a_pattern_that_tells_no_numbers_matches_all_layers_of_a_kind_or_none(
-    parts: list[str], number: int, other: int
+    parts: list[str], number: int, other_layer: int
 ) -> None:
     pattern = "".join(parts)
     if not tells_numbers(f"re:{pattern}"):
@@ -555,7 +555,7 @@ def test_a_pattern_that_tells_no_numbers_matches_all_layers_of_a_kind_or_none(
             "model.layers.{}.mlp.gate.0.gate",
         ):
             first, second = (
-                re.match(pattern, name.format(layer)) is None for layer in (number, other)
+                re.match(pattern, name.format(layer)) is None for layer in (number, other_layer)
             )
             assert first == second
 

@@ -112,13 +112,13 @@ def wish(**fields: Any) -> Wish:
 def speculation_of(
     spec: ModelSpec,
     drafter: Drafter | None,
-    asked: Wish,
+    request: Wish,
     engine: Any,
     rules: SpeculativeRules | None,
     attends: Any,
     rank: Rank,
 ) -> Speculation:
-    return speculate(DraftTarget(spec, rank, build, attends), drafter, asked, engine, rules)
+    return speculate(DraftTarget(spec, rank, build, attends), drafter, request, engine, rules)
 
 
 def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
@@ -227,7 +227,7 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "drafting", "method", "why"),
+    ("name", "drafting", "method", "reason"),
     [
         ("glm-4.5-air", True, "mtp", "the checkpoint has layers that draft"),
         ("glm-4.5-air", False, "none", "the weight files hold no layers that draft"),
@@ -236,7 +236,7 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     ],
 )
 def test_auto_drafts_with_the_checkpoints_own_layers_only(
-    name: str, drafting: bool, method: str, why: str
+    name: str, drafting: bool, method: str, reason: str
 ) -> None:
     spec = target(name, drafting=drafting)
     speculation = speculation_of(
@@ -249,7 +249,7 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
         Rank(tp=1),
     )
     assert speculation.method.value == method
-    assert why in speculation.method.reason
+    assert reason in speculation.method.reason
     assert not speculation.warnings
     wished_speculation = speculation_of(
         spec,

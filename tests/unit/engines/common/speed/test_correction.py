@@ -53,8 +53,8 @@ def bench(plan: Plan, part: float, concurrency: int | None = None) -> Bench:
     )
 
 
-def learn_facts(plan: Plan, part: float, known: tuple[Fact, ...] = ()) -> tuple[Fact, ...]:
-    return learn(plan, bench(plan, part), known, 5.0)
+def learn_facts(plan: Plan, part: float, earlier_facts: tuple[Fact, ...] = ()) -> tuple[Fact, ...]:
+    return learn(plan, bench(plan, part), earlier_facts, 5.0)
 
 
 def stream(decision: Decision) -> float:

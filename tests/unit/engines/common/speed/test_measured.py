@@ -35,8 +35,8 @@ DAY = 1_795_000_000.0
 H100, GEFORCE = machine("8xh100"), machine("2x3090")
 
 
-def fact(what: str, group: Iterable[Gpu], value: float, **scope: str) -> Fact:
-    about = {"what": what, "gpus": uuids(group), **scope}
+def fact(subject: str, group: Iterable[Gpu], value: float, **scope: str) -> Fact:
+    about = {"what": subject, "gpus": uuids(group), **scope}
     return Fact(
         kind="machine_speed", scope=about, value=round(value), grade="verified", source="x", at=DAY
     )

@@ -34,12 +34,12 @@ def test_an_unmeasured_rival_is_not_mentioned() -> None:
     assert rival(PLANS[0], [other(9.0, PLANS[0])], WISH, NEEDED) is None
 
 
-@pytest.mark.parametrize(("part", "said"), [(1.0, False), (0.9, False), (0.8, True)])
+@pytest.mark.parametrize(("part", "has_rival"), [(1.0, False), (0.9, False), (0.8, True)])
 def test_the_running_plan_stays_unless_another_should_be_clearly_better(
-    part: float, said: bool
+    part: float, has_rival: bool
 ) -> None:
     better_plan = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
-    assert (better_plan is not None) is said
+    assert (better_plan is not None) is has_rival
     if better_plan is not None:
         assert better_plan.gain == pytest.approx(1 / part, rel=0.01)
 

@@ -47,7 +47,7 @@ def serve(
     part: float,
     seconds: float = 60.0,
     prompt: int = 300,
-    written: int = 200,
+    output: int = 200,
     spread: float = 0.0,
 ) -> Served:
     """What an engine counts that takes for each step, and each prompt, as long as is expected of
@@ -64,7 +64,7 @@ def serve(
         if not ready and not writing:
             now = min(came for came, _ in waiting)
             continue
-        admitted_requests, context = ready[:1], prompt + written / 2
+        admitted_requests, context = ready[:1], prompt + output / 2
         step_s = step_clock.decode_s(max(1, len(writing)), context) if writing else 0.0
         now += (
             step_s + sum(step_clock.prompts_s(1, length, 10**6) for _, length in admitted_requests)
@@ -81,7 +81,7 @@ def serve(
             sums["requests"] += 1
             sums["first_s"] += now - came
             sums["prompt"] += length
-            writing.append([float(written - 1), now])
+            writing.append([float(output - 1), now])
         finished_requests = [request for request in writing if request[0] <= 0]
         writing = [request for request in writing if request[0] > 0]
         waiting += [(now + spread * 10 * dice.random(), prompt) for _ in finished_requests]
@@ -187,14 +187,14 @@ def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
 
 
 def facts(
-    part: float, plan: Plan = PLAN, known: tuple[Fact, ...] = (), at_once: int = 32
+    part: float, plan: Plan = PLAN, earlier_facts: tuple[Fact, ...] = (), at_once: int = 32
 ) -> tuple[Fact, ...]:
-    return learn_from_traffic(plan, [serve(at_once, part)] * 3, clock(), known, 5.0)
+    return learn_from_traffic(plan, [serve(at_once, part)] * 3, clock(), earlier_facts, 5.0)
 
 
-def total(found: Plan) -> float:
-    assert found.speed is not None
-    return found.speed.total.value
+def total(plan: Plan) -> float:
+    assert plan.speed is not None
+    return plan.speed.total.value
 
 
 def test_a_ratio_that_agrees_in_three_stretches_is_learned_and_no_less() -> None:
