@@ -291,10 +291,10 @@ async def both_crowds(clients: int, each: int, seconds: float, processes: int) -
             )
         p99s.append(figures.p99_s())
         before, after = figures.descriptors
-        p50_ms = quantile(figures.seen.first, 0.5) * 1000
+        p50_ms = quantile(figures.counts.first, 0.5) * 1000
         print(
             f"crowd:   {clients} clients for {seconds:.0f} s, {number} attackers of each kind:"
-            f" {dict(figures.seen.ended)}; first byte p50 {p50_ms:.0f} ms, p99"
+            f" {dict(figures.counts.ended)}; first byte p50 {p50_ms:.0f} ms, p99"
             f" {p99s[-1][0] * 1000:.0f} ms, whole answer p99 {p99s[-1][1] * 1000:.0f} ms;"
             f" {figures.kills} engines killed; MiB each minute"
             f" {figures.each_minute()}, {figures.growth:+.1%} once warm; descriptors {before},"
@@ -303,7 +303,7 @@ async def both_crowds(clients: int, each: int, seconds: float, processes: int) -
         )
         if number:
             print(f"         attempts {dict(figures.attempts)}", flush=True)
-        good &= not figures.seen.ended["timeout"] and figures.growth <= GROWTH and after <= before
+        good &= not figures.counts.ended["timeout"] and figures.growth <= GROWTH and after <= before
     first, whole = (beside / alone for alone, beside in zip(*p99s, strict=True))
     print(
         f"         p99 beside attackers / alone: first byte {first:.2f}, whole answer {whole:.2f}",

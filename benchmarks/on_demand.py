@@ -86,8 +86,8 @@ def storm(seconds: float) -> None:
         finally:
             running.end()
     print(
-        f"{steps}; the slowest request waited {running.heard.slowest_s:.1f} s,"
-        f" {len(running.heard.failed)} failed"
+        f"{steps}; the slowest request waited {running.answers.slowest_s:.1f} s,"
+        f" {len(running.answers.failed)} failed"
     )
 
 

@@ -116,7 +116,7 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
     return str(sandboxed_environment.from_string(plain).render(variables))
 
 
-def alike(text: str, other_text: str) -> int:
+def common_prefix_length(text: str, other_text: str) -> int:
     """How many characters both begin with."""
     return sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other_text, strict=False))
@@ -140,9 +140,9 @@ def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:
                 )
             except (jinja2.TemplateError, TypeError, ValueError):
                 continue
-            common = alike(prompt_text, whole)
+            common = common_prefix_length(prompt_text, whole)
             if common < len(request_text.rstrip()):
-                common = alike(request_text, whole)
+                common = common_prefix_length(request_text, whole)
             # Where the prompt has begun a tag that the answer has too, the tag is the answer's.
             start = whole.rfind("<", 0, common)
             common = (

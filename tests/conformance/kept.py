@@ -23,7 +23,7 @@ from typing import NamedTuple
 from tests.support.paths import ROOT
 
 
-class Kept(NamedTuple):
+class DownloadFolder(NamedTuple):
     """What is downloaded once, below one folder."""
 
     folder: Path

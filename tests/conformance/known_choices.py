@@ -428,7 +428,7 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
     version, release_of_rule = (release(reference.partition("==")[2]) for reference in (ref, ruled))
     nearest_answers = read_answers()
 
-    def away(ref: str) -> tuple[int, bool, Any]:
+    def distance(ref: str) -> tuple[int, bool, Any]:
         neighbour_release = release(ref)
         return (
             abs(neighbour_release.micro - version.micro),
@@ -439,10 +439,10 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
     near = [
         neighbour
         for neighbour in nearest_answers
-        if away(neighbour)[0] < abs(release_of_rule.micro - version.micro)
+        if distance(neighbour)[0] < abs(release_of_rule.micro - version.micro)
     ]
     answers_by_gpu: dict[str, dict[str, Any]] = defaultdict(dict)
-    for neighbour in sorted(near, key=away, reverse=True):
+    for neighbour in sorted(near, key=distance, reverse=True):
         for capability, answers in nearest_answers[neighbour].items():
             answers_by_gpu[capability] |= answers
     return {

@@ -109,14 +109,14 @@ def rows_of(layers: dict[int, dict[str, tuple[str, int, int]]]) -> list[str]:
     rows: collections.Counter[str] = collections.Counter()
     for path in next(iter(layers.values()), {}):
         kernel, k, n = (
-            "|".join(_alike(shapes))
+            "|".join(_unique_values(shapes))
             for shapes in zip(*(ranks[path] for ranks in layers.values()), strict=True)
         )
         rows[f"{_NUMBER.sub('*', path).removesuffix('.routed_experts')} {kernel} {k}x{n}"] += 1
     return [f"{row} {count}" for row, count in sorted(rows.items())]
 
 
-def _alike(values: Iterable[Any]) -> list[str]:
+def _unique_values(values: Iterable[Any]) -> list[str]:
     """One where all are alike."""
     texts = [str(value) for value in values]
     return texts[:1] if len(set(texts)) == 1 else texts

@@ -105,7 +105,7 @@ def question_config(model: str, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _others(model: Any) -> list[list[Any]]:
+def _other_parameters(model: Any) -> list[list[Any]]:
     base: Any = importlib.import_module("vllm.model_executor.layers.linear").LinearBase
     linear = {
         path
@@ -141,7 +141,7 @@ def answers(version: str) -> list[dict[str, Any]]:
                             for parameter in engine_model.parameters()
                         )
                     )
-                    answer.setdefault("others", _others(engine_model))
+                    answer.setdefault("others", _other_parameters(engine_model))
             except Exception:  # an engine's refusal is an answer
                 answer["bytes"].append(None)
         rows.append(answer)

@@ -102,7 +102,7 @@ def schemes() -> Iterator[Question]:
 
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
-    few = list(_few())
+    few = list(_few_questions())
     unread_names = {
         name
         for first_version, names in READ_SINCE.items()
@@ -139,7 +139,7 @@ def questions(version: str) -> Iterator[Question]:
     yield Question("mixtral-8x7b", "gptq", "wna16", 4, 128, tp=2)
 
 
-def _few() -> Iterator[Question]:
+def _few_questions() -> Iterator[Question]:
     yield Question("", "none", "unquantized")
     yield Question("", "online", "fp8_tensor", 8)
     yield Question("", "fp8", "fp8_block", 8, 128)

@@ -22,8 +22,8 @@ class Question(NamedTuple):
     """about: "calls" or "thinks"; said: how the model writes it."""
 
     model: str
-    about: str
-    said: str
+    subject: str
+    text: str
 
 
 def questions(version: str) -> Iterator[Question]:
@@ -48,8 +48,8 @@ def answers(version: str) -> list[list[str]]:
     tools = [protocol.Tool(**tool) for tool in TOOLS]
     rows, counts = [], {dialect.name: dialect.times for dialect in kept_dialects()}
     for question in questions(version):
-        if question.about == "calls":
-            case = question.said, counts[question.model]
+        if question.subject == "calls":
+            case = question.text, counts[question.model]
             rows.append(
                 [
                     name
@@ -62,7 +62,7 @@ def answers(version: str) -> list[list[str]]:
                 [
                     name
                     for name in sorted(thoughts.DetectorMap)
-                    if _thinks(thoughts, name, question.said)
+                    if _thinks(thoughts, name, question.text)
                 ]
             )
     return rows

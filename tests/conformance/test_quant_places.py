@@ -32,7 +32,7 @@ NAMED_CACHE = {
 }
 
 
-def ours(engine: Engine, name: str) -> list[str]:
+def make_planner_answer(engine: Engine, name: str) -> list[str]:
     config, file = files(CASES[name])
     spec = model_from_config(config)
     spec = spec if file is None else with_quant_files(spec, {FILE: file})
@@ -59,7 +59,7 @@ def agree(name: str, engine_answer: list[str], planner_answer: list[str]) -> boo
 def test_vllm_reads_the_same_block(version: str) -> None:
     engine = PROFILES.engine(f"vllm=={version}")
     differences = [
-        (name, engine_answer, ours(engine, name))
+        (name, engine_answer, make_planner_answer(engine, name))
         for (name, _), engine_answer in pairs(quant_place_questions, version, CAPABILITY)
     ]
     assert [row for row in differences if not agree(*row)] == []
@@ -71,7 +71,7 @@ def test_sglang_reads_the_same_block(version: str) -> None:
     engine = PROFILES.engine(f"sglang=={version}")
     wrong = []
     for (name, _), engine_answer in pairs(sglang_quant_place_questions, version, CAPABILITY):
-        planner_answer = ours(engine, name)
+        planner_answer = make_planner_answer(engine, name)
         later = name in FAILS_LATER and planner_answer == ["refused"]
         is_cache_of_name = (
             name in NAMED_CACHE

@@ -13,7 +13,9 @@ from tests.support.versions import SGLANG, VLLM
 from tests.unit.planner.test_quantization_methods import ENGINES, PROFILES, make_decision
 
 
-def ours(engine: Engine, question: Question, capability: str, *, parser: bool = True) -> list[str]:
+def make_planner_answer(
+    engine: Engine, question: Question, capability: str, *, parser: bool = True
+) -> list[str]:
     block = BLOCKS[question.block]
     quant = Quant(method=block["quant_method"], config=block) if block else None
     if parser and question.user and question.user not in engine.quantizations:
@@ -36,7 +38,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
             if engine_answer == ["refused", "block"]:
                 continue
             count += 1
-            planner_answer = ours(ENGINES[version], question, capability)
+            planner_answer = make_planner_answer(ENGINES[version], question, capability)
             if planner_answer != engine_answer:
                 wrong.append((capability, question, engine_answer, planner_answer))
     assert wrong == []
@@ -78,7 +80,9 @@ def test_every_answer_is_sglangs_own(version: str) -> None:
         for question, engine_answer in pairs(sglang_method_questions, version, capability):
             if engine_answer == ["refused", "block"]:
                 continue
-            planner_answer = ours(SGLANG_ENGINES[version], question, capability, parser=False)
+            planner_answer = make_planner_answer(
+                SGLANG_ENGINES[version], question, capability, parser=False
+            )
             if planner_answer != engine_answer:
                 wrong.append((capability, question, engine_answer, planner_answer))
     assert wrong == []

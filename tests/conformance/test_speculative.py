@@ -37,7 +37,7 @@ UNASKED = {
 }
 
 
-def ours(version: str, question: Question) -> Speculation:
+def make_planner_answer(version: str, question: Question) -> Speculation:
     changes: dict[str, Any] = (
         {} if question.layers is None else {"num_nextn_predict_layers": question.layers}
     )
@@ -69,9 +69,9 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
         elif answer[0] == "unanswered" or (question.tokens is None and answer[0] == "error"):
             continue  # without a number engines refuse what we name a number for
         elif answer[0] == "error":
-            assert ours(version, question).method.value == "none", (question, answer)
+            assert make_planner_answer(version, question).method.value == "none", (question, answer)
         else:
-            own_answer = ours(version, question)
+            own_answer = make_planner_answer(version, question)
             assert [
                 own_answer.config["method"],
                 own_answer.config["num_speculative_tokens"],

@@ -73,7 +73,7 @@ def spec_of(stages: Stages) -> ModelSpec:
     return model_from_config(case(stages.model, stages.quant))
 
 
-def ours(ref: str, stages: Stages) -> list[list[int]] | None:
+def planner_stages(ref: str, stages: Stages) -> list[list[int]] | None:
     """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of
     it."""
     spec, engine = spec_of(stages), PROFILES.engine(ref)
@@ -101,7 +101,7 @@ def ours(ref: str, stages: Stages) -> list[list[int]] | None:
 def differences(module: ModuleType, version: str) -> list[str]:
     wrong, kind = [], engine_of(module)
     for stage_case, answer in pairs(module, version, CAPABILITIES[0]):
-        planner_parts = ours(f"{kind}=={version}", stage_case)
+        planner_parts = planner_stages(f"{kind}=={version}", stage_case)
         if isinstance(answer, dict):
             wrong += (
                 [f"{stage_case}: {answer['refused']}"]

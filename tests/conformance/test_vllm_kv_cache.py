@@ -19,7 +19,7 @@ from tests.unit.engines.vllm.test_kv_cache import MODELS
 CASES = [(version, machine) for version in VLLM for machine in machines_of(kv_questions, version)]
 
 
-def mine(
+def planner_cache(
     version: str,
     capability: str,
     question: tuple[str, int, str, bool | None],
@@ -36,7 +36,7 @@ def mine(
 @remember
 def answer_rows(version: str, capability: str) -> list[tuple[Any, dict[str, Any], Cache]]:
     return [
-        (question, answer, mine(version, capability, question, answer))
+        (question, answer, planner_cache(version, capability, question, answer))
         for question, answer in pairs(kv_questions, version, capability)
         if not isinstance(answer, str)
     ]

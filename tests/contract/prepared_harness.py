@@ -64,7 +64,7 @@ class PreparedHarness(ProcessHarness):
 
     def __init__(self, data_dir: Path, limit: int = 1) -> None:
         super().__init__(data_dir)
-        self.most = limit
+        self.limit = limit
         self.packages = data_dir / "packages"
         self.packages.mkdir()
         (self.packages / "told_engine.py").write_text(_MODULE)
@@ -75,7 +75,7 @@ class PreparedHarness(ProcessHarness):
         """Another gateway. The end of the former closes its connections."""
         if self.host._prepared_engines is not None:
             self.host._prepared_engines.close()
-        self.host = ProcessHost(self.data_dir, self.most)
+        self.host = ProcessHost(self.data_dir, self.limit)
         return self.host
 
     def make_spec(
@@ -102,7 +102,7 @@ class PreparedHarness(ProcessHarness):
 
     def views(self) -> tuple[PreparedView, ...]:
         """The prepared processes, as another program sees them."""
-        looker = PreparedEngines(self.data_dir, self.most)
+        looker = PreparedEngines(self.data_dir, self.limit)
         try:
             return looker.views()
         finally:

@@ -65,7 +65,7 @@ async def ask(harness: AgentHarness, call: str, **fields: Any) -> dict[str, Any]
     return (await say(harness, json.dumps({"call": call, **fields}).encode() + b"\n"))[-1]
 
 
-def ours(harness: AgentHarness) -> list[dict[str, Any]]:
+def own_containers(harness: AgentHarness) -> list[dict[str, Any]]:
     containers = harness.docker.containers(
         all=True, filters={"label": f"fitserve.instance={harness.instance}"}
     )
@@ -213,7 +213,7 @@ async def test_a_start_that_no_plan_asks_for_is_refused_and_logged(harness: Agen
         answer = await ask(harness, "start", spec=spec)
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), what
         assert answer["message"].startswith("The agent refuses: "), what
-        assert ours(harness) == [], what
+        assert own_containers(harness) == [], what
     assert harness.log.read_text().count('"refused"') == len(ATTACKS)
     reply = await ask(
         harness, "prepare", engine={"kind": "fake", "version": "1", "image": "somebody/else:1"}
@@ -233,7 +233,7 @@ async def test_a_link_in_the_models_folder_leads_nowhere(harness: AgentHarness) 
             spec={**plain, "mounts": [{"source": str(source), "target": "/models"}]},
         )
         assert answer["error"] == "AgentRefusal"
-    assert ours(harness) == []
+    assert own_containers(harness) == []
 
 
 async def test_containers_of_others_are_not_seen_read_or_stopped(harness: AgentHarness) -> None:
@@ -307,19 +307,19 @@ async def test_no_change_of_a_spec_makes_a_container_outside_the_policy(
         max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(mutations)
-    def each(mutation: dict[str, Any]) -> None:
+    def start_mutation(mutation: dict[str, Any]) -> None:
         nonlocal count
         spec = {**shapes, **mutation}
         answer = asyncio.run_coroutine_threadsafe(ask(harness, "start", spec=spec), loop).result(
             HANG_S
         )
-        for container in ours(harness):
+        for container in own_containers(harness):
             count += 1
             within_policy(harness, container)
             harness.docker.remove_container(container["Id"], force=True)
         assert answer["answer"] in ("done", "failed")
 
-    await asyncio.to_thread(each)
+    await asyncio.to_thread(start_mutation)
     assert count
     assert harness.agent is not None
     assert harness.agent.poll() is None
@@ -510,7 +510,7 @@ async def test_a_refusal_says_why_to_the_gateway(harness: AgentHarness) -> None:
             harness.make_spec("a1").evolve(mounts=(Mount(source="/", target="/"),))
         )
     assert "FITSERVE_MODELS_SOURCE" in error.value.hint
-    assert container_name("a1", harness.instance) not in str(ours(harness))
+    assert container_name("a1", harness.instance) not in str(own_containers(harness))
 
 
 async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentHarness) -> None:

@@ -124,7 +124,7 @@ async def test_a_machine_without_network_is_lost_and_comes_back_with_its_engine(
     cluster: ClusterHarness,
 ) -> None:
     by_node = await one_engine_each(cluster)
-    cluster.nodes.part(cluster.nodes.other, parted=True)
+    cluster.nodes.part(cluster.nodes.second, parted=True)
     try:
 
         async def is_lost() -> bool:
@@ -140,7 +140,7 @@ async def test_a_machine_without_network_is_lost_and_comes_back_with_its_engine(
         twin = by_node["two"].name
         await answering(await cluster.restart().start(cluster.make_spec(twin)))
     finally:
-        cluster.nodes.part(cluster.nodes.other, parted=False)
+        cluster.nodes.part(cluster.nodes.second, parted=False)
     await cluster.join()
 
     async def single() -> bool:
@@ -165,7 +165,7 @@ async def test_a_drained_machine_starts_nothing_until_it_is_undone(
     status = await asyncio.to_thread(fitserve, "status")
     rows = {line.split()[0]: line.split()[1:3] for line in status.splitlines()}
     assert rows["one"] == ["ready", cluster.nodes.head.address]
-    assert rows["two"] == ["drained", cluster.nodes.other.address]
+    assert rows["two"] == ["drained", cluster.nodes.second.address]
     starts = [await cluster.host.start(cluster.make_spec(name)) for name in ("a3", "a4")]
     assert [start.node for start in starts] == ["one", "one"]
     assert (await find(cluster.host, by_node["two"].name)) == by_node["two"]
@@ -175,7 +175,7 @@ async def test_a_drained_machine_starts_nothing_until_it_is_undone(
 
 async def test_a_machine_leaves_without_engines_and_joins_again(cluster: ClusterHarness) -> None:
     by_node = await one_engine_each(cluster)
-    other = cluster.nodes.other
+    other = cluster.nodes.second
     refusal = await asyncio.to_thread(other.fitserve, "cluster", "leave")
     assert refusal.returncode != 0
     assert f"Engines run on two: {by_node['two'].name}" in refusal.stderr
@@ -201,7 +201,7 @@ async def test_a_machine_leaves_without_engines_and_joins_again(cluster: Cluster
 
 
 async def test_a_wrong_token_and_an_absent_head_are_named(cluster: ClusterHarness) -> None:
-    other = cluster.nodes.other
+    other = cluster.nodes.second
     token = cluster.nodes.folder / "wrong-token"
     token.write_text("f" * 64)
     token.chmod(0o600)

@@ -99,8 +99,8 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         lost_node = places["two"]
         assert await machine_states(gateway) == {"one": "ready", "two": "ready"}
         # The power of the machine fails.
-        other = cluster.nodes.other
-        cluster.nodes.part(cluster.nodes.other, parted=True)
+        other = cluster.nodes.second
+        cluster.nodes.part(cluster.nodes.second, parted=True)
         other.kill()
 
         async def has_moved() -> bool:
@@ -112,7 +112,7 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         assert await ask(gateway, lost_node) == 200
         assert other.supervisor is not None
         other.supervisor.wait()
-        cluster.nodes.part(cluster.nodes.other, parted=False)
+        cluster.nodes.part(cluster.nodes.second, parted=False)
         other.start()
         await cluster.join()
         await gateway.add("m3", source)

@@ -716,7 +716,7 @@ async def test_a_call_that_breaks_under_way_is_made_again(
     await host.list()
     wire.hang()
     listing = asyncio.create_task(host.list())
-    await asyncio.wait_for(wire.held.wait(), hang_s())
+    await asyncio.wait_for(wire.held_back_event.wait(), hang_s())
     wire.cut_connections()
     wire.flow()
     assert await listing == []

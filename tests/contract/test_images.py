@@ -40,7 +40,7 @@ class Name:
         self.name = f"{repository(BASE_IMAGE)}:{harness.instance}"
         self.engine = EngineRef(kind="fake", version="1", image=self.name)
         self.base = self.id(BASE_IMAGE)
-        self._made: list[str] = []
+        self._command: list[str] = []
 
     def id(self, image: str) -> str:
         return str(self.docker.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
@@ -55,11 +55,11 @@ class Name:
         self.docker.put_archive(container, "/", archive(files))
         image = self.docker.commit(container)["Id"]
         self.docker.remove_container(container)
-        self._made.append(image)
+        self._command.append(image)
         return str(image)
 
     def forget(self) -> None:
-        for image in (self.name, *self._made):
+        for image in (self.name, *self._command):
             with suppress(APIError):
                 self.docker.remove_image(image, force=True)
 

@@ -79,7 +79,7 @@ def image(
     return str(image_id["Id"])
 
 
-class Asked(Protocol):
+class InquiryHost(Protocol):
     """A host whose engine `ref` can be made of anything."""
 
     host: AskedHost
@@ -161,15 +161,15 @@ def containers(harness: DockerHarness) -> list[str]:
 )
 async def engine_question(
     request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
-) -> AsyncIterator[Asked]:
-    question: Asked = request.param(tmp_path)
+) -> AsyncIterator[InquiryHost]:
+    question: InquiryHost = request.param(tmp_path)
     try:
         yield question
     finally:
         await question.cleanup()
 
 
-async def answer(engine_question: Asked, folder: Path, limit_s: float = HANG_S) -> object:
+async def answer(engine_question: InquiryHost, folder: Path, limit_s: float = HANG_S) -> object:
     questions = [
         Question(engine=str(engine_question.ref), capability=None, argv=(f"--seed={number}",))
         for number in range(2)
@@ -215,7 +215,7 @@ PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
 
 @pytest.mark.parametrize("played", PLAYED)
 async def test_a_program_in_place_of_the_engine_is_reported_in_a_line(
-    engine_question: Asked, played: str, tmp_path: Path
+    engine_question: InquiryHost, played: str, tmp_path: Path
 ) -> None:
     part, words = PLAYED[played]
     engine_question.play(**part)
@@ -224,13 +224,17 @@ async def test_a_program_in_place_of_the_engine_is_reported_in_a_line(
     assert not engine_question.has_remains()
 
 
-async def test_a_hanging_package_costs_the_limit(engine_question: Asked, tmp_path: Path) -> None:
+async def test_a_hanging_package_costs_the_limit(
+    engine_question: InquiryHost, tmp_path: Path
+) -> None:
     engine_question.play(package="import time; time.sleep(1000)")
     assert await answer(engine_question, tmp_path, 1.0) == {}
     assert not engine_question.has_remains()
 
 
-async def test_answers_before_a_failure_are_kept(engine_question: Asked, tmp_path: Path) -> None:
+async def test_answers_before_a_failure_are_kept(
+    engine_question: InquiryHost, tmp_path: Path
+) -> None:
     engine_question.play(
         '#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n'
     )
@@ -240,7 +244,7 @@ async def test_answers_before_a_failure_are_kept(engine_question: Asked, tmp_pat
 
 
 async def test_the_memory_of_an_inquiry_is_bounded(
-    engine_question: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine_question: InquiryHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process by what it reserves, a container by what it uses: there the real limit would take
     gigabytes of this machine."""
@@ -272,7 +276,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def ask_until_kill(engine_question: Asked) -> None:
+def ask_until_kill(engine_question: InquiryHost) -> None:
     """A gateway that is killed while it asks."""
     arguments = (
         ["docker", engine_question.harness.instance]
@@ -303,7 +307,7 @@ time.sleep(1000)
 """
 
 
-async def test_an_asker_that_is_killed_leaves_no_inquiry(engine_question: Asked) -> None:
+async def test_an_asker_that_is_killed_leaves_no_inquiry(engine_question: InquiryHost) -> None:
     """A helper process of the engine's goes too."""
     engine_question.play(package=SPEAK)
     await asyncio.to_thread(ask_until_kill, engine_question)
@@ -436,17 +440,17 @@ async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
         async def is_gone() -> bool:
             return not containers(harness)
 
-        async def there() -> bool:
+        async def container_exists() -> bool:
             filters = {"label": f"fitserve.inquiry={harness.instance}", "status": "running"}
             return bool(harness.docker.containers(filters=filters))
 
         asking = asyncio.create_task(inquirer.answers(ref, None, MODEL, [question], HANG_S))
-        await until("the container runs", there)
+        await until("the container runs", container_exists)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await until("the container is gone, for the gateway left", is_gone)
         asking = asyncio.create_task(inquirer.answers(ref, None, MODEL, [question], HANG_S))
-        await until("the container runs", there)
+        await until("the container runs", container_exists)
         harness.kill_agent(signal.SIGKILL)
         with pytest.raises(HostError, match="agent does not answer"):
             await asking

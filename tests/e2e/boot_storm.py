@@ -62,7 +62,7 @@ _OFF = 0.02
 
 
 @dataclass
-class Seen:
+class StormSummary:
     """What all rounds together showed."""
 
     ready: int = 0
@@ -122,7 +122,7 @@ class BootStorm:
         (self.source / "config.json").write_text(json.dumps(SMALL))
         write_weights(self.source, SMALL)
         self.names = [f"m{number}" for number in range(models)]
-        self.seen = Seen()
+        self.summary = StormSummary()
         self._attempts: set[tuple[str, int]] = set()
         self._measured = 0
 
@@ -173,8 +173,8 @@ class BootStorm:
         began = time.monotonic()
         with contextlib.suppress(AssertionError):
             wait_for("all models are ready", self._all_ready, 2 * HANG_S, 0.05)
-        self.seen.slowest_s = max(self.seen.slowest_s, time.monotonic() - began)
-        self.seen.ready += sum(
+        self.summary.slowest_s = max(self.summary.slowest_s, time.monotonic() - began)
+        self.summary.ready += sum(
             view["state"] == "ready" for view in map(self.gateway.show, self.names)
         )
         self._count()
@@ -202,19 +202,19 @@ class BootStorm:
                     and failure["kind"] not in _KILLED
                 ):
                     self._attempts.add(key)
-                    self.seen.failures[failure["kind"]] += 1
+                    self.summary.failures[failure["kind"]] += 1
         facts: list[dict[str, Any]] = [
             row["fact"]
             for row in self.gateway.client.get("/admin/facts").json()["data"]
             if row["id"] is not None
         ]
-        self.seen.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
+        self.summary.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
         file = self.gpus / "measured"
         rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         # Who is given bytes gets a little less than who measures alone, and never more; and while
         # nobody has seen its plan start, less for what is unsure of the rest.
         off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
-        self.seen.short += sum(
+        self.summary.short += sum(
             not (
                 row["alone"] - (off + row["beside"] // UNCERTAINTY_PARTS if row["sized"] else _NEAR)
                 <= row["bytes"]
@@ -222,8 +222,8 @@ class BootStorm:
             )
             for row in rows[self._measured :]
         )
-        self.seen.sized += sum(row["sized"] for row in rows[self._measured :])
-        self._measured = self.seen.measured = len(rows)
+        self.summary.sized += sum(row["sized"] for row in rows[self._measured :])
+        self._measured = self.summary.measured = len(rows)
 
     def close(self) -> None:
         self.gateway.close()
@@ -248,11 +248,11 @@ def main() -> int:
         storm.begin()
         for number in range(args.rounds):
             storm.rounds(1)
-            say(f"{number + 1:4}  {storm.seen}")
+            say(f"{number + 1:4}  {storm.summary}")
     finally:
         with contextlib.suppress(httpx.HTTPError):
             storm.close()
-    boots, goal = storm.seen, args.models * (args.rounds + 1)
+    boots, goal = storm.summary, args.models * (args.rounds + 1)
     good = boots.good and boots.ready == goal
     say(
         f"{boots.ready} of {goal} starts ready, failed {dict(boots.failures)}, learned"

@@ -80,7 +80,7 @@ class ClusterDemo:
             assert self._ask(model).strip() in SENTENCE * 3
 
     def _lose(self) -> None:
-        other = self._nodes.other
+        other = self._nodes.second
         self._nodes.part(other, parted=True)
         other.kill()
         assert other.supervisor is not None
@@ -98,8 +98,8 @@ class ClusterDemo:
         assert self._ask(stayed).strip() in SENTENCE * 3
 
     def _return(self) -> None:
-        self._nodes.part(self._nodes.other, parted=False)
-        self._nodes.other.start()
+        self._nodes.part(self._nodes.second, parted=False)
+        self._nodes.second.start()
         self._await_machines({"one": "ready", "two": "ready"})
 
     def _use(self) -> None:

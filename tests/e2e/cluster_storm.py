@@ -55,7 +55,7 @@ class ClusterStorm:
     def __init__(self, nodes: ClusterNodes, folder: Path, chance: random.Random) -> None:
         self.nodes = nodes
         self._chance = chance
-        self.over = threading.Event()
+        self.stop_event = threading.Event()
         self.gateway = ClusterGateway(
             nodes,
             FITSERVE_PROFILES_DIR=str(profiles(folder / "profiles")),
@@ -66,7 +66,7 @@ class ClusterStorm:
         fields = {"source": str(model_folder(folder / "model")), "engines": [ENGINE]}
         models = dict.fromkeys(("a", "b", "c"), fields)
         self.target = Target(
-            self.gateway.url, self.gateway.client.headers, models, self.over, whole=False
+            self.gateway.url, self.gateway.client.headers, models, self.stop_event, whole=False
         )
         self.writers: list[Writer] = []
         self.recoveries: dict[str, list[float]] = defaultdict(list)
@@ -82,7 +82,7 @@ class ClusterStorm:
 
     def round(self) -> None:
         """Raises AssertionError for an orphan, a twin, or a lost change."""
-        self.over.clear()
+        self.stop_event.clear()
         writing = [threading.Thread(target=writer.run) for writer in self.writers]
         for thread in writing:
             thread.start()
@@ -93,7 +93,7 @@ class ClusterStorm:
         time.sleep(self._chance.uniform(0, 1))
         if victim == GATEWAY:
             self.gateway.start()
-        self.over.set()
+        self.stop_event.set()
         for thread in writing:
             thread.join(2 * hang_s())
             assert not thread.is_alive(), "a writer hangs"

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.cli.commands.install import find_uv
 from gateway.cli.demo.checkpoint import make_model
-from tests.conformance.kept import Kept
+from tests.conformance.kept import DownloadFolder
 from tests.contract.process_harness import free_port
 from tests.support import forked
 from tests.support.forked import Forked
@@ -63,7 +63,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _fetch(names: list[str]) -> None:
-    engine_cache = Kept(ROOT / ".cache/engines")
+    engine_cache = DownloadFolder(ROOT / ".cache/engines")
     for name in names:
         # The test that wants them tries again, and says what is wrong.
         with contextlib.suppress(OSError, SystemExit):

@@ -43,7 +43,7 @@ WARM_S = 60.0
 
 
 @dataclass
-class Seen:
+class ClientCounts:
     """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of
     answers that came whole."""
 
@@ -60,7 +60,7 @@ class Figures:
     worker_mib: of each worker; empty where one process serves.
     """
 
-    seen: Seen
+    counts: ClientCounts
     attempts: Counter[str]
     kills: int
     resident_mib: list[float]
@@ -85,7 +85,7 @@ class Figures:
 
     def p99_s(self) -> tuple[float, float]:
         """Until the first byte, and the last one."""
-        return quantile(self.seen.first, 0.99), quantile(self.seen.whole, 0.99)
+        return quantile(self.counts.first, 0.99), quantile(self.counts.whole, 0.99)
 
 
 def growth(sizes: list[float]) -> float:
@@ -103,13 +103,13 @@ class Client:
     """One after the other, on one connection as long as it lives."""
 
     def __init__(
-        self, target: Target, counts: Seen, chance: random.Random, *, leaves: bool
+        self, target: Target, counts: ClientCounts, chance: random.Random, *, leaves: bool
     ) -> None:
         self._target = target
-        self._seen = counts
+        self._counts = counts
         self._chance = chance
         self._leaves = leaves
-        self._asked = request(
+        self._request = request(
             body_for(target.model, stream=True, max_tokens=TOKENS), target.authorization
         )
         self._reader: asyncio.StreamReader | None = None
@@ -121,22 +121,22 @@ class Client:
             leaves_s = self._chance.uniform(0, TOKENS / TOKENS_PER_S) if self._leaves else None
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    how = await self._one(leaves_s)
+                    how = await self._run_client(leaves_s)
             except TimeoutError:
                 how = "timeout"
             except (OSError, asyncio.IncompleteReadError):
                 how = "cut"
             if how != "done":
                 self._close()
-            self._seen.ended[how] += 1
+            self._counts.ended[how] += 1
 
-    async def _one(self, leaves_s: float | None) -> str:
+    async def _run_client(self, leaves_s: float | None) -> str:
         began = time.monotonic()
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(
                 "127.0.0.1", self._target.port
             )
-        self._writer.write(self._asked)
+        self._writer.write(self._request)
         try:
             async with asyncio.timeout(leaves_s):
                 return await self._answer(self._reader, began)
@@ -158,8 +158,8 @@ class Client:
             tail = (tail + piece)[-200:]
         if b"[DONE]" not in tail:
             return "broken"
-        self._seen.first.append(first)
-        self._seen.whole.append(time.monotonic() - began)
+        self._counts.first.append(first)
+        self._counts.whole.append(time.monotonic() - began)
         return "done"
 
     def _close(self) -> None:
@@ -170,7 +170,7 @@ class Client:
 
 def clients(target: Target, count: int, pipe: Connection) -> None:
     """A process of so many clients. It ends when it is told to, and then tells what they saw."""
-    observations = Seen()
+    observations = ClientCounts()
 
     async def run() -> None:
         members = [

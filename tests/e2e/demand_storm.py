@@ -49,7 +49,7 @@ _LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)',
 
 
 @dataclass
-class Heard:
+class ClientAnswers:
     """What the clients saw. cut: begun before the gateway that was killed was back, and broken by
     that."""
 
@@ -68,7 +68,7 @@ class Hurried:
 
     model: str
     loaded: float
-    left: float
+    leaving_s: float
 
 
 class DemandStorm(BootStorm):
@@ -78,8 +78,8 @@ class DemandStorm(BootStorm):
         super().__init__(folder, MODELS, gpus)
         (self.source / "config.json").write_text(json.dumps(LARGE))
         write_weights(self.source, LARGE)
-        self.heard = Heard()
-        self.left = 0
+        self.answers = ClientAnswers()
+        self.departures = 0
         self.slowest_load_s = 0.0
         self.plans: dict[str, set[str]] = {name: set() for name in self.names}
         """Fingerprints of the starts of each model."""
@@ -89,7 +89,7 @@ class DemandStorm(BootStorm):
         self.away_s = 0.0
         """From the kill until the next gateway answers."""
         self._back_at = 0.0
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._killed = threading.Event()
         self._lock = threading.Lock()
 
@@ -119,11 +119,11 @@ class DemandStorm(BootStorm):
             time.sleep(seconds / 2)
             # However slow the machine is: each model has its turn.
             wait_for(
-                "each model was answered", lambda: len(self.heard.by_model) == MODELS, 4 * HANG_S
+                "each model was answered", lambda: len(self.answers.by_model) == MODELS, 4 * HANG_S
             )
             self._count()
         finally:
-            self._over.set()
+            self._stop_event.set()
             for client in clients:
                 client.join(4 * hang_s())
         assert not any(client.is_alive() for client in clients), "a client hangs"
@@ -133,7 +133,7 @@ class DemandStorm(BootStorm):
         with httpx.Client(
             base_url=self.gateway.url, trust_env=False, timeout=4 * hang_s()
         ) as client:
-            while not self._over.is_set():
+            while not self._stop_event.is_set():
                 name, streams = chance.choice(self.names), chance.random() < 0.5
                 body = {
                     "model": name,
@@ -151,22 +151,24 @@ class DemandStorm(BootStorm):
                 except httpx.HTTPError as error:
                     why = "" if self._gateway_dies() else f"{name}: {error!r}"
                     with self._lock:
-                        self.heard.cut += not why
+                        self.answers.cut += not why
                     if not why:
                         continue
                 # A worker of the gateway that was killed gives this reason.
                 if _STOPS in why and began < self._back_at:
                     with self._lock:
-                        self.heard.cut += 1
+                        self.answers.cut += 1
                     continue
                 with self._lock:
                     if why:
-                        self.heard.failed.append(why)
+                        self.answers.failed.append(why)
                     else:
-                        self.heard.answered += 1
-                        self.heard.by_model[name] += 1
-                        self.heard.answers.append((name, time.time()))
-                        self.heard.slowest_s = max(self.heard.slowest_s, time.monotonic() - began)
+                        self.answers.answered += 1
+                        self.answers.by_model[name] += 1
+                        self.answers.answers.append((name, time.time()))
+                        self.answers.slowest_s = max(
+                            self.answers.slowest_s, time.monotonic() - began
+                        )
                 time.sleep(chance.uniform(0, 0.2))
 
     def _gateway_dies(self) -> bool:
@@ -179,7 +181,7 @@ class DemandStorm(BootStorm):
     def _count(self) -> None:
         """Before the counters of this gateway are gone."""
         text = self.gateway.client.get("/metrics").text
-        self.left += sum(int(count) for count in _LEFT.findall(text))
+        self.departures += sum(int(count) for count in _LEFT.findall(text))
         for name in self.names:
             for attempt in self.gateway.show(name)["attempts"]:
                 self.plans[name].add(attempt["fingerprint"])
@@ -201,7 +203,9 @@ class DemandStorm(BootStorm):
                 loaded[document["model"]] = at
             elif document["event"] == "leaves" and document["why"].startswith("it makes room for"):
                 hurried = Hurried(document["model"], loaded[document["model"]], at)
-                requests += [hurried] if hurried.left - hurried.loaded < MIN_S - _MOMENT_S else []
+                requests += (
+                    [hurried] if hurried.leaving_s - hurried.loaded < MIN_S - _MOMENT_S else []
+                )
         return requests
 
     def longest_s(self) -> float:
@@ -210,38 +214,38 @@ class DemandStorm(BootStorm):
         residence_s = min(MAX_S, max(MIN_S, self.slowest_load_s))
         return MODELS * (residence_s + 2 * self.slowest_load_s) + self.away_s
 
-    def most(self, seconds: float) -> float:
+    def max_departures(self, seconds: float) -> float:
         """So many can have had their least residence."""
         return PLACES * (seconds / MIN_S + 2)
 
     def problems(self, seconds: float) -> list[str]:
         """What must not be."""
-        lines = [f"failed: {why}" for why in self.heard.failed[:5]]
-        if self.heard.slowest_s > self.longest_s():
+        lines = [f"failed: {why}" for why in self.answers.failed[:5]]
+        if self.answers.slowest_s > self.longest_s():
             lines.append(
-                f"a request waited {self.heard.slowest_s:.1f} s, and the bound is"
+                f"a request waited {self.answers.slowest_s:.1f} s, and the bound is"
                 f" {self.longest_s():.1f} s"
             )
-        if self.left > self.most(seconds):
+        if self.departures > self.max_departures(seconds):
             lines.append(
-                f"{self.left} models left for another one, and {self.most(seconds):.0f} could have"
-                " had their residence"
+                f"{self.departures} models left for another one, and"
+                f" {self.max_departures(seconds):.0f} could have had their residence"
             )
         lines += [
-            f"{hurried.model} left after {hurried.left - hurried.loaded:.1f} s, and had answered"
-            " somebody"
+            f"{hurried.model} left after {hurried.leaving_s - hurried.loaded:.1f} s, and had"
+            " answered somebody"
             for hurried in self.hurried_requests()
             if any(
-                name == hurried.model and hurried.loaded <= at <= hurried.left
-                for name, at in self.heard.answers
+                name == hurried.model and hurried.loaded <= at <= hurried.leaving_s
+                for name, at in self.answers.answers
             )
         ]
-        if len(self.heard.by_model) < MODELS:
-            lines.append(f"only {sorted(self.heard.by_model)} were answered")
+        if len(self.answers.by_model) < MODELS:
+            lines.append(f"only {sorted(self.answers.by_model)} were answered")
         return lines
 
     def figures(self, seconds: float) -> dict[str, object]:
-        counts = self.heard
+        counts = self.answers
         return {
             "seconds": round(seconds),
             "answered": counts.answered,
@@ -251,8 +255,8 @@ class DemandStorm(BootStorm):
             "its bound s": round(self.longest_s(), 1),
             "slowest load s": round(self.slowest_load_s, 1),
             "gateway away s": round(self.away_s, 1),
-            "left for another": self.left,
-            "bound of that": round(self.most(seconds)),
+            "left for another": self.departures,
+            "bound of that": round(self.max_departures(seconds)),
             "of them before their residence": len(self.hurried_requests()),
             "plans of each model": [len(plan) for plan in self.plans.values()],
             "of them new after the kill": [
@@ -264,7 +268,7 @@ class DemandStorm(BootStorm):
 
     def end(self) -> None:
         """Leave nothing running, whatever is wrong with it."""
-        self._over.set()
+        self._stop_event.set()
         with contextlib.suppress(Exception):
             self.gateway.close()
         for pids in engines(self.gateway).values():

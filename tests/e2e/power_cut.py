@@ -105,7 +105,7 @@ class Call(NamedTuple):
     path: str
     data: bytes = b""
     offset: int = 0
-    other: str = ""
+    target: str = ""
 
 
 @dataclass
@@ -136,12 +136,12 @@ class File:
 
 
 class Disk:
-    """Plays calls. `names` are as the process sees them, `kept` as they were synced with their
+    """Plays calls. `names` are as the process sees them, `files` as they were synced with their
     folder; `changes` are since then."""
 
     def __init__(self) -> None:
         self.names: dict[str, File] = {}
-        self.kept: dict[str, File] = {}
+        self.files: dict[str, File] = {}
         self.changes: list[tuple[str, File | None]] = []
 
     def play(self, call: Call) -> None:
@@ -155,7 +155,7 @@ class Disk:
             case "cut":
                 self.names[call.path].since.append((call.offset, None))
             case "rename":
-                self._name(call.other, self.names[call.path])
+                self._name(call.target, self.names[call.path])
                 self._name(call.path, None)
             case "unlink":
                 self._name(call.path, None)
@@ -164,7 +164,7 @@ class Disk:
             case "sync":
                 for path, file in self.changes:
                     if str(Path(path).parent) == call.path:
-                        _check_name(self.kept, path, file)
+                        _check_name(self.files, path, file)
                 self.changes = [
                     change for change in self.changes if str(Path(change[0]).parent) != call.path
                 ]
@@ -175,7 +175,7 @@ class Disk:
 
     def leave(self, folder: Path, chance: random.Random) -> None:
         """Make what is left after a cut."""
-        names = dict(self.kept)
+        names = dict(self.files)
         for path, file in self.changes[: chance.randint(0, len(self.changes))]:
             _check_name(names, path, file)
         for path, file in names.items():
@@ -245,7 +245,7 @@ def calls(lines: Iterable[str], folder: Path) -> Iterator[Call]:
             case "fsync" | "fdatasync":
                 yield Call("sync", path)
             case "rename" | "renameat" | "renameat2":
-                yield Call("rename", path, other=str(paths[1].relative_to(folder)))
+                yield Call("rename", path, target=str(paths[1].relative_to(folder)))
             case "unlink" | "unlinkat":
                 yield Call("unlink", path)
 

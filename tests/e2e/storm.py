@@ -72,7 +72,7 @@ class Target:
     url: str
     headers: httpx.Headers
     models: dict[str, dict[str, Any]]
-    over: threading.Event
+    stop_event: threading.Event
     ledger: Ledger = field(default_factory=Ledger)
     whole: bool = True
     aim: str = ""
@@ -101,7 +101,7 @@ class Writer:
         with httpx.Client(
             base_url=target.url, headers=target.headers, trust_env=False, timeout=_ANSWER_S
         ) as client:
-            while self._change(client) and not target.over.wait(self._chance.uniform(0, 0.3)):
+            while self._change(client) and not target.stop_event.wait(self._chance.uniform(0, 0.3)):
                 pass
 
     def _change(self, client: httpx.Client) -> bool:
@@ -314,7 +314,7 @@ class Storm:
     twins: list[str] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
     recoveries: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    over: threading.Event = field(default_factory=threading.Event)
+    stop_event: threading.Event = field(default_factory=threading.Event)
     _served: dict[str, Served] = field(default_factory=dict)
     _writing: list[threading.Thread] = field(default_factory=list)
     _programs: set[tuple[int, int]] = field(default_factory=set)
@@ -327,7 +327,7 @@ class Storm:
         settings |= {"FITSERVE_WORKERS": "2"} if "worker" in self.victims else {}
         self.gateway, models = self._make_gateway(settings)
         self.gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
-        self.target = Target(self.gateway.url, self.gateway.client.headers, models, self.over)
+        self.target = Target(self.gateway.url, self.gateway.client.headers, models, self.stop_event)
         self.writers = [
             Writer(index, self.target, random.Random(self.chance.random()))
             for index in range(self.writer_count)
@@ -368,7 +368,7 @@ class Storm:
             self._launch()
             with self._deaths():
                 self.compare()
-            self.over.clear()
+            self.stop_event.clear()
             self._writing = [threading.Thread(target=writer.run) for writer in self.writers]
             for thread in self._writing:
                 thread.start()
@@ -379,7 +379,7 @@ class Storm:
             )
             self.suicides += died
             self.kill()
-            self.over.set()
+            self.stop_event.set()
             self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
 
     @contextlib.contextmanager

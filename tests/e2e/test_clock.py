@@ -72,7 +72,7 @@ def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
         yield gateway, jump
 
 
-def off(gateway: Gateway) -> float:
+def clock_offset(gateway: Gateway) -> float:
     """Seconds that the clock of the gateway is off, by the date that it tells its clients."""
     date = gateway.client.get("/healthz").headers["date"]
     return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
@@ -126,7 +126,7 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
             jump(offset)
             wait_for(
                 "it has the new time",
-                lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2,  # type: ignore[misc]
+                lambda offset=offset: abs(clock_offset(gateway) - offset) < DAY_S / 2,  # type: ignore[misc]
             )
             looks(gateway)
             assert (engines(gateway), starts(gateway)) == (engines_before, 1)

@@ -15,9 +15,9 @@ async def test_clients_that_leave_engines_that_die_and_attackers_leave_nothing_b
 ) -> None:
     figures = await crowd(tmp_path, count=40, tokens=2, seconds=5, kill_s=2)
     assert figures.kills
-    assert figures.seen.ended["done"] > 0
-    assert figures.seen.ended["left"] > 0
-    assert figures.seen.ended["timeout"] == 0
+    assert figures.counts.ended["done"] > 0
+    assert figures.counts.ended["left"] > 0
+    assert figures.counts.ended["timeout"] == 0
     assert set(figures.attempts) == set(KINDS)
     before, after = figures.descriptors
     assert after <= before

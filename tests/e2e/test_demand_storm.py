@@ -20,4 +20,4 @@ def test_every_request_for_any_of_five_models_is_answered_in_turn(tmp_path: Path
     finally:
         storm.end()
     assert not storm.problems(time.monotonic() - began), storm.gateway.log.read_text()[-6000:]
-    assert storm.left, storm.figures(SECONDS)
+    assert storm.departures, storm.figures(SECONDS)

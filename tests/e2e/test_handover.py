@@ -42,12 +42,12 @@ class Load:
         self.answered = 0
         self.failed: list[str] = []
         self.streamed: list[tuple[int, bool]] = []  # lines, and whether the last one came
-        self.over = False
+        self.is_stopping = False
 
     async def client(self, *, keeps: bool) -> None:
         limits = httpx.Limits(max_keepalive_connections=1 if keeps else 0)
         async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=hang_s()) as client:
-            while not self.over:
+            while not self.is_stopping:
                 try:
                     answer = await client.post(f"{self.gateway.url}/v1/completions", json=ASK)
                 except httpx.HTTPError as error:
@@ -60,7 +60,7 @@ class Load:
 
     async def streamer(self, client: httpx.AsyncClient) -> None:
         """One stream after the other, so that some are under way whenever something happens."""
-        while not self.over:
+        while not self.is_stopping:
             text = await stream(client, self.gateway, asyncio.Semaphore(0), TOKENS)
             self.streamed.append((text.count("data: {"), "[DONE]" in text))
 
@@ -85,7 +85,7 @@ async def under_load(gateway: Gateway) -> AsyncIterator[Load]:
             await load.more(20)
             yield load
         finally:
-            load.over = True
+            load.is_stopping = True
             await asyncio.gather(*clients)
 
 

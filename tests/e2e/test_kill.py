@@ -168,7 +168,7 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
         del gateway.environment["FITSERVE_FAILPOINT"]
         gateway.start()
 
-        def over() -> bool:
+        def change_is_over() -> bool:
             view = gateway.show("m")
             settled = view["change"] is None or view["change"]["state"] == "refused"
             live = [
@@ -181,7 +181,7 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
                 and list(engines(gateway)) == live
             )
 
-        wait_for("one engine by the wish in force", over)
+        wait_for("one engine by the wish in force", change_is_over)
         view = gateway.show("m")
         assert view["wish"]["max_context"] == (512 if script else 256)
         assert (view["change"] is not None) == bool(script)

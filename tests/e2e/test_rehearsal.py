@@ -25,7 +25,7 @@ from tests.conformance.engine.option_defaults import defaults
 from tests.conformance.engine.planned_options import is_planned, keys, planned_names
 from tests.conformance.engine.reviewed_refusals import reviewed_refusals
 from tests.conformance.engine.start_path import KINDS, Refusal, Sources, fields, refusals
-from tests.conformance.kept import Kept
+from tests.conformance.kept import DownloadFolder
 from tests.e2e.conftest import ENGINE
 from tests.e2e.refused_starts import SGLANG, VLLM, RefusedStart, change_config
 from tests.e2e.test_unpacked_engines import ENOUGH_S, Unpacked
@@ -58,7 +58,7 @@ LIMITS = ((2048, 64), (1024, 64), (2048, 8), (512, 1))
 class Rehearsals(NamedTuple):
     """Answers to the rows; to the starts of all published models; and to smaller limits."""
 
-    refused: list[tuple[RefusedStart, dict[str, Any]]]
+    refusals: list[tuple[RefusedStart, dict[str, Any]]]
     published: list[tuple[str, dict[str, Any]]]
     smaller: list[tuple[str, dict[str, Any]]]
     paths: list[Refusal]
@@ -111,7 +111,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     """One process for each engine: its import takes a core for seconds."""
     ref = str(request.param)
     kind, _, version = ref.partition("==")
-    sources = Kept(ROOT / ".cache/engines").sources(kind, version)
+    sources = DownloadFolder(ROOT / ".cache/engines").sources(kind, version)
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     rows, context, names_of_plans = ROWS[ref], CONTEXT[ref], planned_names()
     models = sorted(path.stem for path in MODELS.glob("*.json"))
@@ -173,7 +173,7 @@ def test_refusals_before_weights_are_found(rehearsals: tuple[str, Rehearsals]) -
     _, rehearsal = rehearsals
     unseen = [
         f"{row.model} {row.changes} {' '.join(row.argv)}: {answer['refused'] or answer['left_out']}"
-        for row, answer in rehearsal.refused
+        for row, answer in rehearsal.refusals
         if row.words.lower() not in answer["refused"].lower() or not answer["place"]
     ]
     assert not unseen, "\n".join(unseen)
@@ -202,10 +202,10 @@ def test_a_share_of_refusals_is_triggered(rehearsals: tuple[str, Rehearsals]) ->
     configuration may lead to, whatever its conditions say."""
     ref, rehearsal = rehearsals
     names_of_plans = planned_names()
-    places = {answer["place"] for _, answer in rehearsal.refused}
+    places = {answer["place"] for _, answer in rehearsal.refusals}
     met = {
         answer["place"]
-        for row, answer in rehearsal.refused
+        for row, answer in rehearsal.refusals
         if is_planned(row.argv, dict(row.env), names_of_plans)
     }
     counts = Counter(path.kind for path in rehearsal.paths)
@@ -219,7 +219,7 @@ def test_a_share_of_refusals_is_triggered(rehearsals: tuple[str, Rehearsals]) ->
     lines += [
         f"    triggered and found {len(triggered)} of {len(possible)}"
         f" ({len(triggered) / len(possible):.0%}), and {len(beyond)} that no plan leads to,"
-        f" in {len(rehearsal.refused)} starts"
+        f" in {len(rehearsal.refusals)} starts"
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     assert len(triggered) >= LEAST[ref]
@@ -231,7 +231,7 @@ def test_a_share_of_refusals_is_triggered(rehearsals: tuple[str, Rehearsals]) ->
 @pytest.mark.parametrize("ref", SOURCES)
 def test_an_inquiry_finds_refusals(engines: Path, tmp_path: Path, ref: str) -> None:
     kind, _, version = ref.partition("==")
-    sources = {ref: Kept(ROOT / ".cache/engines").sources(kind, version)}
+    sources = {ref: DownloadFolder(ROOT / ".cache/engines").sources(kind, version)}
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     inquirer = Inquirer(Unpacked(python, sources, tmp_path), AnswerCache(tmp_path / "answers"))
     engine = EngineRef(kind=kind, version=version, image=None)

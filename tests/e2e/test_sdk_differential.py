@@ -27,7 +27,7 @@ from tests.support.sdk_calls import (
     OPENAI_REFUSED,
     OPENAI_RESPONSES,
     OpenAICall,
-    Told,
+    WireExchange,
     openai_client,
     told_anthropic,
     told_openai,
@@ -95,7 +95,7 @@ def engine_of(gateway: Gateway, model: str) -> tuple[str, str]:
     return f"http://127.0.0.1:{record['port']}", record["key"]
 
 
-CALLS: dict[str, Callable[..., Told]] = {
+CALLS: dict[str, Callable[..., WireExchange]] = {
     **{
         name: partial(told_openai, call, model="demo")
         for name, call in (OPENAI | OPENAI_RESPONSES).items()
@@ -109,20 +109,20 @@ CALLS: dict[str, Callable[..., Told]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_gets_the_same_answer_as_from_the_engine(
-    call: Callable[..., Told], pair: Pair
+    call: Callable[..., WireExchange], pair: Pair
 ) -> None:
     """An engine that is ahead of its server puts two tokens into one event, so that streams of the
     same text differ: both sides are
     asked until the same was told to both."""
-    straight: list[Told] = []
-    through: list[Told] = []
+    straight: list[WireExchange] = []
+    through: list[WireExchange] = []
 
-    def same() -> bool:
+    def has_equal_records() -> bool:
         straight.append(call(pair.engine, key=pair.key))
         through.append(call(pair.gateway.url, key=pair.key))
         return through[-1] in straight or straight[-1] in through
 
-    wait_for("the same bytes", same, every_s=0)
+    wait_for("the same bytes", has_equal_records, every_s=0)
     assert straight[0].status
     assert {reply.source for reply in through} == {"engine"}
     assert {reply.sent for reply in through} == {reply.sent for reply in straight}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway.planner.service.offline import OfflinePlanner
-from tests.conformance.kept import Kept
+from tests.conformance.kept import DownloadFolder
 from tests.conformance.layer_cases import QUANTS
 from tests.e2e.conftest import ENGINE
 from tests.support.makers import wish
@@ -80,7 +80,9 @@ def plan_starts(engine: str) -> tuple[int, str, list[Start]]:
     return gpu.total_bytes >> 20, gpu.capability, starts
 
 
-def ask_starts(python: Path, answers: Kept, engine: str) -> list[tuple[Start, dict[str, Any]]]:
+def ask_starts(
+    python: Path, answers: DownloadFolder, engine: str
+) -> list[tuple[Start, dict[str, Any]]]:
     kind, _, version = engine.partition("==")
     memory_mib, capability, starts = plan_starts(engine)
     environment = {
@@ -123,7 +125,7 @@ def ask_starts(python: Path, answers: Kept, engine: str) -> list[tuple[Start, di
 @pytest.fixture(scope="module")
 def answers(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
     """Two versions at a time: an import takes a core for seconds."""
-    engine_cache = Kept(ROOT / ".cache/engines")
+    engine_cache = DownloadFolder(ROOT / ".cache/engines")
     engine_cache.folder.mkdir(parents=True, exist_ok=True)
     engine_cache.older()
     python = engines / ENGINE.replace("==", "-") / "bin/python"

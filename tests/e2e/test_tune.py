@@ -36,7 +36,7 @@ def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
     report_at_end = gateway.client.delete("/admin/models/demo/tune").json()
     assert report_at_end["state"] == "stopped"
 
-    def alone() -> bool:
+    def is_alone() -> bool:
         view = gateway.show("demo")
         live = [
             attempt["id"]
@@ -45,7 +45,7 @@ def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
         ]
         return view["state"] == "ready" and len(live) == 1
 
-    wait_for("the served plan alone", alone, START_S)
+    wait_for("the served plan alone", is_alone, START_S)
     assert gateway.show("demo")["wish"]["args"] == before["wish"]["args"]
     # A later test adds it as it was. A change back would start an engine that may serve nobody.
     assert gateway.cli("rm", "demo", "--wait").returncode == 0

@@ -26,7 +26,7 @@ from gateway.planner.service import offline
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.profiles.profiles import Profiles
-from tests.conformance.kept import Kept
+from tests.conformance.kept import DownloadFolder
 from tests.conformance.layer_cases import QUANTS
 from tests.e2e.conftest import ENGINE
 from tests.support.makers import wish
@@ -98,7 +98,7 @@ def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
 @pytest.fixture(scope="module")
 def parsed_answers(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswer:
     """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
-    folder, engine_cache = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
+    folder, engine_cache = tmp_path_factory.mktemp("asked"), DownloadFolder(ROOT / ".cache/engines")
     with ThreadPoolExecutor(3) as pool:
         sources = dict(
             zip(
@@ -192,7 +192,9 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
 @pytest.mark.parametrize("engine", [name for name in SOURCES if name.startswith("vllm==")])
 def test_the_engine_has_the_endpoints_for_sleep(engine: str) -> None:
     """As tests/support/scripted_engine.py plays them; and the engine takes a layer of ours."""
-    serving = Kept(ROOT / ".cache/engines").sources(*engine.split("==")) / "vllm/entrypoints"
+    serving = (
+        DownloadFolder(ROOT / ".cache/engines").sources(*engine.split("==")) / "vllm/entrypoints"
+    )
     (router,) = serving.glob("serve/**/sleep/api_router.py")
     text = router.read_text()
     for route in (

@@ -56,7 +56,7 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
     """A kept connection to each of two workers."""
     clients: dict[int, http.client.HTTPConnection] = {}
 
-    def both() -> list[http.client.HTTPConnection]:
+    def open_connections() -> list[http.client.HTTPConnection]:
         client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=hang_s())
         client.connect()
         clients[client.sock.getsockname()[1]] = client
@@ -72,7 +72,7 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
     try:
         yield wait_for(
             "a connection to each worker",
-            lambda: len(connections := both()) == 2 and connections,
+            lambda: len(connections := open_connections()) == 2 and connections,
             every_s=0.02,
         )
     finally:

@@ -343,7 +343,7 @@ class Question:
 
     body: bytes
     path: bytes = b"/v1/chat/completions"
-    own: bytes = b""
+    own_headers: bytes = b""
 
     @property
     def data(self) -> bytes:
@@ -494,7 +494,9 @@ class Conversation:
         mark = f"<<E{next(self._numbers):07d}>>"
         streams = {"stream": True} if random_.random() < 0.3 else {}
         if random_.random() < 0.5:
-            return Question(body_for(self._evil.model, token=mark, **streams), own=mark.encode())
+            return Question(
+                body_for(self._evil.model, token=mark, **streams), own_headers=mark.encode()
+            )
         path, fields = random_.choice([*_prompts(mark).items()])
         body = json.dumps({"model": self._evil.model, **fields, **streams})
         return Question(body.encode(), path.encode(), mark.encode())
@@ -527,7 +529,7 @@ class Conversation:
         """The answer; asked again while the gateway says that the honest engine is away. On a busy
         machine the engine, which is part of this process, misses a look at its health."""
         patience = Patience()
-        while is_away(received) and not question.own and not patience.is_over():
+        while is_away(received) and not question.own_headers and not patience.is_over():
             await asyncio.sleep(1)
             received = await self._ask(question)
         return received
@@ -556,13 +558,13 @@ class Conversation:
             yield "no answer"
             return
         is_from_engine = bool(FROM_ENGINE(received.head))
-        if not question.own:
+        if not question.own_headers:
             whole = received.whole and received.body == answer_to(question.body)
             if received.status != 200 or not whole or not is_from_engine:
                 yield f"the honest engine was asked, and the client got {received!r}"[:1000]
             return
         marks = set(MARKS.findall(received.head + received.body))
-        if not self._late and (others := marks - {question.own}):
+        if not self._late and (others := marks - {question.own_headers}):
             yield f"words that were for another request: {others}, in {received!r}"[:1000]
         # Ollama's API passes the engine's status on as an answer of the gateway.
         is_from_gateway = not is_from_engine and not question.path.startswith(b"/api/")

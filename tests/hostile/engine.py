@@ -53,11 +53,14 @@ def whole_answer(body: bytes) -> bytes:
 
 @dataclass
 class LoggedEngine:
-    """Answers for one model. `asked` are whole requests, raw; `wrong` what no gateway may write,
-    with the bytes."""
+    """Answers for one model.
+
+    questions: whole requests, raw.
+    wrong: names of things that no gateway may write, with the bytes.
+    """
 
     model: str
-    asked: list[bytes] = field(default_factory=list)
+    questions: list[bytes] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -126,7 +129,7 @@ class LoggedEngine:
         return True
 
     async def _look_at(self, head: bytes, body: bytes) -> None:
-        self.asked.append(head + body)
+        self.questions.append(head + body)
         if form := FORM.search(head):
             readable, model = await model_read_by_starlette(form[1], body)
             if readable and model != self.model:

@@ -164,14 +164,14 @@ def hostile_folder(random_: random.Random, root: Path, outside: Path, role: str 
     if random_.random() < 0.5:
         for name in random_.sample(NAMES, random_.randint(1, 4)):
             if not (folder / name).exists():
-                (folder / name).write_text(json.dumps(_beside(random_, name)))
+                (folder / name).write_text(json.dumps(_file_beside(random_, name)))
     for _ in range(random_.choice((1, 1, 1, 1, 2, 3, 6))):
         with contextlib.suppress(*_INAPPLICABLE):
             random_.choice(_CHANGES)(random_, folder, outside)
     return folder
 
 
-def _beside(random_: random.Random, name: str) -> Any:
+def _file_beside(random_: random.Random, name: str) -> Any:
     if name in ("hf_quant_config.json", "quantize_config.json", "quant_config.json"):
         return random_.choice(QUANTIZATION)
     if name == "model.safetensors.index.json":

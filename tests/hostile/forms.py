@@ -260,7 +260,7 @@ class FormMutator:
 
     def __init__(self, model: str) -> None:
         self._seeds = forms(model)
-        self._others = [seed.body for seed in self._seeds if len(seed.body) < 1000]
+        self._short_bodies = [seed.body for seed in self._seeds if len(seed.body) < 1000]
 
     def mutate(self, random_: random.Random) -> bytes:
         """A request whose form, and now and then the type of it, was changed; its framing is
@@ -270,11 +270,11 @@ class FormMutator:
             seed = self._seeds[0]
             start = seed.body.rindex(b"\r\n\r\n") + 4
             value = seed.body[start : -len(END) - 2]
-            value = mutate_bytes(random_, value, self._others, TOKENS)
+            value = mutate_bytes(random_, value, self._short_bodies, TOKENS)
             body = seed.body[:start] + value + b"\r\n" + END
         else:
             seed = random_.choice(self._seeds)
-            body = mutate_bytes(random_, seed.body, self._others, TOKENS)
+            body = mutate_bytes(random_, seed.body, self._short_bodies, TOKENS)
         kind = seed.kind
         if random_.random() < 0.1:
             kind = mutate_bytes(random_, kind, list(KINDS), TOKENS)

@@ -187,15 +187,15 @@ async def judge(
     reply, problems = None, []
     for patience_s in PATIENCES_S:
         if patience_s >= quiet_s:
-            engine.asked.clear()
+            engine.questions.clear()
             engine.wrong.clear()
             reply = await send(port, data, quiet_s=patience_s, cuts=cuts)
             if patience_s > QUIET_S:
                 await asyncio.sleep(0.2)  # what the gateway wrote before it closed has come
-            problems = list(violations(data, reply, engine, len(engine.asked)))
-            if asks is not None and len(engine.asked) != asks:
+            problems = list(violations(data, reply, engine, len(engine.questions)))
+            if asks is not None and len(engine.questions) != asks:
                 problems.append(
-                    f"the engine was asked {len(engine.asked)} times, not {asks}: {reply}"
+                    f"the engine was asked {len(engine.questions)} times, not {asks}: {reply}"
                 )
             if not problems:
                 break

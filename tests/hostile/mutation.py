@@ -86,12 +86,12 @@ class RequestMutator:
     def __init__(self, seeds: list[Seed]) -> None:
         short = [seed for seed in seeds if len(seed.data) <= SHORT]
         self._good = [seed.data for seed in short if seed.asks != 0]
-        self._every = [seed.data for seed in short]
+        self._short_seeds = [seed.data for seed in short]
 
     def mutate(self, random_: random.Random) -> bytes:
         """One to four changes to one request, or now and then to several in a pipeline."""
-        seeds = self._good if random_.random() < 0.7 else self._every
-        data = mutate_bytes(random_, random_.choice(seeds), self._every, TOKENS)
+        seeds = self._good if random_.random() < 0.7 else self._short_seeds
+        data = mutate_bytes(random_, random_.choice(seeds), self._short_seeds, TOKENS)
         if random_.random() < 0.1:
             before = b"".join(random_.choices(self._good, k=random_.randint(1, 6)))
             data = before + data + b"".join(random_.choices(self._good, k=random_.randint(0, 3)))

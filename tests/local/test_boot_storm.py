@@ -14,8 +14,8 @@ def test_models_that_start_at_once_on_shared_gpus_all_get_ready_and_spoil_nothin
     try:
         storm.begin()
         storm.rounds(1)
-        assert storm.seen.ready == 10
-        assert storm.seen.good, storm.seen
-        assert storm.seen.measured >= 10
+        assert storm.summary.ready == 10
+        assert storm.summary.good, storm.summary
+        assert storm.summary.measured >= 10
     finally:
         storm.close()

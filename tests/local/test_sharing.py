@@ -114,7 +114,7 @@ def test_models_added_at_once_share_and_keep_their_parts_after_a_power_cut(
         views = {name: model_view(storm, name) for name in storm.names}
         assert {name: view["plan"]["cap"] for name, view in views.items()} == before
         assert sum(map(promised_bytes, views.values())) <= (storm.machine.gpus[0].total_bytes or 0)
-        assert storm.seen.good, storm.seen
+        assert storm.summary.good, storm.summary
     finally:
         storm.close()
 

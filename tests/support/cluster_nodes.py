@@ -152,15 +152,15 @@ class ClusterNodes:
         # Ray's sockets need a short path.
         self.folder = Path(tempfile.mkdtemp(prefix="fs", dir="/tmp"))
         self.head = ClusterNode(self, "one", f"{_SUBNET}.1")
-        self.other = ClusterNode(self, "two", f"{_SUBNET}.2")
-        self.nodes: tuple[ClusterNode, ...] = (self.head, self.other)
+        self.second = ClusterNode(self, "two", f"{_SUBNET}.2")
+        self.nodes: tuple[ClusterNode, ...] = (self.head, self.second)
 
     def start(self) -> None:
         self._make_network()
         self.head.start()
         token = self.head.data / "cluster" / "token"
         self.until("the head has a token", lambda: token.exists() and token.stat().st_size >= 32)
-        self._join(self.other)
+        self._join(self.second)
 
     @contextmanager
     def another(self, name: str) -> Iterator[ClusterNode]:

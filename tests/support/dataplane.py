@@ -137,7 +137,7 @@ class Gateway:
             self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter
         )
         self._app = app or echo
-        self._still = stands_still
+        self._stands_still = stands_still
         self._tls = tls
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
@@ -170,7 +170,7 @@ class Gateway:
 
     def _run(self) -> None:
         self._loop = _Loop()
-        self._loop.now = self._loop.time() if self._still else None
+        self._loop.now = self._loop.time() if self._stands_still else None
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._main())
 

@@ -159,7 +159,7 @@ def ask_cases(gateway: Gateway, cases: int, seed: int, count: int = 10) -> dict[
                 _ask(gateway, row, operation.Case())
                 continue
             for mode in GenerationMode:
-                _each(
+                _ask_each(
                     strategies[operation.label, mode],
                     count,
                     seed + turn,
@@ -189,7 +189,7 @@ class FirstBytes(requests.Session):
         return answer
 
 
-def _each(strategy: Any, count: int, seed: int, ask: Callable[[Case[Any]], None]) -> None:
+def _ask_each(strategy: Any, count: int, seed: int, ask: Callable[[Case[Any]], None]) -> None:
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
@@ -199,12 +199,12 @@ def _each(strategy: Any, count: int, seed: int, ask: Callable[[Case[Any]], None]
         suppress_health_check=list(HealthCheck),
     )
     @hypothesis.given(case=strategy)
-    def one(case: Case[Any]) -> None:
+    def ask_case(case: Case[Any]) -> None:
         ask(case)
 
     # A route without input has no wrong input.
     with contextlib.suppress(Unsatisfiable):
-        one()
+        ask_case()
 
 
 def _ask(
@@ -304,9 +304,11 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
         if isinstance(fields.get("model"), str):
             fields["model"] = _one_of((SERVED,), fields["model"])
         if "endpoint" in fields:
-            fields["endpoint"] = _here(gateway, fields["endpoint"])
+            fields["endpoint"] = _reachable_url(gateway, fields["endpoint"])
         if isinstance(fields.get("endpoints"), list):
-            fields["endpoints"] = [_here(gateway, endpoint) for endpoint in fields["endpoints"]]
+            fields["endpoints"] = [
+                _reachable_url(gateway, endpoint) for endpoint in fields["endpoints"]
+            ]
         return fields
 
     for mapper in (map_path_parameters, map_query, map_body):
@@ -344,7 +346,7 @@ def _one_of(values: Sequence[Any], value: Any) -> Any:
     return values[checksum // 4 % len(values)] if checksum % 4 else value
 
 
-def _here(gateway: Gateway, url: Any) -> Any:
+def _reachable_url(gateway: Gateway, url: Any) -> Any:
     """The gateway's only reachable host is itself; other hosts are refused without a request."""
     try:
         endpoint_url(url)

@@ -26,7 +26,7 @@ class Wire:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._requests_left: int | None = None
-        self.held = asyncio.Event()
+        self.held_back_event = asyncio.Event()
         """Something came while nothing passed."""
 
     async def __aenter__(self) -> Wire:
@@ -75,7 +75,7 @@ class Wire:
                 docker_reader, docker_writer = await asyncio.open_unix_connection(socket_path())
                 writers.append(docker_writer)
                 ways += [
-                    asyncio.create_task(self._up(reader, docker_writer)),
+                    asyncio.create_task(self._send_upstream(reader, docker_writer)),
                     asyncio.create_task(self._down(docker_reader, writer)),
                 ]
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -92,10 +92,12 @@ class Wire:
             for end in writers:
                 end.transport.abort()
 
-    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send_upstream(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while data := await reader.read(65536):
             if not self._flowing.is_set():
-                self.held.set()
+                self.held_back_event.set()
             await self._flowing.wait()
             writer.write(data)
             await writer.drain()

@@ -22,7 +22,7 @@ _MENTIONED = re.compile(r"`(fitserve [^`\n]*)`")
 _NUMBERS = {"N": "8"}
 
 
-class Shown(NamedTuple):
+class ShownCommand(NamedTuple):
     page: str
     line: int
     words: tuple[str, ...]
@@ -37,17 +37,17 @@ def program() -> Any:
     return get_command(app)
 
 
-def commands_of_block() -> list[Shown]:
+def commands_of_block() -> list[ShownCommand]:
     """Every command of a block of code, without `fitserve`; of alternatives each."""
     return [
-        Shown(page.name, line, words)
+        ShownCommand(page.name, line, words)
         for page in PAGES
         for line, text in _blocks(page)
         for words in commands(text)
     ]
 
 
-def others() -> list[Shown]:
+def foreign_commands() -> list[ShownCommand]:
     """Every command of another program, in fenced blocks of README.md and docs/: `sh`, or without a
     language and beginning as `curl` does. Lines that go
     on are one."""
@@ -67,7 +67,7 @@ def others() -> list[Shown]:
                     and text.strip()
                 ):
                     commands.append(
-                        Shown(page.name, began, tuple(shlex.split(text, comments=True)))
+                        ShownCommand(page.name, began, tuple(shlex.split(text, comments=True)))
                     )
                 text = ""
     return commands
@@ -77,7 +77,7 @@ def others() -> list[Shown]:
 _PROGRAMS = ("curl ", "docker ", "systemctl ", "pip ", "python ")
 
 
-def mentioned_commands() -> list[Shown]:
+def mentioned_commands() -> list[ShownCommand]:
     """Every command between backticks, in documents and in code, as the commands of hints must
     exist."""
     files = [
@@ -94,7 +94,8 @@ def mentioned_commands() -> list[Shown]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for text in _MENTIONED.findall(line):
                 command_list += [
-                    Shown(str(path.relative_to(ROOT)), number, words) for words in commands(text)
+                    ShownCommand(str(path.relative_to(ROOT)), number, words)
+                    for words in commands(text)
                 ]
     return command_list
 

@@ -1,6 +1,6 @@
 """NVML with scripted cards: pynvml's functions and its own error classes, without a driver.
 
-A function named in `refused` answers "Not Supported", as it does on a card that lacks the reading.
+A function named in `failing_calls` answers "Not Supported", as on a card that lacks the reading.
 """
 
 # ruff: noqa: N802  (the names are NVML's)
@@ -70,7 +70,7 @@ class FakeNvml:
         self.cards = cards
         self.init_error = init_error
         self.p2p = {0: p2p, 2: p2p_nvlink}
-        self.refused = failing_calls
+        self.failing_calls = failing_calls
         self.driver = driver
         self.open = 0  # inits less shutdowns
         self.inits = 0
@@ -81,20 +81,20 @@ class FakeNvml:
     def _note_call(self, function: str, card: Card | None = None) -> None:
         if not self.open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-        if function in self.refused or (card and function in card.unsupported):
+        if function in self.failing_calls or (card and function in card.unsupported):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def nvmlInit(self) -> None:
         if self.init_error is not None:
             raise pynvml.NVMLError(self.init_error)
-        if "nvmlInit" in self.refused:
+        if "nvmlInit" in self.failing_calls:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self.open += 1
         self.inits += 1
 
     def nvmlShutdown(self) -> None:
         self.open -= 1
-        if "nvmlShutdown" in self.refused:
+        if "nvmlShutdown" in self.failing_calls:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
     def nvmlSystemGetDriverVersion(self) -> str | bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.logging import LineFormatter
 
 
-class _Kept(logging.Handler):
+class _LineCollector(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def printed_logs() -> Iterator[None]:
 def capture_logs() -> Iterator[list[dict[str, Any]]]:
     """The lines of every level: their fields, and `event`, `log_level`, and as `exc_info` the error
     whose traceback is logged."""
-    logger, handler = logging.getLogger("fitserve"), _Kept()
+    logger, handler = logging.getLogger("fitserve"), _LineCollector()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

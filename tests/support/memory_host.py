@@ -47,7 +47,7 @@ class MemoryEngine:
         self.script = script
         self.log: list[bytes] = []
         self.exit_code: int | None = None
-        self.changed = asyncio.Event()
+        self.change_event = asyncio.Event()
         self.main_runs = True
         self.workers = script.workers
         self.task = asyncio.ensure_future(self._run())
@@ -88,7 +88,7 @@ class MemoryEngine:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self.members:
-                    await self.changed.wait()
+                    await self.change_event.wait()
         self._exit(SIGKILLED)
         self.workers = 0
         await asyncio.wait({self.task})
@@ -132,8 +132,8 @@ class MemoryEngine:
             self._wake()
 
     def _wake(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
+        self.change_event.set()
+        self.change_event = asyncio.Event()
 
 
 class World:
@@ -260,7 +260,7 @@ class MemoryHost:
         engine = self.world.logs.get(name)
         line_count = 0
         while engine is not None:
-            change_event, has_ended = engine.changed, not engine.main_runs
+            change_event, has_ended = engine.change_event, not engine.main_runs
             for line in engine.log[line_count:]:
                 yield line
                 line_count += 1

@@ -17,7 +17,7 @@ PROFILES = Profiles()
 FAST = Network(bytes_s=25e9, latency_s=2e-6, rdma="roce")
 
 
-def over(
+def decide_over(
     engine: Engine, machines: Sequence[str], model: str = "qwen3-30b-a3b", **fields: Any
 ) -> tuple[Decision, Cluster]:
     """The decision for machines at 10.0.0.1, 10.0.0.2 and so on, behind the interface cx7."""

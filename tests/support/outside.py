@@ -121,7 +121,7 @@ class Setting(Value):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
-class For(Value):
+class Purpose(Value):
     """The purpose of a setting by its source, in the words of a wish."""
 
     goal: Goal = "balanced"
@@ -141,7 +141,7 @@ class Choice(Value):
     accepted: tuple[Setting, ...] = Field(min_length=1)
     sources: tuple[Annotated[str, Field(pattern=r"^https://")], ...] = Field(min_length=1)
     note: str = ""
-    wish: For = For()
+    wish: Purpose = Purpose()
     ours: str = Field(
         "",
         description=(

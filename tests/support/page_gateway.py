@@ -38,17 +38,19 @@ class Served:
     """A gateway in a thread of its own, so that the browser can be driven from this one."""
 
     def __init__(self, portal: BlockingPortal, running: Running) -> None:
-        self._portal, self._one = portal, running
+        self._portal, self._gateway = portal, running
         self.url = running.url
 
     def add(self, name: str, source: Path, **fields: Any) -> None:
-        self._portal.call(lambda: self._one.add(name, source, engines=ENGINES, gpus=1, **fields))
+        self._portal.call(
+            lambda: self._gateway.add(name, source, engines=ENGINES, gpus=1, **fields)
+        )
 
     def until(self, name: str, state: str) -> None:
-        self._portal.call(self._one.until, name, state)
+        self._portal.call(self._gateway.until, name, state)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self._portal.call(lambda: self._one.client.request(method, path, json=body))
+        answer = self._portal.call(lambda: self._gateway.client.request(method, path, json=body))
         assert answer.status_code < 300, answer.text
         return answer.json()
 
@@ -57,7 +59,7 @@ class Served:
         """A client that asks for a stream; gives its whole answer."""
 
         async def read() -> str:
-            return (await self._one.client.post(path, json=body)).text
+            return (await self._gateway.client.post(path, json=body)).text
 
         answer = self._portal.start_task_soon(read)
         yield answer

@@ -28,7 +28,7 @@ class PretendedGpu:
         self.total = total
         self._folder = folder / uuid
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._own = self._folder / str(pid or os.getpid())
+        self._own_folder = self._folder / str(pid or os.getpid())
 
     def used_bytes(self) -> dict[int, int]:
         """Bytes by process."""
@@ -51,10 +51,10 @@ class PretendedGpu:
         """So many bytes more, or with a minus less. Raises OutOfMemory."""
         if count > (free := self.free):
             raise OutOfMemory(free, count)
-        now = int(self._own.read_text()) if self._own.exists() else 0
-        name = self._own.with_name(f"{self._own.name}.new")
+        now = int(self._own_folder.read_text()) if self._own_folder.exists() else 0
+        name = self._own_folder.with_name(f"{self._own_folder.name}.new")
         name.write_text(str(now + count))
-        name.replace(self._own)
+        name.replace(self._own_folder)
 
 
 def alive(pid: int) -> bool:

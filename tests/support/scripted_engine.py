@@ -335,7 +335,7 @@ class FakeEngine:
         if self.script.prefill_tokens_per_second:
             async with self._reading:
                 await self._prefill(max(reply.prompt_lengths))
-        return reply.stream() if reply.asked.get("stream") else await reply.whole()
+        return reply.stream() if reply.requests.get("stream") else await reply.whole()
 
     async def _prefill(self, tokens: int) -> None:
         """Cache so many tokens, by the clock: a busy machine makes the steps larger."""
@@ -415,7 +415,7 @@ class Reply:
         chat: bool,
     ) -> None:
         self.script = script
-        self.asked = requests
+        self.requests = requests
         self.chat = chat
         self.prompt_lengths = prompt_lengths
         self.completion_tokens = 0
@@ -505,11 +505,11 @@ class Reply:
                 **frame,
                 "choices": [{"index": index, **last, "finish_reason": self.finish_reason}],
             }
-        if (self.asked.get("stream_options") or {}).get("include_usage"):
+        if (self.requests.get("stream_options") or {}).get("include_usage"):
             yield {**frame, "choices": [], "usage": self.usage()}
 
     def logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
-        if self.asked.get("logprobs") in (None, False):
+        if self.requests.get("logprobs") in (None, False):
             return None
         if self.chat:
             return {

@@ -43,7 +43,7 @@ FORCED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
 @dataclass
-class Told:
+class WireExchange:
     """One exchange on the wire."""
 
     status: int = 0
@@ -55,13 +55,13 @@ class Told:
 
 
 class Tee(httpx2.SyncByteStream):
-    def __init__(self, stream: Any, results: Told) -> None:
+    def __init__(self, stream: Any, results: WireExchange) -> None:
         self._stream = stream
-        self._told = results
+        self._results = results
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
-            self._told.body += piece
+            self._results.body += piece
             yield piece
 
     def close(self) -> None:
@@ -73,15 +73,15 @@ class Recorder(httpx2.HTTPTransport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = Told()
+        self.exchange = WireExchange()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        self.told = Told(sent=request.read())
+        self.exchange = WireExchange(sent=request.read())
         response = super().handle_request(request)
-        self.told.status = response.status_code
-        self.told.content_type = response.headers.get("content-type", "")
-        self.told.source = response.headers.get("x-gateway-source", "")
-        response.stream = Tee(response.stream, self.told)
+        self.exchange.status = response.status_code
+        self.exchange.content_type = response.headers.get("content-type", "")
+        self.exchange.source = response.headers.get("x-gateway-source", "")
+        response.stream = Tee(response.stream, self.exchange)
         return response
 
 
@@ -268,7 +268,7 @@ def anthropic_client(url: str, **options: Any) -> anthropic.Anthropic:
     )
 
 
-def told_openai(call: OpenAICall, url: str, model: str, key: str = KEY) -> Told:
+def told_openai(call: OpenAICall, url: str, model: str, key: str = KEY) -> WireExchange:
     recorder = Recorder()
     with (
         httpx2.Client(transport=recorder) as wire,
@@ -277,7 +277,7 @@ def told_openai(call: OpenAICall, url: str, model: str, key: str = KEY) -> Told:
         return _told_by(lambda: call(client, model), recorder, openai.APIError)
 
 
-def told_anthropic(call: AnthropicCall, url: str, model: str, key: str = KEY) -> Told:
+def told_anthropic(call: AnthropicCall, url: str, model: str, key: str = KEY) -> WireExchange:
     recorder = Recorder()
     # The key as a bearer: the SDK sends it beside its own header.
     headers = {"authorization": f"Bearer {key}"}
@@ -288,12 +288,12 @@ def told_anthropic(call: AnthropicCall, url: str, model: str, key: str = KEY) ->
         return _told_by(lambda: call(client, model), recorder, anthropic.APIError)
 
 
-def _told_by(call: Callable[[], Any], recorder: Recorder, errors: type[Exception]) -> Told:
+def _told_by(call: Callable[[], Any], recorder: Recorder, errors: type[Exception]) -> WireExchange:
     try:
         call()
     except errors as error:
-        recorder.told.error = type(error).__name__
-    report = recorder.told
+        recorder.exchange.error = type(error).__name__
+    report = recorder.exchange
     for pattern, blank in VARIES:
         report.body = pattern.sub(blank, report.body)
     return report

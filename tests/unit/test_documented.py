@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.support.documented import (
     PAGES,
-    Shown,
+    ShownCommand,
     commands,
     commands_of_block,
     mentioned_commands,
@@ -27,7 +27,7 @@ from tests.support.program import app
 
 
 @pytest.mark.parametrize("command", commands_of_block(), ids=str)
-def test_a_shown_command_is_taken(command: Shown) -> None:
+def test_a_shown_command_is_taken(command: ShownCommand) -> None:
     # An option that prints and ends, such as `--hardware list`.
     with contextlib.suppress(typer.Exit):
         parse(command.words)

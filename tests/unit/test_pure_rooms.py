@@ -77,12 +77,12 @@ def impurities(tree: ast.AST) -> Iterator[str]:
             case _:
                 modules = []
         for module in modules:
-            is_own = _within(module, OURS) and not _within(module, EFFECTS)
+            is_own = _is_within(module, OURS) and not _is_within(module, EFFECTS)
             if not is_own and module.partition(".")[0] not in LIBRARY:
                 yield f"import of {module}"
 
 
-def _within(module: str, packages: tuple[str, ...]) -> bool:
+def _is_within(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.engine.path_conditions import UNKNOWN, OneOf, Over
+from tests.conformance.engine.path_conditions import UNKNOWN, Above, OneOf
 
 
 @cache
@@ -73,7 +73,7 @@ def _cast(line: ast.AnnAssign, values_by_name: dict[str, Any]) -> Any:
             limit = bounds.get("gt")
             if not isinstance(limit, ast.Constant):
                 return UNKNOWN
-            values.append(Over(float(limit.value)))  # type: ignore[arg-type]
+            values.append(Above(float(limit.value)))  # type: ignore[arg-type]
         else:
             return UNKNOWN
     return OneOf(tuple(values)) if len(values) > 1 else values[0]
@@ -95,14 +95,14 @@ def _constant(node: ast.expr) -> Any:
     if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
         return tuple(_literal(node))
     if isinstance(node, ast.Dict):
-        return _all(list(node.keys))
+        return _values_of(list(node.keys))
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("frozenset", "set", "tuple"):
         return _constant(node.args[0]) if node.args else ()
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return _all(list(node.elts))
+        return _values_of(list(node.elts))
     return UNKNOWN
 
 
-def _all(nodes: list[ast.expr | None]) -> Any:
+def _values_of(nodes: list[ast.expr | None]) -> Any:
     values = [node.value for node in nodes if isinstance(node, ast.Constant)]
     return tuple(values) if len(values) == len(nodes) else UNKNOWN

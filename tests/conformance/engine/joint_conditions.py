@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from tests.conformance.engine.path_conditions import Evaluator, FunctionNode, OneOf, truths, within
+from tests.conformance.engine.path_conditions import Evaluator, FunctionNode, OneOf, is_part, truths
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # Calls that change no variable.
@@ -180,7 +180,8 @@ def _steps(node: ast.AST, statement: ast.AST, writes: Counter[str]) -> Iterator[
         if not isinstance(block, list):
             continue
         place = next(
-            (number for number, candidate in enumerate(block) if within(statement, candidate)), None
+            (number for number, candidate in enumerate(block) if is_part(statement, candidate)),
+            None,
         )
         if place is None:
             continue

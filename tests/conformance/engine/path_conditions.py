@@ -49,7 +49,8 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
         if not isinstance(block, list):
             continue
         place = next(
-            (number for number, candidate in enumerate(block) if within(statement, candidate)), None
+            (number for number, candidate in enumerate(block) if is_part(statement, candidate)),
+            None,
         )
         if place is None:
             continue
@@ -61,7 +62,7 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
     return [*result, *_inside(node, statement)]
 
 
-def within(statement: ast.AST, node: ast.AST) -> bool:
+def is_part(statement: ast.AST, node: ast.AST) -> bool:
     """Whether the statement is the node or a part of it."""
     return any(each_node is statement for each_node in ast.walk(node))
 
@@ -82,17 +83,17 @@ def _inside(node: ast.AST, statement: ast.AST) -> Iterator[Condition]:
     for each_node in ast.walk(node):
         if isinstance(each_node, ast.BoolOp):
             place = next(
-                (i for i, part in enumerate(each_node.values) if within(statement, part)), 0
+                (i for i, part in enumerate(each_node.values) if is_part(statement, part)), 0
             )
             for part in each_node.values[:place]:
                 yield Condition(part, isinstance(each_node.op, ast.And))
         elif isinstance(each_node, ast.IfExp):
             for branch in (each_node.body, each_node.orelse):
-                if within(statement, branch):
+                if is_part(statement, branch):
                     yield Condition(each_node.test, branch is each_node.body)
 
 
-class Over(NamedTuple):
+class Above(NamedTuple):
     """A number over this one."""
 
     bound: float
@@ -120,8 +121,8 @@ class Evaluator:
         functions: Mapping[str, FunctionNode] | None = None,
     ) -> None:
         self._node = node
-        self._known = known_values
-        self._own = own_values or {}
+        self._known_values = known_values
+        self._own_values = own_values or {}
         self._functions = functions or {}
         self._local: dict[str, list[tuple[ast.AST, ast.expr | None]]] = {}
         for each_node in ast.walk(node):
@@ -168,7 +169,7 @@ class Evaluator:
             case ast.UnaryOp(op=ast.Not()):
                 return _any_of([not truth for truth in truths(self.value(node.operand))])
             case ast.UnaryOp(op=ast.USub()):
-                return _each(operator.neg, self.value(node.operand))
+                return _map_union(operator.neg, self.value(node.operand))
             case ast.BoolOp():
                 return self._join(node)
             case ast.Compare():
@@ -190,10 +191,10 @@ class Evaluator:
 
     def _variable(self, name: str) -> Any:
         if name not in self._local:
-            return self._known.get(name, UNKNOWN)
+            return self._known_values.get(name, UNKNOWN)
         parameters = {node.arg for node in ast.walk(self._node.args) if isinstance(node, ast.arg)}
         if name in self._open:
-            return self._known.get(name, UNKNOWN) if name in parameters else UNKNOWN
+            return self._known_values.get(name, UNKNOWN) if name in parameters else UNKNOWN
         self._open.add(name)
         try:
             values = [
@@ -204,13 +205,17 @@ class Evaluator:
         finally:
             self._open.discard(name)
         if name in parameters:
-            values.append(self._known.get(name, UNKNOWN))
+            values.append(self._known_values.get(name, UNKNOWN))
         return _any_of(values)
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self._own:
-            return self._own[node.attr]
-        return self._known.get(node.attr, UNKNOWN)
+        if (
+            isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+            and node.attr in self._own_values
+        ):
+            return self._own_values[node.attr]
+        return self._known_values.get(node.attr, UNKNOWN)
 
     def _join(self, node: ast.BoolOp) -> Any:
         ends = isinstance(node.op, ast.Or)
@@ -231,19 +236,21 @@ class Evaluator:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         arguments = node.args
         function_name = node.func.attr if isinstance(node.func, ast.Attribute) else name
-        if not arguments and isinstance(result := self._known.get(f"{function_name}()"), bool):
+        if not arguments and isinstance(
+            result := self._known_values.get(f"{function_name}()"), bool
+        ):
             return result
         if name == "getattr" and len(arguments) > 1 and isinstance(arguments[1], ast.Constant):
-            return self._known.get(str(arguments[1].value), UNKNOWN)
+            return self._known_values.get(str(arguments[1].value), UNKNOWN)
         if name == "isinstance" and len(arguments) == 2:
             kind = _KINDS.get(ast.unparse(arguments[1]))
             if kind is None:
                 return False if self.value(arguments[0]) is None else UNKNOWN
-            return _each(lambda value: isinstance(value, kind), self.value(arguments[0]))
+            return _map_union(lambda value: isinstance(value, kind), self.value(arguments[0]))
         if name == "get_args" and len(arguments) == 1:  # of a Literal
             return self.value(arguments[0])
         if name in ("bool", "len") and len(arguments) == 1:
-            return _each({"bool": bool, "len": len}[name], self.value(arguments[0]))
+            return _map_union({"bool": bool, "len": len}[name], self.value(arguments[0]))
         if isinstance(node.func, ast.Attribute) and not arguments:
             owner = self.value(node.func.value)
             if node.func.attr == "get":  # of an environment variable
@@ -251,9 +258,9 @@ class Evaluator:
             if node.func.attr == "is_set" and owner is not UNKNOWN:
                 return False
             if node.func.attr in ("lower", "upper", "strip"):
-                return _each(operator.methodcaller(node.func.attr), owner)
+                return _map_union(operator.methodcaller(node.func.attr), owner)
         if name in self._functions and f"{name}()" not in self._open:
-            inner = Evaluator(self._functions[name], self._known)
+            inner = Evaluator(self._functions[name], self._known_values)
             inner._open = {*self._open, f"{name}()"}
             return inner.return_value()
         return UNKNOWN
@@ -263,10 +270,10 @@ def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     """Whether a chain of comparisons holds; UNKNOWN where a bound alone is known."""
     results = [
         _bound_comparison(op, side, right)
-        if isinstance(side, Over)
+        if isinstance(side, Above)
         else _COMPARED[type(op)](side, right)
         for side, op, right in zip(row[:-1], ops, row[1:], strict=True)
-        if not isinstance(right, Over)
+        if not isinstance(right, Above)
     ]
     if any(result is False for result in results):
         return False
@@ -274,7 +281,7 @@ def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     return True if is_known else UNKNOWN
 
 
-def _bound_comparison(op: ast.cmpop, left: Over, right: Any) -> Any:
+def _bound_comparison(op: ast.cmpop, left: Above, right: Any) -> Any:
     """A comparison of a number that is over a bound."""
     if right is None or not isinstance(right, int | float):
         return isinstance(op, ast.IsNot | ast.NotEq)
@@ -303,7 +310,7 @@ def _any_of(values: list[Any]) -> Any:
     return results[0] if len(results) == 1 else OneOf(tuple(results))
 
 
-def _each(change: Callable[[Any], Any], value: Any) -> Any:
+def _map_union(change: Callable[[Any], Any], value: Any) -> Any:
     if value is UNKNOWN:
         return UNKNOWN
     values = []

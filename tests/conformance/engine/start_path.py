@@ -122,17 +122,17 @@ class Sources:
         for each_function in self.functions:
             if alike[each_function.node.name] == 1 and not each_function.owner:
                 self._single[each_function.node.name] = each_function.node
-        self._own: dict[tuple[str, str], dict[str, Any]] = {}
+        self._own_values: dict[tuple[str, str], dict[str, Any]] = {}
         for each_function in self.functions:
             if each_function.owner and each_function.node.name == "__init__":
-                self._own[each_function.file, each_function.owner] = self._init_values(
+                self._own_values[each_function.file, each_function.owner] = self._init_values(
                     each_function
                 )
-        self._written: dict[str, list[tuple[Function, ast.Attribute, ast.expr | None]]]
-        self._written = defaultdict(list)
+        self._assignments: dict[str, list[tuple[Function, ast.Attribute, ast.expr | None]]]
+        self._assignments = defaultdict(list)
         for each_function in self.functions:
             for target, value in _attribute_assignments(each_function.node):
-                self._written[target.attr].append((each_function, target, value))
+                self._assignments[target.attr].append((each_function, target, value))
         self._constants = {file: constants(package, file) for file in {*files}}
         self._typed: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
         for file in {*files}:
@@ -148,7 +148,7 @@ class Sources:
 
     def never(self, function: Function, node: ast.AST) -> bool:
         """Whether no start with planned options reaches this part of the function."""
-        own_values = self._own.get((function.file, function.owner))
+        own_values = self._own_values.get((function.file, function.owner))
         evaluator = Evaluator(function.node, self._defaults, own_values, self._single)
         return evaluator.never(conditions(function.node, node))
 
@@ -168,7 +168,7 @@ class Sources:
     def _typed_evaluator(self, function: Function) -> Evaluator:
         known_values = {**self._constants[function.file], **self._defaults}
         own_values = {
-            **self._own.get((function.file, function.owner), {}),
+            **self._own_values.get((function.file, function.owner), {}),
             **self._typed.get((function.file, function.owner), {}),
         }
         return Evaluator(function.node, known_values, own_values, self._single)
@@ -176,7 +176,7 @@ class Sources:
     def _joined_value(self, file: str, owner: str, name: str, declared: Any) -> Any:
         """The declared value of a field, and those that the engine assigns it."""
         result = declared
-        for function, target, value in self._written[name]:
+        for function, target, value in self._assignments[name]:
             if _name_of(target.value) != "self" or (function.file, function.owner) == (file, owner):
                 result = join_values(result, Evaluator(function.node, self._defaults).value(value))
         return result
@@ -367,7 +367,7 @@ def _is_caught(node: ast.AST, statement: ast.AST, *, raises: bool = False) -> bo
     """Whether a `try` around the statement catches an error and raises none; raises: another."""
     return any(
         isinstance(guard, ast.Try)
-        and any(_within(statement, part) for part in guard.body)
+        and any(_is_part(statement, part) for part in guard.body)
         and any(
             re.search(r"^$|ValueError|\bException|AssertionError", _type(handler))
             and any(isinstance(part, ast.Raise) for part in ast.walk(handler)) is raises
@@ -414,7 +414,7 @@ def _name_of(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "id", ""))
 
 
-def _within(statement: ast.AST, node: ast.AST) -> bool:
+def _is_part(statement: ast.AST, node: ast.AST) -> bool:
     return any(each_node is statement for each_node in ast.walk(node))
 
 

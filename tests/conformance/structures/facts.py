@@ -146,7 +146,7 @@ def _absent(base: Mapping[str, Any], fields: set[str]) -> dict[str, dict[str, An
     waiting = sorted(fields)
     for field in waiting:
         with suppress(Exception):
-            values = [_value(read_config(_without(config, field)), field) for config in others]
+            values = [_value(read_config(_drop_field(config, field)), field) for config in others]
             if isinstance(values[0], list) and values[0]:
                 rule = _list_rule(base, field, values[0])
             else:
@@ -166,7 +166,7 @@ def _list_rule(base: Mapping[str, Any], field: str, first: list[Any]) -> dict[st
     def read(name: str, value: Any) -> list[Any]:
         config = copy.deepcopy(dict(base))
         _part(config, prefix)[name] = value
-        return list(_value(read_config(_without(config, field)), field))
+        return list(_value(read_config(_drop_field(config, field)), field))
 
     for name, value in _part(base, prefix).items():
         if prefix_text + name == field:
@@ -239,7 +239,7 @@ def _value(config: Any, field: str) -> Any:
     return config
 
 
-def _without(config: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _drop_field(config: Mapping[str, Any], field: str) -> dict[str, Any]:
     config_copy = copy.deepcopy(dict(config))
     prefix, _, name = field.rpartition(".")
     _part(config_copy, prefix).pop(name, None)

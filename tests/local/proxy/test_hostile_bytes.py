@@ -243,4 +243,4 @@ async def test_mutations_break_nothing(
     assert "Traceback" not in gateway.log
     _, problems = await judge(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
     assert not problems
-    assert len(engines[0].asked) == 1
+    assert len(engines[0].questions) == 1

@@ -144,7 +144,7 @@ def test_ctrl_c_is_heard_though_the_tests_run_in_the_background_of_a_shell(tmp_p
 def test_a_terminal_is_its_own() -> None:
     with TypingTerminal("--help") as terminal:
         assert terminal.wait_for_exit() == 0
-        assert "\r\n" in terminal.seen
+        assert "\r\n" in terminal.output
 
 
 @pytest.mark.anyio

@@ -10,25 +10,25 @@ from gateway.domain.record import FrozenRecord, field
 
 
 class Pair(FrozenRecord, frozen=True, dict=True):
-    left: int
+    first: int
     right: int = 2
-    seen: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def total(self) -> int:
-        return self.left + self.right
+        return self.first + self.right
 
 
-class Alone(FrozenRecord, frozen=True, eq=False):
-    left: int
+class LonelyRecord(FrozenRecord, frozen=True, eq=False):
+    first: int
 
 
 def test_a_record_is_equal_by_content_and_cannot_be_changed() -> None:
     assert Pair(1) == Pair(1, 2) != Pair(1, 3)
     with pytest.raises(AttributeError):
-        Pair(1).left = 2  # type: ignore[misc]
-    Pair(1).seen["a"] = 1
-    assert Pair(1).seen == {}
+        Pair(1).first = 2  # type: ignore[misc]
+    Pair(1).counts["a"] = 1
+    assert Pair(1).counts == {}
 
 
 def test_a_copy_with_changes_computes_anew() -> None:
@@ -39,6 +39,6 @@ def test_a_copy_with_changes_computes_anew() -> None:
 
 
 def test_a_record_by_identity_is_a_key_of_its_own() -> None:
-    first_record, other = Alone(1), Alone(1)
+    first_record, other = LonelyRecord(1), LonelyRecord(1)
     assert first_record != other
     assert len({first_record, other, first_record}) == 2

@@ -227,7 +227,7 @@ def test_a_machine_without_gpus_is_left_alone(
 
 def test_a_card_without_events_is_polled() -> None:
     nvml = gb10()
-    nvml.refused = frozenset({"nvmlEventSetCreate"})
+    nvml.failing_calls = frozenset({"nvmlEventSetCreate"})
     gpu_watch = GpuWatch(nvml)
     gpu_watch.start(TABLE, lambda: None)
     until_read_again(nvml)

@@ -325,7 +325,7 @@ def test_any_refused_readings_still_yield_a_hardware(
     make: Callable[[], FakeNvml], failing_calls: frozenset[str]
 ) -> None:
     nvml = make()
-    nvml.refused = failing_calls
+    nvml.failing_calls = failing_calls
     hardware = probe(nvml=nvml)
     assert Hardware.model_validate_json(hardware.model_dump_json()) == hardware
     assert (

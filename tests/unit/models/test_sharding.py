@@ -42,7 +42,7 @@ QK_NORM: Shapes = {"q_norm.weight": (16,), "k_norm.weight": (16,)}
 NORMS: Shapes = {"input_layernorm.weight": (32,), "post_attention_layernorm.weight": (32,)}
 
 
-def under(prefix: str, shapes: Shapes) -> Shapes:
+def prefixed_shapes(prefix: str, shapes: Shapes) -> Shapes:
     return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
@@ -58,23 +58,25 @@ def checkpoint(*layers: Shapes, head: bool = True) -> dict[str, Tensor]:
         {"lm_head.weight": (100, 32)} if head else {}
     )
     for number, layer in enumerate(layers):
-        whole |= under(f"model.layers.{number}", NORMS | layer)
+        whole |= prefixed_shapes(f"model.layers.{number}", NORMS | layer)
     return tensors(whole)
 
 
-def both(attention: Shapes, mlp: Shapes) -> dict[str, Tensor]:
-    layer = under("self_attn", attention) | mlp
+def layer_tensors(attention: Shapes, mlp: Shapes) -> dict[str, Tensor]:
+    layer = prefixed_shapes("self_attn", attention) | mlp
     return checkpoint(layer, layer)
 
 
-DENSE: Shapes = under("mlp", swiglu(48))
+DENSE: Shapes = prefixed_shapes("mlp", swiglu(48))
 EXPERTS: Shapes = {"mlp.gate.weight": (3, 32)}
 for number in range(3):
-    EXPERTS |= under(f"mlp.experts.{number}", swiglu(24))
-SHARED: Shapes = under("mlp.shared_expert", swiglu(40)) | {"mlp.shared_expert_gate.weight": (1, 32)}
+    EXPERTS |= prefixed_shapes(f"mlp.experts.{number}", swiglu(24))
+SHARED: Shapes = prefixed_shapes("mlp.shared_expert", swiglu(40)) | {
+    "mlp.shared_expert_gate.weight": (1, 32)
+}
 MIXTRAL: Shapes = {"block_sparse_moe.gate.weight": (3, 32)}
 for number in range(3):
-    MIXTRAL |= under(f"block_sparse_moe.experts.{number}", swiglu(48, ("w1", "w3", "w2")))
+    MIXTRAL |= prefixed_shapes(f"block_sparse_moe.experts.{number}", swiglu(48, ("w1", "w3", "w2")))
 OUT_BIAS: Shapes = {"o_proj.bias": (32,)}
 MLP_BIAS: Shapes = {
     "mlp.gate_proj.bias": (48,),
@@ -83,32 +85,33 @@ MLP_BIAS: Shapes = {
 }
 
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
-    "llama": ({"model_type": "llama"}, both(QKVO, DENSE)),
+    "llama": ({"model_type": "llama"}, layer_tensors(QKVO, DENSE)),
     "llama, tied": (
         {"model_type": "llama", "tie_word_embeddings": True},
-        checkpoint(*[under("self_attn", QKVO) | DENSE] * 2, head=False),
+        checkpoint(*[prefixed_shapes("self_attn", QKVO) | DENSE] * 2, head=False),
     ),
     "llama, biased": (
         {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
-        both(QKVO | QKV_BIAS | OUT_BIAS, DENSE | MLP_BIAS),
+        layer_tensors(QKVO | QKV_BIAS | OUT_BIAS, DENSE | MLP_BIAS),
     ),
-    "granite": ({"model_type": "granite"}, both(QKVO, DENSE)),
-    "mistral": ({"model_type": "mistral"}, both(QKVO, DENSE)),
-    "qwen2": ({"model_type": "qwen2"}, both(QKVO | QKV_BIAS, DENSE)),
-    "qwen3": ({"model_type": "qwen3"}, both(QKVO | QK_NORM, DENSE)),
+    "granite": ({"model_type": "granite"}, layer_tensors(QKVO, DENSE)),
+    "mistral": ({"model_type": "mistral"}, layer_tensors(QKVO, DENSE)),
+    "qwen2": ({"model_type": "qwen2"}, layer_tensors(QKVO | QKV_BIAS, DENSE)),
+    "qwen3": ({"model_type": "qwen3"}, layer_tensors(QKVO | QK_NORM, DENSE)),
     "mixtral": (
         {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
-        both(QKVO, MIXTRAL),
+        layer_tensors(QKVO, MIXTRAL),
     ),
     "qwen2_moe": (
         {"model_type": "qwen2_moe", **MOE, "shared_expert_intermediate_size": 40},
-        both(QKVO | QKV_BIAS, EXPERTS | SHARED),
+        layer_tensors(QKVO | QKV_BIAS, EXPERTS | SHARED),
     ),
-    "qwen3_moe": ({"model_type": "qwen3_moe", **MOE}, both(QKVO | QK_NORM, EXPERTS)),
+    "qwen3_moe": ({"model_type": "qwen3_moe", **MOE}, layer_tensors(QKVO | QK_NORM, EXPERTS)),
     "qwen3_moe, first layer dense": (
         {"model_type": "qwen3_moe", **MOE, "mlp_only_layers": [0]},
         checkpoint(
-            under("self_attn", QKVO | QK_NORM) | DENSE, under("self_attn", QKVO | QK_NORM) | EXPERTS
+            prefixed_shapes("self_attn", QKVO | QK_NORM) | DENSE,
+            prefixed_shapes("self_attn", QKVO | QK_NORM) | EXPERTS,
         ),
     ),
 }

@@ -177,7 +177,7 @@ def test_memory_promised_to_another_engine_is_not_promised_twice() -> None:
     ).plans
 
 
-def beside(left_gib: int, **fields: Any) -> Decision:
+def decide_beside(left_gib: int, **fields: Any) -> Decision:
     """Llama 8B on an H200 of which another engine was promised all but so much."""
     profiles = Profiles()
     hardware, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
@@ -194,16 +194,16 @@ def beside(left_gib: int, **fields: Any) -> Decision:
 
 
 def test_no_weights_are_halved_beside_a_neighbour_and_no_context_is_cut_to_nothing() -> None:
-    decision = beside(20)
+    decision = decide_beside(20)
     assert not decision.plans
     reason = decision.rejected[0].reasons[0]
     assert "beside other models it would have weights halved to fp8" in reason
     assert "131072 without them" in reason
     # Who asks for it gets it; and what a neighbour leaves is taken where it is enough.
-    assert beside(20, args={"quantization": "fp8"}).plans
-    assert not beside(22).plans[0].quantizes_weights
+    assert decide_beside(20, args={"quantization": "fp8"}).plans
+    assert not decide_beside(22).plans[0].quantizes_weights
     # The margin of the other is not touched: nothing is left beside what it was promised.
-    assert "0.00 GiB are available" in beside(4).rejected[0].reasons[0]
+    assert "0.00 GiB are available" in decide_beside(4).rejected[0].reasons[0]
 
 
 def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:

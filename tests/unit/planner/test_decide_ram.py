@@ -16,14 +16,14 @@ ENGINE = engine("cpu")
 WORDS = st.tuples(st.booleans(), st.sampled_from((512, 4096, 8192, 32768)))
 
 
-def here(gibs: int) -> Hardware:
+def cpu_machine(gibs: int) -> Hardware:
     return machine("cpu").evolve(ram_total_bytes=gibs * GIB)
 
 
 def make_decision(gibs: int, claimed: int, context: int | None = None, **args: int) -> Decision:
     return decide(
         spec(),
-        here(gibs),
+        cpu_machine(gibs),
         [ENGINE],
         wish(max_context=context, args=args),
         promised_bytes={RAM: claimed},

@@ -19,7 +19,7 @@ from tests.support.versions import NEWEST_VLLM, SGLANG, SGLANG_REF, VLLM_REF
 PROFILES = Profiles()
 
 
-def on(hardware: Hardware, *refs: str, model: Any = None, **wanted: Any) -> Decision:
+def decide_on(hardware: Hardware, *refs: str, model: Any = None, **wanted: Any) -> Decision:
     engines = [PROFILES.engine(ref) for ref in refs]
     rules = PROFILES.rules(engines)
     return decide(
@@ -36,7 +36,7 @@ def verdicts(decision: Decision) -> set[str]:
 
 def test_a_driver_too_old_is_refused_with_the_needed_version() -> None:
     old_machine = machine("2x3090").evolve(driver="570.133.20")
-    decision = on(old_machine, VLLM_REF, "vllm==0.19.1")
+    decision = decide_on(old_machine, VLLM_REF, "vllm==0.19.1")
     assert {str(plan.engine) for plan in decision.plans} == {"vllm==0.19.1"}
     rejection = decision.rejected[0]
     assert (rejection.verdict, rejection.source) == (
@@ -44,30 +44,30 @@ def test_a_driver_too_old_is_refused_with_the_needed_version() -> None:
         f"profile vllm=={NEWEST_VLLM}",
     )
     assert "needs driver 580 or newer, this machine has 570.133.20" in rejection.reasons[0]
-    assert on(old_machine.evolve(driver="580.0"), VLLM_REF).plans
+    assert decide_on(old_machine.evolve(driver="580.0"), VLLM_REF).plans
 
 
 def test_a_driver_that_could_not_be_read_refuses_nothing() -> None:
-    assert on(machine("3090").evolve(driver=None), VLLM_REF).plans
+    assert decide_on(machine("3090").evolve(driver=None), VLLM_REF).plans
 
 
 def test_an_image_for_another_processor_is_refused() -> None:
-    decision = on(machine("gb10").evolve(arch="riscv64"), SGLANG_REF)
+    decision = decide_on(machine("gb10").evolve(arch="riscv64"), SGLANG_REF)
     assert verdicts(decision) == {"unsupported_platform"}
     reason = "its image is built for x86_64 and aarch64, this machine is riscv64"
     assert reason in decision.rejected[0].reasons[0]
     for ref in (VLLM_REF, *(f"sglang=={version}" for version in SGLANG)):
-        assert "unsupported_platform" not in verdicts(on(machine("gb10"), ref))
+        assert "unsupported_platform" not in verdicts(decide_on(machine("gb10"), ref))
 
 
 def test_an_engine_for_gpus_has_no_device_without_one() -> None:
-    decision = on(machine("cpu"), VLLM_REF)
+    decision = decide_on(machine("cpu"), VLLM_REF)
     assert verdicts(decision) == {"no_device"}
     assert "1 GPU is needed and 0 are here" in decision.rejected[0].reasons[0]
 
 
 def test_a_capability_below_the_engines_is_refused() -> None:
-    decision = on(machine("v100"), VLLM_REF)
+    decision = decide_on(machine("v100"), VLLM_REF)
     assert verdicts(decision) == {"no_kernel"}
     assert (
         f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0,"
@@ -77,29 +77,33 @@ def test_a_capability_below_the_engines_is_refused() -> None:
 
 
 def test_bfloat16_is_refused_on_request_and_else_replaced_on_old_gpus() -> None:
-    decision = on(machine("t4"), "vllm==0.19.1", dtype="bfloat16", max_context=1024)
+    decision = decide_on(machine("t4"), "vllm==0.19.1", dtype="bfloat16", max_context=1024)
     assert "bfloat16 needs compute capability 8.0" in decision.rejected[0].reasons[0]
     small = published_model("qwen2.5-1.5b")
-    assert on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
+    assert decide_on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
 
 
 def test_float32_replaces_a_refused_float16_on_gpus_without_bfloat16() -> None:
     small = published_model("gemma-3-1b")
     # The published heads of 256 take more shared memory in 32 bits than a T4 has.
-    assert verdicts(on(machine("t4"), VLLM_REF, model=small)) == {"no_backend"}
-    best = on(machine("t4"), VLLM_REF, model=published_model("gemma-3-1b", head_dim=128)).plans[0]
+    assert verdicts(decide_on(machine("t4"), VLLM_REF, model=small)) == {"no_backend"}
+    best = decide_on(
+        machine("t4"), VLLM_REF, model=published_model("gemma-3-1b", head_dim=128)
+    ).plans[0]
     assert best.dtype.value == "float32"
     assert (
         "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory"
         in best.dtype.reason
     )
     assert (
-        on(machine("3090"), VLLM_REF, model=published_model("gemma-3-1b", torch_dtype="float16"))
+        decide_on(
+            machine("3090"), VLLM_REF, model=published_model("gemma-3-1b", torch_dtype="float16")
+        )
         .plans[0]
         .dtype.value
         == "bfloat16"
     )
-    rejection = on(machine("3090"), VLLM_REF, model=small, dtype="float16").rejected[0]
+    rejection = decide_on(machine("3090"), VLLM_REF, model=small, dtype="float16").rejected[0]
     assert "refuses float16" in rejection.reasons[0]
 
 
@@ -108,13 +112,15 @@ def test_float32_replaces_a_refused_float16_on_gpus_without_bfloat16() -> None:
 
 def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() -> None:
     turbo = {"kv-cache-dtype": "turboquant_k8v4"}
-    assert verdicts(on(machine("3090"), "vllm==0.19.1", VLLM_REF, args=turbo)) == {
+    assert verdicts(decide_on(machine("3090"), "vllm==0.19.1", VLLM_REF, args=turbo)) == {
         "bad_flag",
         "no_backend",
     }
-    rejection = on(machine("3090"), VLLM_REF, args=turbo).rejected[0]
+    rejection = decide_on(machine("3090"), VLLM_REF, args=turbo).rejected[0]
     assert "a KV cache in turboquant_k8v4" in rejection.reasons[0]
-    packed_rejection = on(machine("3090"), SGLANG_REF, args={"kv-cache-dtype": "mxfp8"}).rejected[0]
+    packed_rejection = decide_on(
+        machine("3090"), SGLANG_REF, args={"kv-cache-dtype": "mxfp8"}
+    ).rejected[0]
     assert (packed_rejection.verdict, "not known here" in packed_rejection.reasons[0]) == (
         "no_backend",
         True,
@@ -123,8 +129,8 @@ def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() 
 
 @pytest.mark.parametrize(("ref", "name"), [(VLLM_REF, "fp8"), (SGLANG_REF, "fp8_e4m3")])
 def test_half_a_kv_cache_is_asked_for_by_the_engines_own_name(ref: str, name: str) -> None:
-    whole = on(machine("3090"), ref, tensor_parallel=1).plans[0].max_model_len.value
-    best = on(machine("3090"), ref, tensor_parallel=1, min_context=whole * 7 // 4).plans[0]
+    whole = decide_on(machine("3090"), ref, tensor_parallel=1).plans[0].max_model_len.value
+    best = decide_on(machine("3090"), ref, tensor_parallel=1, min_context=whole * 7 // 4).plans[0]
     assert best.kv_cache_dtype.value == name
     assert f"--kv-cache-dtype={name}" in best.argv
 
@@ -141,7 +147,9 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
     """It would open the files of this machine that a request names. Its own first request is an
     image, so it makes none."""
     ref, model = f"sglang=={version}", published_model("qwen3-vl-8b")
-    best = on(machine("8xh100"), ref, model=model, tensor_parallel=1, text_only=True).plans[0]
+    best = decide_on(machine("8xh100"), ref, model=model, tensor_parallel=1, text_only=True).plans[
+        0
+    ]
     assert best.verdict == "degraded"
     assert best.warnings[0].startswith(
         f"As text only: {ref} opens local files that a request names"
@@ -150,9 +158,9 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
         argument for argument in best.argv if "mm-data" in argument or "warmup" in argument
     ] == [f"--{LIMIT}={NO_MEDIA}", "--skip-server-warmup"]
     args = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
-    own_plan = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=args).plans[0]
+    own_plan = decide_on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=args).plans[0]
     assert (own_plan.verdict, own_plan.argv.count("--skip-server-warmup")) == ("ok", 1)
-    text = on(machine("8xh100"), ref, tensor_parallel=1).plans[0]
+    text = decide_on(machine("8xh100"), ref, tensor_parallel=1).plans[0]
     assert text.verdict == "ok"
     assert not [argument for argument in text.argv if "mm-data" in argument or "warmup" in argument]
 
@@ -161,7 +169,7 @@ def test_a_model_that_only_sglang_takes_for_multimodal_is_started_so_too() -> No
     """Its config.json names no tower: they are in the engine's own code."""
     for architecture, is_multimodal in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
         model = published_model("phi-4-mini").evolve(architecture=architecture)
-        best = on(
+        best = decide_on(
             machine("8xh100"), SGLANG_REF, model=model, tensor_parallel=1, text_only=True
         ).plans[0]
         assert ("--skip-server-warmup" in best.argv) == is_multimodal
@@ -170,7 +178,7 @@ def test_a_model_that_only_sglang_takes_for_multimodal_is_started_so_too() -> No
 @pytest.mark.parametrize("version", SGLANG)
 def test_sglang_does_not_serve_media(version: str) -> None:
     args = {LIMIT: '{"image": 1}'}
-    decision = on(
+    decision = decide_on(
         machine("8xh100"),
         f"sglang=={version}",
         model=published_model("qwen3-vl-8b"),
@@ -189,11 +197,13 @@ def test_sglang_does_not_serve_media(version: str) -> None:
 def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     engines = (SGLANG_REF, VLLM_REF)
     model = published_model("qwen3-vl-8b")
-    plans = on(machine("8xh100"), *engines, model=model, tensor_parallel=1, text_only=True).plans
+    plans = decide_on(
+        machine("8xh100"), *engines, model=model, tensor_parallel=1, text_only=True
+    ).plans
     assert [plan.engine.kind for plan in plans] == ["vllm", "sglang"]
     assert [plan.drops for plan in plans] == [(), ("image", "video")]
     assert [plan.model.inputs for plan in plans] == [("text", "image", "video"), ("text",)]
-    alone = on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
+    alone = decide_on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
     assert [plan.engine.kind for plan in alone.plans] == ["vllm"]
     assert [rejection.verdict for rejection in alone.rejected] == ["text_only"]
     assert "--text-only" in alone.rejected[0].reasons[0]
@@ -202,15 +212,17 @@ def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
 def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:
     embeds = published_model("qwen3-embedding-0.6b", "embed")
     for version in SGLANG:
-        best = on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]
+        best = decide_on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]
         assert "--is-embedding" in best.argv
         assert not [
             name
             for name in {**PROFILES.engine(f"sglang=={version}").env, **best.env}
             if name.startswith("VLLM")
         ]
-        assert "--is-embedding" not in on(machine("3090"), f"sglang=={version}").plans[0].argv
-    assert "--is-embedding" not in on(machine("3090"), VLLM_REF, model=embeds).plans[0].argv
+        assert (
+            "--is-embedding" not in decide_on(machine("3090"), f"sglang=={version}").plans[0].argv
+        )
+    assert "--is-embedding" not in decide_on(machine("3090"), VLLM_REF, model=embeds).plans[0].argv
 
 
 # --- what is known against an engine version ---
@@ -284,7 +296,7 @@ def test_a_plan_names_known_weaknesses_of_its_engine_and_the_fixed_version() -> 
 def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(
     hardware: str, block: dict[str, Any], format_: str
 ) -> None:
-    best = on(
+    best = decide_on(
         machine(hardware), VLLM_REF, model=spec(quantization_config=block), tensor_parallel=1
     ).plans[0]
     warnings = [warning for warning in best.warnings if "smaller, not faster" in warning]
@@ -298,7 +310,7 @@ def test_mxfp4_on_ampere_says_so() -> None:
         "gpt-oss-20b",
         quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     )
-    best = on(machine("8xa100-80g"), VLLM_REF, model=model, tensor_parallel=1).plans[0]
+    best = decide_on(machine("8xa100-80g"), VLLM_REF, model=model, tensor_parallel=1).plans[0]
     assert any(
         warning.startswith("The FP4 weights are smaller, not faster") for warning in best.warnings
     )

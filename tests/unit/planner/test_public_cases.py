@@ -31,7 +31,7 @@ class PublicCase(NamedTuple):
     source: str
     fields: Mapping[str, Any]
     hardware: str
-    wanted: Mapping[str, Any]
+    wish: Mapping[str, Any]
     holds: Callable[[Decision], bool]
 
 
@@ -71,7 +71,7 @@ def plans_of(decision: Decision, tensor_parallel: int) -> list[Plan]:
     return [plan for plan in decision.plans if plan.tensor_parallel.value == tensor_parallel]
 
 
-def without(tensor_parallel: int) -> Callable[[Decision], bool]:
+def has_no_plan_of(tensor_parallel: int) -> Callable[[Decision], bool]:
     """No plan of this size, and others."""
     return lambda decision: not plans_of(decision, tensor_parallel) and bool(decision.plans)
 
@@ -88,8 +88,8 @@ def cache_of_one(token_bytes: int, low: int, high: int) -> Callable[[Decision], 
 
 
 CASES = (
-    PublicCase("gpustack#2259", config("gemma-3-27b"), "3x3090", {}, without(3)),
-    PublicCase("AdaptThink#1", config("qwen2.5-7b"), "8xh100", {}, without(8)),
+    PublicCase("gpustack#2259", config("gemma-3-27b"), "3x3090", {}, has_no_plan_of(3)),
+    PublicCase("AdaptThink#1", config("qwen2.5-7b"), "8xh100", {}, has_no_plan_of(8)),
     PublicCase(
         "FSDrive#21",
         config("qwen2.5-1.5b"),
@@ -97,7 +97,7 @@ CASES = (
         {"args": {"tensor-parallel-size": "8"}},
         is_refused,
     ),
-    PublicCase("vllm#52435", config("gpt-oss-20b"), "3x3090", {}, without(3)),
+    PublicCase("vllm#52435", config("gpt-oss-20b"), "3x3090", {}, has_no_plan_of(3)),
     PublicCase(
         "vllm#41695",
         config("qwen3-30b-a3b", quantization_config=FP8),
@@ -117,7 +117,7 @@ CASES = (
         config("qwen3.6-35b-a3b", quantization_config=FP8),
         "8xh100",
         {},
-        without(8),
+        has_no_plan_of(8),
     ),
     PublicCase(
         "vllm#42510", config("llama-3.1-8b"), "3090", {"args": {"block-size": "8"}}, is_refused
@@ -143,8 +143,8 @@ CASES = (
     PublicCase(
         "vllm#2652", LLAMA_33B, "8xh100", {"args": {"tensor-parallel-size": "8"}}, is_refused
     ),
-    PublicCase("vllm#596", LLAMA_13B, "3x3090", {}, without(3)),
-    PublicCase("vllm#1705", GPT2_XL, "2x3090", {}, without(2)),
+    PublicCase("vllm#596", LLAMA_13B, "3x3090", {}, has_no_plan_of(3)),
+    PublicCase("vllm#1705", GPT2_XL, "2x3090", {}, has_no_plan_of(2)),
     PublicCase(
         "vllm#26431",
         config("llama-3.1-8b"),
@@ -170,7 +170,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.source)
 def test_a_plan_foresees_public_cases_of_vllm(case: PublicCase) -> None:
-    decision = make_decision(dict(case.fields), case.hardware, VLLM_REF, **case.wanted)
+    decision = make_decision(dict(case.fields), case.hardware, VLLM_REF, **case.wish)
     assert case.holds(decision), [plan.argv for plan in decision.plans]
 
 
@@ -347,7 +347,7 @@ class SglangStart(NamedTuple):
     fields: Mapping[str, Any]
     hardware: str
     version: str
-    wanted: Mapping[str, Any]
+    wish: Mapping[str, Any]
     weights_gib: float
     tokens: int
     requests: int | None = None
@@ -435,7 +435,7 @@ SGLANG_STARTS = (
 @pytest.mark.parametrize("start", SGLANG_STARTS, ids=lambda start: start.source)
 def test_a_plan_foresees_public_logs_of_sglang(start: SglangStart) -> None:
     ref = f"sglang=={start.version}"
-    plan = make_decision(dict(start.fields), start.hardware, ref, **start.wanted).plans[0]
+    plan = make_decision(dict(start.fields), start.hardware, ref, **start.wish).plans[0]
     assert plan.memory.weights_bytes / GIB == pytest.approx(start.weights_gib, rel=0.02)
     assert plan.memory.kv_tokens == pytest.approx(start.tokens, rel=0.03)
     assert start.requests in (None, plan.max_num_seqs.value)

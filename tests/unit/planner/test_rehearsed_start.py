@@ -208,8 +208,8 @@ class _Inquirer:
     """Stands for an engine that refuses the first start for its size, and runs the next one."""
 
     def __init__(self, answer: EngineAnswer) -> None:
-        self.said = answer
-        self.asked: list[StartSettings] = []
+        self.answer = answer
+        self.questions: list[StartSettings] = []
 
     async def exact(self, engine: EngineRef) -> EngineRef:
         return engine
@@ -217,11 +217,11 @@ class _Inquirer:
     async def answers(self, *asked: Any) -> dict[Question, EngineAnswer]:
         *_, starts, names = asked
         (question,) = starts
-        assert (question in names) == bool(self.asked)
-        self.asked.append(start := starts[question])
-        refusal = "" if len(self.asked) > 1 else "too many"
+        assert (question in names) == bool(self.questions)
+        self.questions.append(start := starts[question])
+        refusal = "" if len(self.questions) > 1 else "too many"
         rehearsal = RehearsedStart(asked=start, refused=refusal, stage="graphs")
-        return {question: self.said.evolve(start=rehearsal)}
+        return {question: self.answer.evolve(start=rehearsal)}
 
 
 def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:

@@ -50,11 +50,11 @@ class RecordedExchange:
 
     def __init__(self) -> None:
         self.answer = self.writer = self
-        self.written = b""
+        self.output = b""
         self.ended: list[str] = []
 
     def write(self, data: bytes) -> None:
-        self.written += data
+        self.output += data
 
     def head(self, link: UpstreamConnection, status: int) -> None:
         self.status = status
@@ -94,7 +94,7 @@ def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[A
     link.ask(cast("Any", exchange), b"", b"")
     for piece in pieces:
         link.data_received(piece)
-    return unframe(exchange.written), exchange.ended, link.sent_bytes, b"".join(link.tail)
+    return unframe(exchange.output), exchange.ended, link.sent_bytes, b"".join(link.tail)
 
 
 def unframe(data: bytes) -> tuple[bytes, bytes]:

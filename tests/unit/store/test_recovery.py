@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def alone(path: Path) -> Path:
+def lone_database(path: Path) -> Path:
     """The same database without a mirror."""
     remove(mirror_of(path))
     return path
@@ -60,8 +60,8 @@ def test_a_sound_database_is_opened_and_may_be_changed(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"garbage " * 1000, b"SQLite format 3\x00" + b"\xff" * 5000]
 )
-def test_a_damaged_database_is_set_aside_whole(alone: Path, content: bytes) -> None:
-    path = alone
+def test_a_damaged_database_is_set_aside_whole(lone_database: Path, content: bytes) -> None:
+    path = lone_database
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
     path.write_bytes(content)
@@ -81,8 +81,8 @@ def test_a_damaged_database_is_set_aside_whole(alone: Path, content: bytes) -> N
     second_store.close()
 
 
-def test_pages_that_contradict_each_other_are_damage(alone: Path) -> None:
-    path = alone
+def test_pages_that_contradict_each_other_are_damage(lone_database: Path) -> None:
+    path = lone_database
     with sqlite3.connect(path) as db:
         db.executemany(
             "INSERT INTO meta VALUES (?, ?)", [(f"k{number}", "x" * 100) for number in range(500)]

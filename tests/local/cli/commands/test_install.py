@@ -40,7 +40,7 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
         zip_file.writestr(f"{info}/RECORD", "")
 
 
-def here() -> str:
+def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -49,7 +49,7 @@ def made_of(package: str, **fields: object) -> Engine:
         "cpu",
         "1.0",
         install={
-            "python": here(),
+            "python": python_version(),
             "packages": (package,),
             "module": package.partition("==")[0],
             **fields,

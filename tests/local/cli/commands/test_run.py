@@ -121,7 +121,7 @@ async def test_a_conversation_runs_in_a_terminal(tmp_path: Path) -> None:
             terminal.until(">>> ", terminal.until("still has much", at))
             terminal.type("\x04")
             assert terminal.wait_for_exit() == 0
-            return terminal.seen
+            return terminal.output
 
     async with running(tmp_path, thinking) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -167,7 +167,7 @@ async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path)
                 at = terminal.until(">>> ", terminal.until(words, at))
             terminal.type("/bye\n")
             assert terminal.wait_for_exit() == 0
-            return terminal.seen
+            return terminal.output
 
     async with running(tmp_path, script_with_record) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))

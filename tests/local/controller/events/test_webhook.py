@@ -47,35 +47,35 @@ class Receiver:
     """Takes events where `refuses` is 0; else it answers with this status, so often."""
 
     def __init__(self, status: int = 500, refuses: int = 0) -> None:
-        self.taken: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self.ids: list[str] = []
-        self.asked = 0
+        self.request_count = 0
         self._status = status
-        self._left = refuses
+        self._refusals_left = refuses
 
     async def __call__(self, call: Call) -> None:
-        self.asked += 1
+        self.request_count += 1
         headers = call.headers
         content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + call.body
         signature = base64.b64encode(hmac.digest(KEY, content, hashlib.sha256)).decode()
         assert headers["webhook-signature"] == f"v1,{signature}"
         assert call.head[0].startswith(b"POST /hook?a=1 ")
-        if self._left:
-            self._left -= 1
+        if self._refusals_left:
+            self._refusals_left -= 1
             await call.reply(b"no", f"{self._status} No", "location: /hook?a=1\r\n")
             return
-        self.taken.append(json.loads(call.body))
+        self.events.append(json.loads(call.body))
         self.ids.append(headers["webhook-id"])
         await call.reply(b"")
 
     async def count(self, number: int) -> None:
         async with asyncio.timeout(hang_s()):
-            while len(self.taken) < number:
+            while len(self.events) < number:
                 await asyncio.sleep(0.02)
 
     async def until(self, kind: str) -> None:
         async with asyncio.timeout(hang_s()):
-            while kind not in [event["type"] for event in self.taken]:
+            while kind not in [event["type"] for event in self.events]:
                 await asyncio.sleep(0.02)
 
 
@@ -102,10 +102,10 @@ async def test_events_come_signed_in_order_and_once_though_some_are_refused_firs
         for event in events
         if event["kind"] in ("gateway.started", "model.added", "engine.ready")
     ]
-    assert [message["data"] for message in receiver.taken][:3] == expected_events
-    assert receiver.taken[0]["type"] == "gateway.started"
+    assert [message["data"] for message in receiver.events][:3] == expected_events
+    assert receiver.events[0]["type"] == "gateway.started"
     assert len(set(receiver.ids)) == len(receiver.ids)
-    assert receiver.asked == len(receiver.taken) + 3
+    assert receiver.request_count == len(receiver.events) + 3
 
 
 async def test_the_next_gateway_sends_the_events_that_an_absent_receiver_missed(
@@ -119,15 +119,15 @@ async def test_the_next_gateway_sends_the_events_that_an_absent_receiver_missed(
             await gateway.add("m", model_folder(tmp_path / "model"))
             await gateway.until("m", "ready")
             async with asyncio.timeout(hang_s()):
-                while not deaf.asked:
+                while not deaf.request_count:
                     await asyncio.sleep(0.02)
-        deaf._left = 0
+        deaf._refusals_left = 0
         async with running(
             tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")
         ) as gateway:
             await gateway.client.delete("/admin/models/m")
             await deaf.until("model.removed")
-    assert [message["type"] for message in deaf.taken if message["type"] != "model.state"] == [
+    assert [message["type"] for message in deaf.events if message["type"] != "model.state"] == [
         "model.added",
         "model.removing",
         "model.removed",
@@ -141,16 +141,16 @@ async def test_a_new_receiver_hears_all_events_from_the_next_gateway(
     async with Upstream(deaf) as upstream:
         async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")):
             async with asyncio.timeout(hang_s()):
-                while not deaf.asked:
+                while not deaf.request_count:
                     await asyncio.sleep(0.02)
-        deaf._left = 0
+        deaf._refusals_left = 0
         async with (
             running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")),
             asyncio.timeout(hang_s()),
         ):
-            while len(deaf.taken) < 3:
+            while len(deaf.events) < 3:
                 await asyncio.sleep(0.02)
-    assert [message["type"] for message in deaf.taken[:3]] == [
+    assert [message["type"] for message in deaf.events[:3]] == [
         "gateway.started",
         "gateway.stopped",
         "gateway.started",
@@ -168,9 +168,9 @@ async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         async with asyncio.timeout(hang_s()):
-            while not receiver.asked:
+            while not receiver.request_count:
                 await asyncio.sleep(0.02)
-    assert receiver.asked == 1
+    assert receiver.request_count == 1
     output = "".join(capfd.readouterr())
     assert "a webhook wants no more events" in output
     assert "hook?a=1" not in output
@@ -204,7 +204,7 @@ async def test_events_of_a_full_disk_are_told_in_order_once_it_has_room(
             (disk / "filler").unlink()
             await receiver.count(40)
             await webhook.close()
-        assert [message["data"]["words"][:2] for message in receiver.taken] == [
+        assert [message["data"]["words"][:2] for message in receiver.events] == [
             large_event(number).words[:2] for number in range(40)
         ]
         assert len(set(receiver.ids)) == 40

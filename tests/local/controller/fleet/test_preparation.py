@@ -19,13 +19,13 @@ FILES = LaunchFiles(Path("/weights"), None, {})
 
 class World:
     def __init__(self, error: Exception | None = None) -> None:
-        self.here, self.reading, self.cancelled = asyncio.Event(), asyncio.Event(), 0
+        self.fetch_event, self.reading, self.cancelled = asyncio.Event(), asyncio.Event(), 0
         self.tasks: set[asyncio.Task[object]] = set()
         self._error = error
 
     async def bring(self, _plan: Plan, report: Report) -> LaunchFiles:
         report("a download")
-        await self.here.wait()
+        await self.fetch_event.wait()
         if self._error is not None:
             raise self._error
         return FILES
@@ -47,7 +47,7 @@ async def test_a_start_joins_the_running_one() -> None:
     second_start = asyncio.create_task(preparation.files(reports.append))
     await asyncio.sleep(0)
     assert reports == ["a download"]
-    world.here.set()
+    world.fetch_event.set()
     assert await second_start == FILES
     await world.reading.wait()
     assert preparation.serves(plan("3090", max_context=2048)), (
@@ -69,7 +69,7 @@ async def test_a_cancelled_start_leaves_the_download() -> None:
     second_start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second_start
-    world.here.set()
+    world.fetch_event.set()
     assert await preparation.files(lambda _: None) == FILES
     preparation.end()
 
@@ -79,7 +79,7 @@ async def test_a_preparation_that_failed_or_is_of_another_model_serves_no_start(
     preparation = Preparation(model_plan, world.bring, world.read, world.tasks)
     assert preparation.serves(model_plan)
     assert not preparation.serves(model_plan.evolve(model=model_plan.model.evolve(source="/other")))
-    world.here.set()
+    world.fetch_event.set()
     with pytest.raises(HostError):
         await preparation.files(lambda _: None)
     assert not preparation.serves(model_plan)

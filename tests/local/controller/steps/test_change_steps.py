@@ -172,11 +172,11 @@ async def test_the_old_wish_is_in_force_again_if_the_new_one_fails(
 class Counted(dict[str, MemoryEngine]):
     """Knows how many there were at most."""
 
-    most = 0
+    max_count = 0
 
     def __setitem__(self, name: str, engine: MemoryEngine) -> None:
         super().__setitem__(name, engine)
-        self.most = max(self.most, len(self))
+        self.max_count = max(self.max_count, len(self))
 
 
 async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
             await change(gateway, max_context=1024)
             view = await wait_until_settled(gateway, 2)
         assert contexts(view) == [1024, 1024]
-        assert engines.most == 3
+        assert engines.max_count == 3
 
 
 async def test_a_change_that_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 
-async def both(gateway: Running) -> Any:
+async def both_replicas(gateway: Running) -> Any:
     async with asyncio.timeout(hang_s()):
         while True:
             view = await gateway.show("m")
@@ -41,7 +41,7 @@ async def test_a_plan_that_fails_fails_once_however_many_copies_there_are(tmp_pa
 
     async with running(tmp_path, limited_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
-        view = await both(gateway)
+        view = await both_replicas(gateway)
         assert starts == [4096, 1024, 1024]
         kinds = sorted(
             attempt["failure"]["kind"] for attempt in view["attempts"] if attempt["failure"]

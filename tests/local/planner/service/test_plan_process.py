@@ -79,7 +79,7 @@ def children(pid: int | None = None) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def of(pid: int, name: str) -> str:
+def proc_file(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
@@ -296,7 +296,7 @@ async def test_the_kernel_is_told_the_limit_of_processor_time_of_each_request(
     async with planning(tmp_path) as planner:
         await make_plan(planner, write(tmp_path / "good", model()))
         (child,) = children()
-        limits, oom = of(child, "limits"), of(child, "oom_score_adj")
+        limits, oom = proc_file(child, "limits"), proc_file(child, "oom_score_adj")
     soft = int(limits.partition("Max cpu time")[2].split()[0])
     assert PROCESSOR_S < soft < PROCESSOR_S + HANG_S
     assert limits.partition("Max address space")[2].split()[0] == str(MEMORY_BYTES)
@@ -372,7 +372,7 @@ async def test_the_token_is_in_no_list_of_processes(
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-key-that-is-nobody-elses")
     async with planning(tmp_path, stalled_hub) as planner, under_way(planner, stalled_hub):
         (child,) = children()
-        lists = of(child, "cmdline") + of(child, "environ")
+        lists = proc_file(child, "cmdline") + proc_file(child, "environ")
     assert "gateway.planner.service.plan_program" in lists
     assert TOKEN not in lists
     assert "FITSERVE_" not in lists

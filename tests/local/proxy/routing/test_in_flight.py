@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 STREAM = {**ASK, "stream": True}
 
 
-def there(gateway: Gateway, work: Coroutine[Any, Any, Any]) -> Any:
+def run_in_loop(gateway: Gateway, work: Coroutine[Any, Any, Any]) -> Any:
     """In the gateway's loop."""
     return asyncio.run_coroutine_threadsafe(work, gateway._loop).result(HANG_S)
 
@@ -44,7 +44,7 @@ async def wait_for_request(gateway: Gateway, phase: str) -> RequestInFlight:
     """The one request, once it is so far."""
     async with asyncio.timeout(hang_s()):
         while True:
-            rows: list[RequestInFlight] = there(gateway, gateway.plane.requests()).data
+            rows: list[RequestInFlight] = run_in_loop(gateway, gateway.plane.requests()).data
             if [row.phase for row in rows] == [phase]:
                 return rows[0]
             await asyncio.sleep(0.005)
@@ -86,11 +86,11 @@ async def test_a_request_in_an_engine_is_shown_and_ends_for_client_and_engine(
                 sent,
                 len(upstream.calls[0].body),
             )
-            assert there(gateway, gateway.plane.cancel("another")) == 0
-            assert there(gateway, gateway.plane.cancel("mine/1")) == 1
+            assert run_in_loop(gateway, gateway.plane.cancel("another")) == 0
+            assert run_in_loop(gateway, gateway.plane.cancel("mine/1")) == 1
             answer = await asyncio.wait_for(asking, HANG_S)
             await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)
-            assert there(gateway, gateway.plane.requests()).data == ()
+            assert run_in_loop(gateway, gateway.plane.requests()).data == ()
             # The head of a stream may be on its way when its request is cancelled.
             if answer.status_code == 403:
                 assert script is not streams_for_ever
@@ -117,7 +117,7 @@ async def test_a_waiting_request_is_shown_and_leaves_the_queue() -> None:
                 asking = asyncio.create_task(client.post(CHAT, json=ASK))
                 row = await wait_for_request(gateway, phase)
                 assert (row.replica, row.first_byte_s, row.sent_bytes) == (None, None, 0)
-                assert there(gateway, gateway.plane.cancel(row.id)) == 1
+                assert run_in_loop(gateway, gateway.plane.cancel(row.id)) == 1
                 assert (await asyncio.wait_for(asking, HANG_S)).status_code == 403
                 assert gateway.routes.waiting("m") == 0
 
@@ -136,7 +136,7 @@ async def test_a_connection_serves_on_after_its_request_was_cancelled() -> None:
         ):
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "slow"}))
             row = await wait_for_request(gateway, "waiting for the first token")
-            there(gateway, gateway.plane.cancel(row.id))
+            run_in_loop(gateway, gateway.plane.cancel(row.id))
             assert (await asyncio.wait_for(asking, HANG_S)).status_code == 403
             [before] = gateway.plane.connections
             assert (await client.post(CHAT, json=ASK)).status_code == 200

@@ -54,11 +54,11 @@ class Gate:
 
     def __init__(self) -> None:
         self._open = asyncio.Semaphore(0)
-        self.most = self.running = 0
+        self.max_running = self.running = 0
 
     async def script(self, call: Call) -> None:
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         waiting = [
             asyncio.ensure_future(self._open.acquire()),
             asyncio.ensure_future(call.closed.wait()),
@@ -121,7 +121,7 @@ async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> 
             await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (17, 3))
             gate.let_through(20)
             assert {(await task).status_code for task in tasks} == {200}
-            assert gate.most == 3
+            assert gate.max_running == 3
             assert len(upstream.calls) == 3  # those who waited got the connections of those before
 
 
@@ -563,7 +563,7 @@ async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_r
             for gate in gates:
                 gate.let_through(len(tasks_of_clients))
             assert {(await task).status_code for task in tasks_of_clients} == {200}
-        assert max(gate.most for gate in gates) == capacity
+        assert max(gate.max_running for gate in gates) == capacity
         assert (
             len(upstream.requests) + len(two.requests)
             == len(tasks_of_clients)

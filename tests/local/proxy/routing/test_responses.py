@@ -28,7 +28,7 @@ class Engine:
     """One that keeps what it answered, as vLLM does, and gives it to everyone."""
 
     def __init__(self) -> None:
-        self.kept: set[str] = set()
+        self.ids: set[str] = set()
 
     async def __call__(self, call: Call) -> None:
         method, path, _ = call.head[0].decode().split(" ")
@@ -37,7 +37,7 @@ class Engine:
         elif (method, path) == ("POST", "/v1/responses"):
             document = json.loads(call.body)
             previous = document.get("previous_response_id")
-            if previous is not None and previous not in self.kept:
+            if previous is not None and previous not in self.ids:
                 await call.reply(
                     b'{"error":{"message":"the engine does not know it"}}', "404 Not Found"
                 )
@@ -48,7 +48,7 @@ class Engine:
                 "metadata": document.get("metadata"),
             }
             if document.get("store") is not False:
-                self.kept.add(response["id"])
+                self.ids.add(response["id"])
             if document.get("stream"):
                 await call.start()
                 for kind in (b"response.created", b"response.completed"):
@@ -58,7 +58,7 @@ class Engine:
             else:
                 await call.reply(json.dumps(response).encode())
         else:
-            is_known = path.split("/")[3].partition("?")[0] in self.kept
+            is_known = path.split("/")[3].partition("?")[0] in self.ids
             await call.reply(
                 b'{"kept":true}' if is_known else b"{}", "200 OK" if is_known else "404 Not Found"
             )
@@ -166,9 +166,9 @@ async def test_an_engine_keeps_a_bounded_memory_of_responses(
 async def fill(engine: Engine, upstream: Upstream, client: httpx.AsyncClient) -> None:
     text = "x" * 20_000
     first = [await make(client, OWNER, input=text) for _ in range(3)]
-    assert engine.kept == set(first)
+    assert engine.ids == set(first)
     last = await make(client, OWNER, input=text, previous_response_id=first[0])
-    assert engine.kept == set(first)
+    assert engine.ids == set(first)
     document = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
     assert document == {
         **ASKED, "input": text, "previous_response_id": first[0], "store": False

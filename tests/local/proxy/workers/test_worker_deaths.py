@@ -50,23 +50,23 @@ class Engine:
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._kept: dict[str, bytes] = {}
+        self._bodies: dict[str, bytes] = {}
 
     async def __call__(self, call: Call) -> None:
         method, path, _ = call.head[0].decode().split(" ")
         if path == "/v1/models":
             await call.reply(b'{"object":"list","data":[{"id":"m","object":"model"}]}')
         elif method == "GET":
-            reply_data = self._kept.get(path.split("/")[3])
+            reply_data = self._bodies.get(path.split("/")[3])
             await call.reply(reply_data or b"{}", "200 OK" if reply_data else "404 Not Found")
         elif path == "/v1/responses":
             document = json.loads(call.body)
             id_ = f"resp_{uuid.uuid4().hex}"
-            text = self._kept.get(document.get("previous_response_id", ""), b"").decode()
+            text = self._bodies.get(document.get("previous_response_id", ""), b"").decode()
             reply_data = json.dumps(
                 {"id": id_, "object": "response", "says": document["input"], "before": text}
             ).encode()
-            self._kept[id_] = reply_data
+            self._bodies[id_] = reply_data
             await call.reply(reply_data)
         else:
             await self._chat(call)

@@ -35,19 +35,19 @@ CLIENTS = 12
 
 
 class Answers:
-    """An engine. `held`: none of its answers comes before this is set."""
+    """An engine. None of its answers comes before `answer_event` is set."""
 
     def __init__(self) -> None:
-        self.held = asyncio.Event()
-        self.held.set()
-        self.asked = 0
+        self.answer_event = asyncio.Event()
+        self.answer_event.set()
+        self.request_count = 0
 
     async def __call__(self, call: Call) -> None:
         if call.head[0].startswith(b"GET"):
             await call.reply(LISTED)
             return
-        self.asked += 1
-        await self.held.wait()
+        self.request_count += 1
+        await self.answer_event.wait()
         await call.reply(
             b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}'
         )
@@ -134,11 +134,11 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         assert (await ask(clients[0], tokens)).status_code == 200
         assert {(await ask(client, tokens)).status_code for client in clients} == {429}
         # None of five ends before all were asked.
-        engine.held.clear()
+        engine.answer_event.clear()
         asking = [asyncio.create_task(ask(client, many)) for client in clients]
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 5):
             assert (await answer).status_code == 429
-        engine.held.set()
+        engine.answer_event.set()
         statuses = await asyncio.gather(*asking)
         assert Counter(answer.status_code for answer in statuses) == {200: 5, 429: CLIENTS - 5}
         assert (await ask(clients[0], many)).status_code == 200
@@ -188,7 +188,7 @@ async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended
 ) -> None:
     engine = Answers()
     async with two_workers(tmp_path, engine) as clients:
-        engine.held.clear()
+        engine.answer_event.clear()
         asking = {
             f"r{number}": asyncio.create_task(
                 client.post(CHAT, json=ASK, headers=bearer(OTHER) | {"x-request-id": f"r{number}"})
@@ -247,14 +247,14 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
             == metric_values["fitserve_first_byte_seconds_count"]
             == 2 * CLIENTS
         )
-        engine.held.clear()
+        engine.answer_event.clear()
         asking = [asyncio.create_task(ask(client, OTHER)) for client in clients[1:]]
 
         async def all_in_flight() -> bool:
             return (await metrics(clients[0]))["fitserve_requests_in_flight"] == CLIENTS - 1
 
         await until(all_in_flight)
-        engine.held.set()
+        engine.answer_event.set()
         await asyncio.gather(*asking)
 
         async def none_in_flight() -> bool:

@@ -34,7 +34,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(autouse=True)
-def _still(monkeypatch: pytest.MonkeyPatch) -> None:
+def _stop_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing comes back with time: how much does is for test_limits.py to say."""
     level = Bucket.level
     monkeypatch.setattr(Bucket, "level", lambda bucket, now: level(bucket, bucket._at))

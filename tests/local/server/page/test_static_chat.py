@@ -131,13 +131,13 @@ class Talker:
 
     def __init__(self, answer: str = "Fine.", size: int = 10**9) -> None:
         self.answer, self.size = answer, size
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     async def __call__(self, call: Call) -> None:
         if call.head[0].startswith(b"GET"):
             await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
             return
-        self.asked.append(json.loads(call.body))
+        self.requests.append(json.loads(call.body))
         await call.start()
         for piece in chunks(self.answer, self.size):
             await call.chunk(piece)
@@ -260,7 +260,7 @@ def test_settings_of_a_chat_are_sent_and_kept_until_it_is_cleared(
         tab.get_by_label("Stop at").fill("END\n###")
         page.check("chat-options")
         say(page, "Hello")
-        [asked] = talker.asked
+        [asked] = talker.requests
         assert asked["messages"] == [
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": "Hello"},
@@ -274,13 +274,13 @@ def test_settings_of_a_chat_are_sent_and_kept_until_it_is_cleared(
         expect(tab.locator(".message")).to_have_count(2)
         page.sees("12 tokens")
         say(page, "And now?")
-        assert [one["content"] for one in talker.asked[-1]["messages"]] == [
+        assert [one["content"] for one in talker.requests[-1]["messages"]] == [
             "Be short.",
             "Hello",
             "Fine.",
             "And now?",
         ]
-        assert talker.asked[-1]["temperature"] == 0.2
+        assert talker.requests[-1]["temperature"] == 0.2
         # Another chat has a conversation of its own.
         page.go("#/models/m/chat")
         page.sees("Ask something.")
@@ -315,12 +315,12 @@ def test_a_message_is_written_anew_and_an_answer_asked_for_again(
         tab.get_by_role("button", name="Send").click()
         expect(messages).to_have_count(2)
         expect(messages.last.get_by_role("button", name="Again")).to_be_visible()
-        assert [one["content"] for one in talker.asked[-1]["messages"]] == ["other"]
+        assert [one["content"] for one in talker.requests[-1]["messages"]] == ["other"]
         talker.answer = "Better."
         messages.last.get_by_role("button", name="Again").click()
         page.sees("Better.")
         expect(messages).to_have_count(2)
-        assert talker.asked[-1]["messages"] == [{"role": "user", "content": "other"}]
+        assert talker.requests[-1]["messages"] == [{"role": "user", "content": "other"}]
 
 
 def test_an_answer_asked_for_again_ends_the_edit_of_a_later_message(

@@ -36,7 +36,7 @@ def resident(
     )
 
 
-def out(name: str, **fields: Any) -> LoadedModel:
+def unloaded(name: str, **fields: Any) -> LoadedModel:
     return resident(name, "out", **fields)
 
 
@@ -50,7 +50,7 @@ def moves(*models: LoadedModel) -> Moves:
 
 
 def test_a_model_without_limits_stays_and_an_unloaded_one_loads() -> None:
-    assert moves(serves("a"), out("b")) == Moves()
+    assert moves(serves("a"), unloaded("b")) == Moves()
 
 
 def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
@@ -72,7 +72,7 @@ def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
 def test_a_stopped_model_leaves_and_rests_though_it_is_asked() -> None:
     assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
     assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
-    assert moves(out("a", is_stopped=True, waited_s=5)) == Moves(
+    assert moves(unloaded("a", is_stopped=True, waited_s=5)) == Moves(
         hold_reasons={"a": "its owner stopped it"}
     )
 
@@ -82,20 +82,20 @@ def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
         ("a", 0): Eviction("owner", "its owner unloads it", ends=True)
     }
     assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].ends
-    assert moves(out("a", is_unloaded=True)).hold_reasons == {"a": "the next request loads it"}
-    assert moves(out("a")) == moves(out("a", is_unloaded=True, waited_s=1)) == Moves()
+    assert moves(unloaded("a", is_unloaded=True)).hold_reasons == {"a": "the next request loads it"}
+    assert moves(unloaded("a")) == moves(unloaded("a", is_unloaded=True, waited_s=1)) == Moves()
 
 
 def test_a_model_without_a_request_loads_only_if_it_is_to_be_kept() -> None:
-    assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).hold_reasons
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).hold_reasons
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).hold_reasons
-    assert not moves(out("a", keep_alive_s=-1, was_evicted=True)).hold_reasons
-    assert not moves(out("a", keep_alive_s=0, was_never_loaded=True)).hold_reasons
+    assert not moves(unloaded("a", keep_alive_s=60, used_at=NOW - 59)).hold_reasons
+    assert moves(unloaded("a", keep_alive_s=60, used_at=NOW - 60)).hold_reasons
+    assert moves(unloaded("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).hold_reasons
+    assert not moves(unloaded("a", keep_alive_s=-1, was_evicted=True)).hold_reasons
+    assert not moves(unloaded("a", keep_alive_s=0, was_never_loaded=True)).hold_reasons
 
 
 def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> None:
-    asking = out(
+    asking = unloaded(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
     a, b, c = (serves(name) for name in "abc")
@@ -104,12 +104,16 @@ def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> Non
     )
     assert moves(asking, a, b, c).hold_reasons == {"x": "it waits for a, b to be unloaded"}
     # With room nobody leaves, and for what others give without leaving neither.
-    assert moves(out("x", waited_s=1), a, b) == Moves()
-    assert moves(out("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b) == Moves()
+    assert moves(unloaded("x", waited_s=1), a, b) == Moves()
+    assert (
+        moves(unloaded("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b) == Moves()
+    )
 
 
 def test_an_evicted_model_has_had_its_residence() -> None:
-    asking = out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),), is_promised_memory=True)
+    asking = unloaded(
+        "x", waited_s=1, has_plan=False, must_evict=(("a", 0),), is_promised_memory=True
+    )
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - MIN_S + 0.1)).evictions
     assert moves(asking, serves("a", since=NOW - MIN_S + 0.1)).hold_reasons
@@ -120,12 +124,14 @@ def test_an_evicted_model_has_had_its_residence() -> None:
 
 
 def test_the_model_that_loads_next_is_named() -> None:
-    first, second = out("b", waited_s=9), out("a", waited_s=3)
+    first, second = unloaded("b", waited_s=9), unloaded("a", waited_s=3)
     assert moves(second, first).first == "b"
-    waits = out("b", waited_s=9, has_plan=False, must_evict=(("s", 0),), is_promised_memory=True)
+    waits = unloaded(
+        "b", waited_s=9, has_plan=False, must_evict=(("s", 0),), is_promised_memory=True
+    )
     young = serves("s", since=NOW - 1, load_s=50, requests=1)
     assert moves(second, waits, young).first == "b", "it is prepared while the other stays"
-    assert moves(out("a")).first == ""
+    assert moves(unloaded("a")).first == ""
 
 
 def test_the_cheaper_of_equal_models_leaves() -> None:
@@ -141,13 +147,13 @@ def test_the_cheaper_of_equal_models_leaves() -> None:
 
 def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     needs = (("a", 0), ("b", 0))
-    asking = out("x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True)
+    asking = unloaded("x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True)
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
     a, b = serves("a", had_no_request=True, **young), serves("b", had_no_request=True, **young)
     assert set(moves(asking, a, b).evictions) == {*needs}
     # Half of the room is no use to who waits.
     assert not moves(asking, a, serves("b", **young)).evictions
-    assert not moves(out("x", has_plan=False, must_evict=needs), a, b).evictions
+    assert not moves(unloaded("x", has_plan=False, must_evict=needs), a, b).evictions
     assert not moves(
         asking, a, serves("b", had_no_request=True, is_pinned=True, **young)
     ).evictions.get(("b", 0))
@@ -168,7 +174,7 @@ def test_models_leave_in_order_of_priority_and_use() -> None:
         serves("old", used_at=NOW - 99),
         serves("cheap", priority=-1),
         serves("kept", is_pinned=True),
-        out("out"),
+        unloaded("out"),
     ]
     assert [name for name, _ in eviction_order(some, NOW)] == [
         "cheap",
@@ -181,7 +187,7 @@ def test_models_leave_in_order_of_priority_and_use() -> None:
 
 def test_nobody_leaves_while_another_one_does() -> None:
     decision = moves(
-        out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
+        unloaded("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
         serves("a"),
         resident("b", "leaves"),
     )
@@ -189,51 +195,55 @@ def test_nobody_leaves_while_another_one_does() -> None:
 
 
 def test_the_turn_is_of_the_longest_wait_and_an_evicted_model_comes_last() -> None:
-    first, second = out("b", waited_s=9), out("a", waited_s=3)
+    first, second = unloaded("b", waited_s=9), unloaded("a", waited_s=3)
     assert moves(second, first).hold_reasons == {"a": "it waits for its turn after b"}
     # Its oldest request has waited for longer, but it has just served.
-    assert moves(second, out("b", waited_s=9, since=NOW - 1)).hold_reasons == {
+    assert moves(second, unloaded("b", waited_s=9, since=NOW - 1)).hold_reasons == {
         "b": "it waits for its turn after a"
     }
     # Who could not be started anyway has no turn.
-    assert moves(second, out("b", waited_s=9, can_start=False)) == Moves()
+    assert moves(second, unloaded("b", waited_s=9, can_start=False)) == Moves()
 
 
 def test_a_model_without_requests_waits_for_the_requested_ones() -> None:
-    assert moves(out("a", waited_s=1), out("b")).hold_reasons == {"b": "other models load first"}
+    assert moves(unloaded("a", waited_s=1), unloaded("b")).hold_reasons == {"b": "other models load first"}
 
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
     assert (
-        moves(out("p", is_pinned=True, has_plan=False, must_evict=(("a", 0),)), serves("a"))
+        moves(unloaded("p", is_pinned=True, has_plan=False, must_evict=(("a", 0),)), serves("a"))
         .evictions["a", 0]
         .reason
         == "it makes room for p"
     )
     assert not moves(
-        out("x", waited_s=1, has_plan=False, must_evict=(("p", 0),)), serves("p", is_pinned=True)
+        unloaded("x", waited_s=1, has_plan=False, must_evict=(("p", 0),)),
+        serves("p", is_pinned=True),
     ).evictions
 
 
 def test_a_request_brings_back_only_loadable_models() -> None:
-    alone, requested_model = out("x", has_plan=False), out("x", has_plan=False, waited_s=1)
-    assert is_loadable(out("x"), ())
+    alone, requested_model = (
+        unloaded("x", has_plan=False),
+        unloaded("x", has_plan=False, waited_s=1),
+    )
+    assert is_loadable(unloaded("x"), ())
     # It was planned with all that others could give, and found nothing.
     assert not is_loadable(alone, ())
     assert not is_loadable(requested_model, {requested_model.name})
     # They could, and not all of them now.
-    could = out("x", has_plan=False, waited_s=1, waits_for_request=True)
+    could = unloaded("x", has_plan=False, waited_s=1, waits_for_request=True)
     assert is_loadable(could, ())
     assert is_loadable(requested_model, {"a"})
-    assert not is_loadable(out("x", is_stopped=True), ())
+    assert not is_loadable(unloaded("x", is_stopped=True), ())
 
 
 def test_pinned_and_dear_models_load_first_at_a_boot() -> None:
     some = [
-        out("old"),
-        out("new", used_at=NOW),
-        out("dear", priority=1),
-        out("kept", is_pinned=True),
+        unloaded("old"),
+        unloaded("new", used_at=NOW),
+        unloaded("dear", priority=1),
+        unloaded("kept", is_pinned=True),
     ]
     assert [model.name for model in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
 
@@ -323,7 +333,7 @@ def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
     assert moves(asleep("a"), serves("b")) == Moves()
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
-    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold_reasons == {
+    assert moves(asleep("a", waited_s=1), unloaded("b", waited_s=2)).hold_reasons == {
         "a": "it waits for its turn after b"
     }
     asking = asleep(
@@ -335,14 +345,14 @@ def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
 
 
 def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
-    wants = out(
+    wants = unloaded(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
     assert moves(wants, asleep("a"), serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for x")
     }
     both = moves(
-        out(
+        unloaded(
             "x",
             waited_s=1,
             has_plan=False,
@@ -363,7 +373,7 @@ def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
 
 
 def test_only_the_needed_ones_of_several_copies_leave_and_the_others_serve() -> None:
-    asking = out(
+    asking = unloaded(
         "x", waited_s=1, has_plan=False, must_evict=(("pair", 1),), is_promised_memory=True
     )
     assert moves(asking, serves("pair", 2, requests=9)).evictions == {
@@ -379,9 +389,11 @@ def test_each_copy_has_its_own_residence() -> None:
         "pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1
     )
     assert not moves(
-        out("x", waited_s=1, has_plan=False, must_evict=(("pair", 1),)), pair
+        unloaded("x", waited_s=1, has_plan=False, must_evict=(("pair", 1),)), pair
     ).evictions
-    assert moves(out("x", waited_s=1, has_plan=False, must_evict=(("pair", 0),)), pair).evictions
+    assert moves(
+        unloaded("x", waited_s=1, has_plan=False, must_evict=(("pair", 0),)), pair
+    ).evictions
     assert eviction_order([pair], NOW) == [("pair", 0), ("pair", 1)]
 
 
@@ -402,7 +414,7 @@ def short(name: str, state: State = "out", **fields: Any) -> LoadedModel:
 
 def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
     assert moves(short("pair"), serves("x")) == Moves()
-    assert moves(short("pair"), out("x", waited_s=1)).hold_reasons == {
+    assert moves(short("pair"), unloaded("x", waited_s=1)).hold_reasons == {
         "pair": "other models load first"
     }
     assert moves(short("pair"), resident("x", "leaves")).hold_reasons == {
@@ -425,7 +437,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
         assert not moves(pair, serves("x", requests=1)).evictions
         assert not moves(pair, serves("x", since=NOW - 1)).evictions
         # A model that is out comes first, however long the others have waited.
-        assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold_reasons == {
+        assert moves(pair, serves("x"), unloaded("y", waited_s=0.1)).hold_reasons == {
             "pair": "it waits for its turn after y"
         }
     assert moves(short("pair", is_pinned=True), serves("x")) == Moves()
@@ -433,7 +445,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     copies = [Copy(0, "serves", NOW - 90, is_watched=True)]
-    asking = out(
+    asking = unloaded(
         "x",
         waited_s=1,
         has_plan=False,

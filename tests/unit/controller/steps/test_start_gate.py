@@ -21,7 +21,7 @@ UUID = machine().gpus[1].uuid
 PLAN = plan().evolve(gpus=(UUID,))
 
 
-class Seen:
+class ObservedStarts:
     """What a test says that there is."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ async def hardware() -> Hardware:
     return machine()
 
 
-def gate(engines: Seen) -> StartGate:
+def gate(engines: ObservedStarts) -> StartGate:
     return StartGate(engines, hardware, 1800.0)
 
 
@@ -82,7 +82,7 @@ async def take_turn(
 
 
 async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() -> None:
-    observations, words = Seen(), list[str]()
+    observations, words = ObservedStarts(), list[str]()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
     observations.now(old_start, "loading")
     task = await take_turn(start_gate, new_start, words)
@@ -98,7 +98,7 @@ async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() 
 
 
 async def test_an_admitted_start_holds_up_the_next_before_the_host_lists_it() -> None:
-    observations, words = Seen(), list[str]()
+    observations, words = ObservedStarts(), list[str]()
     start_gate = gate(observations)
     start_gate.look([])
     await start_gate.turn(start(9), words.append)
@@ -111,7 +111,7 @@ async def test_an_admitted_start_holds_up_the_next_before_the_host_lists_it() ->
 
 
 async def test_a_disturbed_start_is_known_until_the_next_start() -> None:
-    observations = Seen()
+    observations = ObservedStarts()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
     observations.now(old_start, "settled")
     start_gate.look([])
@@ -126,7 +126,7 @@ async def test_a_disturbed_start_is_known_until_the_next_start() -> None:
 
 
 async def test_engines_that_run_when_the_gateway_starts_disturbed_nobody() -> None:
-    observations = Seen()
+    observations = ObservedStarts()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
     observations.now(old_start, "settled")
     observations.now(new_start, "loading")
@@ -135,7 +135,7 @@ async def test_engines_that_run_when_the_gateway_starts_disturbed_nobody() -> No
 
 
 async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
-    observations, words = Seen(), list[str]()
+    observations, words = ObservedStarts(), list[str]()
     start_gate = gate(observations)
     observations.now(start(1, "old"), "loading")
     start_gate.look([])
@@ -165,7 +165,7 @@ async def test_another_process_that_takes_memory_is_waited_for(
         return next(looks)
 
     small = PLAN.evolve(memory=PLAN.memory.evolve(budget_bytes=10 * GIB, beside_bytes=GIB))
-    start_gate, words = StartGate(Seen(), hardware, 1800.0), list[str]()
+    start_gate, words = StartGate(ObservedStarts(), hardware, 1800.0), list[str]()
     start_gate.look([])
     await start_gate.turn(attempt(9, plan=small, model="new"), words.append)
     assert words == [
@@ -180,7 +180,7 @@ async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.Monk
     async def hardware() -> Hardware:
         return busy(2, 20)
 
-    start_gate = StartGate(Seen(), hardware, 1800.0)
+    start_gate = StartGate(ObservedStarts(), hardware, 1800.0)
     start_gate.look([])
     with pytest.raises(WithdrawnError, match=r"GPU 1 has 2\.00 GiB free") as error:
         await start_gate.turn(start(9), lambda _: None)
@@ -194,7 +194,7 @@ async def test_the_memory_that_an_engine_took_is_known_if_nobody_else_moved() ->
     async def hardware() -> Hardware:
         return now
 
-    start_gate, new_start = StartGate(Seen(), hardware, 1800.0), start(9)
+    start_gate, new_start = StartGate(ObservedStarts(), hardware, 1800.0), start(9)
     start_gate.look([])
     assert await start_gate.foreign_change(new_start) == ("", None)
     await start_gate.turn(new_start, lambda _: None)
@@ -222,7 +222,7 @@ def test_the_gate_knows_a_tried_plan_beside_a_serving_one() -> None:
 
 async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
     observations, shared_plan = (
-        Seen(),
+        ObservedStarts(),
         plan(
             replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
         ),
@@ -245,7 +245,7 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
 
 
 async def test_a_failing_kernel_fails_a_start_with_bytes_too() -> None:
-    start_gate = gate(Seen())
+    start_gate = gate(ObservedStarts())
     start_gate.look([])
     shared_plan = plan(
         replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}

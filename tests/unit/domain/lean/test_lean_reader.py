@@ -164,12 +164,12 @@ def test_trusted_data_are_converted_and_not_checked() -> None:
 
 
 def test_a_validator_that_refuses_asks_for_pydantic() -> None:
-    def even(cls: Any, value: int) -> int:
+    def validate_even(cls: Any, value: int) -> int:
         if value % 2:
             raise ValueError(value)
         return value
 
-    mark = field_validator("x")(classmethod(even))
+    mark = field_validator("x")(classmethod(validate_even))
     lean = ValueType(
         "Lean",
         (lean_value.BaseModel,),

@@ -71,7 +71,7 @@ def test_rules_name_flags_and_values_of_their_version(version: str) -> None:
 def test_attention_outside_the_rules_is_unknown() -> None:
     group = AttentionGroup(kind="full", layers=4, heads=8, kv_heads=8, head_dim=128)
 
-    def one(
+    def server_rows(
         architecture: str = "LlamaForCausalLM",
         kv_dtype: str = "auto",
         args: Any = None,
@@ -89,16 +89,16 @@ def test_attention_outside_the_rules_is_unknown() -> None:
             args or {},
         )[0]
 
-    assert one().status == "ok"
+    assert server_rows().status == "ok"
     attention_rows = [
-        one("MiMoV2ForCausalLM"),
-        one(kv_dtype="fp4_e2m1"),
-        one(args={"speculative-algorithm": "EAGLE"}),
-        one(args={"attention-backend": "aiter"}),
-        one(args={"attention-backend": "flashmla"}),
-        one(config={"learnable_sink": True}),
-        one(kind="mla", value_dim=512),
-        one(value_dim=64),
+        server_rows("MiMoV2ForCausalLM"),
+        server_rows(kv_dtype="fp4_e2m1"),
+        server_rows(args={"speculative-algorithm": "EAGLE"}),
+        server_rows(args={"attention-backend": "aiter"}),
+        server_rows(args={"attention-backend": "flashmla"}),
+        server_rows(config={"learnable_sink": True}),
+        server_rows(kind="mla", value_dim=512),
+        server_rows(value_dim=64),
     ]
     assert [row.status for row in attention_rows] == ["unknown"] * len(attention_rows)
     assert all(row.backend is None and row.refused[0].reason for row in attention_rows)

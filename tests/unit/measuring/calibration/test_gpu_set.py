@@ -25,7 +25,7 @@ def gpu(index: int = 0, **changes: Any) -> Gpu:
     return Gpu.model_validate({**fields, **changes})
 
 
-def why(**changes: Any) -> str | None:
+def user_of(**changes: Any) -> str | None:
     hardware = machine("3090").evolve(gpus=(gpu(**changes),))
     return busy_gpus(hardware, {}).get(UUID)
 
@@ -35,9 +35,9 @@ def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
         GpuProcess(pid=1, name="Xorg", used_bytes=GIB // 4),
         GpuProcess(pid=2, name="gnome-shell", used_bytes=GIB // 4),
     )
-    assert why() is None
-    assert why(processes=desktop, free_bytes=23 * GIB) is None
-    assert why(total_bytes=None, free_bytes=None, processes=None) is None
+    assert user_of() is None
+    assert user_of(processes=desktop, free_bytes=23 * GIB) is None
+    assert user_of(total_bytes=None, free_bytes=None, processes=None) is None
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
     ],
 )
 def test_the_user_of_a_gpu_is_named(changes: dict[str, Any], words: str) -> None:
-    assert words in (why(**changes) or "")
+    assert words in (user_of(**changes) or "")
 
 
 def test_memory_of_the_host_is_used_by_everybody() -> None:
-    assert why(memory_kind="unified", total_bytes=128 * GIB, free_bytes=40 * GIB) is None
+    assert user_of(memory_kind="unified", total_bytes=128 * GIB, free_bytes=40 * GIB) is None
 
 
 def test_the_gateways_own_engine_on_a_gpu_is_named() -> None:

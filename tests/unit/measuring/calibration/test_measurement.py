@@ -24,7 +24,7 @@ def output_line(*numbers: dict[str, Any], **changes: Any) -> bytes:
     ).encode()
 
 
-def one(
+def measurement_row(
     subject: str, gpus: list[int], value: float, spread: float = 0.01, **more: Any
 ) -> dict[str, Any]:
     return {"what": subject, "gpus": gpus, "value": value, "spread": spread, **more}
@@ -44,15 +44,15 @@ def test_the_document_asks_for_these_gpus() -> None:
         b"[]",
         b"nonsense",
         b'{"measured": {}}',
-        output_line(one("memory", [2], 1.0)),
-        output_line(one("memory", [-1], 1.0)),
-        output_line(one("memory", [], 1.0)),
-        output_line(one("memory", [0], -1.0)),
-        output_line(one("secrets", [0], 1.0)),
-        output_line(one("memory", [0], 1e300)),
-        output_line(one("memory", [0], 1.0, more="x")),
+        output_line(measurement_row("memory", [2], 1.0)),
+        output_line(measurement_row("memory", [-1], 1.0)),
+        output_line(measurement_row("memory", [], 1.0)),
+        output_line(measurement_row("memory", [0], -1.0)),
+        output_line(measurement_row("secrets", [0], 1.0)),
+        output_line(measurement_row("memory", [0], 1e300)),
+        output_line(measurement_row("memory", [0], 1.0, more="x")),
         output_line(problems=["x" * 601]),
-        output_line(*(one("memory", [0], 1.0) for _ in range(1001))),
+        output_line(*(measurement_row("memory", [0], 1.0) for _ in range(1001))),
         (
             b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus":'
             b' [0], "value": NaN, "spread": 0}]}}'
@@ -66,9 +66,9 @@ def test_anything_else_is_nonsense(line: bytes) -> None:
 
 def test_steady_numbers_become_facts_that_plans_read() -> None:
     numbers = (
-        one("memory", [0], 4.1e12),
-        one("all_reduce", [0, 1], 12.5e-6, bytes=16384),
-        one("all_reduce", [0, 1], 400e-6, bytes=1 << 26),
+        measurement_row("memory", [0], 4.1e12),
+        measurement_row("all_reduce", [0, 1], 12.5e-6, bytes=16384),
+        measurement_row("all_reduce", [0, 1], 400e-6, bytes=1 << 26),
     )
     measurement = read_measurement([output_line(*numbers)], 2)
     facts, problems = facts_of(measurement, TWO, "vllm==0.26.0", "580.1", 1.8e9)
@@ -101,9 +101,9 @@ def test_a_measurement_that_varies_is_not_kept_and_short_times_may_vary_more() -
     measurement = read_measurement(
         [
             output_line(
-                one("memory", [1], 4e12, 0.11),
-                one("launch", [1], 4e-6, 0.2),
-                one("launch", [0], 4e-6, 0.5),
+                measurement_row("memory", [1], 4e12, 0.11),
+                measurement_row("launch", [1], 4e-6, 0.2),
+                measurement_row("launch", [0], 4e-6, 0.5),
             )
         ],
         2,
@@ -117,8 +117,8 @@ def test_a_measurement_that_varies_is_not_kept_and_short_times_may_vary_more() -
 
 def test_the_last_time_of_an_all_reduce_timed_twice_counts() -> None:
     twice = (
-        one("all_reduce", [0, 1], 30e-6, bytes=16384),
-        one("all_reduce", [0, 1], 12e-6, bytes=16384),
+        measurement_row("all_reduce", [0, 1], 30e-6, bytes=16384),
+        measurement_row("all_reduce", [0, 1], 12e-6, bytes=16384),
     )
     facts, _ = facts_of(read_measurement([output_line(*twice)], 2), TWO, "x", None, 0.0)
     assert [fact.value for fact in facts] == [12000]
@@ -127,7 +127,7 @@ def test_the_last_time_of_an_all_reduce_timed_twice_counts() -> None:
 @pytest.mark.parametrize(("can", "kinds"), [(1.0, ["peers_fail"]), (0.0, [])])
 def test_broken_p2p_is_used_by_no_engine(can: float, kinds: list[str]) -> None:
     facts, _ = facts_of(
-        read_measurement([output_line(one("peer_broken", [0, 1], can, 0.0))], 2),
+        read_measurement([output_line(measurement_row("peer_broken", [0, 1], can, 0.0))], 2),
         TWO,
         "x",
         None,

@@ -32,7 +32,7 @@ def read_or_refusal(data: bytes) -> dict[str, Tensor] | BadModel:
         return error
 
 
-def one(**changes: Any) -> dict[str, Any]:
+def one_tensor(**changes: Any) -> dict[str, Any]:
     return {"a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]} | changes}
 
 
@@ -52,7 +52,7 @@ def test_a_scalar_an_empty_tensor_and_no_tensor_are_fine() -> None:
 
 
 def test_a_dtype_that_is_not_known_yet_is_taken_as_it_is() -> None:
-    assert header_of(pack(one(dtype="F2_NEW"), 12)) == {"a": Tensor("F2_NEW", (2, 3))}
+    assert header_of(pack(one_tensor(dtype="F2_NEW"), 12)) == {"a": Tensor("F2_NEW", (2, 3))}
 
 
 def test_weights_are_not_read() -> None:
@@ -96,19 +96,28 @@ def test_a_header_longer_than_the_first_read_is_read_in_two() -> None:
         (pack({"a": {"shape": [1], "data_offsets": [0, 2]}}, 2), "`dtype`"),
         (pack({"a": {"dtype": "F16", "data_offsets": [0, 2]}}, 2), "`shape`"),
         (pack({"a": {"dtype": "F16", "shape": [1]}}, 2), "`data_offsets`"),
-        (pack(one(shape=[-2, -3]), 12), "tensor a: "),
-        (pack(one(shape=[2.0, 3]), 12), "tensor a: "),
-        (pack(one(shape=[2**62, 2**62]), 12), "cannot be the bytes"),
-        (pack(one(shape=[1] * 33), 12), "tensor a: "),
-        (pack(one(shape=[2, 4]), 12), "shape [2, 4] and dtype F16 cannot be the bytes 0 to 12"),
-        (pack(one(data_offsets=[-12, 0]), 12), "tensor a: "),
-        (pack(one(data_offsets=[12, 0]), 12), "cannot be the bytes"),
-        (pack(one(data_offsets=[0]), 12), "tensor a: "),
-        (pack(one(), 11), "describes 12 bytes of weights and the file has 11, so it is cut off"),
-        (pack(one(), 13), "describes 12 bytes of weights and the file has 13, so it is longer"),
-        (pack(one() | {"b": one()["a"]}, 12), "overlap"),
+        (pack(one_tensor(shape=[-2, -3]), 12), "tensor a: "),
+        (pack(one_tensor(shape=[2.0, 3]), 12), "tensor a: "),
+        (pack(one_tensor(shape=[2**62, 2**62]), 12), "cannot be the bytes"),
+        (pack(one_tensor(shape=[1] * 33), 12), "tensor a: "),
         (
-            pack(one() | {"b": {"dtype": "U8", "shape": [1], "data_offsets": [13, 14]}}, 14),
+            pack(one_tensor(shape=[2, 4]), 12),
+            "shape [2, 4] and dtype F16 cannot be the bytes 0 to 12",
+        ),
+        (pack(one_tensor(data_offsets=[-12, 0]), 12), "tensor a: "),
+        (pack(one_tensor(data_offsets=[12, 0]), 12), "cannot be the bytes"),
+        (pack(one_tensor(data_offsets=[0]), 12), "tensor a: "),
+        (
+            pack(one_tensor(), 11),
+            "describes 12 bytes of weights and the file has 11, so it is cut off",
+        ),
+        (
+            pack(one_tensor(), 13),
+            "describes 12 bytes of weights and the file has 13, so it is longer",
+        ),
+        (pack(one_tensor() | {"b": one_tensor()["a"]}, 12), "overlap"),
+        (
+            pack(one_tensor() | {"b": {"dtype": "U8", "shape": [1], "data_offsets": [13, 14]}}, 14),
             "holes",
         ),
     ],

@@ -46,7 +46,7 @@ def inputs_of(model: str, machine: Hardware, **fields: Any) -> PlanningInput:
     )
 
 
-def over(
+def decide_over(
     model: str, machines: Sequence[str], network: Network = FAST, **fields: Any
 ) -> tuple[Decision, Cluster]:
     cluster = cluster_of([PROFILES.hardware(name) for name in machines], network)
@@ -70,7 +70,7 @@ def layout(plan: Plan) -> tuple[int, int, int]:
 def test_the_network_decides_how_two_nodes_share_a_model(
     network: Network, expected: tuple[int, int, int]
 ) -> None:
-    decision, _ = over("glm-4.5-air", ["gb10", "gb10"], network)
+    decision, _ = decide_over("glm-4.5-air", ["gb10", "gb10"], network)
     assert layout(decision.plans[0]) == expected
     assert "no single node can hold it" in decision.why_nodes
     assert (decision.plans[0].speed is None) == (network == Network())
@@ -78,8 +78,8 @@ def test_the_network_decides_how_two_nodes_share_a_model(
 
 def test_two_nodes_write_about_twice_as_fast_as_one() -> None:
     """Reported for two GB10 over RoCE: 2.09 times (github.com/unslothai/unsloth pull 10280)."""
-    single_decision, _ = over("llama-3.1-8b", ["gb10"], goal="latency")
-    two, _ = over("llama-3.1-8b", ["gb10", "gb10"], goal="latency")
+    single_decision, _ = decide_over("llama-3.1-8b", ["gb10"], goal="latency")
+    two, _ = decide_over("llama-3.1-8b", ["gb10", "gb10"], goal="latency")
     assert single_decision.plans[0].speed is not None
     assert two.plans[0].speed is not None
     assert layout(two.plans[0]) == (2, 2, 1)
@@ -87,7 +87,7 @@ def test_two_nodes_write_about_twice_as_fast_as_one() -> None:
 
 
 def test_nodes_that_have_the_weights_come_first() -> None:
-    _, cluster = over("llama-3.1-8b", ["3090"] * 3)
+    _, cluster = decide_over("llama-3.1-8b", ["3090"] * 3)
     first, second, third = cluster.nodes
     nodes = (first, second, third.evolve(weights=("m",)))
     inputs = inputs_of("llama-3.1-8b", first.hardware, replicas=1)
@@ -97,7 +97,7 @@ def test_nodes_that_have_the_weights_come_first() -> None:
 
 
 def test_a_plan_waits_for_all_of_its_nodes() -> None:
-    _, cluster = over("glm-4.5-air", ["gb10", "gb10"])
+    _, cluster = decide_over("glm-4.5-air", ["gb10", "gb10"])
     gpu = cluster.nodes[1].hardware.gpus[0]
     assert gpu.total_bytes is not None
     inputs = inputs_of(
@@ -121,7 +121,7 @@ def test_a_plan_waits_for_all_of_its_nodes() -> None:
 def test_ranks_take_each_gpu_of_a_node_once(
     model: str, machines: list[str], network: Network, goal: str
 ) -> None:
-    decision, cluster = over(model, sorted(machines), network, goal=goal)
+    decision, cluster = decide_over(model, sorted(machines), network, goal=goal)
     uuids_by_node = {node.name: {gpu.uuid for gpu in node.hardware.gpus} for node in cluster.nodes}
     for plan in decision.plans if len(machines) > 1 else ():
         uuids = [uuid for row in plan.nodes for uuid in row.gpus]
@@ -140,7 +140,7 @@ def test_ranks_take_each_gpu_of_a_node_once(
     model=st.sampled_from(MODELS), machine=st.sampled_from(MACHINES), goal=st.sampled_from(GOALS)
 )
 def test_one_node_has_the_plans_of_its_machine(model: str, machine: str, goal: str) -> None:
-    decision, cluster = over(model, [machine], goal=goal)
+    decision, cluster = decide_over(model, [machine], goal=goal)
     inputs = inputs_of(model, cluster.nodes[0].hardware, goal=goal)
     assert decision.model_dump_json() == decide(inputs, ENGINES, RULES).model_dump_json()
 
@@ -170,8 +170,8 @@ def test_a_node_more_takes_no_plan_away(
     model: str, machines: list[str], more: str, network: Network, goal: str
 ) -> None:
     """The best worth of all plans never falls."""
-    few, cluster = over(model, machines, network, goal=goal)
-    many, _ = over(model, [*machines, more], network, goal=goal)
+    few, cluster = decide_over(model, machines, network, goal=goal)
+    many, _ = decide_over(model, [*machines, more], network, goal=goal)
     inputs = inputs_of(model, cluster.nodes[0].hardware, goal=goal)
     best = [
         max((worth(plan, inputs) for plan in decision.plans), default=0) for decision in (few, many)

@@ -12,7 +12,7 @@ from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag
 from gateway.planner.command import check_command, check_environment
 from gateway.planner.flags import LaunchInputs, launch_spec
-from tests.support.node_plans import PROFILES, decide_on, over, spans
+from tests.support.node_plans import PROFILES, decide_on, decide_over, spans
 from tests.support.versions import SGLANG, VLLM
 
 VERSIONS = [
@@ -34,7 +34,7 @@ def value(argv: Sequence[str], flag: str) -> str:
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_each_node_gets_flags_that_its_engine_version_has(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    decision, _ = over(engine, ["2x3090", "2x3090"])
+    decision, _ = decide_over(engine, ["2x3090", "2x3090"])
     plans = spans(decision)
     groups = {plan.data_parallel.value > 1 for plan in plans}
     assert groups == {False, True} if engine.kind == "vllm" else False in groups
@@ -54,7 +54,7 @@ def test_each_node_gets_flags_that_its_engine_version_has(ref: str) -> None:
 @pytest.mark.parametrize("version", VLLM)
 def test_only_the_first_node_of_vllm_answers_requests(version: str) -> None:
     engine = PROFILES.engine(f"vllm=={version}")
-    for plan in spans(over(engine, ["2x3090", "2x3090"])[0]):
+    for plan in spans(decide_over(engine, ["2x3090", "2x3090"])[0]):
         first, second = launch(plan, engine).nodes
         assert "--headless" not in first.argv
         assert "--headless" in second.argv
@@ -75,7 +75,7 @@ def test_only_the_first_node_of_vllm_answers_requests(version: str) -> None:
 @pytest.mark.parametrize("version", SGLANG)
 def test_the_nodes_of_sglang_differ_in_their_rank_alone(version: str) -> None:
     engine = PROFILES.engine(f"sglang=={version}")
-    for plan in spans(over(engine, ["2x3090", "2x3090"])[0]):
+    for plan in spans(decide_over(engine, ["2x3090", "2x3090"])[0]):
         first, second = launch(plan, engine).nodes
         assert (
             value(first.argv, "dist-init-addr") == f"10.0.0.1:{plan.nodes[0].ports['rendezvous']}"
@@ -88,7 +88,7 @@ def test_the_nodes_of_sglang_differ_in_their_rank_alone(version: str) -> None:
 
 def test_ports_in_use_on_the_first_node_are_passed_over() -> None:
     engine = PROFILES.engine(VERSIONS[-1])
-    decision, cluster = over(engine, ["2x3090", "2x3090"])
+    decision, cluster = decide_over(engine, ["2x3090", "2x3090"])
     port = spans(decision)[0].nodes[0].ports["rendezvous"]
     busy = (cluster.nodes[0].evolve(ports=(port + 3,)), cluster.nodes[1])
     again = decide_on(cluster.evolve(nodes=busy), engine, "qwen3-30b-a3b")
@@ -99,7 +99,7 @@ def test_ports_in_use_on_the_first_node_are_passed_over() -> None:
 def test_a_version_without_the_flags_is_refused_on_several_nodes(ref: str, flag: str) -> None:
     engine = PROFILES.engine(ref)
     flags = {name: flag_value for name, flag_value in engine.flags.items() if name != flag}
-    decision, _ = over(engine.evolve(flags=flags), ["2x3090", "2x3090"])
+    decision, _ = decide_over(engine.evolve(flags=flags), ["2x3090", "2x3090"])
     assert not spans(decision)
     reasons = [reason for row in decision.rejected for reason in row.reasons]
     assert any(f"ranks on several nodes: it has no --{flag}" in reason for reason in reasons)
@@ -108,7 +108,7 @@ def test_a_version_without_the_flags_is_refused_on_several_nodes(ref: str, flag:
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_the_reader_of_commands_knows_those_of_nodes(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    for plan in spans(over(engine, ["2x3090", "2x3090"])[0]):
+    for plan in spans(decide_over(engine, ["2x3090", "2x3090"])[0]):
         for node in launch(plan, engine).nodes:
 
             def check(argv: tuple[str, ...], *peers: str) -> None:
@@ -127,7 +127,7 @@ def test_the_reader_of_commands_knows_those_of_nodes(ref: str) -> None:
 
 def test_a_plan_for_one_node_keeps_its_command() -> None:
     engine = PROFILES.engine(VERSIONS[0])
-    decision, _ = over(engine, ["2x3090", "2x3090"])
+    decision, _ = decide_over(engine, ["2x3090", "2x3090"])
     plan = next(plan for plan in decision.plans if plan.span == 1)
     spec = launch(plan, engine)
     assert spec.nodes == ()
@@ -136,7 +136,7 @@ def test_a_plan_for_one_node_keeps_its_command() -> None:
 
 def test_each_copy_over_nodes_has_its_own_start() -> None:
     engine = PROFILES.engine(VERSIONS[0])
-    decision, _ = over(engine, ["gb10"] * 4, "glm-4.5-air", replicas=2)
+    decision, _ = decide_over(engine, ["gb10"] * 4, "glm-4.5-air", replicas=2)
     plan = next(plan for plan in spans(decision) if plan.replicas.value == 2)
     first, second = (launch(plan, engine, copy_number=number) for number in (0, 1))
     assert not {row.node for row in first.nodes} & {row.node for row in second.nodes}
@@ -146,7 +146,7 @@ def test_each_copy_over_nodes_has_its_own_start() -> None:
 
 def test_one_engine_over_unlike_nodes_is_refused_in_words() -> None:
     engine = PROFILES.engine(VERSIONS[0])
-    decision, _ = over(engine, ["3090", "4090"])
+    decision, _ = decide_over(engine, ["3090", "4090"])
     assert not spans(decision)
     reasons = [reason for row in decision.rejected for reason in row.reasons]
     assert any("one engine over unlike nodes (node-1, node-2)" in reason for reason in reasons)
@@ -155,7 +155,7 @@ def test_one_engine_over_unlike_nodes_is_refused_in_words() -> None:
 def test_copies_take_unlike_nodes_one_after_the_other() -> None:
     """Each replica of a model is planned with what the others hold."""
     engine = PROFILES.engine(VERSIONS[0])
-    decision, cluster = over(engine, ["3090", "4090"], "llama-3.1-8b", replicas=1)
+    decision, cluster = decide_over(engine, ["3090", "4090"], "llama-3.1-8b", replicas=1)
     first_plan = decision.plans[0]
     promised_bytes = dict.fromkeys(first_plan.gpus, first_plan.memory.promised_bytes)
     second = decide_on(

@@ -179,7 +179,7 @@ class Machine:
         self.lost: dict[str, Plan] = {}
         self.attempts: dict[str, list[Attempt]] = {}
         self.fixed: set[str] = set()
-        self.made = 0
+        self.plan_count = 0
 
     def promised_bytes(self, absent_model: str = "", *, come: bool = True) -> dict[str, int]:
         """come: with what those have that are still to come back."""
@@ -232,7 +232,7 @@ class Machine:
         )
         return self.hardware.evolve(gpus=tuple(gpus))
 
-    def others(self, name: str) -> dict[str, list[str]]:
+    def other_copies(self, name: str) -> dict[str, list[str]]:
         """The copies of the other models."""
         names_by_gpu: dict[str, list[str]] = {}
         for other_wish in self.wishes:
@@ -241,7 +241,7 @@ class Machine:
         return names_by_gpu
 
     def sharing(self, name: str) -> Sharing:
-        others = self.others(name)
+        others = self.other_copies(name)
         has = self.serving | self.lost
         offers = [
             offer
@@ -343,8 +343,10 @@ class Machine:
 
     def start(self, name: str, planned: Plan) -> None:
         self.serving[name] = planned
-        self.made += 1
-        self.attempts.setdefault(name, []).append(attempt(self.made, planned, model=model_of(name)))
+        self.plan_count += 1
+        self.attempts.setdefault(name, []).append(
+            attempt(self.plan_count, planned, model=model_of(name))
+        )
 
     def load(self, name: str) -> tuple[Offer, ...] | None:
         """A model that is asked: copies of others leave for it where there is no room. What left;

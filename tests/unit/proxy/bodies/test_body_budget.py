@@ -17,36 +17,36 @@ READ = MIB // 4
 
 
 class Body:
-    """A body of `size` bytes, of which `here` came in."""
+    """A body of `size` bytes, of which `present_bytes` came in."""
 
     def __init__(self, budget: BodyBudget, account: str = "a", size: int = 16 * MIB) -> None:
         self.budget = budget
         self.account = account
         self.size = size
-        self.here = self.moved_bytes = 0
+        self.present_bytes = self.moved_bytes = 0
         self.reads = True
-        self.refused: FitserveError | None = None
+        self.refusal: FitserveError | None = None
 
     def continue_body(self) -> None:
         self.reads = True
 
     def reject(self, error: FitserveError) -> None:
-        self.refused = error
+        self.refusal = error
         self.budget.release(self)
 
     def read(self, count: int = READ) -> None:
-        self.here = self.moved_bytes = min(self.here + count, self.size)
-        if self.here == self.size:
-            self.budget.keep(self, self.here)
+        self.present_bytes = self.moved_bytes = min(self.present_bytes + count, self.size)
+        if self.present_bytes == self.size:
+            self.budget.keep(self, self.present_bytes)
             return
         try:
-            self.reads = self.budget.grow(self, self.here)
+            self.reads = self.budget.grow(self, self.present_bytes)
         except Busy as error:
-            self.refused = error
+            self.refusal = error
 
     @property
     def whole(self) -> bool:
-        return self.here == self.size
+        return self.present_bytes == self.size
 
 
 @given(
@@ -70,12 +70,12 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
         if what == "leave":
             budget.release(body)
             del bodies[account, number]
-        elif body.reads and not body.whole and body.refused is None:
+        elif body.reads and not body.whole and body.refusal is None:
             body.read()
-        bodies = {key: body for key, body in bodies.items() if body.refused is None}
+        bodies = {key: body for key, body in bodies.items() if body.refusal is None}
         here: defaultdict[str, int] = defaultdict(int)
         for (name, _), body_of_account in bodies.items():
-            here[name] += body_of_account.here
+            here[name] += body_of_account.present_bytes
         assert budget.used_bytes == sum(here.values()) <= 2 * budget.size + READ
         for name in "abc":
             bodies_of_account = [
@@ -97,11 +97,11 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
 def test_one_key_takes_half_and_the_next_reads_on() -> None:
     budget = BodyBudget(16 * MIB, 120)
     many = [Body(budget) for _ in range(60)]
-    while any(body.reads and body.refused is None and not body.whole for body in many[1:]):
+    while any(body.reads and body.refusal is None and not body.whole for body in many[1:]):
         for body in many[1:]:
             if body.reads:
                 body.read()
-    assert budget.used_bytes - max(body.here for body in many) <= budget.size / 2 + 60 * READ
+    assert budget.used_bytes - max(body.present_bytes for body in many) <= budget.size / 2 + 60 * READ
     other_body = Body(budget, "b", 2 * MIB)
     for _ in range(8):
         assert other_body.reads
@@ -132,7 +132,7 @@ def test_a_trickling_client_loses_the_room_when_somebody_waits() -> None:
     assert not victim.reads
     look(budget, PATIENCE_S - 1, PATIENCE_S)
     assert budget._waiting_count == 0
-    assert {type(hog.refused) for hog in hogs} == {TooSlow, type(None)}
+    assert {type(hog.refusal) for hog in hogs} == {TooSlow, type(None)}
 
 
 def test_a_client_that_brings_enough_keeps_the_room_and_the_waiting_one_is_told_at_last() -> None:
@@ -141,13 +141,13 @@ def test_a_client_that_brings_enough_keeps_the_room_and_the_waiting_one_is_told_
         for hog in hogs:
             hog.moved_bytes += PRESSED_BYTES_S
         look(budget, second, 0.5)
-    assert all(hog.refused is None for hog in hogs if hog.reads)
-    assert victim.refused is None
+    assert all(hog.refusal is None for hog in hogs if hog.reads)
+    assert victim.refusal is None
     for second in range(119, 125):
         for hog in hogs:
             hog.moved_bytes += PRESSED_BYTES_S
         look(budget, second, 0.5)
-    assert isinstance(victim.refused, Busy)
+    assert isinstance(victim.refusal, Busy)
 
 
 def test_nobody_is_hurried_while_nobody_waits() -> None:
@@ -155,7 +155,7 @@ def test_nobody_is_hurried_while_nobody_waits() -> None:
     body = Body(budget)
     body.read(MIB)
     look(budget, 0, 60)
-    assert body.refused is None
+    assert body.refusal is None
 
 
 def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
@@ -164,8 +164,8 @@ def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
     budget.keep(queued_body, MIB)
     budget.keep(stuck_body, MIB, is_pressed=True)
     look(budget, 0, 2 * PATIENCE_S + 1)
-    assert queued_body.refused is None
-    assert stuck_body.refused is not None
+    assert queued_body.refusal is None
+    assert stuck_body.refusal is not None
     assert victim.reads
 
 

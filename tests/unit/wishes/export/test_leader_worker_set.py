@@ -24,7 +24,7 @@ from gateway.planner.flags import LaunchInputs, launch_spec
 from gateway.planner.nodes.pod_group import for_pods
 from gateway.wishes.export.engine_start import engine_start
 from gateway.wishes.export.leader_worker_set import LEADER, PLACE, leader_worker_set
-from tests.support.node_plans import PROFILES, over, spans
+from tests.support.node_plans import PROFILES, decide_over, spans
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 SCHEMA = Path(__file__).parent / "leader_worker_set.json.gz"
@@ -71,7 +71,7 @@ def plans(ref: str) -> list[Plan]:
     node_plans = [
         plan
         for machines in (["2x3090"] * 2, ["2x3090"] * 4)
-        for plan in spans(over(PROFILES.engine(ref), machines)[0])
+        for plan in spans(decide_over(PROFILES.engine(ref), machines)[0])
     ]
     assert {plan.span for plan in node_plans} >= {2, 4}
     return node_plans

@@ -17,7 +17,7 @@ from gateway.measuring.tuning import plan_search
 from tests.local.cli.test_main import fitserve
 from tests.local.measuring.tuning.test_plan_search import (
     add_model,
-    alone,
+    lone_attempt,
     paced_script,
     tune,
     wait_for_end,
@@ -49,7 +49,7 @@ async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: P
         assert "4,096 tokens in a batch" in result.stdout
         # Without a terminal nobody is asked, and nothing is taken.
         assert "--arg max-num-batched-tokens=4096" in result.stderr
-        assert (await alone(gateway))["id"] == old_model["id"]
+        assert (await lone_attempt(gateway))["id"] == old_model["id"]
         assert (await gateway.show("m"))["wish"]["args"] == {}
 
         result = await run("tune", "m", "--apply", "--json")
@@ -64,7 +64,7 @@ async def test_a_search_without_room_and_terminal_names_the_option(tmp_path: Pat
         result = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)
         assert result.returncode == 1
         assert "--offline" in result.stderr
-        assert (await alone(gateway))["id"] == old_model["id"]
+        assert (await lone_attempt(gateway))["id"] == old_model["id"]
 
 
 async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
@@ -81,4 +81,4 @@ async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             assert await process.wait() != 0
         assert (await wait_for_end(gateway))["state"] == "stopped"
-        assert (await alone(gateway))["id"] == old_model["id"]
+        assert (await lone_attempt(gateway))["id"] == old_model["id"]
