@@ -36,7 +36,7 @@ def resident(
     )
 
 
-def unloaded(name: str, **fields: Any) -> LoadedModel:
+def unloaded_model(name: str, **fields: Any) -> LoadedModel:
     return resident(name, "out", **fields)
 
 
@@ -50,7 +50,7 @@ def moves(*models: LoadedModel) -> Moves:
 
 
 def test_a_model_without_limits_stays_and_an_unloaded_one_loads() -> None:
-    assert moves(serves("a"), unloaded("b")) == Moves()
+    assert moves(serves("a"), unloaded_model("b")) == Moves()
 
 
 def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
@@ -72,7 +72,7 @@ def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
 def test_a_stopped_model_leaves_and_rests_though_it_is_asked() -> None:
     assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
     assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
-    assert moves(unloaded("a", is_stopped=True, waited_s=5)) == Moves(
+    assert moves(unloaded_model("a", is_stopped=True, waited_s=5)) == Moves(
         hold_reasons={"a": "its owner stopped it"}
     )
 
@@ -82,20 +82,24 @@ def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
         ("a", 0): Eviction("owner", "its owner unloads it", ends=True)
     }
     assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].ends
-    assert moves(unloaded("a", is_unloaded=True)).hold_reasons == {"a": "the next request loads it"}
-    assert moves(unloaded("a")) == moves(unloaded("a", is_unloaded=True, waited_s=1)) == Moves()
+    assert moves(unloaded_model("a", is_unloaded=True)).hold_reasons == {"a": "the next request loads it"}
+    assert (
+        moves(unloaded_model("a"))
+        == moves(unloaded_model("a", is_unloaded=True, waited_s=1))
+        == Moves()
+    )
 
 
 def test_a_model_without_a_request_loads_only_if_it_is_to_be_kept() -> None:
-    assert not moves(unloaded("a", keep_alive_s=60, used_at=NOW - 59)).hold_reasons
-    assert moves(unloaded("a", keep_alive_s=60, used_at=NOW - 60)).hold_reasons
-    assert moves(unloaded("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).hold_reasons
-    assert not moves(unloaded("a", keep_alive_s=-1, was_evicted=True)).hold_reasons
-    assert not moves(unloaded("a", keep_alive_s=0, was_never_loaded=True)).hold_reasons
+    assert not moves(unloaded_model("a", keep_alive_s=60, used_at=NOW - 59)).hold_reasons
+    assert moves(unloaded_model("a", keep_alive_s=60, used_at=NOW - 60)).hold_reasons
+    assert moves(unloaded_model("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).hold_reasons
+    assert not moves(unloaded_model("a", keep_alive_s=-1, was_evicted=True)).hold_reasons
+    assert not moves(unloaded_model("a", keep_alive_s=0, was_never_loaded=True)).hold_reasons
 
 
 def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> None:
-    asking = unloaded(
+    asking = unloaded_model(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
     a, b, c = (serves(name) for name in "abc")
@@ -104,14 +108,15 @@ def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> Non
     )
     assert moves(asking, a, b, c).hold_reasons == {"x": "it waits for a, b to be unloaded"}
     # With room nobody leaves, and for what others give without leaving neither.
-    assert moves(unloaded("x", waited_s=1), a, b) == Moves()
+    assert moves(unloaded_model("x", waited_s=1), a, b) == Moves()
     assert (
-        moves(unloaded("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b) == Moves()
+        moves(unloaded_model("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b)
+        == Moves()
     )
 
 
 def test_an_evicted_model_has_had_its_residence() -> None:
-    asking = unloaded(
+    asking = unloaded_model(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0),), is_promised_memory=True
     )
     assert moves(asking, serves("a", requests=3)).evictions
@@ -124,14 +129,14 @@ def test_an_evicted_model_has_had_its_residence() -> None:
 
 
 def test_the_model_that_loads_next_is_named() -> None:
-    first, second = unloaded("b", waited_s=9), unloaded("a", waited_s=3)
+    first, second = unloaded_model("b", waited_s=9), unloaded_model("a", waited_s=3)
     assert moves(second, first).first == "b"
-    waits = unloaded(
+    waits = unloaded_model(
         "b", waited_s=9, has_plan=False, must_evict=(("s", 0),), is_promised_memory=True
     )
     young = serves("s", since=NOW - 1, load_s=50, requests=1)
     assert moves(second, waits, young).first == "b", "it is prepared while the other stays"
-    assert moves(unloaded("a")).first == ""
+    assert moves(unloaded_model("a")).first == ""
 
 
 def test_the_cheaper_of_equal_models_leaves() -> None:
@@ -147,13 +152,15 @@ def test_the_cheaper_of_equal_models_leaves() -> None:
 
 def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     needs = (("a", 0), ("b", 0))
-    asking = unloaded("x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True)
+    asking = unloaded_model(
+        "x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True
+    )
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
     a, b = serves("a", had_no_request=True, **young), serves("b", had_no_request=True, **young)
     assert set(moves(asking, a, b).evictions) == {*needs}
     # Half of the room is no use to who waits.
     assert not moves(asking, a, serves("b", **young)).evictions
-    assert not moves(unloaded("x", has_plan=False, must_evict=needs), a, b).evictions
+    assert not moves(unloaded_model("x", has_plan=False, must_evict=needs), a, b).evictions
     assert not moves(
         asking, a, serves("b", had_no_request=True, is_pinned=True, **young)
     ).evictions.get(("b", 0))
@@ -174,7 +181,7 @@ def test_models_leave_in_order_of_priority_and_use() -> None:
         serves("old", used_at=NOW - 99),
         serves("cheap", priority=-1),
         serves("kept", is_pinned=True),
-        unloaded("out"),
+        unloaded_model("out"),
     ]
     assert [name for name, _ in eviction_order(some, NOW)] == [
         "cheap",
@@ -187,7 +194,7 @@ def test_models_leave_in_order_of_priority_and_use() -> None:
 
 def test_nobody_leaves_while_another_one_does() -> None:
     decision = moves(
-        unloaded("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
+        unloaded_model("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
         serves("a"),
         resident("b", "leaves"),
     )
@@ -195,55 +202,59 @@ def test_nobody_leaves_while_another_one_does() -> None:
 
 
 def test_the_turn_is_of_the_longest_wait_and_an_evicted_model_comes_last() -> None:
-    first, second = unloaded("b", waited_s=9), unloaded("a", waited_s=3)
+    first, second = unloaded_model("b", waited_s=9), unloaded_model("a", waited_s=3)
     assert moves(second, first).hold_reasons == {"a": "it waits for its turn after b"}
     # Its oldest request has waited for longer, but it has just served.
-    assert moves(second, unloaded("b", waited_s=9, since=NOW - 1)).hold_reasons == {
+    assert moves(second, unloaded_model("b", waited_s=9, since=NOW - 1)).hold_reasons == {
         "b": "it waits for its turn after a"
     }
     # Who could not be started anyway has no turn.
-    assert moves(second, unloaded("b", waited_s=9, can_start=False)) == Moves()
+    assert moves(second, unloaded_model("b", waited_s=9, can_start=False)) == Moves()
 
 
 def test_a_model_without_requests_waits_for_the_requested_ones() -> None:
-    assert moves(unloaded("a", waited_s=1), unloaded("b")).hold_reasons == {"b": "other models load first"}
+    assert moves(unloaded_model("a", waited_s=1), unloaded_model("b")).hold_reasons == {
+        "b": "other models load first"
+    }
 
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
     assert (
-        moves(unloaded("p", is_pinned=True, has_plan=False, must_evict=(("a", 0),)), serves("a"))
+        moves(
+            unloaded_model("p", is_pinned=True, has_plan=False, must_evict=(("a", 0),)), serves("a")
+        )
         .evictions["a", 0]
         .reason
         == "it makes room for p"
     )
     assert not moves(
-        unloaded("x", waited_s=1, has_plan=False, must_evict=(("p", 0),)),
+        unloaded_model("x", waited_s=1, has_plan=False, must_evict=(("p", 0),)),
         serves("p", is_pinned=True),
     ).evictions
 
 
 def test_a_request_brings_back_only_loadable_models() -> None:
     alone, requested_model = (
-        unloaded("x", has_plan=False),
-        unloaded("x", has_plan=False, waited_s=1),
+        unloaded_model("x", has_plan=False),
+        unloaded_model("x", has_plan=False, waited_s=1),
     )
-    assert is_loadable(unloaded("x"), ())
+    assert is_loadable(unloaded_model("x"), ())
     # It was planned with all that others could give, and found nothing.
     assert not is_loadable(alone, ())
     assert not is_loadable(requested_model, {requested_model.name})
     # They could, and not all of them now.
-    could = unloaded("x", has_plan=False, waited_s=1, waits_for_request=True)
+    could = unloaded_model("x", has_plan=False, waited_s=1, waits_for_request=True)
     assert is_loadable(could, ())
     assert is_loadable(requested_model, {"a"})
-    assert not is_loadable(unloaded("x", is_stopped=True), ())
+    assert not is_loadable(unloaded_model("x", is_stopped=True), ())
 
 
 def test_pinned_and_dear_models_load_first_at_a_boot() -> None:
     some = [
-        unloaded("old"),
-        unloaded("new", used_at=NOW),
-        unloaded("dear", priority=1),
-        unloaded("kept", is_pinned=True),
+        unloaded_model("old"),
+        unloaded_model("new", used_at=NOW),
+        unloaded_model("dear", priority=1),
+        unloaded_model("kept", is_pinned=True),
     ]
     assert [model.name for model in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
 
@@ -333,7 +344,7 @@ def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
     assert moves(asleep("a"), serves("b")) == Moves()
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
-    assert moves(asleep("a", waited_s=1), unloaded("b", waited_s=2)).hold_reasons == {
+    assert moves(asleep("a", waited_s=1), unloaded_model("b", waited_s=2)).hold_reasons == {
         "a": "it waits for its turn after b"
     }
     asking = asleep(
@@ -345,14 +356,14 @@ def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
 
 
 def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
-    wants = unloaded(
+    wants = unloaded_model(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
     assert moves(wants, asleep("a"), serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for x")
     }
     both = moves(
-        unloaded(
+        unloaded_model(
             "x",
             waited_s=1,
             has_plan=False,
@@ -373,7 +384,7 @@ def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
 
 
 def test_only_the_needed_ones_of_several_copies_leave_and_the_others_serve() -> None:
-    asking = unloaded(
+    asking = unloaded_model(
         "x", waited_s=1, has_plan=False, must_evict=(("pair", 1),), is_promised_memory=True
     )
     assert moves(asking, serves("pair", 2, requests=9)).evictions == {
@@ -389,10 +400,10 @@ def test_each_copy_has_its_own_residence() -> None:
         "pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1
     )
     assert not moves(
-        unloaded("x", waited_s=1, has_plan=False, must_evict=(("pair", 1),)), pair
+        unloaded_model("x", waited_s=1, has_plan=False, must_evict=(("pair", 1),)), pair
     ).evictions
     assert moves(
-        unloaded("x", waited_s=1, has_plan=False, must_evict=(("pair", 0),)), pair
+        unloaded_model("x", waited_s=1, has_plan=False, must_evict=(("pair", 0),)), pair
     ).evictions
     assert eviction_order([pair], NOW) == [("pair", 0), ("pair", 1)]
 
@@ -414,7 +425,7 @@ def short(name: str, state: State = "out", **fields: Any) -> LoadedModel:
 
 def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
     assert moves(short("pair"), serves("x")) == Moves()
-    assert moves(short("pair"), unloaded("x", waited_s=1)).hold_reasons == {
+    assert moves(short("pair"), unloaded_model("x", waited_s=1)).hold_reasons == {
         "pair": "other models load first"
     }
     assert moves(short("pair"), resident("x", "leaves")).hold_reasons == {
@@ -437,7 +448,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
         assert not moves(pair, serves("x", requests=1)).evictions
         assert not moves(pair, serves("x", since=NOW - 1)).evictions
         # A model that is out comes first, however long the others have waited.
-        assert moves(pair, serves("x"), unloaded("y", waited_s=0.1)).hold_reasons == {
+        assert moves(pair, serves("x"), unloaded_model("y", waited_s=0.1)).hold_reasons == {
             "pair": "it waits for its turn after y"
         }
     assert moves(short("pair", is_pinned=True), serves("x")) == Moves()
@@ -445,7 +456,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     copies = [Copy(0, "serves", NOW - 90, is_watched=True)]
-    asking = unloaded(
+    asking = unloaded_model(
         "x",
         waited_s=1,
         has_plan=False,
