@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.support.patience import hang_s
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -308,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
         for start in range(0, len(body), 64 * 1024):
             if name in hub.stalls and start >= hub.stalls[name] and not hub.resume.is_set():
                 hub.stalled.set()
-                hub.resume.wait(60)
+                hub.resume.wait(hang_s())
             piece = body[start : start + 64 * 1024]
             if cut is not None and start + len(piece) > cut:
                 self.close_connection = True

@@ -11,6 +11,7 @@ import pytest
 from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
 from tests.support.paths import ROOT
+from tests.support.patience import wait_until
 from tests.support.running import model_folder, running
 
 pytestmark = pytest.mark.anyio
@@ -55,8 +56,12 @@ async def test_a_gateway_changes_only_the_models_that_differ_from_a_file(
             ("a", "change"),
         ]
         # The name of a new model is free once the model that has the alias is gone.
-        while (await gateway.until("a", "ready"))["wish"]["aliases"] != ["c"]:
-            await asyncio.sleep(0.01)
+
+        async def has_alias() -> bool:
+            view = await gateway.until("a", "ready")
+            return bool(view["wish"]["aliases"] == ["c"])
+
+        await wait_until("a has its alias", has_alias)
         text = path.read_text()
         path.write_text(f"models:\n  c: {{{tiny_model}}}\n")
         diff = await apply("--diff", "--prune")

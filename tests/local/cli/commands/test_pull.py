@@ -13,6 +13,7 @@ from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import sharded_model
+from tests.support.patience import hang_s
 from tests.support.running import running
 from tests.support.typing_terminal import TypingTerminal
 
@@ -68,7 +69,7 @@ async def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_download(
                 "pull", "org/name", FITSERVE_URL=gateway.url, columns=100
             ) as terminal:
                 terminal.until("org/name")
-                assert server.stalled.wait(30)
+                assert server.stalled.wait(hang_s())
                 terminal.until("KiB")
                 terminal.type("\x03")
                 assert terminal.wait_for_exit() != 0

@@ -11,6 +11,7 @@ from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.engine_questions import is_alive
 from tests.support.dataplane import until
 from tests.support.makers import plan
+from tests.support.patience import wait_until
 from tests.support.scripted_engine import EngineScript, FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -40,8 +41,7 @@ async def test_an_engine_that_reads_a_long_prompt_before_anything_else_lives() -
 
 async def test_an_engine_that_answers_the_smallest_request_lives() -> None:
     async with FakeEngine(EngineScript(model="m"), print) as engine:
-        while not await lives(engine):
-            pass
+        assert await wait_until("the engine lives", lambda: lives(engine))
 
 
 async def test_an_engine_that_answers_nothing_and_whose_cache_does_not_fill_hangs() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.proxy.limits import SWEEP_S
+from tests.support.patience import wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -301,8 +302,11 @@ async def test_a_client_that_leaves_ends_the_request_of_the_engine(tmp_path: Pat
         async with gateway.client.stream("POST", "/api/chat", json=body) as answer:
             async for _ in answer.aiter_lines():
                 break
-        while (await gateway.client.get("/admin/requests")).json()["data"]:
-            await asyncio.sleep(0.05)
+
+        async def is_idle() -> bool:
+            return not (await gateway.client.get("/admin/requests")).json()["data"]
+
+        assert await wait_until("no request is in flight", is_idle)
 
 
 async def test_a_client_that_reads_nothing_is_held_to_the_limits(

@@ -14,6 +14,7 @@ from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
 from gateway.domain.units import GIB
 from gateway.planner.starts import PlacedEngine, Stage, shape
 from tests.support.makers import attempt, machine, plan, wish
+from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +89,7 @@ async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() 
     task = await take_turn(start_gate, new_start, words)
     assert not task.done(), "nobody has looked yet"
     start_gate.look([])
-    await asyncio.sleep(0.01)
+    await wait_until("the start waits", lambda: words)
     assert words == ["waits for old on GPU 1, which loads its weights"]
     assert start_gate.waits(new_start)
     observations.now(old_start, "capturing_graphs")
@@ -104,7 +105,7 @@ async def test_an_admitted_start_holds_up_the_next_before_the_host_lists_it() ->
     await start_gate.turn(start(9), words.append)
     task = await take_turn(start_gate, start(10, "next"), words)
     start_gate.look([])
-    await asyncio.sleep(0.01)
+    await wait_until("the next start waits", lambda: words)
     assert not task.done()
     assert words[-1].startswith("waits for new on GPU 1")
     task.cancel()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.hosts.process.prepared.inside import kernel_builds
+from tests.support.patience import hang_s
 
 
 class Kernels:
@@ -51,13 +52,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def join_builds() -> None:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.daemon:
-            thread.join(60)
+            thread.join(hang_s())
 
 
 def test_a_choice_begins_one_build(engine: types.ModuleType) -> None:
     kernel_builds.build_at_choice({"toy_engine.sampler:supported": "toy_jit:generate"})
     assert engine.supported(answer=True)
-    assert engine.jit.kernels.built.wait(60)
+    assert engine.jit.kernels.built.wait(hang_s())
     assert engine.supported(answer=True)
     join_builds()
     assert engine.jit.kernels.builds == 1
@@ -73,7 +74,7 @@ def test_a_choice_against_the_kernels_builds_nothing(engine: types.ModuleType) -
 def test_a_layer_begins_a_build_and_is_made(engine: types.ModuleType) -> None:
     kernel_builds.build_at_choice({"toy_engine.sampler:Layer.__init__": "toy_jit:generate"})
     assert engine.Layer(3).size == 3
-    assert engine.jit.kernels.built.wait(60)
+    assert engine.jit.kernels.built.wait(hang_s())
 
 
 @pytest.mark.parametrize("kernels", [Kernels(is_aot=True), Kernels(fails=True)])
@@ -107,5 +108,5 @@ def test_a_module_that_is_imported_later_is_changed_then(
     import later_engine  # type: ignore[import-not-found]
 
     assert later_engine.supported()
-    assert engine.jit.kernels.built.wait(60)
+    assert engine.jit.kernels.built.wait(hang_s())
     monkeypatch.delitem(sys.modules, "later_engine")
