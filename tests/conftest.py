@@ -44,8 +44,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if path.endswith(".py") and shard_of(path, SHARDS) != SHARD:
         return True
     tiers = set(str(config.option.markexpr).split()) - {"or"}
-    other = collection_path.parent == HERE and collection_path.name in set(TIERS) - tiers
-    return True if other and tiers and tiers <= set(TIERS) else None
+    is_deselected = collection_path.parent == HERE and collection_path.name in set(TIERS) - tiers
+    return True if is_deselected and tiers and tiers <= set(TIERS) else None
 
 
 @pytest.hookimpl(tryfirst=True)

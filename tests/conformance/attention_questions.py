@@ -304,9 +304,9 @@ def _version_of(backend: str, q: Question) -> int | None:
     )
 
 
-def _flash_version(**how: Any) -> int | None:
+def _flash_version(**arguments: Any) -> int | None:
     utils: Any = importlib.import_module("vllm.v1.attention.backends.fa_utils")
-    version: int | None = fit(utils.get_flash_attn_version, **how)
+    version: int | None = fit(utils.get_flash_attn_version, **arguments)
     return version
 
 

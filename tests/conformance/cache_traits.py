@@ -89,12 +89,12 @@ def with_cache_traits(diff: ProfileDiff, near: Engine) -> ProfileDiff:
     """The difference, with the traits of the version's cache, if its code was asked."""
     if diff.kind != "vllm" or diff.version not in read_answers():
         return diff
-    traits, others = cache_traits_of(diff.version, near.traits), {*near.traits}
+    traits, remaining_traits = cache_traits_of(diff.version, near.traits), {*near.traits}
     other_traits = {*diff.traits} - CACHE_TRAITS
     dropped_traits = {*diff.without.get("traits", ())} - CACHE_TRAITS
     dropped_traits |= {name for name in near.traits if name in CACHE_TRAITS - traits}
     without = {field: names for field, names in diff.without.items() if field != "traits"}
     return diff.evolve(
-        traits=tuple(sorted(other_traits | (traits - others))),
+        traits=tuple(sorted(other_traits | (traits - remaining_traits))),
         without=without | ({"traits": tuple(sorted(dropped_traits))} if dropped_traits else {}),
     )

@@ -140,8 +140,8 @@ def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
     for by_capability in answers_by_form.values():
         before: dict[str, Any] = {}
         for capability, changes in by_capability.items():
-            both = last.get(capability, before) | changes
-            before = {key: value for key, value in both.items() if value is not None}
+            merged_answers = last.get(capability, before) | changes
+            before = {key: value for key, value in merged_answers.items() if value is not None}
             last[capability] = by_capability[capability] = before
     return answers_by_form
 

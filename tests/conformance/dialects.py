@@ -91,8 +91,8 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
     def refuse(message: str) -> None:
         raise ValueError(message)
 
-    def as_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+    def as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
     sandboxed_environment = jinja2.SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

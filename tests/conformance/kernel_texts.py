@@ -75,13 +75,13 @@ def kernels_as(ref: str, near: str, profiles: Profiles) -> dict[str, tuple[str, 
     for kernel, digest in texts.items():
         if base.get(kernel, digest) == digest or kernel not in _described_kernels(profiles, near):
             continue
-        for other in (*reversed(earlier_names), *other_names[len(earlier_names) :]):
-            if kept_texts[_version(other)].get(kernel) == digest and kernel in _described_kernels(
-                profiles, other
-            ):
-                result.setdefault(other, []).append(kernel)
+        for earlier_name in (*reversed(earlier_names), *other_names[len(earlier_names) :]):
+            if kept_texts[_version(earlier_name)].get(
+                kernel
+            ) == digest and kernel in _described_kernels(profiles, earlier_name):
+                result.setdefault(earlier_name, []).append(kernel)
                 break
-    return {other: tuple(names) for other, names in result.items()}
+    return {earlier_name: tuple(names) for earlier_name, names in result.items()}
 
 
 def _described_kernels(profiles: Profiles, ref: str) -> set[str]:

@@ -151,8 +151,8 @@ def agreement(
     for case in _cases_with_answers(profiles, ref, answers):
         answer = rule_answer(profiles, ref, case.case, case.capability)
         kind = case.case.of + (" forced" if case.case.detail.startswith("forced") else "")
-        same = is_same(case.case, answer, case.answer)
-        verdict = "right" if same else UNKNOWN if answer == UNKNOWN else "wrong"
+        agrees = is_same(case.case, answer, case.answer)
+        verdict = "right" if agrees else UNKNOWN if answer == UNKNOWN else "wrong"
         table[kind, case.capability][verdict] += 1
     return dict(table)
 
@@ -182,7 +182,8 @@ def choices_of(
         # A model's rules are lent whole: what they say of a forced backend alone is no reason.
         usual = plain[judged_case.name, judged_case.capability] if judged_case.case.detail else []
         if judged_case.case.of == "attention_backends" and any(
-            near in other.right and not judged_case.right & other.right - {near} for other in usual
+            near in other_answer.right and not judged_case.right & other_answer.right - {near}
+            for other_answer in usual
         ):
             continue
         if choice := _choice_of(profiles, judged_case, refs):
@@ -194,15 +195,17 @@ def choices_of(
         for name, capabilities in by_name.items():
             rows[case, row, _capabilities(capabilities, answers)].append(name)
     loans: dict[str, list[str]] = defaultdict(list)
-    for name, other in whole.items():
-        loans[other].append(name)
-    everywhere = _conditions_on(_capabilities(answers, answers))
+    for name, other_answer in whole.items():
+        loans[other_answer].append(name)
+    all_conditions = _conditions_on(_capabilities(answers, answers))
     choices = [
         *(
             KnownChoice(
-                of="moe", where=everywhere | {"families": tuple(sorted(names))}, rules=other
+                of="moe",
+                where=all_conditions | {"families": tuple(sorted(names))},
+                rules=other_answer,
             )
-            for other, names in loans.items()
+            for other_answer, names in loans.items()
         ),
         *(
             KnownChoice.model_validate(
@@ -225,9 +228,9 @@ def _whole_families(judged: list[Judged], refs: list[str]) -> dict[str, str]:
     for name, cases_of in families.items():
         if all(refs[0] in case.right for case in cases_of):
             continue
-        for other in refs[1:]:
-            if all(other in case.right for case in cases_of):
-                family_names[name] = other
+        for other_ref in refs[1:]:
+            if all(other_ref in case.right for case in cases_of):
+                family_names[name] = other_ref
                 break
     return family_names
 
@@ -256,9 +259,9 @@ def _choice_of(profiles: Profiles, judged: Judged, refs: list[str]) -> dict[str,
     A backend that no rules describe tells nothing, and sizes of integer weights decide too. Rules
     that say `unknown` are better than wrong ones.
     """
-    for other in refs[1:]:
-        if other in judged.right:
-            return {"rules": other}
+    for other_ref in refs[1:]:
+        if other_ref in judged.right:
+            return {"rules": other_ref}
     if judged.answer == REFUSED and judged.case.of == "moe":
         return {"refuses": True}
     backend = None
@@ -273,7 +276,12 @@ def _choice_of(profiles: Profiles, judged: Judged, refs: list[str]) -> dict[str,
         and judged.case.of != "attention_backends"
     ):
         return next(
-            ({"rules": other} for other in refs[1:] if answers_by_version[other] == UNKNOWN), None
+            (
+                {"rules": other_ref}
+                for other_ref in refs[1:]
+                if answers_by_version[other_ref] == UNKNOWN
+            ),
+            None,
         )
     if answers_by_version[refs[0]] == UNKNOWN and judged.case.of == "linear":
         return None  # the rules know why they do not say
@@ -362,10 +370,12 @@ def _judge(
     for case in _cases_with_answers(profiles, ref, answers):
         if case.case.of != "memory":
             right = {
-                other
-                for other in refs
+                other_ref
+                for other_ref in refs
                 if is_same(
-                    case.case, rule_answer(profiles, other, case.case, case.capability), case.answer
+                    case.case,
+                    rule_answer(profiles, other_ref, case.case, case.capability),
+                    case.answer,
                 )
             }
             yield case._replace(right=frozenset(right))
@@ -380,15 +390,15 @@ def _memory_choices(
     ]
     if not memory_cases:
         return []
-    rules = {other: _memory_rules(profiles, other) for other in refs}
+    rules = {other_ref: _memory_rules(profiles, other_ref) for other_ref in refs}
     near = rules[refs[0]]
     choices: list[KnownChoice] = []
     detailed_cases = [case for case in memory_cases if case.case.detail]
     right = [
-        other
-        for other in refs
+        other_ref
+        for other_ref in refs
         if all(
-            _memory_answer(rules[other], case.case)[:2] == case.answer[:2]
+            _memory_answer(rules[other_ref], case.case)[:2] == case.answer[:2]
             for case in detailed_cases
         )
     ]

@@ -97,12 +97,12 @@ def with_memory_traits(diff: ProfileDiff, near: Engine) -> ProfileDiff:
     """The difference, with the traits of the version's memory, if its code was read."""
     if diff.kind != "vllm" or diff.version not in read_traits():
         return diff
-    traits, others = {*read_traits()[diff.version]}, {*near.traits}
+    traits, remaining_traits = {*read_traits()[diff.version]}, {*near.traits}
     other_traits = {*diff.traits} - MEMORY_TRAITS
     dropped_traits = {*diff.without.get("traits", ())} - MEMORY_TRAITS
-    dropped_traits |= (MEMORY_TRAITS - traits) & others
+    dropped_traits |= (MEMORY_TRAITS - traits) & remaining_traits
     without = {field: names for field, names in diff.without.items() if field != "traits"}
     return diff.evolve(
-        traits=tuple(sorted(other_traits | (traits - others))),
+        traits=tuple(sorted(other_traits | (traits - remaining_traits))),
         without=without | ({"traits": tuple(sorted(dropped_traits))} if dropped_traits else {}),
     )

@@ -129,13 +129,15 @@ def answers(version: str) -> list[str]:
     for _, group in itertools.groupby(
         sorted(question_list, key=_configuration), key=_configuration
     ):
-        some = list(group)
+        group_items = list(group)
         try:
-            config = _configure(some[0])
+            config = _configure(group_items[0])
         except sglang_layers.REFUSALS as error:
-            answers_by_question |= dict.fromkeys(some, sglang_layers.refusal_text("method", error))
+            answers_by_question |= dict.fromkeys(
+                group_items, sglang_layers.refusal_text("method", error)
+            )
             continue
-        answers_by_question |= {question: _answer(question, config) for question in some}
+        answers_by_question |= {question: _answer(question, config) for question in group_items}
     return [answers_by_question[question] for question in question_list]
 
 

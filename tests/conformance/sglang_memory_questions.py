@@ -92,7 +92,7 @@ def _answer(folder: Path, question: Question) -> Any:
     return answer if arguments_of_engine else str(answer).replace(str(folder), "")
 
 
-def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any, Any]:
+def resolve_memory(model: Path, memory: int, tp: int, **options: Any) -> tuple[Any, Any]:
     """(arguments as the engine resolves them, prefill tokens, graphs and share of memory), or
     (None, the engine's error)."""
     arguments: Any = importlib.import_module("sglang.srt.server_args")
@@ -104,7 +104,7 @@ def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any
             device="cuda",
             skip_tokenizer_init=True,
             load_format="dummy",
-            **given,
+            **options,
         )
         if hasattr(server_args, "resolve_once"):
             server_args.resolve_once()

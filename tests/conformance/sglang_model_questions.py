@@ -81,9 +81,10 @@ def argv(model: str, quant: str, tp: int) -> list[str]:
 
 def answers(version: str) -> list[Any]:
     torch: Any = importlib.import_module("torch")
-    here = ".".join(str(number) for number in torch.cuda.get_device_capability())
+    own_capability = ".".join(str(number) for number in torch.cuda.get_device_capability())
     return [
-        _answer(model, quant) if text == here else None for model, quant, text in questions(version)
+        _answer(model, quant) if text == own_capability else None
+        for model, quant, text in questions(version)
     ]
 
 

@@ -102,7 +102,7 @@ def schemes() -> Iterator[Question]:
 
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
-    few = list(_few_questions())
+    first_questions = list(_few_questions())
     unread_names = {
         name
         for first_version, names in READ_SINCE.items()
@@ -120,7 +120,7 @@ def questions(version: str) -> Iterator[Question]:
             yield base._replace(tp=4, ep=4)
     for name in NAMES[1:]:
         if name not in unread_names:
-            for scheme in few:
+            for scheme in first_questions:
                 # The class of this pair has no layer of experts.
                 if (name, scheme.origin) != (
                     "mixtral-8x7b",

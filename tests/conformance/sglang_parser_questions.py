@@ -22,8 +22,8 @@ class Question(NamedTuple):
     """about: "calls" or "thinks"; said: how the model writes it."""
 
     model: str
-    subject: str
-    text: str
+    about: str
+    said: str
 
 
 def questions(version: str) -> Iterator[Question]:
@@ -48,8 +48,8 @@ def answers(version: str) -> list[list[str]]:
     tools = [protocol.Tool(**tool) for tool in TOOLS]
     rows, counts = [], {dialect.name: dialect.times for dialect in kept_dialects()}
     for question in questions(version):
-        if question.subject == "calls":
-            case = question.text, counts[question.model]
+        if question.about == "calls":
+            case = question.said, counts[question.model]
             rows.append(
                 [
                     name
@@ -62,7 +62,7 @@ def answers(version: str) -> list[list[str]]:
                 [
                     name
                     for name in sorted(thoughts.DetectorMap)
-                    if _thinks(thoughts, name, question.text)
+                    if _thinks(thoughts, name, question.said)
                 ]
             )
     return rows

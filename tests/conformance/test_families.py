@@ -73,9 +73,9 @@ def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
 def test_other_tensors_equal_those_of_the_engine(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    tensors = {other.name: other for other in built_model(question, version).other_tensors}
-    elsewhere = {ELSEWHERE.get((version, question[0]))}
-    assert tensors.keys() - elsewhere == {name for name, *_ in answer["others"]}
+    tensors = {tensor.name: tensor for tensor in built_model(question, version).other_tensors}
+    moved_tensors = {ELSEWHERE.get((version, question[0]))}
+    assert tensors.keys() - moved_tensors == {name for name, *_ in answer["others"]}
     for name, count, shape, dtype in answer["others"]:
         # The engine pads the vocabulary; here it is padded where bytes are counted.
         rows = (

@@ -88,13 +88,13 @@ def rows_apart(engine_rows: Counter[Any], planner_rows: Counter[Any]) -> tuple[i
         for side in (engine_rows, planner_rows)
     )
     kinds = engine_rows.keys() | planner_rows.keys()
-    apart = {kind for kind in kinds if engine_rows[kind] != planner_rows[kind]}
+    differing_kinds = {kind for kind in kinds if engine_rows[kind] != planner_rows[kind]}
     words = (
         f"theirs {dict(engine_rows - planner_rows)}, ours {dict(planner_rows - engine_rows)}"
-        if apart
+        if differing_kinds
         else ""
     )
-    return len(apart), len(kinds), words
+    return len(differing_kinds), len(kinds), words
 
 
 def nameless(rows: Counter[tuple[str, int, int, str]]) -> Counter[Any]:

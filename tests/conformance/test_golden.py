@@ -27,8 +27,8 @@ ASKED = [(module, version) for module in MODULES for version in versions(golden.
     ("module", "version"), ASKED, ids=lambda part: getattr(part, "__name__", part)
 )
 def test_every_question_has_its_answers_on_every_machine(module: ModuleType, version: str) -> None:
-    many = len(list(module.questions(version)))
-    assert [len(row) for row in golden.golden(module, version).values()] == [many] * len(
+    question_count = len(list(module.questions(version)))
+    assert [len(row) for row in golden.golden(module, version).values()] == [question_count] * len(
         golden.machines_of(module, version)
     )
 
@@ -92,14 +92,14 @@ def test_a_written_golden_file_is_read_back_unchanged() -> None:
 def test_a_missing_or_outdated_golden_file_names_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    again = r"run `scripts/engine-answers sglang_linear --version "
+    command = r"run `scripts/engine-answers sglang_linear --version "
     with pytest.raises(
-        AssertionError, match=r"sglang_linear-9\.9\.json is missing: " + again + "9.9"
+        AssertionError, match=r"sglang_linear-9\.9\.json is missing: " + command + "9.9"
     ):
         golden.golden(sglang_linear_questions, "9.9")
     monkeypatch.setattr(
         sglang_linear_questions, "questions", lambda _: [("gptq", 4, True, 128, False)]
     )
     golden.golden.cache_clear()
-    with pytest.raises(AssertionError, match="the questions changed: " + again):
+    with pytest.raises(AssertionError, match="the questions changed: " + command):
         golden.golden(sglang_linear_questions, SGLANG[-1])

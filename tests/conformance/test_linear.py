@@ -46,8 +46,8 @@ def accepting(
     rules: LinearRules, question: Question, shape: LinearShape, machine: str
 ) -> list[Any]:
     """As the engine was asked: disable the chosen kernel, until none is left."""
-    capability, _, which = machine.partition(" ")
-    packages = {"": None, "none": frozenset[str](), "all": ALL_PACKAGES}[which]
+    capability, _, variant = machine.partition(" ")
+    packages = {"": None, "none": frozenset[str](), "all": ALL_PACKAGES}[variant]
     names = set(filter(None, question.disabled.split(",")))
     kernels: list[str] = []
     first: KernelChoice | None = None

@@ -23,8 +23,8 @@ def make_planner_answer(
     try:
         scheme = resolve(engine, quant, question.user, question.model_type, capability)
         check(engine, scheme, capability, question.dtype)
-    except MethodRefused as refused:
-        return ["refused", refused.refusal_reason]
+    except MethodRefused as error:
+        return ["refused", error.refusal_reason]
     return ["ok", scheme.method]
 
 

@@ -285,7 +285,7 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def test_the_planner_differs_from_the_engine_in_known_cases_alone() -> None:
     _, differences_by_gap = compare_answers()
-    gaps = {(what, name) for what, names in GAPS for name in names}
+    gaps = {(gap, name) for gap, names in GAPS for name in names}
     assert {key: lines[0] for key, lines in differences_by_gap.items() if key not in gaps} == {}
     assert gaps - differences_by_gap.keys() == set()
 

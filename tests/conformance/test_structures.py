@@ -244,12 +244,12 @@ def test_parts_without_a_cut_are_marked() -> None:
     """As the indexer's key beside query, key and value, and a gate's inputs among merged parts."""
 
     def build_row(config: dict[str, Any]) -> dict[str, Any]:
-        heads, few, head = config["heads"], config["few"], config["head"]
-        parts = [heads * head, *[few * head] * 3, head]
+        heads, few_heads, head = config["heads"], config["few"], config["head"]
+        parts = [heads * head, *[few_heads * head] * 3, head]
         joint = {"what": "linear", "shard": "qkv", "k": 48, "bias": 0, "parts": parts}
         row_fields = {"what": "linear", "shard": "merged", "k": 48, "bias": 0}
         return {
-            "qkv": joint | {"heads": heads, "kv_heads": few},
+            "qkv": joint | {"heads": heads, "kv_heads": few_heads},
             "up": row_fields | {"parts": [6 * head, head, 3 * head]},
         }
 
@@ -295,11 +295,11 @@ def test_an_absent_list_follows_from_another_field() -> None:
 
 def test_a_structure_of_one_tower_is_not_taken_for_another() -> None:
     config = forecast_config("llava", "none")
-    other = config | {"vision_config": config["vision_config"] | {"model_type": "another"}}
+    other_config = config | {"vision_config": config["vision_config"] | {"model_type": "another"}}
     text = structure_text(config)
     assert not structure_blueprint(text, Fields(config, "m")).guessed
     with pytest.raises(BadModel, match="another"):
-        structure_blueprint(structure_text(other), Fields(other, "m"))
+        structure_blueprint(structure_text(other_config), Fields(other_config, "m"))
     assert structure_text(forecast_config("pixtral", "none")) != text
 
 

@@ -57,8 +57,8 @@ def answer(
 ) -> list[Any]:
     """As the engine was asked: what it takes, what it would take, and all that the others
     refuse."""
-    capability, _, which = machine.partition(" ")
-    packages = frozenset({"tokenspeed_mla"}) if which == "none" else None
+    capability, _, variant = machine.partition(" ")
+    packages = frozenset({"tokenspeed_mla"}) if variant == "none" else None
     choice = choose_backend(rules, query, capability, packages, question.forced or None)
     backend = "unknown" if choice.status == "unknown" else choice.backend
     if question.forced or question.kind in ("vision", "recurrent"):

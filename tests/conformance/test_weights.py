@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_engine(
 ) -> None:
     traits = TRAITS[version]
     body = body_of(model, quant, traits)
-    others = {tensor.name.removesuffix(".weight") for tensor in body.other_tensors}
+    other_tensors = {tensor.name.removesuffix(".weight") for tensor in body.other_tensors}
     # One scale a channel is counted for 8-bit integers, also where a checkpoint has one for all.
     loose = 0.01 if quant in ("int8-static", "bitsandbytes-8bit") else 0
     for position, tp in enumerate(TENSOR_PARALLEL):
@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_engine(
         engine_bytes = {
             name: sizes[position] or 0
             for name, sizes in answer.items()
-            if name and name not in others
+            if name and name not in other_tensors
         }
         assert planner_bytes.keys() == engine_bytes.keys()
         off = {

@@ -54,13 +54,17 @@ def decision(model: str, quant: str, capability: str) -> Decision:
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
     """What became of the way in which nothing is changed."""
     outcome = decision(model, quant, capability)
-    here = [rejection for rejection in outcome.rejected if rejection.engine.version == version]
-    rejections = [row for row in here if (row.tensor_parallel, row.pipeline_parallel) == (tp, 1)]
+    own_rejections = [
+        rejection for rejection in outcome.rejected if rejection.engine.version == version
+    ]
+    rejections = [
+        row for row in own_rejections if (row.tensor_parallel, row.pipeline_parallel) == (tp, 1)
+    ]
     plain = [plan for plan in outcome.plans if plan.engine.version == version and plan.cost == 0]
     plan_outcomes: list[PlanOutcome] = [
         plan for plan in plain if (plan.tensor_parallel.value, plan.data_parallel.value) == (tp, 1)
     ]
-    return (plan_outcomes + rejections or here)[0]
+    return (plan_outcomes + rejections or own_rejections)[0]
 
 
 # What the engine says -> the verdicts that tell the same; the first whose words are in it.

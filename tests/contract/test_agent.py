@@ -203,7 +203,7 @@ def anyio_backend() -> str:
 
 async def test_a_start_that_no_plan_asks_for_is_refused_and_logged(harness: AgentHarness) -> None:
     plain = harness.make_spec("a1").model_dump(mode="json")
-    for what, change in ATTACKS.items():
+    for attack, change in ATTACKS.items():
         flag = change.get("flag")
         spec = (
             {**plain, "argv": [*plain["argv"][:4], flag, *plain["argv"][4:]]}
@@ -211,9 +211,9 @@ async def test_a_start_that_no_plan_asks_for_is_refused_and_logged(harness: Agen
             else {**plain, **change}
         )
         answer = await ask(harness, "start", spec=spec)
-        assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), what
-        assert answer["message"].startswith("The agent refuses: "), what
-        assert own_containers(harness) == [], what
+        assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), attack
+        assert answer["message"].startswith("The agent refuses: "), attack
+        assert own_containers(harness) == [], attack
     assert harness.log.read_text().count('"refused"') == len(ATTACKS)
     reply = await ask(
         harness, "prepare", engine={"kind": "fake", "version": "1", "image": "somebody/else:1"}
@@ -284,8 +284,10 @@ def odd(value: Any) -> st.SearchStrategy[Any]:
             | plain
         )
     if isinstance(value, dict):
-        same = {key: odd(part) | st.just(part) for key, part in value.items()}
-        return st.fixed_dictionaries(same) | st.dictionaries(texts, texts, max_size=3) | plain
+        mutated_parts = {key: odd(part) | st.just(part) for key, part in value.items()}
+        return (
+            st.fixed_dictionaries(mutated_parts) | st.dictionaries(texts, texts, max_size=3) | plain
+        )
     return plain
 
 
@@ -452,9 +454,9 @@ async def test_engines_and_logs_outlive_an_agent(harness: AgentHarness) -> None:
             assert [await anext(lines), await anext(lines)] == [b"one", b"two"]
         harness.kill_agent()
         for _ in range(2):
-            with pytest.raises(HostError, match="The agent does not answer") as away:
+            with pytest.raises(HostError, match="The agent does not answer") as error:
                 await harness.host.list()
-            assert "fitserve agent" in away.value.hint
+            assert "fitserve agent" in error.value.hint
         await answering(instance)
         harness.start_agent()
         assert await harness.host.list() == [instance]

@@ -175,18 +175,18 @@ async def test_a_drained_machine_starts_nothing_until_it_is_undone(
 
 async def test_a_machine_leaves_without_engines_and_joins_again(cluster: ClusterHarness) -> None:
     by_node = await one_engine_each(cluster)
-    other = cluster.nodes.second
-    refusal = await asyncio.to_thread(other.fitserve, "cluster", "leave")
+    second_node = cluster.nodes.second
+    refusal = await asyncio.to_thread(second_node.fitserve, "cluster", "leave")
     assert refusal.returncode != 0
     assert f"Engines run on two: {by_node['two'].name}" in refusal.stderr
     await cluster.host.stop(by_node["two"].name, 0)
-    result = await asyncio.to_thread(other.fitserve, "cluster", "leave")
+    result = await asyncio.to_thread(second_node.fitserve, "cluster", "leave")
     assert result.returncode == 0, result.stderr
-    assert other.supervisor is not None
-    assert other.supervisor.wait(hang_s()) == 0
+    assert second_node.supervisor is not None
+    assert second_node.supervisor.wait(hang_s()) == 0
 
     async def is_empty() -> bool:
-        return other.pids() == []
+        return second_node.pids() == []
 
     # Programs of Ray end by themselves after the raylet.
     await until("no program of the machine is left", is_empty)
@@ -195,27 +195,27 @@ async def test_a_machine_leaves_without_engines_and_joins_again(cluster: Cluster
         return set(await node_states(cluster.nodes.link)) == {"one"}
 
     await until("the machine has left", is_gone)
-    other.start()
+    second_node.start()
     await cluster.join()
     assert (await cluster.host.start(cluster.make_spec("a3"))).node == "two"
 
 
 async def test_a_wrong_token_and_an_absent_head_are_named(cluster: ClusterHarness) -> None:
-    other = cluster.nodes.second
+    second_node = cluster.nodes.second
     token = cluster.nodes.folder / "wrong-token"
     token.write_text("f" * 64)
     token.chmod(0o600)
     head = f"{cluster.nodes.head.address}:6379"
     environment = {"FITSERVE_DATA_DIR": str(cluster.nodes.folder / "stranger")}
-    arguments = ("--address", other.address, "--token-file", str(token))
+    arguments = ("--address", second_node.address, "--token-file", str(token))
     refusal = await asyncio.to_thread(
-        lambda: other.fitserve("cluster", "join", head, *arguments, settings=environment)
+        lambda: second_node.fitserve("cluster", "join", head, *arguments, settings=environment)
     )
     assert refusal.returncode != 0
     assert f"The token in {token} is not that of the cluster at {head}." in refusal.stderr
     assert "scp -p" in refusal.stderr
     token.write_text("short")
     refusal = await asyncio.to_thread(
-        lambda: other.fitserve("cluster", "join", head, *arguments, settings=environment)
+        lambda: second_node.fitserve("cluster", "join", head, *arguments, settings=environment)
     )
     assert "has 5 bytes; 32 are the least" in refusal.stderr

@@ -99,9 +99,9 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         lost_node = places["two"]
         assert await machine_states(gateway) == {"one": "ready", "two": "ready"}
         # The power of the machine fails.
-        other = cluster.nodes.second
+        second_node = cluster.nodes.second
         cluster.nodes.part(cluster.nodes.second, parted=True)
-        other.kill()
+        second_node.kill()
 
         async def has_moved() -> bool:
             return await place(cluster, lost_node) == "one"
@@ -110,10 +110,10 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         assert await machine_states(gateway) == {"one": "ready"}
         await gateway.until(lost_node, "ready")
         assert await ask(gateway, lost_node) == 200
-        assert other.supervisor is not None
-        other.supervisor.wait()
+        assert second_node.supervisor is not None
+        second_node.supervisor.wait()
         cluster.nodes.part(cluster.nodes.second, parted=False)
-        other.start()
+        second_node.start()
         await cluster.join()
         await gateway.add("m3", source)
         await gateway.until("m3", "ready")

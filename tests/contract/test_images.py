@@ -88,7 +88,7 @@ async def test_a_resolved_image_is_started_wherever_its_name_has_moved(
 ) -> None:
     exact = await harness.host.resolve(name.engine)
     assert exact.digest == name.base, "an image that was built here has no digest but its id"
-    name.give(other := name.build({"other": ""}))
+    name.give(other_image := name.build({"other": ""}))
     if isinstance(harness, AgentHarness):  # what the agent knows outlives it
         harness.kill_agent()
         harness.start_agent()
@@ -99,17 +99,17 @@ async def test_a_resolved_image_is_started_wherever_its_name_has_moved(
     assert harness.inspect("a1")["Image"] == name.base
     assert await harness.host.resolve(exact) == exact
     assert await harness.host.identity(exact) == name.base
-    assert await harness.host.identity(name.engine) == other
-    assert (await harness.host.resolve(name.engine)).digest == other
+    assert await harness.host.identity(name.engine) == other_image
+    assert (await harness.host.resolve(name.engine)).digest == other_image
 
 
 async def test_a_missing_image_is_reported_with_the_next_step(
     harness: DockerHarness, name: Name
 ) -> None:
-    name.give(other := name.build({"other": ""}))
+    name.give(other_image := name.build({"other": ""}))
     exact = await harness.host.resolve(name.engine)
     name.give(name.base)
-    harness.docker.remove_image(other)
+    harness.docker.remove_image(other_image)
     for call in (
         harness.host.prepare(exact, print),
         harness.host.resolve(exact),

@@ -215,8 +215,8 @@ async def test_an_engine_on_one_node_is_that_of_its_host(nodes: Nodes) -> None:
     host = nodes.host()
     instance = await host.start(nodes.harnesses["one"].make_spec("alone"))
     await answering(instance)
-    alone = await nodes.harnesses["one"].host.list()
-    assert [instance.evolve(node="one") for instance in alone] == [instance]
+    first_instances = await nodes.harnesses["one"].host.list()
+    assert [instance.evolve(node="one") for instance in first_instances] == [instance]
     await host.stop("alone", 5)
 
     async def is_gone() -> bool:

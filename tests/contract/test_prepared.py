@@ -175,8 +175,8 @@ async def test_an_ended_prepared_process_still_notes_exit_codes(harness: Prepare
     pid = await prepare(harness)
     assert await start_engine(harness, harness.make_spec("forked"))
     os.kill(pid, signal.SIGTERM)
-    (other,) = await harness.prepared_pids(unlike=[pid])
-    assert other != pid
+    (other_pid,) = await harness.prepared_pids(unlike=[pid])
+    assert other_pid != pid
     os.kill(harness.pid("forked"), signal.SIGKILL)
     assert (await wait_for_exit(harness.host, "forked")).exit_code == -signal.SIGKILL
 
@@ -231,8 +231,8 @@ async def test_an_update_of_the_engine_ends_its_prepared_process(harness: Prepar
         file.write("READ = 'as updated'\n")
     assert not await start_engine(harness, harness.make_spec("updated"))
     assert harness.description("updated")["read"] == "as updated"
-    (other,) = await harness.prepared_pids(unlike=[pid])
-    assert other != pid
+    (other_pid,) = await harness.prepared_pids(unlike=[pid])
+    assert other_pid != pid
     assert await start_engine(harness, harness.make_spec("next"))
     assert harness.description("next")["read"] == "as updated"
 
@@ -240,8 +240,8 @@ async def test_an_update_of_the_engine_ends_its_prepared_process(harness: Prepar
 async def test_a_variable_that_was_read_at_import_must_agree(harness: PreparedHarness) -> None:
     await prepare(harness)
     spec = harness.make_spec("other")
-    same = spec.evolve(env={**spec.env, "VLLM_NOT_READ": "1"})
-    assert await start_engine(harness, same)
+    equal_spec = spec.evolve(env={**spec.env, "VLLM_NOT_READ": "1"})
+    assert await start_engine(harness, equal_spec)
     assert harness.description("other")["env"]["VLLM_NOT_READ"] == "1"
     spec = harness.make_spec("read")
     read = spec.evolve(env={**spec.env, "VLLM_READ_AT_IMPORT": "1"})
@@ -283,12 +283,12 @@ async def test_no_more_environments_are_prepared_than_allowed(tmp_path: Path) ->
             return new_spec.evolve(engine=new_spec.engine.evolve(version=version))
 
         assert not await start_engine(harness, spec("first", "2"))
-        both = await harness.prepared_pids(2)
+        pids = await harness.prepared_pids(2)
         assert await start_engine(harness, spec("second", "2"))
         assert await start_engine(harness, spec("third", "1"))
         assert {view.engine for view in harness.views()} == {"fake==1", "fake==2"}
         assert not await start_engine(harness, spec("fourth", "3"))
-        await harness.prepared_pids(1, unlike=both)
+        await harness.prepared_pids(1, unlike=pids)
         assert len(harness.views()) == 2
         assert "fake==3" in {view.engine for view in harness.views()}
         # An engine that is no longer installed is not prepared either.
@@ -373,11 +373,11 @@ async def test_modules_that_engines_import_later_are_prepared_next_time(
     (harness.packages / "later.py").write_text("print('LATER', flush=True)\n")
     pid = await prepare(harness)
     assert await start_engine(harness, harness.make_spec("first", script=["--late"]))
-    (other,) = await harness.prepared_pids(unlike=[pid])
+    (other_pid,) = await harness.prepared_pids(unlike=[pid])
     assert await start_engine(harness, harness.make_spec("second", script=["--late"]))
     assert "LATER" in (harness.data_dir / "logs/first.log").read_text()
     assert "LATER" not in (harness.data_dir / "logs/second.log").read_text()
-    assert [view.pid for view in harness.views()] == [other]
+    assert [view.pid for view in harness.views()] == [other_pid]
 
 
 async def test_a_fork_that_dies_before_it_listens_makes_the_next_start_plain(

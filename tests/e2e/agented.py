@@ -39,7 +39,7 @@ class AgentGateway(Gateway):
         path = folder / "agent"
         path.mkdir()
         (path / "installation").write_text(self.installation)
-        both = {
+        variables = {
             "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
             "FITSERVE_MODELS_DIR": str(folder / "models"),
         }
@@ -52,7 +52,7 @@ class AgentGateway(Gateway):
         super().__init__(
             folder / "data",
             folder / "gateway.log",
-            **{**both, **socket, **gateway_settings, **settings},
+            **{**variables, **socket, **gateway_settings, **settings},
         )
         environment = {"FITSERVE_DATA_DIR": str(path), "FITSERVE_DOCKER_NETWORK": self.network}
         keep = {
@@ -60,7 +60,7 @@ class AgentGateway(Gateway):
             for name, value in self.environment.items()
             if not name.startswith("FITSERVE_")
         }
-        self._agents = {**keep, **both, **socket, **environment}
+        self._agents = {**keep, **variables, **socket, **environment}
 
     def launch(self) -> None:
         if self.agent is None or self.agent.poll() is not None:

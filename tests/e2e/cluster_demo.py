@@ -80,11 +80,11 @@ class ClusterDemo:
             assert self._ask(model).strip() in SENTENCE * 3
 
     def _lose(self) -> None:
-        other = self._nodes.second
-        self._nodes.part(other, parted=True)
-        other.kill()
-        assert other.supervisor is not None
-        other.supervisor.wait(hang_s())
+        second_node = self._nodes.second
+        self._nodes.part(second_node, parted=True)
+        second_node.kill()
+        assert second_node.supervisor is not None
+        second_node.supervisor.wait(hang_s())
         self._await_machines({"one": "ready"})
 
     def _move(self) -> None:

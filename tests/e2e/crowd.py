@@ -121,14 +121,14 @@ class Client:
             leaves_s = self._chance.uniform(0, TOKENS / TOKENS_PER_S) if self._leaves else None
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    how = await self._run_client(leaves_s)
+                    outcome = await self._run_client(leaves_s)
             except TimeoutError:
-                how = "timeout"
+                outcome = "timeout"
             except (OSError, asyncio.IncompleteReadError):
-                how = "cut"
-            if how != "done":
+                outcome = "cut"
+            if outcome != "done":
                 self._close()
-            self._counts.ended[how] += 1
+            self._counts.ended[outcome] += 1
 
     async def _run_client(self, leaves_s: float | None) -> str:
         began = time.monotonic()

@@ -28,9 +28,9 @@ class RefusedStart(NamedTuple):
     def files(self) -> dict[str, dict[str, Any]]:
         """By name, config.json first; a change to null removes a field."""
         changes: dict[str, Any] = json.loads(self.changes or "{}")
-        beside = {name: text for name, text in changes.items() if name.endswith(".json")}
-        fields = {name: value for name, value in changes.items() if name not in beside}
-        return {"config.json": change_config(config(self.model), fields), **beside}
+        json_changes = {name: text for name, text in changes.items() if name.endswith(".json")}
+        fields = {name: value for name, value in changes.items() if name not in json_changes}
+        return {"config.json": change_config(config(self.model), fields), **json_changes}
 
 
 def change_config(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -120,15 +120,15 @@ class Writer:
             return False
         finally:
             self.phase = ""
-        there = before is not None
+        exists = before is not None
         if answer.is_success:
-            if verb == "add" and there:
+            if verb == "add" and exists:
                 self._ledger.denials.append(f"{entry[1]}: added, and was there")
             self._ledger.acknowledge(entry)
         elif answer.status_code == 404 or (answer.status_code == 409 and verb == "add"):
             # The refusal says whether the entry exists.
             says = answer.status_code == 409 and "still being removed" not in answer.text
-            self._ledger.refuse(entry, answer.text if says != there else "")
+            self._ledger.refuse(entry, answer.text if says != exists else "")
         elif answer.status_code < 500:
             self._ledger.refuse(entry)
             self._target.refusals[_code(answer)] += 1
@@ -163,8 +163,8 @@ class Writer:
         if not isinstance(before, ModelOrder):
             return ModelOrder(self._chance.choice(CONTEXTS))
         if verb == "patch":
-            others = [tokens for tokens in CONTEXTS if tokens != before.max_context]
-            return before._replace(max_context=self._chance.choice(others))
+            other_contexts = [tokens for tokens in CONTEXTS if tokens != before.max_context]
+            return before._replace(max_context=self._chance.choice(other_contexts))
         return before if verb == "add" else before._replace(stopped=verb == "stop")
 
     def _ask(
@@ -191,12 +191,12 @@ def _code(answer: httpx.Response) -> str:
 
 def _verb_for(aim: str, order: Order | None, *, serves: bool) -> str:
     """The change of a model that begins the phase; empty: none does."""
-    there = isinstance(order, ModelOrder)
+    exists = isinstance(order, ModelOrder)
     runs = isinstance(order, ModelOrder) and not order.stopped
     if aim == "planning":
-        return ("patch" if runs else "start") if there else "add"
+        return ("patch" if runs else "start") if exists else "add"
     verb = {"changing": "patch", "stopping": "stop", "deleting": "delete"}.get(aim, "")
-    return verb if there and (runs or aim == "deleting") and (serves or aim != "changing") else ""
+    return verb if exists and (runs or aim == "deleting") and (serves or aim != "changing") else ""
 
 
 def phase(view: dict[str, Any]) -> str:
@@ -674,8 +674,8 @@ class Storm:
             "twins": len(self.twins),
             "not adopted": len(self.restarts),
             "seconds after a kill (count, median, slowest)": {
-                what: [len(times), round(statistics.median(times), 2), round(max(times), 2)]
-                for what, times in sorted(self.recoveries.items())
+                step: [len(times), round(statistics.median(times), 2), round(max(times), 2)]
+                for step, times in sorted(self.recoveries.items())
             },
         }
 

@@ -56,7 +56,7 @@ def test_torch_measures_each_gpu_alone_and_all_together(engines: Path, tmp_path:
     assert Counter(
         (number.what, number.gpus, number.bytes) for number in measurement.numbers
     ) == Counter(
-        [(what, (rank,), 0) for what in kinds for rank in range(3)]
-        + [(what, (0, 1), 0) for what in two]
+        [(measure, (rank,), 0) for measure in kinds for rank in range(3)]
+        + [(measure, (0, 1), 0) for measure in two]
         + [("all_reduce", group, size) for group in ((0, 1), (0, 1, 2)) for size in (1024, 65536)]
     )

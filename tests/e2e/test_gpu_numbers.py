@@ -32,8 +32,8 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         gateway.kill()
         for pid in (pid for pids in engines(gateway).values() for pid in pids):
             os.kill(pid, signal.SIGKILL)
-        other = hardware.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
-        snapshot.write_text(other.model_dump_json())
+        renumbered_hardware = hardware.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
+        snapshot.write_text(renumbered_hardware.model_dump_json())
         gateway.start()
         assert gateway.until("m", "ready")["plan"]["gpus"] == [second.uuid]
         assert f"may use GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout

@@ -180,12 +180,12 @@ def test_another_address_or_a_missing_gateway_refuses_the_takeover_and_ends_noth
     tmp_path: Path,
 ) -> None:
     with start_gateway(tmp_path, 1) as gateway:
-        other = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
+        other_environment = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
         command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]
         result = subprocess.run(
             command,
             cwd=ROOT,
-            env=other,
+            env=other_environment,
             capture_output=True,
             text=True,
             timeout=hang_s(),

@@ -211,9 +211,9 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
             path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
         ]
         assert not any(key.encode() in command for command in commands)
-        elsewhere = [
+        other_addresses = [
             path
             for path in gateway.data.rglob("*")
             if path.is_file() and path != record and key.encode() in path.read_bytes()
         ]
-        assert not elsewhere
+        assert not other_addresses

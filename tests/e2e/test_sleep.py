@@ -85,12 +85,12 @@ def test_one_copy_sleeps_for_another_model_and_wakes_when_there_is_room(
     storm = DemandStorm(tmp_path, random.Random(3), gpus=2)
     small = {**MEDIUM, "gpus": 1, "policy": {"keep_alive": "10m"}}
 
-    def copies(*wanted: str) -> None:
+    def copies(*expected_states: str) -> None:
         wait_for(
-            f"m0 is {wanted}",
+            f"m0 is {expected_states}",
             lambda: (
                 sorted(replica["state"] for replica in storm.gateway.show("m0")["replicas"])
-                == [*wanted]
+                == [*expected_states]
             ),
         )
 

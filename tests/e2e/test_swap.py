@@ -37,9 +37,9 @@ def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
 
     def look() -> None:
         while not over.wait(0.1):
-            there = frozenset(name.partition("-")[0] for name in running_engines(gateway))
-            if not looks or looks[-1][1] != there:
-                looks.append((time.time(), there))
+            running_names = frozenset(name.partition("-")[0] for name in running_engines(gateway))
+            if not looks or looks[-1][1] != running_names:
+                looks.append((time.time(), running_names))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -60,7 +60,7 @@ def embeds(gateway: Gateway, client: openai.OpenAI, name: str) -> None:
     answer = client.embeddings.create(model=name, input=sentences, encoding_format="float")
     cat, kitten, bank = [item.embedding for item in answer.data]
     assert len(cat) == 384
-    near, far = (sum(a * b for a, b in zip(cat, other, strict=True)) for other in (kitten, bank))
+    near, far = (sum(a * b for a, b in zip(cat, vector, strict=True)) for vector in (kitten, bank))
     assert near > 0.5 > far
     with pytest.raises(openai.BadRequestError, match="makes embeddings"):
         client.completions.create(model=name, prompt="Hello")
@@ -103,9 +103,12 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
                 )
                 assert text
                 assert SENTENCE.startswith(text)
-        there = [models for _, models in looks if models]
-        assert all(len(models) == 1 for models in there), looks
-        assert [min(models) for models in there] == ["writer", *["reader", "writer"] * ROUNDS]
+        loaded_models = [models for _, models in looks if models]
+        assert all(len(models) == 1 for models in loaded_models), looks
+        assert [min(models) for models in loaded_models] == [
+            "writer",
+            *["reader", "writer"] * ROUNDS,
+        ]
         views = {name: gateway.show(name) for name in ("writer", "reader")}
         attempts = sorted(
             (attempt for view in views.values() for attempt in view["attempts"]),

@@ -29,10 +29,10 @@ def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
         return sum(trial["speed"] is not None for trial in report["tried"]) >= 2 and report
 
     report = wait_for("two measured plans", wait_for_figures, 2 * START_S)
-    served_trial, other = report["tried"][:2]
+    served_trial, other_trial = report["tried"][:2]
     assert served_trial["worth"] == 1
-    assert other["argv"] != served_trial["argv"]
-    assert other["speed"]["stream"]["value"] > 0
+    assert other_trial["argv"] != served_trial["argv"]
+    assert other_trial["speed"]["stream"]["value"] > 0
     report_at_end = gateway.client.delete("/admin/models/demo/tune").json()
     assert report_at_end["state"] == "stopped"
 

@@ -142,14 +142,14 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
     starts, hold = asyncio.Semaphore(0), tmp_path / "hold"
     with start_gateway(tmp_path, "--hold", str(hold)) as gateway:
         hold.touch()
-        async with client() as many:
-            running = asyncio.gather(*(stream(many, gateway, starts) for _ in range(STREAMS)))
+        async with client() as follower:
+            running = asyncio.gather(*(stream(follower, gateway, starts) for _ in range(STREAMS)))
             for _ in range(STREAMS):
                 await asyncio.wait_for(starts.acquire(), hang_s())
             # The kernel spreads them by a hash of their ports.
             counts = Counter(holders(gateway).values())
-            victim, other = workers(gateway)
-            assert counts[victim] + counts[other] >= STREAMS
+            victim, survivor = workers(gateway)
+            assert counts[victim] + counts[survivor] >= STREAMS
             assert min(counts.values()) > STREAMS / 4
             os.kill(victim, signal.SIGKILL)
             wait_for(
@@ -226,11 +226,11 @@ def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
             assert answers[-1] == 429
             return len(answers) - 1
 
-        first_client, other = clients
+        first_client, other_client = clients
         assert count_admitted_requests(first_client, 0) >= 18
         # Alone, the other one would admit nineteen as well, and one every three seconds; but it has
         # heard of those.
-        assert count_admitted_requests(other, 0.5) < 15
+        assert count_admitted_requests(other_client, 0.5) < 15
 
 
 def test_a_log_is_followed_through_a_worker(tmp_path: Path) -> None:
@@ -286,13 +286,13 @@ async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
     with start_gateway(tmp_path, "--hold", str(hold)) as gateway:
         serving, old = engines(gateway), set(workers(gateway))
         hold.touch()
-        async with client() as many:
-            before = asyncio.gather(*(stream(many, gateway, starts) for _ in range(20)))
+        async with client() as follower:
+            before = asyncio.gather(*(stream(follower, gateway, starts) for _ in range(20)))
             for _ in range(20):
                 await asyncio.wait_for(starts.acquire(), hang_s())
             gateway.kill()
-            later = asyncio.gather(*(stream(many, gateway, starts) for _ in range(10)))
-            health = await many.get(f"{gateway.url}/healthz")
+            later = asyncio.gather(*(stream(follower, gateway, starts) for _ in range(10)))
+            health = await follower.get(f"{gateway.url}/healthz")
             assert (health.status_code, health.json()["error"]["code"]) == (503, "model_not_ready")
             for _ in range(10):
                 await asyncio.wait_for(starts.acquire(), hang_s())
@@ -343,8 +343,8 @@ def test_health_is_bad_without_any_worker(tmp_path: Path) -> None:
 
 def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path) -> None:
     with start_gateway(tmp_path / "one") as gateway:
-        again = gateway.cli("serve", "--workers", "3")
-        assert (again.returncode, "Another gateway" in again.stderr) == (3, True)
+        second_result = gateway.cli("serve", "--workers", "3")
+        assert (second_result.returncode, "Another gateway" in second_result.stderr) == (3, True)
         other_scripted_gateway = scripted_gateway(tmp_path / "two", FITSERVE_WORKERS="2")
         other_scripted_gateway.environment["FITSERVE_PORT"] = str(gateway.port)
         result = other_scripted_gateway.cli("serve")
@@ -371,7 +371,7 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
                 new_answer = await async_client.post(
                     "/admin/keys", json={"name": "other"}, headers=bearer(ADMIN)
                 )
-                other = new_answer.json()["key"]
+                other_key = new_answer.json()["key"]
                 for number in range(60):
                     pids = worker_pids(tmp_path / "data")
                     if number % 10 == 5 and pids:
@@ -382,14 +382,14 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
                         )
                         assert answer.status_code == 200, answer.text
                         ids.append(answer.json()["id"])
-                        answers = await uses(async_client, other, ids[-1])
+                        answers = await uses(async_client, other_key, ids[-1])
                         refusals[tuple(status for status, _ in answers)] += 1
                 for id_ in ids:
                     assert [
                         (
                             await async_client.get(f"/v1/responses/{id_}", headers=bearer(key))
                         ).status_code
-                        for key in (ADMIN, other)
+                        for key in (ADMIN, other_key)
                     ] == [200, 404]
                     continued = {**ASKED, "previous_response_id": id_}
                     answer = await async_client.post(

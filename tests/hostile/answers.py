@@ -94,13 +94,13 @@ def answer(status: bytes, *lines: bytes, body: bytes = b"", length: bytes | None
 
 
 def answers() -> list[bytes]:
-    ok, none, no_change = b"200 OK", b"204 No Content", b"304 Not Modified"
+    ok, no_content, no_change = b"200 OK", b"204 No Content", b"304 Not Modified"
     events = b"".join(
         b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % MARK for _ in range(3)
     )
     end_event = b"data: [DONE]\n\n"
     in_chunks, of_events = chunks(EVIL[:9], EVIL[9:]), chunks(events, end_event)
-    many = [b"x-%d: a" % number for number in range(3000)]
+    headers = [b"x-%d: a" % number for number in range(3000)]
     return [
         *(answer(ok, JSON, body=EVIL), answer(ok, JSON, CHUNKED, body=in_chunks, length=None)),
         *(
@@ -117,23 +117,23 @@ def answers() -> list[bytes]:
         ),
         # answers that have no body, and bring one
         *(
-            answer(none),
-            answer(none, length=b"0"),
-            answer(none, length=b"000"),
-            answer(none, JSON, body=EVIL),
+            answer(no_content),
+            answer(no_content, length=b"0"),
+            answer(no_content, length=b"000"),
+            answer(no_content, JSON, body=EVIL),
         ),
         *(
-            answer(none, JSON, body=SMUGGLED),
-            answer(none, body=SMUGGLED, length=b"0"),
-            answer(none, body=SMUGGLED, length=None),
+            answer(no_content, JSON, body=SMUGGLED),
+            answer(no_content, body=SMUGGLED, length=b"0"),
+            answer(no_content, body=SMUGGLED, length=None),
         ),
         *(
-            answer(none, CHUNKED, body=in_chunks, length=None),
-            answer(none, CHUNKED, body=SMUGGLED, length=None),
+            answer(no_content, CHUNKED, body=in_chunks, length=None),
+            answer(no_content, CHUNKED, body=SMUGGLED, length=None),
         ),
         *(
-            answer(none, EVENTS, CHUNKED, body=of_events, length=None),
-            answer(none, EVENTS, body=SMUGGLED),
+            answer(no_content, EVENTS, CHUNKED, body=of_events, length=None),
+            answer(no_content, EVENTS, body=SMUGGLED),
         ),
         *(
             answer(no_change),
@@ -209,7 +209,7 @@ def answers() -> list[bytes]:
         answer(ok, JSON, CHUNKED, body=in_chunks[:-2] + b"a" * 200_000, length=None),
         # heads
         *(
-            answer(ok, JSON, *many, body=EVIL),
+            answer(ok, JSON, *headers, body=EVIL),
             answer(ok, JSON, b"x: " + b"a" * 200_000, body=EVIL),
             answer(ok, b"a" * 200_000),
         ),
@@ -564,8 +564,8 @@ class Conversation:
                 yield f"the honest engine was asked, and the client got {received!r}"[:1000]
             return
         marks = set(MARKS.findall(received.head + received.body))
-        if not self._late and (others := marks - {question.own_headers}):
-            yield f"words that were for another request: {others}, in {received!r}"[:1000]
+        if not self._late and (foreign_marks := marks - {question.own_headers}):
+            yield f"words that were for another request: {foreign_marks}, in {received!r}"[:1000]
         # Ollama's API passes the engine's status on as an answer of the gateway.
         is_from_gateway = not is_from_engine and not question.path.startswith(b"/api/")
         if is_from_gateway and received.status >= 500 and received.status not in (502, 503):

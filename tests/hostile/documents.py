@@ -198,9 +198,9 @@ def documents(model: str) -> list[Document]:
     ]
     ollama = [Document("POST", path, {"model": model, **_OLLAMA[path]}) for path in _OLLAMA]
     lists = [Document("GET", path, {}) for path in ("/api/tags", "/api/ps", "/api/version")]
-    others = [_document(line, {}) for line in _RESPONSES]
+    other_documents = [_document(line, {}) for line in _RESPONSES]
     admin = [_document(line, fields) for line, fields in _ADMIN.items()]
-    return [*inference * 2, *ollama * 3, *lists, *others, *admin]
+    return [*inference * 2, *ollama * 3, *lists, *other_documents, *admin]
 
 
 def changed_document(random_: random.Random, whole: list[Document]) -> bytes:

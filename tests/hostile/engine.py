@@ -110,11 +110,11 @@ class LoggedEngine:
         lines = [line.partition(b": ") for line in match[2].split(b"\r\n") if line]
         names = [name.lower() for name, _, _ in lines]
         lengths = [value for name, _, value in lines if name.lower() == b"content-length"]
-        once = [name for name in names if name not in REPEATED]
+        unique_names = [name for name in names if name not in REPEATED]
         passed_by = all(VIA.fullmatch(value) for name, _, value in lines if name.lower() == b"via")
         if (
             set(names) - ALLOWED
-            or len(set(once)) != len(once)
+            or len(set(unique_names)) != len(unique_names)
             or len(lengths) != 1
             or not lengths[0].isdigit()
             or not passed_by

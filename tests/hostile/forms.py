@@ -170,7 +170,7 @@ def forms(model: str) -> list[Form]:
     good, other_part = part(NAMED, model.encode()), part(NAMED, OTHER.encode())
     audio = part(AUDIO, b"RIFF" * 20, b"Content-Type: audio/wav")
     large = part(AUDIO, b"a" * 70_000)
-    both = ((name, model.encode(), OTHER.encode()) for name in NAMES)
+    model_pairs = ((name, model.encode(), OTHER.encode()) for name in NAMES)
     return [
         Form("plain", good + audio + END, 1),
         Form("the file first", audio + good + END, 1),
@@ -178,7 +178,7 @@ def forms(model: str) -> list[Form]:
         Form("another model alone", other_part + audio + END, 0),
         *(
             Form(f"{name!r} {order}", body + END)
-            for name, gateway_value, engine_value in both
+            for name, gateway_value, engine_value in model_pairs
             for order, body in (
                 ("alone", part(name, gateway_value)),
                 ("behind", part(NAMED, gateway_value) + part(name, engine_value)),

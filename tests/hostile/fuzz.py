@@ -284,7 +284,9 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                 break
         conversation.close()
 
-    await asyncio.gather(*(run(number, *each) for number, each in enumerate(lanes_and_inputs)))
+    await asyncio.gather(
+        *(run(number, *lane_and_inputs) for number, lane_and_inputs in enumerate(lanes_and_inputs))
+    )
 
 
 async def _judge_one(

@@ -337,9 +337,9 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
             )
         # A stream that breaks ends with its connection, which its head could not announce: the next
         # request is not to use it.
-        once = api | {"connection": "close"}
+        closing_headers = api | {"connection": "close"}
         response = client.post(
-            chat, json={"model": "m", "messages": words, "x": "break"}, headers=once
+            chat, json={"model": "m", "messages": words, "x": "break"}, headers=closing_headers
         )
         assert response.content.count(b"engine_error") == 1
         bad: list[tuple[str, str, dict[str, str], Any]] = [

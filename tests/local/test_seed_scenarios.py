@@ -266,12 +266,12 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
         assert kernel in rejection["reasons"][0]
     # Balanced, and one that is killed does not touch the other.
     assert seed.requests_by_engine(40) == [20, 20]
-    (victim, pids), (other, other_pids) = sorted(engines(seed).items())
+    (victim, pids), (survivor, other_pids) = sorted(engines(seed).items())
     os.kill(pids[0], signal.SIGKILL)
     seed.wait_for_failure("m", victim)
     seed.requests_by_engine(20)
     both_ready(seed)
-    assert engines(seed)[other] == other_pids
+    assert engines(seed)[survivor] == other_pids
     assert victim not in engines(seed)
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
     seed.add_again(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
@@ -475,9 +475,9 @@ def test_003_a_drafter_that_fails_costs_only_itself(folder: Path) -> None:
         "no_backend",
         256,
     )
-    drafting, alone = seed.values("speculative-config")
+    drafting, plain_configs = seed.values("speculative-config")
     assert '"num_speculative_tokens": 8' in drafting
-    assert not alone
+    assert not plain_configs
     assert not [
         item for start in seed.starts for item in start["argv"] if "attention-backend" in item
     ]

@@ -68,8 +68,10 @@ def test_a_second_first_process_of_an_engine_is_seen(storm: Storm, tmp_path: Pat
     folder.mkdir(parents=True)
     with family(folder) as engine_family:
         assert storm.engines() == {"m-r0-a1": [engine_family.pid]}
-        with family(folder) as other:
-            assert sorted(storm.engines()["m-r0-a1"]) == sorted([engine_family.pid, other.pid])
+        with family(folder) as second_family:
+            assert sorted(storm.engines()["m-r0-a1"]) == sorted(
+                [engine_family.pid, second_family.pid]
+            )
 
 
 def test_every_counted_loss_fails_the_storm(storm: Storm) -> None:

@@ -100,8 +100,8 @@ async def test_a_changed_certificate_is_shown_to_new_connections_and_old_ones_go
         while await shown_at(port, trusting_all()) != second:
             await asyncio.sleep(0.01)
         # Half of a pair: the one before stays in force.
-        other, _ = make(tmp_path / "other", "third.example")
-        cert.write_bytes(other.read_bytes())
+        other_certificate, _ = make(tmp_path / "other", "third.example")
+        cert.write_bytes(other_certificate.read_bytes())
         while not certificate._problem:
             await asyncio.sleep(0.01)
         assert await shown_at(port, trusting_all()) == second
@@ -131,10 +131,12 @@ def hold_connections(port: int, address: str, count: int) -> list[socket.socket]
     ]
 
 
-async def health(port: int, **how: Any) -> bytes:
+async def health(port: int, **options: Any) -> bytes:
     """The first line of the answer; empty where there is none."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting_all(), **how)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusting_all(), **options
+        )
     except OSError:
         return b""
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -221,8 +223,8 @@ async def test_workers_get_the_pair_that_fits_and_read_no_file(tmp_path: Path) -
     certificate = Certificate(cert, key, look_s=0.01)
     certificate_pairs: list[CertificatePair] = []
     certificate.watch(certificate_pairs.append)
-    other, other_key = make(tmp_path / "other", "second.example")
-    cert.write_bytes(other.read_bytes())
+    other_certificate, other_key = make(tmp_path / "other", "second.example")
+    cert.write_bytes(other_certificate.read_bytes())
     async with asyncio.timeout(hang_s()):
         while not certificate._problem:
             await asyncio.sleep(0.01)
@@ -235,7 +237,7 @@ async def test_workers_get_the_pair_that_fits_and_read_no_file(tmp_path: Path) -
             await asyncio.sleep(0.01)
     assert (
         certificate_pairs
-        == [CertificatePair(other.read_bytes(), Secret(other_key.read_bytes()))]
+        == [CertificatePair(other_certificate.read_bytes(), Secret(other_key.read_bytes()))]
         == [certificate.pair]
     )
     certificate_pairs[0].load_into(former)

@@ -23,9 +23,9 @@ async def test_the_exit_code_of_a_killed_process_is_that_of_the_kill() -> None:
         while not over.is_set():
             sum(range(1000))
 
-    others = [threading.Thread(target=busy) for _ in range(2)]
-    for other in others:
-        other.start()
+    busy_threads = [threading.Thread(target=busy) for _ in range(2)]
+    for thread in busy_threads:
+        thread.start()
     try:
         for _ in range(40):
             child = await asyncio.create_subprocess_exec(
@@ -34,8 +34,8 @@ async def test_the_exit_code_of_a_killed_process_is_that_of_the_kill() -> None:
             codes[await kill(child)] += 1
     finally:
         over.set()
-        for other in others:
-            other.join()
+        for thread in busy_threads:
+            thread.join()
     assert codes == {-9: 40}
 
 

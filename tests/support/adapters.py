@@ -53,8 +53,8 @@ def adapter_files(model: Path, rank: int = 8, seed: int = 1, **changes: Any) -> 
     }
 
 
-def make_adapter(path: Path, model: Path, **how: Any) -> Path:
+def make_adapter(path: Path, model: Path, **fields: Any) -> Path:
     path.mkdir(parents=True)
-    for name, content in adapter_files(model, **how).items():
+    for name, content in adapter_files(model, **fields).items():
         (path / name).write_bytes(content)
     return path

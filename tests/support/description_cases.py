@@ -326,10 +326,13 @@ def _shorter(wish: dict[str, Any], source: str) -> dict[str, Any]:
         if checksum % 8 == 0
         else {"source": "org/model" if checksum % 8 == 2 else source}
     )
-    others = sorted(wish.keys() - {"source", "endpoint", "endpoints", "name"})
+    other_fields = sorted(wish.keys() - {"source", "endpoint", "endpoints", "name"})
     field_names = (
-        {others[(checksum // 32 + place) % len(others)] for place in range(checksum // 8 % 3)}
-        if others
+        {
+            other_fields[(checksum // 32 + place) % len(other_fields)]
+            for place in range(checksum // 8 % 3)
+        }
+        if other_fields
         else set()
     )
     return {

@@ -134,15 +134,15 @@ def start(
         )
     info(f"GPU KV cache size: {cache // per_token(config):,} tokens")
     gpu.take(cache)
-    alone = cache_alone(config, total, share)
+    lone_bytes = cache_alone(config, total, share)
     report = {
         "model": flags["served-model-name"],
         "pid": os.getpid(),
         "bytes": cache,
-        "alone": alone,
+        "alone": lone_bytes,
         "sized": bool(cache_bytes),
     }
-    report["beside"] = math.ceil(total * share) - alone
+    report["beside"] = math.ceil(total * share) - lone_bytes
     with (folder / "measured").open("a") as file:
         file.write(json.dumps(report) + "\n")
     say("Capturing CUDA graphs (decode, FULL): 100%|##########| 51/51 [00:00<00:00, 185.04it/s]")

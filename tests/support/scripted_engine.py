@@ -602,8 +602,8 @@ class Connection(asyncio.Protocol):
             try:
                 self.engine.admit(path, headers)
                 answer = await self.engine.answer(method, path, body)
-            except RequestRefused as refused:
-                self._write_whole(refused.status, refused.body)
+            except RequestRefused as error:
+                self._write_whole(error.status, error.body)
             else:
                 if answer is None or isinstance(answer, dict | str):
                     self._write_whole(200, answer)

@@ -204,17 +204,17 @@ def test_an_engine_asks_itself_past_the_proxy() -> None:
 
 
 def test_variables_of_a_model_win_over_those_of_all_engines() -> None:
-    everywhere = {
+    variables = {
         "NCCL_DEBUG": "WARN",
         "VLLM_USE_DEEP_GEMM": "0",
         "SGLANG_MOE_PADDING": "1",
         "VLLM_NO_SUCH_VARIABLE": "1",
     }
-    assert engine_env(VLLM, {"NCCL_DEBUG": "INFO"}, everywhere) == {
+    assert engine_env(VLLM, {"NCCL_DEBUG": "INFO"}, variables) == {
         "NCCL_DEBUG": "INFO",
         "VLLM_USE_DEEP_GEMM": "0",
     }
-    assert engine_env(SGLANG, {}, everywhere) == {"NCCL_DEBUG": "WARN", "SGLANG_MOE_PADDING": "1"}
+    assert engine_env(SGLANG, {}, variables) == {"NCCL_DEBUG": "WARN", "SGLANG_MOE_PADDING": "1"}
     with pytest.raises(BadFlag):
         engine_env(SGLANG, {"VLLM_USE_DEEP_GEMM": "0"}, {})
 

@@ -85,8 +85,8 @@ def _declare(module: ast.Module, defaults: dict[str, Any], classes: dict[str, se
                 continue
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(name, set()).add(node.name)
-            same = name not in defaults or defaults[name] == value
-            defaults[name] = value if same else UNKNOWN
+            is_unchanged = name not in defaults or defaults[name] == value
+            defaults[name] = value if is_unchanged else UNKNOWN
 
 
 def _field(line: ast.stmt, in_class: bool) -> tuple[str, Any]:

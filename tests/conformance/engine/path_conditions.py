@@ -302,7 +302,8 @@ def _any_of(values: list[Any]) -> Any:
             return UNKNOWN
         for part in value.values if isinstance(value, OneOf) else (value,):
             if not any(
-                part is other or (part == other and type(part) is type(other)) for other in results
+                part is result or (part == result and type(part) is type(result))
+                for result in results
             ):
                 results.append(part)
     if not results:

@@ -118,9 +118,9 @@ class Sources:
         ]
         self._defaults = defaults
         self._single: dict[str, Any] = {}
-        alike = Counter(function.node.name for function in self.functions)
+        name_counts = Counter(function.node.name for function in self.functions)
         for each_function in self.functions:
-            if alike[each_function.node.name] == 1 and not each_function.owner:
+            if name_counts[each_function.node.name] == 1 and not each_function.owner:
                 self._single[each_function.node.name] = each_function.node
         self._own_values: dict[tuple[str, str], dict[str, Any]] = {}
         for each_function in self.functions:
@@ -304,20 +304,20 @@ def _targets(
 ) -> list[Function]:
     """A function of the same file or of one that alone has the name; a method of the same class."""
     if isinstance(called, ast.Name):
-        alike = [function for function in by_name.get(called.id, ()) if not function.owner]
-        return [function for function in alike if function.file == caller.file] or alike[
-            : len(alike) == 1
+        namesakes = [function for function in by_name.get(called.id, ()) if not function.owner]
+        return [function for function in namesakes if function.file == caller.file] or namesakes[
+            : len(namesakes) == 1
         ]
     if not isinstance(called, ast.Attribute):
         return []
-    alike = by_name.get(called.attr, [])
+    namesakes = by_name.get(called.attr, [])
     if isinstance(called.value, ast.Name) and called.value.id in ("self", "cls"):
         return [
             function
-            for function in alike
+            for function in namesakes
             if (function.file, function.owner) == (caller.file, caller.owner)
         ]
-    return alike[: len(alike) == 1]
+    return namesakes[: len(namesakes) == 1]
 
 
 def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:

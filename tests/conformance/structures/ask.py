@@ -66,8 +66,8 @@ def answers(version: str) -> dict[str, dict[str, str]]:
 def _unlisted_architectures(registry: Any, named: Sequence[str]) -> list[str]:
     """Architectures with a known config that the engine builds by transformers' class."""
     architectures = {config["architectures"][0] for config in family_configs().values()}
-    others = (architectures | {*named}) - {*registry.ModelRegistry.get_supported_archs()}
-    return sorted(others if not named else others & {*named})
+    other_names = (architectures | {*named}) - {*registry.ModelRegistry.get_supported_archs()}
+    return sorted(other_names if not named else other_names & {*named})
 
 
 def _prepare() -> None:

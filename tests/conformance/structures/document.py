@@ -85,8 +85,8 @@ def _with_whole_parts(learned: list[LearnedRow], facts: Facts) -> list[LearnedRo
 
 def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | None:
     """A row of the document; None for one that stays unknown."""
-    what = row.kind["what"]
-    if what == "parameter" and None in row.sizes.values() and row.layers == "once":
+    kind_name = row.kind["what"]
+    if kind_name == "parameter" and None in row.sizes.values() and row.layers == "once":
         # Such as positions of a tower, which follow from the size of its images.
         unknown.add(SMALL)
         terms = {name: term or str(row.first[name]) for name, term in row.sizes.items()}
@@ -97,17 +97,17 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
         or (row.layers != "once" and row.of is None)
         or None in row.sizes.values()
     )
-    if what == "state":
+    if kind_name == "state":
         return _state(row, is_broken, unknown)
-    if what == "attention":
+    if kind_name == "attention":
         return _attention(row, is_broken, unknown)
-    if is_broken and what == "parameter" and len(row.sizes) < 2:
+    if is_broken and kind_name == "parameter" and len(row.sizes) < 2:
         unknown.add(SMALL)
         return None
     if is_broken:
         raise Unlearned(row.name)
     head: dict[str, Any] = {
-        "is": what,
+        "is": kind_name,
         "name": row.name.replace(".routed_experts", ""),
         "when": row.when,
         "layers": row.layers,
@@ -117,9 +117,9 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
     if row.name in facts.plain:
         head["plain"] = True
     sizes = {name: term for name, term in row.sizes.items() if term is not None}
-    if what == "linear":
+    if kind_name == "linear":
         return _linear(head, sizes, row, facts)
-    if what == "experts":
+    if kind_name == "experts":
         matrix_count = 1 if sizes["inner"] == sizes["width"] else 2
         return (
             head
@@ -127,7 +127,7 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
             | {"fused": matrix_count}
         )
     shape = [term for name, term in sorted(sizes.items()) if name.startswith("shape.")]
-    if what == "vocab":
+    if kind_name == "vocab":
         return head | _parameter([sizes["rows"], sizes["columns"]], "", "vocab")
     if not shape:
         return None

@@ -116,7 +116,7 @@ def _whole(
         if row["shard"] == "qkv" and len(parts) == 3:
             continue
         places = range(len(parts))
-        choices = (some for size in places for some in itertools.combinations(places, size))
+        choices = (subset for size in places for subset in itertools.combinations(places, size))
         whole = next(
             (c for c in choices if sum(parts) + sum(parts[n] for n in c) == 2 * outputs), ()
         )
@@ -134,23 +134,28 @@ def read_config(config: Mapping[str, Any]) -> Any:
 
 def _absent(base: Mapping[str, Any], fields: set[str]) -> dict[str, dict[str, Any]]:
     """By field, its value where the config lacks it: constant, periodic, or a term."""
-    others = [base]
+    varied_configs = [base]
     for names in (("hidden_size",), ("num_attention_heads",)):
-        other = copy.deepcopy(dict(base))
-        for part in [other, *(value for value in other.values() if isinstance(value, dict))]:
+        varied_config = copy.deepcopy(dict(base))
+        for part in [
+            varied_config,
+            *(value for value in varied_config.values() if isinstance(value, dict)),
+        ]:
             for name in names:
                 if type(part.get(name)) is int:
                     part[name] *= 2
-        others.append(other)
+        varied_configs.append(varied_config)
     defaults: dict[str, dict[str, Any]] = {}
     waiting = sorted(fields)
     for field in waiting:
         with suppress(Exception):
-            values = [_value(read_config(_drop_field(config, field)), field) for config in others]
+            values = [
+                _value(read_config(_drop_field(config, field)), field) for config in varied_configs
+            ]
             if isinstance(values[0], list) and values[0]:
                 rule = _list_rule(base, field, values[0])
             else:
-                rule = _rule(field, values, others)
+                rule = _rule(field, values, varied_configs)
             if rule is not None:
                 defaults[field] = rule
                 waiting += sorted(rule_fields(rule) - {*waiting})
@@ -183,9 +188,9 @@ def _list_rule(base: Mapping[str, Any], field: str, first: list[Any]) -> dict[st
                     return {"of": prefix_text + name, "words": [[*pair] for pair in words.items()]}
         elif type(value) is int and LAYER_RULE.search(name):
             with suppress(Exception):
-                other = read(name, value + 1)
-                if other != first:
-                    return _each_rule(prefix_text + name, [(value, first), (value + 1, other)])
+                next_value = read(name, value + 1)
+                if next_value != first:
+                    return _each_rule(prefix_text + name, [(value, first), (value + 1, next_value)])
     for period in range(1, len(first) // 2 + 1):
         if all(item == first[place % period] for place, item in enumerate(first)):
             return {"period": first[:period]}
@@ -209,7 +214,7 @@ def _each_rule(name: str, items_by_layer: list[tuple[int, list[Any]]]) -> dict[s
             }
             for truth in (True, False)
         }
-        if all(len(same) == 1 for same in items.values()):
+        if all(len(item_values) == 1 for item_values in items.values()):
             return {"each": text, "is": [json.loads(min(items[truth])) for truth in (True, False)]}
     return None
 

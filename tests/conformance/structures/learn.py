@@ -122,18 +122,21 @@ def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list
 
     A cluster that is left over goes to no seed; a seed that is left over takes the most alike.
     """
-    alike = [
-        other
-        for other in clusters
-        if other.kind == seeds[0].kind and (other.layers is None) == (seeds[0].layers is None)
+    similar_clusters = [
+        candidate
+        for candidate in clusters
+        if candidate.kind == seeds[0].kind
+        and (candidate.layers is None) == (seeds[0].layers is None)
     ]
-    if not alike:
+    if not similar_clusters:
         return [None] * len(seeds)
-    if len(alike) < len(seeds) or len(alike) > _MAX_CLUSTERS:
-        return [max(alike, key=lambda cluster: _likeness(seed, cluster)) for seed in seeds]
+    if len(similar_clusters) < len(seeds) or len(similar_clusters) > _MAX_CLUSTERS:
+        return [
+            max(similar_clusters, key=lambda cluster: _likeness(seed, cluster)) for seed in seeds
+        ]
     return [
         *max(
-            itertools.permutations(alike, len(seeds)),
+            itertools.permutations(similar_clusters, len(seeds)),
             key=lambda candidates: sum(map(_likeness, seeds, candidates)),
         )
     ]
@@ -146,11 +149,11 @@ class _Learner:
         self._changes = [self._difference(0, place) for place in range(len(observed))]
 
     def _difference(self, first: int, second: int) -> set[str]:
-        first_env, other = self._envs[first], self._envs[second]
+        first_env, second_env = self._envs[first], self._envs[second]
         return {
             name
-            for name in first_env.keys() | other.keys()
-            if first_env.get(name) != other.get(name)
+            for name in first_env.keys() | second_env.keys()
+            if first_env.get(name) != second_env.get(name)
         }
 
     def _layer_count(self, pattern: str, place: int) -> int:
@@ -223,8 +226,8 @@ class _Learner:
         present = [match is not None for match in matches]
         differing = [
             change
-            for change, here in zip(self._changes, present, strict=True)
-            if here != present[0]
+            for change, present_fields in zip(self._changes, present, strict=True)
+            if present_fields != present[0]
         ]
         lone_names = {
             name for change_set in differing if len(change_set) == 1 for name in change_set
@@ -247,15 +250,15 @@ class _Learner:
             if isinstance(value, list) or (type(value) is int and LAYER_RULE.search(name))
         }
         for place, numbers in layers.items():
-            away = self._difference(first_layer, place)
+            differences = self._difference(first_layer, place)
             # A field that takes the row away from all layers is a condition.
             if (
-                len(away) == 1
+                len(differences) == 1
                 and numbers != layers[first_layer]
                 and numbers
                 and layers[first_layer]
             ):
-                fields |= away
+                fields |= differences
         rows = [
             (self._envs[place], self._layer_count(pattern, place), numbers)
             for place, numbers in layers.items()
@@ -278,17 +281,17 @@ class _Learner:
         change, or together with another field."""
         first = min(clusters)
         sizes = {place: match.sizes[name] for place, match in clusters.items()}
-        away = {place: self._difference(first, place) for place in clusters}
+        differences = {place: self._difference(first, place) for place in clusters}
         fields: set[str] = set()
-        for place, change in away.items():
+        for place, change in differences.items():
             one_less = [
-                (other, more)
-                for other in clusters
-                if len(change) - len(away[other]) == 1
-                and len(more := self._difference(other, place)) == 1
+                (other_name, more)
+                for other_name in clusters
+                if len(change) - len(differences[other_name]) == 1
+                and len(more := self._difference(other_name, place)) == 1
             ]
-            for other, more in one_less:
-                fields |= more if sizes[place] != sizes[other] else set()
+            for other_name, more in one_less:
+                fields |= more if sizes[place] != sizes[other_name] else set()
             if not one_less and len(change) == 2 and sizes[place] != sizes[first]:
                 fields |= change
         return [(self._envs[place], size) for place, size in sizes.items()], fields
@@ -319,8 +322,8 @@ def one_shape(config: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) 
                 sizes["rows"] = words[rows_of]
             layers, of = "once", None
             if each_cluster.layers is not None:
-                every = len(each_cluster.layers) == count
-                layers = "all" if every else f"i in {tuple(sorted(each_cluster.layers))}"
+                has_all_layers = len(each_cluster.layers) == count
+                layers = "all" if has_all_layers else f"i in {tuple(sorted(each_cluster.layers))}"
                 of = str(count)
             kind = dict(each_cluster.kind)
             shape_rows.append(

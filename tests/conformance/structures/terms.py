@@ -39,8 +39,8 @@ def _products(fields: Sequence[str]) -> dict[str, Callable[[Env], Fraction]]:
                 text = "*".join(factors) + (f"//{divisor}" if divisor else "")
                 products[text] = partial(_product, factors=factors, divisor=divisor)
     for side in fields:  # of a patch
-        for others in ([], *([name] for name in fields if name != side)):
-            factors = [*others, side, side]
+        for side_names in ([], *([name] for name in fields if name != side)):
+            factors = [*side_names, side, side]
             products["*".join(factors)] = partial(_product, factors=factors, divisor=None)
     return products
 
@@ -58,8 +58,8 @@ def _solve(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:
         for number, row in enumerate(matrix):
             if number != column and row[column]:
                 matrix[number] = [
-                    value - row[column] * other
-                    for value, other in zip(row, matrix[column], strict=True)
+                    value - row[column] * column_value
+                    for value, column_value in zip(row, matrix[column], strict=True)
                 ]
     if any(row[width] for row in matrix[width:]):
         return None
@@ -89,8 +89,8 @@ def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
     if len({value for _, value in rows}) == 1:
         equal = [name for name in names if all(env[name] == value for env, value in rows)]
         return equal[0] if equal else str(rows[0][1])
-    different = {(*(env[name] for name in names), value): (env, value) for env, value in rows}
-    rows = [*different.values()]
+    distinct_rows = {(*(env[name] for name in names), value): (env, value) for env, value in rows}
+    rows = [*distinct_rows.values()]
     needed_fields = _needed_fields(names, rows)
     products = _products(names)
     order = sorted(products, key=lambda text: (text.count("*") + text.count("/"), len(text)))
@@ -168,10 +168,10 @@ def condition_term(fields: set[str], rows: Sequence[tuple[Env, bool]]) -> str | 
     for text, truth in conditions:
         if truth == truths:
             return text
-    for (first, first_truths), (second, other) in itertools.combinations(conditions, 2):
-        if [a and b for a, b in zip(first_truths, other, strict=True)] == truths:
+    for (first, first_truths), (second, second_value) in itertools.combinations(conditions, 2):
+        if [a and b for a, b in zip(first_truths, second_value, strict=True)] == truths:
             return f"{first} and {second}"
-        if [a or b for a, b in zip(first_truths, other, strict=True)] == truths:
+        if [a or b for a, b in zip(first_truths, second_value, strict=True)] == truths:
             return f"{first} or {second}"
     # All that the first row has.
     conditions_of_part = [
@@ -234,9 +234,9 @@ def _layer_terms(envs: Sequence[Env]) -> Iterator[tuple[str, _Holds]]:
         yield from _count_terms(name)
     for first, second in itertools.permutations(integers, 2):
         yield from _pair_terms(first, second)
-    for name, every in itertools.product(names, integers):
+    for name, interval in itertools.product(names, integers):
         if _is_of_numbers([env.get(name) for env in envs]):
-            yield from _exception_terms(name, every)
+            yield from _exception_terms(name, interval)
     for period in range(2, 9):
         for rest in range(period):
             yield f"i % {period} == {rest}", lambda _e, i, p=period, r=rest: i % p == r  # type: ignore[misc]

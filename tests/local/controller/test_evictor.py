@@ -233,8 +233,8 @@ async def test_a_repeated_request_with_its_key_adds_a_model_once(tmp_path: Path)
             *(gateway.client.post("/admin/models", json=body, headers=headers) for _ in range(3))
         )
         assert [answer.status_code for answer in answers] == [202] * 3
-        for other in ({"idempotency-key": "two"}, {}):
-            answer = await gateway.client.post("/admin/models", json=body, headers=other)
+        for second_headers in ({"idempotency-key": "two"}, {}):
+            answer = await gateway.client.post("/admin/models", json=body, headers=second_headers)
             assert answer.status_code == 409
         # The key is of one request: neither another model nor a question is answered by it.
         sibling = await gateway.client.post(
@@ -433,11 +433,11 @@ async def test_a_planned_eviction_is_logged_once_however_often_it_is_planned(
         mock.patch("gateway.controller.decisions.eviction.MAX_S", HANG_S),
         mock.patch("gateway.controller.decisions.eviction.MIN_S", HANG_S),
     )
-    anew = mock.patch("gateway.controller.evictor.MIN_S", 0.05)
+    residence_patch = mock.patch("gateway.controller.evictor.MIN_S", 0.05)
     # That they were asked is known before the next plan: who was not asked leaves first, and then
     # another one would be logged.
     count_patch = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
-    with long[0], long[1], anew, count_patch:
+    with long[0], long[1], residence_patch, count_patch:
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
             for name in "ab":
                 await add(gateway, tmp_path, name)
@@ -615,11 +615,11 @@ async def test_a_clock_that_is_set_unloads_no_model_and_keeps_none(
             # The residences of a and b are over, whatever the clock says.
             assert (await ask(gateway, "c")).status_code == 200
             assert len(loaded_models(gateway.world)) == 2
-            away = ({"a", "b"} - loaded_models(gateway.world)).pop()
-            assert (await ask(gateway, away)).status_code == 200
+            absent_name = ({"a", "b"} - loaded_models(gateway.world)).pop()
+            assert (await ask(gateway, absent_name)).status_code == 200
         # And again where the clock is right.
-        (away,) = {"a", "b", "c"} - loaded_models(gateway.world)
-        assert (await ask(gateway, away)).status_code == 200
+        (absent_name,) = {"a", "b", "c"} - loaded_models(gateway.world)
+        assert (await ask(gateway, absent_name)).status_code == 200
         metrics = (await gateway.client.get("/metrics")).text
         assert 'why="room"' in metrics
         assert 'why="idle"' not in metrics

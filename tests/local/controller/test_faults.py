@@ -53,8 +53,10 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
             return EngineScript(model=launched.model, lines=words, exit_code=1, serve=False)
         return EngineScript(model=launched.model, max_model_len=200_000)
 
-    both = machine("2x3090")
-    async with running(tmp_path, large, hardware=both.evolve(gpus=both.gpus[:gpus])) as gateway:
+    pair_machine = machine("2x3090")
+    async with running(
+        tmp_path, large, hardware=pair_machine.evolve(gpus=pair_machine.gpus[:gpus])
+    ) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         await gateway.add("m", source, engines=["vllm==0.26.0"], tensor_parallel=1, replicas=1)
         view = await gateway.until("m", "ready")
@@ -103,12 +105,12 @@ async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans
 
     def script_of_start(launched: LaunchSpec) -> EngineScript:
         specs.append(launched)
-        alone = "--tensor-parallel-size=1" in launched.argv
+        is_single = "--tensor-parallel-size=1" in launched.argv
         return EngineScript(
             model=launched.model,
-            lines=() if alone else words,
-            serve=alone,
-            exit_code=None if alone else 1,
+            lines=() if is_single else words,
+            serve=is_single,
+            exit_code=None if is_single else 1,
         )
 
     async with running(tmp_path, script_of_start, hardware=machine("2x3090")) as gateway:
@@ -138,9 +140,9 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-    ((name, other),) = world.engines.items()
-    other.spec = other.spec.evolve(fingerprint="made-by-somebody")
-    count = len(other.log)
+    ((name, other_engine),) = world.engines.items()
+    other_engine.spec = other_engine.spec.evolve(fingerprint="made-by-somebody")
+    count = len(other_engine.log)
     async with running(tmp_path, healthy, world) as gateway:
         answers = set()
         async with asyncio.timeout(hang_s()):
@@ -148,10 +150,10 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
                 body = {"model": "m", "prompt": "hi", "max_tokens": 3}
                 answers.add((await gateway.client.post("/v1/completions", json=body)).status_code)
         assert answers <= {503}
-        assert not [line for line in other.log[count:] if b"POST" in line]
+        assert not [line for line in other_engine.log[count:] if b"POST" in line]
         await gateway.until("m", "ready")
         ((instance_name, engine_now),) = world.engines.items()
-        assert engine_now is not other
+        assert engine_now is not other_engine
         assert engine_now.spec.fingerprint != "made-by-somebody"
         # The loop has looked at it many times when another one is ready.
         await gateway.add("other", model_folder(tmp_path / "model"))

@@ -73,13 +73,13 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, los
                 failure["culprit"]["xid"],
                 "Xid 79 (GPU has fallen off the bus)" in failure["message"],
             ) == (79, True)
-        ((elsewhere,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
-        assert elsewhere != gpu
+        ((other_gpu,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
+        assert other_gpu != gpu
         await lost_gpus(gateway, 1)
         # Once NVML reads it again it is used again.
         lost_card.error = None
         await lost_gpus(gateway, 0)
-        nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
+        nvml.events.put((nvml.cards[card(nvml, other_gpu)], 95))
         async with asyncio.timeout(hang_s()):
             while [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] != [
                 "failed",

@@ -376,12 +376,12 @@ async def test_an_engine_that_cannot_be_started_backs_off_with_the_hosts_words(
 async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stopped(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path / "one", healthy) as elsewhere:
-        await elsewhere.add("m", model_folder(tmp_path / "model"))
-        await elsewhere.until("m", "ready")
+    async with running(tmp_path / "one", healthy) as endpoint_gateway:
+        await endpoint_gateway.add("m", model_folder(tmp_path / "model"))
+        await endpoint_gateway.until("m", "ready")
         async with running(tmp_path / "two", healthy) as gateway:
             response = await gateway.client.post(
-                "/admin/models", json={"name": "alias", "endpoint": f"{elsewhere.url}/v1"}
+                "/admin/models", json={"name": "alias", "endpoint": f"{endpoint_gateway.url}/v1"}
             )
             assert response.status_code == 202, response.text
             await gateway.until("alias", "ready")
@@ -390,7 +390,7 @@ async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stoppe
             )
             assert answer.status_code == 200
             assert not gateway.world.engines
-            await elsewhere.client.delete("/admin/models/m")
+            await endpoint_gateway.client.delete("/admin/models/m")
             await gateway.until("alias", "unreachable")
             assert (
                 await gateway.client.post(

@@ -79,9 +79,9 @@ class Scene:
 
     def place(self, **fields: Any) -> None:
         """An engine of another model that is not blocked."""
-        other = self.fleet.models.get("c")
-        other = other or self.fleet.admit(ManagedModel(wish(name="c"), 0.0))
-        other.replicas[0] = ReplicaState("c", 0, attempt=attempt(**fields))
+        other_model = self.fleet.models.get("c")
+        other_model = other_model or self.fleet.admit(ManagedModel(wish(name="c"), 0.0))
+        other_model.replicas[0] = ReplicaState("c", 0, attempt=attempt(**fields))
 
     async def _hardware(self) -> Hardware:
         return self.hardware

@@ -287,8 +287,8 @@ async def test_the_time_of_a_start_is_known_from_the_last_one_of_a_removed_model
             assert decision.start is not None
             assert decision.start.time is not None
             assert decision.start.time.phases == start["expected"]["phases"]
-        other = wish | {"source": str(model_folder(tmp_path / "other"))}
-        start_time = (await gateway.client.post("/admin/plan", json=other)).json()["start"]
+        other_wish = wish | {"source": str(model_folder(tmp_path / "other"))}
+        start_time = (await gateway.client.post("/admin/plan", json=other_wish)).json()["start"]
         assert start_time == {"conditions": start["conditions"], "time": None}
         snapshot = await gateway.client.post("/admin/plan", json={**wish, "hardware": "2x3090"})
         assert snapshot.json()["start"] is None

@@ -56,10 +56,10 @@ def breaks(
     fault = [True]
     real = getattr(owner, method)
 
-    def raising(*given: Any, **named: Any) -> Any:
-        if fault and hit(*given):
+    def raising(*arguments: Any, **named: Any) -> Any:
+        if fault and hit(*arguments):
             raise SurprisingError(f"in {method} \ud800")
-        return real(*given, **named)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(owner, method, raising)
     return fault
@@ -79,12 +79,12 @@ async def tells(gateway: Running, name: str, words: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def of_bad(_self: object, *given: Any) -> bool:
+def of_bad(_self: object, *arguments: Any) -> bool:
     """Whether the call is about the model `bad`."""
     return any(
         getattr(argument, "model", argument) == "bad"
         or getattr(getattr(argument, "wish", None), "name", "") == "bad"
-        for argument in given
+        for argument in arguments
     )
 
 

@@ -591,8 +591,8 @@ def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> N
 
 
 def test_the_kernel_buffers_little_for_a_slow_client(tmp_path: Path) -> None:
-    alone = listen(Settings(port=0, data_dir=tmp_path))
-    for listener in (alone, *share(listen(Settings(port=0, data_dir=tmp_path)), 2)):
+    lone_listener = listen(Settings(port=0, data_dir=tmp_path))
+    for listener in (lone_listener, *share(listen(Settings(port=0, data_dir=tmp_path)), 2)):
         with listener:
             listener.listen()
             assert (

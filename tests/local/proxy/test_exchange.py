@@ -320,7 +320,7 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
 
 @asynccontextmanager
 async def full(
-    *, then: Callable[[Call], Awaitable[None]], ahead: bytes = b""
+    *, ending: Callable[[Call], Awaitable[None]], ahead: bytes = b""
 ) -> AsyncIterator[tuple[DataPlane, Upstream]]:
     """A client that has been given a whole answer and reads none of it: the gateway may write no
     more to it. `then` plays all other requests;
@@ -329,7 +329,7 @@ async def full(
 
     async def script(call: Call) -> None:
         if b"fills" not in call.body:
-            await then(call)
+            await ending(call)
             return
         [front] = fronts[:] = list(plane_[0].connections)
         front.transport.set_write_buffer_limits(high=8192)
@@ -355,7 +355,7 @@ async def full(
 async def test_an_engine_whose_answer_waits_for_its_client_answers_the_next_one() -> None:
     """The engine was not read while the client could take no more. Its connection is used again,
     and must be read then."""
-    async with full(then=answers) as (plane, upstream):
+    async with full(ending=answers) as (plane, upstream):
         async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
             port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]
             assert (
@@ -367,7 +367,7 @@ async def test_an_engine_whose_answer_waits_for_its_client_answers_the_next_one(
 async def test_a_client_that_reads_nothing_cannot_ask_for_more_than_it_takes() -> None:
     """Its next request waits; those of other clients do not."""
     async with (
-        full(then=answers, ahead=GOOD) as (plane, upstream),
+        full(ending=answers, ahead=GOOD) as (plane, upstream),
         httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client,
     ):
         port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]

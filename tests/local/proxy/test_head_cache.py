@@ -209,8 +209,8 @@ def test_nothing_else_is_taken_for_a_known_head(
     mutation = GOOD[:start] + insertion + GOOD[stop:]
     echo_body = echo.body(mutation)
     assert echo_body is None or mutation == ENGINE % (len(echo_body), echo_body)
-    same = ENGINE % (len(body), body)
-    assert echo.body(same) == (body if 10 <= len(body) < 100 else None)
+    answer = ENGINE % (len(body), body)
+    assert echo.body(answer) == (body if 10 <= len(body) < 100 else None)
 
 
 @pytest.mark.parametrize(

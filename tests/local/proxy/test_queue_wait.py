@@ -108,7 +108,7 @@ async def test_an_engine_gets_as_many_requests_as_it_runs_and_a_quarter(tmp_path
         assert view["plan"]["max_num_seqs"]["value"] == 4
         hold.touch()
         chats = [chat(gateway) for _ in range(12)]
-        await until(lambda: sum(each.done() for each in chats) == 4)
+        await until(lambda: sum(chat_task.done() for chat_task in chats) == 4)
         hold.unlink()
         statuses = sorted(answer.status_code for answer in await asyncio.gather(*chats))
         assert statuses == [200] * (5 + 3) + [429] * 4

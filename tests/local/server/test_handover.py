@@ -48,8 +48,8 @@ async def test_one_of_several_gateways_that_take_over_at_once_gets_the_data_fold
         for takeover in takeovers:
             takeover.confirm()
             os.close(takeover.lock)
-            for other in takeover.listeners:
-                other.close()
+            for inherited_listener in takeover.listeners:
+                inherited_listener.close()
     refusals = [error for error in results if error is not None]
     assert names == ["m"]
     assert len(refusals) == 2

@@ -34,16 +34,16 @@ def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(
         "COLUMNS": "60",
     }
     command = [sys.executable, "-m", "gateway.__main__", *arguments]
-    alone = subprocess.run(
+    plain_result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     fork_result = run(arguments, environment)
     assert (fork_result.returncode, fork_result.stdout, fork_result.stderr) == (
-        alone.returncode,
-        alone.stdout,
-        alone.stderr,
+        plain_result.returncode,
+        plain_result.stdout,
+        plain_result.stderr,
     )
-    assert alone.stdout or alone.stderr
+    assert plain_result.stdout or plain_result.stderr
 
 
 def test_a_fork_is_a_process_with_the_given_environment(tmp_path: Path) -> None:

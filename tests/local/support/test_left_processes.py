@@ -17,7 +17,7 @@ async def _ended_process() -> int:
 
 
 def test_a_process_that_an_event_loop_left_is_named_once() -> None:
-    others = {*threading.enumerate()}
+    other_threads = {*threading.enumerate()}
     with asyncio.Runner() as runner:
         assert runner.run(_ended_process()) == 0
         child = runner.run(_begin("sleep", "1000"))
@@ -26,6 +26,6 @@ def test_a_process_that_an_event_loop_left_is_named_once() -> None:
     assert not remaining()
     transport = child._transport  # type: ignore[attr-defined]
     transport.close()
-    for waiting in {*threading.enumerate()} - others:
+    for waiting in {*threading.enumerate()} - other_threads:
         waiting.join()
     transport._proc.wait()

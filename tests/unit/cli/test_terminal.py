@@ -155,8 +155,8 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
     assert output.count("\x1b[2m") == 1
     # What was taken back: so many columns to the left, and the rest of the line cleared.
     plain = re.sub(r"\x1b\[[02]m", "", output)
-    while back := re.search(r"\x1b\[(\d+)D\x1b\[K", plain):
-        plain = plain[: back.start() - int(back[1])] + plain[back.end() :]
+    while jump := re.search(r"\x1b\[(\d+)D\x1b\[K", plain):
+        plain = plain[: jump.start() - int(jump[1])] + plain[jump.end() :]
     lines = plain.replace("\r", "").splitlines()
     assert max(sum(1 + (char >= "\u2e80") for char in line) for line in lines) <= 20
     assert "".join(lines).replace(" ", "") == (words.replace("\x1b", "\\x1b") + "Hm.").replace(

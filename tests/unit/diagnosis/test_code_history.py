@@ -158,10 +158,10 @@ def test_a_function_of_a_newer_version_is_in_no_older_one(step: CodeStep) -> Non
 def test_messages_are_known_by_their_constant_words(step: CodeStep) -> None:
     whole = history(step)
     message = "ValueError: the frob of 12 cannot be larger than a row"
-    fresh = "the frob of 12 must be at least one row"
+    new_message = "the frob of 12 must be at least one row"
     assert whole.version_without(message, "1.0", "1.1") == "1.1"
-    assert whole.version_without(fresh, "1.0", "1.1") is None
-    assert whole.text_new(fresh, "1.0", "1.1") == "1.1"
+    assert whole.version_without(new_message, "1.0", "1.1") is None
+    assert whole.text_new(new_message, "1.0", "1.1") == "1.1"
     assert whole.text_new(message, "1.0", "1.1") is None
     assert not [*text_hashes("too few words here")]
 

@@ -597,8 +597,8 @@ def test_no_failure_leaves_its_plan_allowed(name: str) -> None:
 )
 def test_the_same_plan_is_never_made_again_for_the_same_cause(name: str) -> None:
     facts = learn_facts(name)
-    again = {plan.fingerprint for plan in make_decision(facts=facts).plans}
-    assert (failed_attempt().fingerprint in again) is not bool(facts)
+    next_fingerprints = {plan.fingerprint for plan in make_decision(facts=facts).plans}
+    assert (failed_attempt().fingerprint in next_fingerprints) is not bool(facts)
 
 
 def facts_of(*facts: Fact) -> list[str]:

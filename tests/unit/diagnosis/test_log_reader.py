@@ -452,12 +452,12 @@ def test_a_pipe_to_a_dead_process_reveals_the_death() -> None:
     assert failure.kind == "unknown"
     assert "further up" in failure.message
     assert diagnose(["\n".join(recv[1:]).encode()], SIGNATURES)[0].kind == "unknown"
-    other = (
+    other_lines = (
         FORWARD[0],
         '  File "/usr/lib/python3.12/asyncio/streams.py", line 9, in read',
         "EOFError",
     )
-    assert diagnose(["\n".join(other).encode()], SIGNATURES)[0].kind == "none"
+    assert diagnose(["\n".join(other_lines).encode()], SIGNATURES)[0].kind == "none"
 
 
 def test_an_assertion_is_named_by_its_code_before_any_text() -> None:

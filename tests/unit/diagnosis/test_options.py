@@ -190,10 +190,10 @@ def test_words_of_every_traceback_name_no_variable() -> None:
 
 
 def test_the_option_that_is_zero_is_the_named_one_or_the_only_size() -> None:
-    both = options("non-default args: {'tensor_parallel_size': 0, 'seed': 0}")
-    assert both.zero_option("heads % tensor_parallel_size") == "--tensor-parallel-size"
-    assert both.zero_option("a % seed") == "--seed"
-    assert both.zero_option("a % b") == "--tensor-parallel-size"
+    zero_options = options("non-default args: {'tensor_parallel_size': 0, 'seed': 0}")
+    assert zero_options.zero_option("heads % tensor_parallel_size") == "--tensor-parallel-size"
+    assert zero_options.zero_option("a % seed") == "--seed"
+    assert zero_options.zero_option("a % b") == "--tensor-parallel-size"
     two = options("non-default args: {'tensor_parallel_size': 0, 'block_size': 0}")
     assert two.zero_option("a % b") == ""
     # Nothing is divided by a seed or a rank, unless the line says so.

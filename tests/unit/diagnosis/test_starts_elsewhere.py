@@ -41,16 +41,16 @@ def test_the_seconds_of_a_start_are_read_from_its_log(name: str) -> None:
 
 def test_only_a_similar_start_has_the_measured_band() -> None:
     new_plan = plan()
-    elsewhere = start_elsewhere(new_plan, UNKNOWN)
-    assert elsewhere is not None
-    assert (elsewhere.low_s, elsewhere.high_s, elsewhere.starts, elsewhere.grade) == (
+    expectation = start_elsewhere(new_plan, UNKNOWN)
+    assert expectation is not None
+    assert (expectation.low_s, expectation.high_s, expectation.starts, expectation.grade) == (
         56,
         141,
         4,
         "elsewhere",
     )
-    assert elsewhere.phases["compile"] == 32.5
-    assert "load" not in elsewhere.phases
+    assert expectation.phases["compile"] == 32.5
+    assert "load" not in expectation.phases
     assert start_elsewhere(new_plan, StartConditions(origin="fork")) is None
     assert start_elsewhere(new_plan.evolve(gpus=("a", "b", "c", "d")), UNKNOWN) is None
     assert start_elsewhere(new_plan.evolve(gpus=()), UNKNOWN) is None

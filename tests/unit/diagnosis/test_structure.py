@@ -516,14 +516,14 @@ def test_all_conditions_of_a_row_must_hold() -> None:
     structure = Structure((row,))
     assert structure.match(shape, "vllm") is not None
     assert structure.match(shape, None) is not None
-    for other in (
+    for other_text in (
         shape._replace(exception="ValueError"),
         shape._replace(message="c"),
         shape._replace(frames=()),
         shape._replace(phase="kv"),
         shape._replace(frames=("/a/x.py:f", *("/z/x.py:f",) * 20)),
     ):
-        assert structure.match(other, "vllm") is None
+        assert structure.match(other_text, "vllm") is None
     assert structure.match(shape, "sglang") is None
 
 

@@ -34,11 +34,11 @@ def test_a_record_is_equal_by_content_and_cannot_be_changed() -> None:
 def test_a_copy_with_changes_computes_anew() -> None:
     pair = Pair(1)
     assert pair.total == 3
-    assert pair.evolve(left=5).total == 7
+    assert pair.evolve(first=5).total == 7
     assert pair.as_dict() == {"left": 1, "right": 2, "seen": {}}
 
 
 def test_a_record_by_identity_is_a_key_of_its_own() -> None:
-    first_record, other = LonelyRecord(1), LonelyRecord(1)
-    assert first_record != other
-    assert len({first_record, other, first_record}) == 2
+    first_record, other_record = LonelyRecord(1), LonelyRecord(1)
+    assert first_record != other_record
+    assert len({first_record, other_record, first_record}) == 2

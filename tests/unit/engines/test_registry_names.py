@@ -88,9 +88,9 @@ def test_no_kind_imports_from_another() -> None:
         for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and node.module
         if any(
-            other in f".{node.module}.".split(".")
-            for other in KINDS
-            if other != name and (ENGINES / other).is_dir()
+            other_kind in f".{node.module}.".split(".")
+            for other_kind in KINDS
+            if other_kind != name and (ENGINES / other_kind).is_dir()
         )
     ]
     assert not wrong

@@ -123,10 +123,10 @@ def test_the_choice_of_the_container_toolkit_is_not_made_again(
 
 def test_mig_devices_are_named_by_their_uuids() -> None:
     part = "MIG-11111111-0000-0000-0000-000000000000"
-    other = "MIG-22222222-0000-0000-0000-000000000000"
+    other_uuid = "MIG-22222222-0000-0000-0000-000000000000"
     parts = [
         Card(part, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
-        Card(other, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
+        Card(other_uuid, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
     ]
     hardware = probe(
         nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])])
@@ -137,11 +137,11 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
     ] == [part]
     assert [
         gpu.uuid
-        for gpu in AllowedDevices.by_variables(hardware, None, {"CUDA_VISIBLE_DEVICES": other})
+        for gpu in AllowedDevices.by_variables(hardware, None, {"CUDA_VISIBLE_DEVICES": other_uuid})
         .mark(hardware)
         .usable()
         .gpus
-    ] == [other]
+    ] == [other_uuid]
     assert allowed_indices(hardware, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
         "which MIG device CUDA means by a number is not known"
     )

@@ -113,10 +113,10 @@ def test_states_are_kept_in_the_dtype_that_the_config_names() -> None:
     ],
 )
 def test_a_tied_head_is_not_held_twice(model: str, changes: dict[str, Any], headed: bool) -> None:
-    names = [other.name for other in build(published_model(model, **changes)).other_tensors]
+    names = [tensor.name for tensor in build(published_model(model, **changes)).other_tensors]
     assert any(name.endswith("lm_head.weight") for name in names) is headed
     names = [
-        other.name for other in build(published_model(model, "embed", **changes)).other_tensors
+        tensor.name for tensor in build(published_model(model, "embed", **changes)).other_tensors
     ]
     assert not any(name.endswith("lm_head.weight") for name in names)
 
@@ -165,9 +165,9 @@ def headers_of(model: str, **changes: Any) -> dict[str, Tensor]:
                 layer.n * max(1, layer.experts),
                 layer.k + layer.bias,
             )
-    for other in built_model.other_tensors:
-        for number in range(other.count):
-            shapes[other.name.replace("*", str(number))] = other.shape
+    for tensor in built_model.other_tensors:
+        for number in range(tensor.count):
+            shapes[tensor.name.replace("*", str(number))] = tensor.shape
     return tensors(shapes)
 
 
@@ -259,4 +259,4 @@ def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None
     assert built_model.is_known
     assert built_model.attention
     assert all(layer.count >= 1 and min(layer.k, layer.n) >= 1 for layer in built_model.linears)
-    assert all(other.count >= 1 and min(other.shape) >= 1 for other in built_model.other_tensors)
+    assert all(tensor.count >= 1 and min(tensor.shape) >= 1 for tensor in built_model.other_tensors)

@@ -96,10 +96,12 @@ def test_a_block_with_more_levels_than_parsers_take_is_refused(place: str) -> No
     deep: list[Any] = []
     for _ in range(150):
         deep = [deep]
-    fields, beside = config("qwen3-8b"), {place: {**block, "x": deep}}
+    fields, file_blocks = config("qwen3-8b"), {place: {**block, "x": deep}}
     if place == "quantization_config":
-        fields, beside = {**fields, **beside}, {}
+        fields, file_blocks = {**fields, **file_blocks}, {}
     with pytest.raises(BadModel, match="plain JSON"):
-        read(fields, beside)
-    shallow = {name: {**block, "x": [[[]]]} for name in beside}
-    assert read({**fields, "quantization_config": block} if not beside else fields, shallow).quant
+        read(fields, file_blocks)
+    shallow = {name: {**block, "x": [[[]]]} for name in file_blocks}
+    assert read(
+        {**fields, "quantization_config": block} if not file_blocks else fields, shallow
+    ).quant

@@ -126,14 +126,14 @@ def read(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_headers_and_config_say_the_same_bytes(family: str) -> None:
     fields, headers = FAMILIES[family]
-    alone, both = read(SMALL | fields), read(SMALL | fields, headers)
-    assert both.tensors == group_tensors(headers)
-    assert build(both).is_known
+    config_spec, header_spec = read(SMALL | fields), read(SMALL | fields, headers)
+    assert header_spec.tensors == group_tensors(headers)
+    assert build(header_spec).is_known
     for tp in (1, 2):
-        byte_count = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
+        byte_count = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in header_spec.tensors)
         assert (
-            weights_bytes(build(alone), Rank(tp=tp))
-            == weights_bytes(build(both), Rank(tp=tp))
+            weights_bytes(build(config_spec), Rank(tp=tp))
+            == weights_bytes(build(header_spec), Rank(tp=tp))
             == byte_count
         )
 

@@ -191,15 +191,18 @@ def test_a_hybrid_with_its_tower_is_read_from_its_config_and_from_its_headers() 
     headers |= tensors(
         {"mtp.fc.weight": (2048, 4096), "model.visual.pos_embed.weight": (2304, 1152)}
     )
-    alone, read_through = read(fields), read(fields, headers)
-    assert [(group.kind, group.layers) for group in alone.attention] == [
+    config_spec, read_through = read(fields), read(fields, headers)
+    assert [(group.kind, group.layers) for group in config_spec.attention] == [
         ("full", 10),
         ("recurrent", 30),
         ("vision", 27),
     ]
-    assert alone.experts == Experts(count=256, per_token=8, intermediate=512)
-    assert (alone.attention, alone.experts) == (read_through.attention, read_through.experts)
-    assert (alone.tensors_from, alone.tensors, read_through.tensors_from) == (
+    assert config_spec.experts == Experts(count=256, per_token=8, intermediate=512)
+    assert (config_spec.attention, config_spec.experts) == (
+        read_through.attention,
+        read_through.experts,
+    )
+    assert (config_spec.tensors_from, config_spec.tensors, read_through.tensors_from) == (
         "config",
         (),
         "headers",

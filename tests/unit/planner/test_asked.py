@@ -32,7 +32,7 @@ def make_decision(
     quant: str = "",
     engine: str = VLLM_REF,
     model: str = "llama-3.1-8b",
-    **wanted: Any,
+    **wishes: Any,
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(engine)]
@@ -41,13 +41,13 @@ def make_decision(
         published_model(model, **block),
         hardware,
         engines,
-        wish(**wanted),
+        wish(**wishes),
         rules=rules,
         answers=answers,
     )
 
 
-def answer(plan: Plan, **changed: Any) -> EngineAnswer:
+def answer(plan: Plan, **changes: Any) -> EngineAnswer:
     """What an engine says that agrees with the forecast."""
     length, bytes_ = 16_384, 16_384 * plan.memory.kv_bytes_per_token
     engine_answer = EngineAnswer(
@@ -90,7 +90,7 @@ def answer(plan: Plan, **changed: Any) -> EngineAnswer:
         ),
         source=SOURCE,
     )
-    return engine_answer.evolve(**changed)
+    return engine_answer.evolve(**changes)
 
 
 def make_question(plan: Plan) -> Question:
@@ -310,7 +310,7 @@ def test_an_answer_that_agrees_is_no_gap_and_without_answers_there_is_none() -> 
 def test_kernels_backends_and_bytes_are_compared_each() -> None:
     forecast = make_decision({}).plans[0]
     agreeing_answer = answer(forecast)
-    other = [
+    rows = [
         row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row
         for row in agreeing_answer.kernels
     ]
@@ -319,7 +319,7 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
         needed=tuple((tokens, size * 2) for tokens, size in agreeing_answer.kv.needed)
     )
     other_answer = agreeing_answer.evolve(
-        kernels=tuple(other),
+        kernels=tuple(rows),
         attention=tuple(
             row.evolve(backend="FLEX_ATTENTION", version=0) for row in agreeing_answer.attention
         ),

@@ -212,17 +212,17 @@ def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door()
 
     check_behind(command_with_door, env)
     check_environment(sleeps, env)
-    for argv, its in (
+    for argv, engine_env in (
         (plain_command, env),
         (command_with_door, {}),
         (command_with_door[:3], env),
         ((*command_with_door[:2], "pass", command_with_door[3]), env),
     ):
         with pytest.raises(BadFlag):
-            check_behind(argv, its)
-    for engine_of, its in ((SMALL, env), (sleeps, {DEV_MODE[0]: "2"})):
+            check_behind(argv, engine_env)
+    for engine_of, engine_env in ((SMALL, env), (sleeps, {DEV_MODE[0]: "2"})):
         with pytest.raises(BadFlag):
-            check_environment(engine_of, its)
+            check_environment(engine_of, engine_env)
 
 
 def test_a_start_may_leave_out_the_warm_ups_that_the_profile_names() -> None:

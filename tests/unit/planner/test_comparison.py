@@ -71,18 +71,18 @@ def test_an_8b_model_leaves_half_of_eight_h100_and_says_how_to_take_less_or_more
     """The third doubling of GPUs gives less than a quarter more."""
     best = DECISION.plans[0]
     assert gpus_of(best) == 4
-    few, everything = plans_with(gpus="few")[0], plans_with(gpus="all")[0]
-    assert (gpus_of(few), gpus_of(everything)) == (1, 8)
-    words = gpu_choice(best, 8, {"few": few, "all": everything})
+    few_plan, everything = plans_with(gpus="few")[0], plans_with(gpus="all")[0]
+    assert (gpus_of(few_plan), gpus_of(everything)) == (1, 8)
+    words = gpu_choice(best, 8, {"few": few_plan, "all": everything})
     assert words == (
-        f"Takes 4 of 8 GPUs and leaves 4. 4 over 1 (`--gpus few`): {gains(best, few)}."
+        f"Takes 4 of 8 GPUs and leaves 4. 4 over 1 (`--gpus few`): {gains(best, few_plan)}."
         f" 4 over 8 (`--gpus all`): {gains(best, everything)}."
     )
-    assert gpu_choice(everything, 8, {"few": few}).startswith(
+    assert gpu_choice(everything, 8, {"few": few_plan}).startswith(
         "Takes 8 of 8 GPUs. 8 over 1 (`--gpus few`): "
     )
-    assert gpu_choice(few, 8, {"few": few}) == "Takes 1 of 8 GPUs and leaves 7."
-    assert gpu_choice(few, 1, {}) == ""
+    assert gpu_choice(few_plan, 8, {"few": few_plan}) == "Takes 1 of 8 GPUs and leaves 7."
+    assert gpu_choice(few_plan, 1, {}) == ""
 
 
 def test_throughput_and_a_large_model_fill_the_machine() -> None:

@@ -99,8 +99,12 @@ def test_no_form_reaches_a_context_beyond_the_models_own_limit() -> None:
 
 def test_a_small_lack_of_memory_is_told_by_the_difference() -> None:
     def reason_of(share: float) -> str:
-        some = make_decision("2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share})
-        return "; ".join(reason for rejection in some.rejected for reason in rejection.reasons)
+        shared_decision = make_decision(
+            "2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share}
+        )
+        return "; ".join(
+            reason for rejection in shared_decision.rejected for reason in rejection.reasons
+        )
 
     low, high = 0.01, 0.9
     while high - low > 1e-6:
@@ -247,8 +251,8 @@ def test_the_engines_own_maximum_becomes_the_next_plans_context() -> None:
     assert "the log line" in second.max_model_len.source
     assert second.fingerprint != first_plan.fingerprint
     # Its scope is this engine, model, device and budget: elsewhere it says nothing.
-    elsewhere = plan("8xh100", facts=(fact,))
-    assert elsewhere.max_model_len.value > 8064
+    other_plan = plan("8xh100", facts=(fact,))
+    assert other_plan.max_model_len.value > 8064
 
 
 def test_a_failed_plan_is_never_proposed_again() -> None:
@@ -300,8 +304,8 @@ def test_remote_code_and_unknown_architectures_are_refused() -> None:
         "what this engine has of its own is not known"
     )
     assert make_decision(model=hostile, policy={"allow_remote_code": True}).plans
-    other = decide(spec(), machine(), [engine(architectures=("GemmaForCausalLM",))], wish())
-    assert other.rejected[0].verdict == "unsupported_architecture"
+    decision = decide(spec(), machine(), [engine(architectures=("GemmaForCausalLM",))], wish())
+    assert decision.rejected[0].verdict == "unsupported_architecture"
 
 
 def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> None:
@@ -373,14 +377,14 @@ def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> No
 
 
 def test_every_variable_names_its_origin() -> None:
-    everywhere = {
+    facts_by_place = {
         "NCCL_DEBUG": "WARN",
         "HTTP_PROXY": "http://proxy:1",
         "OMP_NUM_THREADS": "4",
         "VLLM_NO_SUCH": "1",
     }
     decision = decide(
-        spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), global_env=everywhere
+        spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), global_env=facts_by_place
     )
     best = decision.plans[0]
     assert {name: choice.source for name, choice in best.variables.items()} == {

@@ -50,9 +50,9 @@ def model(name: str, file: dict[str, Any] | None, **changes: Any) -> ModelSpec:
     return spec if file is None else with_quant_files(spec, {FILE: file})
 
 
-def decision(spec: ModelSpec, hardware: str, engine: str, **wanted: Any) -> Decision:
+def decision(spec: ModelSpec, hardware: str, engine: str, **wishes: Any) -> Decision:
     engines = [PROFILES.engine(engine)]
-    return decide(spec, machine(hardware), engines, wish(**wanted), rules=PROFILES.rules(engines))
+    return decide(spec, machine(hardware), engines, wish(**wishes), rules=PROFILES.rules(engines))
 
 
 def first(spec: ModelSpec, hardware: str, engine: str = VLLM_REF) -> Plan:

@@ -56,9 +56,9 @@ def test_one_context_may_take_most_of_the_ram_and_two_plans_share_it() -> None:
     assert 2 * lone_memory.promised_bytes <= 64 * GIB - free_ram_beside(64 * GIB)
     tight = lone_memory.weights_bytes + lone_memory.activation_bytes + lone_memory.overhead_bytes
     gibs = -(-tight // GIB) + 6
-    only = make_decision(gibs, 0, 32768).plans[0]
-    assert only.max_model_len.value == 32768
-    assert only.memory.promised_bytes > gibs * GIB // 2
+    lone_plan = make_decision(gibs, 0, 32768).plans[0]
+    assert lone_plan.max_model_len.value == 32768
+    assert lone_plan.memory.promised_bytes > gibs * GIB // 2
     assert not make_decision(gibs, 6 * GIB, 32768).plans
 
 

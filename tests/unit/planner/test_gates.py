@@ -19,11 +19,11 @@ from tests.support.versions import NEWEST_VLLM, SGLANG, SGLANG_REF, VLLM_REF
 PROFILES = Profiles()
 
 
-def decide_on(hardware: Hardware, *refs: str, model: Any = None, **wanted: Any) -> Decision:
+def decide_on(hardware: Hardware, *refs: str, model: Any = None, **wishes: Any) -> Decision:
     engines = [PROFILES.engine(ref) for ref in refs]
     rules = PROFILES.rules(engines)
     return decide(
-        model or spec(), hardware, engines, wish(**wanted), rules=rules, gpus=PROFILES.gpus
+        model or spec(), hardware, engines, wish(**wishes), rules=rules, gpus=PROFILES.gpus
     )
 
 
@@ -203,10 +203,10 @@ def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     assert [plan.engine.kind for plan in plans] == ["vllm", "sglang"]
     assert [plan.drops for plan in plans] == [(), ("image", "video")]
     assert [plan.model.inputs for plan in plans] == [("text", "image", "video"), ("text",)]
-    alone = decide_on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
-    assert [plan.engine.kind for plan in alone.plans] == ["vllm"]
-    assert [rejection.verdict for rejection in alone.rejected] == ["text_only"]
-    assert "--text-only" in alone.rejected[0].reasons[0]
+    single_decision = decide_on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
+    assert [plan.engine.kind for plan in single_decision.plans] == ["vllm"]
+    assert [rejection.verdict for rejection in single_decision.rejected] == ["text_only"]
+    assert "--text-only" in single_decision.rejected[0].reasons[0]
 
 
 def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:

@@ -64,15 +64,17 @@ def test_the_number_of_gpus_is_blamed_last(verdict: str) -> None:
     rejections = (make_rejection(1, "no_memory"), make_rejection(8, verdict))
     (cell,) = cells(Decision(model="m", hardware="h", rejected=rejections), ["vllm==9.9.0"])
     assert cell.verdict == "no_memory"
-    (alone,) = cells(Decision(model="m", hardware="h", rejected=rejections[1:]), ["vllm==9.9.0"])
-    assert alone.verdict == verdict
+    (lone_cell,) = cells(
+        Decision(model="m", hardware="h", rejected=rejections[1:]), ["vllm==9.9.0"]
+    )
+    assert lone_cell.verdict == verdict
 
 
 def test_every_engine_that_was_considered_has_a_cell_in_the_order_asked_for() -> None:
-    other = EngineRef(kind="sglang", version="1.0")
+    other_engine = EngineRef(kind="sglang", version="1.0")
     rejections = (
         make_rejection(1, "no_memory"),
-        make_rejection(1, "bad_flag").evolve(engine=other),
+        make_rejection(1, "bad_flag").evolve(engine=other_engine),
     )
     decision = Decision(model="m", hardware="h", rejected=rejections)
     assert [str(cell.engine) for cell in cells(decision, ["sglang==1.0", "vllm==9.9.0"])] == [

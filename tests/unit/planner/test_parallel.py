@@ -176,10 +176,10 @@ def test_gpus_of_different_kinds_never_share_a_model() -> None:
 
 
 def test_many_gpus_are_grouped_at_once() -> None:
-    many = host([24] * 64, [(a, b, 18) for a in range(64) for b in range(a)])
-    assert choose_devices(many, 8) == list(range(8))
-    assert choose_devices(many, 16) == list(range(16))
-    assert choose_devices(many, 64) == list(range(64))
+    large_host = host([24] * 64, [(a, b, 18) for a in range(64) for b in range(a)])
+    assert choose_devices(large_host, 8) == list(range(8))
+    assert choose_devices(large_host, 16) == list(range(16))
+    assert choose_devices(large_host, 64) == list(range(64))
 
 
 @given(

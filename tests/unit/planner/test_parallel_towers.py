@@ -20,8 +20,8 @@ THREE = config(
 REASON = "the 16 heads of its vision tower cannot be shared by 3 GPUs"
 
 
-def decision_of(fields: dict[str, Any], engine: str, hardware: str, **wanted: Any) -> Decision:
-    return make_decision(fields, hardware, engine, **wanted)
+def decision_of(fields: dict[str, Any], engine: str, hardware: str, **wishes: Any) -> Decision:
+    return make_decision(fields, hardware, engine, **wishes)
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.26.0", "0.33.0"])

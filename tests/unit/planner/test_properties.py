@@ -208,8 +208,8 @@ def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(
     )
     # SGLang's media loader is unsafe, so models that see have no plan there with or without a
     # drafter.
-    alone = decide(spec, hardware, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
-    assert bool(decision.plans) == bool(alone.plans)
+    lone_decision = decide(spec, hardware, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
+    assert bool(decision.plans) == bool(lone_decision.plans)
     for plan in decision.plans:
         sound(plan, request)
 
@@ -319,14 +319,14 @@ def test_knowledge_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
     spec = model_from_config(PUBLISHED["qwen3-vl-30b-a3b"])
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
     decision = make_decision(spec, hardware, ref)
-    even, uneven = decision.plans[:2]
-    assert even.scope["layers"] != uneven.scope["layers"]
+    even_plan, uneven = decision.plans[:2]
+    assert even_plan.scope["layers"] != uneven.scope["layers"]
     fact = Fact(
-        kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so"
+        kind="max_context", scope=even_plan.scope, value=4096, grade="failed", source="it said so"
     )
     decision_after = make_decision(spec, hardware, ref, (fact,))
     assert uneven.fingerprint in {plan.fingerprint for plan in decision_after.plans}
-    assert even.fingerprint not in {plan.fingerprint for plan in decision_after.plans}
+    assert even_plan.fingerprint not in {plan.fingerprint for plan in decision_after.plans}
 
 
 @several(25)
@@ -485,9 +485,9 @@ def test_more_free_memory_never_means_less_context(
             plan.tensor_parallel.value: plan.max_model_len.value for plan in plans if plan.cost == 0
         }
 
-    less, enough = contexts(percent), contexts(percent + more)
-    assert set(less) <= set(enough)
-    assert all(enough[size] >= length for size, length in less.items())
+    less, larger_context = contexts(percent), contexts(percent + more)
+    assert set(less) <= set(larger_context)
+    assert all(larger_context[size] >= length for size, length in less.items())
 
 
 @several(20)

@@ -280,11 +280,11 @@ def machine_of(name: str) -> Hardware:
     if name not in CARDS:
         return PROFILES.hardware(name)
     card, capability, size = CARDS[name]
-    here = PROFILES.hardware("3090")
-    gpu: Gpu = here.gpus[0].evolve(
+    hardware = PROFILES.hardware("3090")
+    gpu: Gpu = hardware.gpus[0].evolve(
         name=card, capability=capability, total_bytes=size * MIB, free_bytes=size * MIB
     )
-    return here.evolve(gpus=(gpu,))
+    return hardware.evolve(gpus=(gpu,))
 
 
 def decision_of(start: Start, env: Mapping[str, str] | None = None) -> Decision:

@@ -21,12 +21,12 @@ ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 
 
 def make_decision(
-    version: str, hardware: str, block: dict[str, object] | None, **wanted: object
+    version: str, hardware: str, block: dict[str, object] | None, **wishes: object
 ) -> Decision:
     engines = [ENGINES[version]]
     config = {"quantization_config": block} if block else {}
     return decide(
-        spec(**config), machine(hardware), engines, wish(**wanted), rules=PROFILES.rules(engines)
+        spec(**config), machine(hardware), engines, wish(**wishes), rules=PROFILES.rules(engines)
     )
 
 

@@ -214,8 +214,8 @@ class _Inquirer:
     async def exact(self, engine: EngineRef) -> EngineRef:
         return engine
 
-    async def answers(self, *asked: Any) -> dict[Question, EngineAnswer]:
-        *_, starts, names = asked
+    async def answers(self, *questions: Any) -> dict[Question, EngineAnswer]:
+        *_, starts, names = questions
         (question,) = starts
         assert (question in names) == bool(self.questions)
         self.questions.append(start := starts[question])

@@ -99,10 +99,10 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
         )
         # What was to stand in and does not is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in backend_variants)
-    again = cures(
+    second_cures = cures(
         Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
     )
-    assert again[0].disabled == ("Marlin", "Triton")
+    assert second_cures[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, engine_=engine()) == []
 
 

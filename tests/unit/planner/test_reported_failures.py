@@ -403,10 +403,10 @@ def test_a_kernel_that_is_known_to_fail_on_the_gb10_is_left_out() -> None:
 def test_the_same_model_without_fp8_and_the_same_fp8_elsewhere_are_left_alone() -> None:
     plain = make_decision(config("qwen3.5-9b"), "gb10", "vllm==0.18.0").plans[0]
     assert "VLLM_DISABLED_KERNELS" not in plain.env
-    elsewhere = make_decision(
+    other_decision = make_decision(
         config("qwen3.5-9b"), "rtx-pro-6000", "vllm==0.18.0", args={"quantization": "fp8"}
     ).plans[0]
-    assert "VLLM_DISABLED_KERNELS" not in elsewhere.env
+    assert "VLLM_DISABLED_KERNELS" not in other_decision.env
 
 
 def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() -> None:

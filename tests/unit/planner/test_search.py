@@ -21,7 +21,7 @@ PROFILES = Profiles()
 
 
 def make_decision(
-    name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), quant: str = "", **wanted: Any
+    name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), quant: str = "", **wishes: Any
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(ref)]
@@ -30,7 +30,7 @@ def make_decision(
         published_model(name, **block),
         hardware_value,
         engines,
-        wish(**wanted),
+        wish(**wishes),
         facts,
         rules=PROFILES.rules(engines),
         pace=PROFILES.pace,
@@ -324,15 +324,15 @@ def test_memory_for_many_requests_is_looked_for_if_many_are_to_be_served() -> No
         "pace": PROFILES.pace,
         "gpus": PROFILES.gpus,
     }
-    few, many = (
+    small_batch, large_batch = (
         decide(
             model, hardware, engines, wish(context=8192, goal=goal, concurrency=400), **options
         ).plans
         for goal in ("balanced", "throughput")
     )
-    assert few[0].kv_cache_dtype.value == "auto"
-    assert many[0].kv_cache_dtype.value == "fp8"
-    assert _total(many[0]) > 1.1 * _total(few[0])
+    assert small_batch[0].kv_cache_dtype.value == "auto"
+    assert large_batch[0].kv_cache_dtype.value == "fp8"
+    assert _total(large_batch[0]) > 1.1 * _total(small_batch[0])
 
 
 # --- unlike GPUs ---
@@ -382,7 +382,7 @@ def test_unlike_gpus_get_stages_by_memory_and_speed(
     }
     plans = decide(spec, pair, [engine], wish(), **options).plans
     staged_plans = [plan for plan in plans if plan.pipeline_parallel.value == 2]
-    even = next(plan for plan in staged_plans if name not in plan.env)
+    even_plan = next(plan for plan in staged_plans if name not in plan.env)
     uneven = [plan for plan in staged_plans if name in plan.env]
     assert len({plan.env[name] for plan in uneven}) == ways
     for plan in uneven:
@@ -395,8 +395,8 @@ def test_unlike_gpus_get_stages_by_memory_and_speed(
             in plan.variables[name].reason
         )
         check_environment(engine, plan.env)
-    assert max(map(_total, uneven)) > 1.2 * _total(even)
-    assert max(plan.max_model_len.value for plan in uneven) > 1.2 * even.max_model_len.value
+    assert max(map(_total, uneven)) > 1.2 * _total(even_plan)
+    assert max(plan.max_model_len.value for plan in uneven) > 1.2 * even_plan.max_model_len.value
     assert plans[0] in uneven
     # Who deals them out himself is not overruled.
     own_plans = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **options).plans
@@ -432,8 +432,8 @@ def ranks_on(ref: str, quant: str = "", **changes: Any) -> Decision:
 @pytest.mark.parametrize("quant", ["", "awq"])
 def test_ranks_on_unlike_gpus_have_the_cache_of_the_smaller_one_and_say_so(quant: str) -> None:
     small: dict[str, Any] = {"total_bytes": 16 << 30, "free_bytes": 15 << 30}
-    alike, unlike = ranks_on(VLLM_REF, quant), ranks_on(VLLM_REF, quant, **small)
-    best, smaller = alike.plans[0], unlike.plans[0]
+    equal_ranks, unlike = ranks_on(VLLM_REF, quant), ranks_on(VLLM_REF, quant, **small)
+    best, smaller = equal_ranks.plans[0], unlike.plans[0]
     assert (best.tensor_parallel.value, len(best.gpus)) == (2, 2)
     assert any("Its ranks are on different GPUs" in warning for warning in best.warnings)
     assert best.memory
@@ -470,6 +470,6 @@ def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
         VariantEvidence(attention=(row, tower.evolve(backend="TORCH_SDPA"))),
         gpu,
     )
-    for other in (row.evolve(backend="TRITON_ATTN"), row.evolve(block=32)):
+    for changed_row in (row.evolve(backend="TRITON_ATTN"), row.evolve(block=32)):
         with pytest.raises(Refused, match="keep their caches unlike: on NVIDIA GeForce RTX 3090"):
-            gate_alike(first_variant_evidence, VariantEvidence(attention=(other,)), gpu)
+            gate_alike(first_variant_evidence, VariantEvidence(attention=(changed_row,)), gpu)

@@ -98,15 +98,17 @@ def test_sglang_takes_its_share_of_free_memory() -> None:
 
 
 def test_no_cache_is_taken_that_the_wish_does_not_need() -> None:
-    few = make_decision("llama-3.1-8b", GB10).plans[0]
-    many = make_decision("llama-3.1-8b", GB10, goal="throughput", concurrency=256).plans[0]
+    small_plan = make_decision("llama-3.1-8b", GB10).plans[0]
+    large_plan = make_decision("llama-3.1-8b", GB10, goal="throughput", concurrency=256).plans[0]
     whole = make_decision("llama-3.1-8b", GB10, goal="context").plans[0]
-    assert few.memory.kv_tokens < 2 * 4 * 32768
-    assert many.memory.kv_tokens >= 256 * 1280
-    assert few.memory.budget_bytes < many.memory.budget_bytes < whole.memory.budget_bytes
+    assert small_plan.memory.kv_tokens < 2 * 4 * 32768
+    assert large_plan.memory.kv_tokens >= 256 * 1280
+    assert (
+        small_plan.memory.budget_bytes < large_plan.memory.budget_bytes < whole.memory.budget_bytes
+    )
     # A GPU with memory of its own has no other use for it.
     lone_plan = make_decision("llama-3.1-8b", PROFILES.hardware("rtx-pro-6000")).plans[0]
-    assert lone_plan.memory.budget_bytes > few.memory.budget_bytes
+    assert lone_plan.memory.budget_bytes > small_plan.memory.budget_bytes
     assert flag(lone_plan, CACHE) is None
 
 

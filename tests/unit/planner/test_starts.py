@@ -54,11 +54,11 @@ def start(
 
 def block_of(
     asking: PendingStart,
-    *others: PlacedEngine,
+    *other_engines: PlacedEngine,
     waiting: tuple[PendingStart, ...] = (),
     now: float = 0.0,
 ) -> Blocked | None:
-    return blocked_by(asking, (asking, *waiting), others, now, LIMIT_S)
+    return blocked_by(asking, (asking, *waiting), other_engines, now, LIMIT_S)
 
 
 def test_engines_start_one_after_the_other_on_one_gpu_and_side_by_side_on_others() -> None:
@@ -164,11 +164,11 @@ def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
 
 
 def test_the_start_that_waits_longest_goes_first_even_if_it_needs_more_gpus() -> None:
-    both, single_start = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
-    assert block_of(single_start, holder("a", "G1"), waiting=(both,)) == Blocked(
+    pair_start, single_start = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
+    assert block_of(single_start, holder("a", "G1"), waiting=(pair_start,)) == Blocked(
         "tp2", "starts first", "G0"
     )
-    assert block_of(both, waiting=(single_start,)) is None
+    assert block_of(pair_start, waiting=(single_start,)) is None
 
 
 def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
@@ -255,10 +255,10 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(
 def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], reason: str
 ) -> None:
-    beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
+    holders = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
     disturbances_of_b = [
         disturbance
-        for disturbance in disturbances((*beside, *before), (*beside, *now))
+        for disturbance in disturbances((*holders, *before), (*holders, *now))
         if "b " in disturbance[1]
     ]
     assert disturbances_of_b == [("a", reason)]
@@ -269,8 +269,8 @@ def test_an_engine_that_only_serves_disturbs_nobody() -> None:
     assert list(disturbances((serves,), (serves, holder("a", "G0", stage="settled")))) == [
         ("b", "a made its KV cache on the same GPU")
     ]
-    both = (serves, holder("a", "G0", stage="settled"))
-    assert not list(disturbances(both, both))
+    holders = (serves, holder("a", "G0", stage="settled"))
+    assert not list(disturbances(holders, holders))
 
 
 def test_graphs_disturb_only_engines_that_measure() -> None:
@@ -278,25 +278,28 @@ def test_graphs_disturb_only_engines_that_measure() -> None:
     warms = holder("b", "G0", stage="capturing_graphs")
     names = {
         name
-        for name, how in disturbances((imports, measures, warms), (imports, measures, warms))
-        if "b " in how
+        for name, reason in disturbances((imports, measures, warms), (imports, measures, warms))
+        if "b " in reason
     }
     assert names == {"c"}
 
 
 def ends(*disturbed: str) -> Iterator[Attempt]:
-    for number, how in enumerate(disturbed):
+    for number, reason in enumerate(disturbed):
         failure = Failure(
-            kind="gpu_oom", phase="load", message="it broke", proves="nothing", disturbed=how
+            kind="gpu_oom", phase="load", message="it broke", proves="nothing", disturbed=reason
         )
         yield attempt(number, "failed", ended_at=NOW - 1, failure=failure)
 
 
 def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
-    once = tuple(ends("b came to its end"))
-    assert not [*undisturbed_attempts(once)]
+    disturbances_once = tuple(ends("b came to its end"))
+    assert not [*undisturbed_attempts(disturbances_once)]
     action = next_action(
-        replica(history=attempts_that_count(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
+        replica(history=attempts_that_count(disturbances_once, 0.0, NOW)),
+        NOW,
+        backoff_s=10,
+        backoff_max_s=300,
     )
     assert type(action).__name__ == "MakePlan"
     assert [attempt.id for attempt in undisturbed_attempts(ends("b", "b", "b", "b", "b"))] == [3, 4]

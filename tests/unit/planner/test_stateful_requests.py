@@ -230,9 +230,11 @@ def test_an_engine_that_caps_requests_gets_the_expected_number() -> None:
     )
     assert states // block_count - 8 < plan.max_num_seqs.value <= states // block_count
     args = {"max-running-requests": 1024}
-    many = first("qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True, args=args)
-    assert many.max_num_seqs.value == 1024
-    assert any(text.endswith("The engine computes no more.") for text in many.warnings)
+    large_plan = first(
+        "qwen-27b", "2xh100", SGLANG_REF, tensor_parallel=1, text_only=True, args=args
+    )
+    assert large_plan.max_num_seqs.value == 1024
+    assert any(text.endswith("The engine computes no more.") for text in large_plan.warnings)
 
 
 def test_a_start_that_proved_the_plan_does_not_change_it() -> None:

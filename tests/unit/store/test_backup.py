@@ -63,16 +63,16 @@ def test_a_backup_made_under_writes_is_one_consistent_moment(tmp_path: Path) -> 
             before = len(model_names)
             archive = make_archive(data, tmp_path / f"{round_}.tar.gz")
             (empty := tmp_path / f"to{round_}").mkdir()
-            back = restore_backup(empty, archive)
+            restored_backup = restore_backup(empty, archive)
             second_store = Store(empty / "fitserve.db")
             names = {wish.name for wish, *_ in second_store.models()}
             second_store.close()
-            assert len(names) == back.models
+            assert len(names) == restored_backup.models
             assert {name[1:] for name in names if name[0] == "a"} == {
                 name[1:] for name in names if name[0] == "b"
             }
-            assert back.models >= 2 * before
-            counts.append(back.models)
+            assert restored_backup.models >= 2 * before
+            counts.append(restored_backup.models)
     finally:
         end_event.set()
         writer.join()
@@ -104,10 +104,18 @@ def test_a_restored_backup_is_the_former_state_with_digests_of_keys(tmp_path: Pa
             "learned/engines/vllm/1.yaml",
         ]
     # Into the same folder, stopped: what was there goes aside.
-    back = restore_backup(data, archive)
-    assert (back.fitserve, back.models, back.keys) == ("1.2.3", 1, 1)
-    assert back.aside is not None
-    assert {path.name for path in back.aside.iterdir()} >= {"fitserve.db", "keys.json", "learned"}
+    restored_backup = restore_backup(data, archive)
+    assert (restored_backup.fitserve, restored_backup.models, restored_backup.keys) == (
+        "1.2.3",
+        1,
+        1,
+    )
+    assert restored_backup.aside is not None
+    assert {path.name for path in restored_backup.aside.iterdir()} >= {
+        "fitserve.db",
+        "keys.json",
+        "learned",
+    }
     second_store = Store(data / "fitserve.db")
     assert [(grant.name, digest) for grant, digest, _ in second_store.grants()] == [
         ("good", b"g" * 32)
@@ -122,12 +130,12 @@ def test_a_folder_of_another_installation_is_left_alone(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
-    other, store = data_folder(tmp_path / "other")
+    other_folder, store = data_folder(tmp_path / "other")
     store.close()
-    (other / "installation").write_text("def")
+    (other_folder / "installation").write_text("def")
     with pytest.raises(SettingsError, match="belongs to another installation"):
-        restore_backup(other, archive)
-    assert sorted(path.name for path in other.iterdir()) == ["fitserve.db", "installation"]
+        restore_backup(other_folder, archive)
+    assert sorted(path.name for path in other_folder.iterdir()) == ["fitserve.db", "installation"]
 
 
 def change_archive(archive: Path, **files: bytes | None) -> Path:

@@ -96,13 +96,16 @@ def test_a_folder_is_in_use_while_its_lock_is_held_and_looking_takes_no_lock(
     tmp_path: Path,
 ) -> None:
     assert not is_in_use(tmp_path)
-    with (tmp_path / "gateway.lock").open("w") as file, (tmp_path / "gateway.lock").open() as other:
+    with (
+        (tmp_path / "gateway.lock").open("w") as file,
+        (tmp_path / "gateway.lock").open() as second_file,
+    ):
         assert not is_in_use(tmp_path)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert is_in_use(tmp_path)
         assert not is_in_use(tmp_path, proc=tmp_path), "what cannot be read is not in use"
         fcntl.flock(file, fcntl.LOCK_UN)
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(second_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         assert not is_in_use(tmp_path)
 
 

@@ -66,11 +66,11 @@ def test_a_damaged_database_is_set_aside_whole(lone_database: Path, content: byt
         path.with_name(path.name + ending).unlink(missing_ok=True)
     path.write_bytes(content)
     store = open_store(path)
-    (aside,) = damaged_files(path)
-    assert aside.read_bytes() == content
+    (damaged_file,) = damaged_files(path)
+    assert damaged_file.read_bytes() == content
     assert not path.exists()
     assert store.problem is not None
-    assert aside.name in store.problem
+    assert damaged_file.name in store.problem
     with pytest.raises(StoreError, match="Nothing can be changed now"):
         store.changeable()
     # The loop goes on working with it.
@@ -196,9 +196,9 @@ def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
 ) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0}))
-    with contextlib.closing(connect(path, isolation_level=None)) as other:
-        other.execute("PRAGMA locking_mode=EXCLUSIVE")
-        other.execute("BEGIN EXCLUSIVE")
+    with contextlib.closing(connect(path, isolation_level=None)) as other_connection:
+        other_connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other_connection.execute("BEGIN EXCLUSIVE")
         store = open_store(path)
         assert store.problem is not None
         assert "locked" in store.problem
@@ -472,8 +472,8 @@ def test_a_mirror_that_is_damaged_while_open_is_made_anew(path: Path, clock: lis
 def test_other_programs_may_read_the_file_and_change_its_mode(path: Path) -> None:
     store = open_store(path)
     store.add_model(wish(name="b"), 1.0)
-    with contextlib.closing(sqlite3.connect(path)) as other:
-        assert other.execute("SELECT count(*) FROM models").fetchone() == (2,)
+    with contextlib.closing(sqlite3.connect(path)) as other_connection:
+        assert other_connection.execute("SELECT count(*) FROM models").fetchone() == (2,)
     path.chmod(0o640)
     store.add_model(wish(name="c"), 1.0)
     assert store.failing is None

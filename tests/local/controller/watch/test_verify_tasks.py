@@ -138,8 +138,8 @@ async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
             complete.set()
         await complete.wait()
         prompt = json.loads(body)["prompt"]
-        many = len(prompt) if isinstance(prompt[0], list) else 1
-        reply_data = json.dumps({"choices": [{"text": "an engine speaks"}] * many}).encode()
+        prompt_count = len(prompt) if isinstance(prompt[0], list) else 1
+        reply_data = json.dumps({"choices": [{"text": "an engine speaks"}] * prompt_count}).encode()
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(reply_data), reply_data)
         )

@@ -45,17 +45,17 @@ def test_the_driver_measures_without_an_engine(
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "nothing that a child gets")
     hardware = machine("2x3090")
     measurement = measure(tmp_path, hardware)
-    first_uuid, other = (gpu.uuid for gpu in hardware.gpus)
-    both = ",".join(sorted((first_uuid, other)))
+    first_uuid, second_uuid = (gpu.uuid for gpu in hardware.gpus)
+    pair_uuids = ",".join(sorted((first_uuid, second_uuid)))
     facts_by_scope = {(fact.scope["what"], fact.scope["gpus"]): fact for fact in measurement.facts}
     assert set(facts_by_scope) == {
         ("memory", first_uuid),
-        ("memory", other),
-        *((what, both) for what in ("peer_access", "peer_latency", "peer")),
+        ("memory", second_uuid),
+        *((kind, pair_uuids) for kind in ("peer_access", "peer_latency", "peer")),
     }
     assert 0 < (facts_by_scope["memory", first_uuid].value or 0) < 200e9
-    assert facts_by_scope["peer_access", both].value == 1
-    assert facts_by_scope["peer", both].scope["links"] == "PCIe 4 x8"
+    assert facts_by_scope["peer_access", pair_uuids].value == 1
+    assert facts_by_scope["peer", pair_uuids].scope["links"] == "PCIe 4 x8"
     assert {fact.kind for fact in measurement.facts} == {"machine_speed"}
     assert {fact.under["driver"] for fact in measurement.facts} == {hardware.driver}
     assert facts_by_scope["memory", first_uuid].source.startswith(
@@ -92,8 +92,8 @@ def test_measurements_before_a_crash_are_kept(
 
 def test_a_hanging_measurement_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "STUCK")))
-    (both,) = gpu_sets(machine("2x3090").gpus, ())
-    data = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
+    (pair,) = gpu_sets(machine("2x3090").gpus, ())
+    data = json.dumps(json.loads(document(pair, "driver")) | {"part_s": 0.2}).encode()
 
     async def program_lines() -> list[bytes]:
         return [line async for line in ask(Path(sys.executable), tmp_path / "asking", data)]
@@ -148,11 +148,11 @@ def test_gpus_that_somebody_uses_are_left_alone(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
     hardware = machine("2x3090")
-    first_uuid, other = (gpu.uuid for gpu in hardware.gpus)
+    first_uuid, second_uuid = (gpu.uuid for gpu in hardware.gpus)
     calibrator = Calibrator(ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
     stored_measurement = asyncio.run(calibrator.measure(hardware, {first_uuid: "m runs on it"}))
     assert stored_measurement.left_alone == {first_uuid: "m runs on it"}
-    assert {fact.scope["gpus"] for fact in stored_measurement.facts} == {other}
+    assert {fact.scope["gpus"] for fact in stored_measurement.facts} == {second_uuid}
 
 
 def test_a_machine_without_gpus_has_nothing_to_measure(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ async def serving(gateway: Running, engine: str | None = None) -> Any:
         live = [
             attempt for attempt in view["attempts"] if attempt["state"] in ("starting", "ready")
         ]
-        alone = [*gateway.world.engines] == [row["instance"] for row in live]
+        runs_alone = [*gateway.world.engines] == [row["instance"] for row in live]
         right = engine is None or [row["engine"] for row in live] == [engine]
-        return live[0] if view["state"] == "ready" and alone and right else None
+        return live[0] if view["state"] == "ready" and runs_alone and right else None
 
     return await wait_until(f"one engine serves, {engine or 'any'}", look)
 

@@ -79,9 +79,9 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
         decision = (await gateway.client.post("/admin/plan", json=wish)).json()
         ratios = [plan["speed"]["ratios"] for plan in decision["plans"]]
         assert all(ratios)
-        again = await bench(gateway)
-        assert "one request" in again
-        assert "LATENCY P50" in again
+        second_bench = await bench(gateway)
+        assert "one request" in second_bench
+        assert "LATENCY P50" in second_bench
         benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
         assert len(benches) == 2
 

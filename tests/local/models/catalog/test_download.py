@@ -101,8 +101,8 @@ async def test_a_download_is_a_folder_that_reads_as_the_repository_does(
     folder = await fetch(server, tmp_path, reports=reports)
     assert folder == snapshot(tmp_path)
     hub = Hub(server.url(), None, tmp_path / "other")
-    there, here = load("org/name", hub=hub), load(str(folder), hub=hub)
-    assert here.evolve(source=there.source, revision=there.revision) == there
+    hub_model, folder_model = load("org/name", hub=hub), load(str(folder), hub=hub)
+    assert folder_model.evolve(source=hub_model.source, revision=hub_model.revision) == hub_model
     assert reports[-1] == "Downloaded org/name: 0.1 MiB"
 
 

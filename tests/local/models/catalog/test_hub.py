@@ -86,9 +86,9 @@ async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(
     server: FakeHub, tmp_path: Path
 ) -> None:
     server.ignores_range = True
-    many = {f"tensor.{n}": (1,) for n in range(3000)}
+    shapes = {f"tensor.{n}": (1,) for n in range(3000)}
     server.repos["org/name"].files["model.safetensors"] = safetensors(
-        many | {"bulk": (32 * 1024, 1024)}
+        shapes | {"bulk": (32 * 1024, 1024)}
     )
     spec = load("org/name", hub=hub_of(server, tmp_path))
     assert sum(group.count for group in spec.tensors) == 3001

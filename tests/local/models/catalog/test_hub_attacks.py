@@ -229,6 +229,8 @@ def test_a_redirect_elsewhere_takes_no_token_along(
     server.redirects[name] = f"{server.url('cdn')}/org/name/resolve/{COMMIT}/other-{name}"
     server.repos["org/name"].files[f"other-{name}"] = server.repos["org/name"].files[name]
     load("org/name", hub=hub_of(server, tmp_path))
-    elsewhere: list[Any] = [request.token for request in server.requests if request.server == "cdn"]
-    assert elsewhere
-    assert set(elsewhere) == {None}
+    foreign_tokens: list[Any] = [
+        request.token for request in server.requests if request.server == "cdn"
+    ]
+    assert foreign_tokens
+    assert set(foreign_tokens) == {None}

@@ -97,10 +97,10 @@ async def test_files_that_another_program_brought_need_no_hub(
     assert await download(hub, "org/name", COMMIT, print) == snapshot(tmp_path)
     # A commit that is known and here is nobody's question.
     server.requests.clear()
-    again = hub.with_commits({"org/name": COMMIT})
-    assert load("org/name", hub=again).revision == COMMIT
-    assert await download(again, "org/name", COMMIT, print) == snapshot(tmp_path)
-    assert (server.requests, again.unconfirmed_repos) == ([], set())
+    pinned_hub = hub.with_commits({"org/name": COMMIT})
+    assert load("org/name", hub=pinned_hub).revision == COMMIT
+    assert await download(pinned_hub, "org/name", COMMIT, print) == snapshot(tmp_path)
+    assert (server.requests, pinned_hub.unconfirmed_repos) == ([], set())
 
 
 async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(

@@ -121,8 +121,8 @@ def test_a_shape_that_is_not_looked_for_has_no_plan(
     hub = Hub("http://127.0.0.1:1", None, tmp_path)
     calls: list[bool] = []
 
-    def is_too_large(*given: Any) -> bool:
-        calls.append(too_large(*given))
+    def is_too_large(*arguments: Any) -> bool:
+        calls.append(too_large(*arguments))
         return False
 
     decision = make_decision(str(folder), hub, machine)

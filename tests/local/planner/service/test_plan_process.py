@@ -109,11 +109,11 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
         assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0), (
             "streams go first"
         )
-    here = OfflinePlanner(Profiles(), Hub(None, None, tmp_path)).decide(
+    own_decision = OfflinePlanner(Profiles(), Hub(None, None, tmp_path)).decide(
         wish(source=str(folder)), "2x3090"
     )
-    assert Decision.model_validate_json(plan.decision) == here
-    assert plan.plan == here.plans[0]
+    assert Decision.model_validate_json(plan.decision) == own_decision
+    assert plan.plan == own_decision.plans[0]
     assert plan.reason == ""
 
 
@@ -138,14 +138,14 @@ async def test_a_plan_tells_its_commits_and_takes_those_of_its_wish(
 
 
 async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path) -> None:
-    much = b"x" * 2**29
+    large_body = b"x" * 2**29
     folder = write(tmp_path / "model", model())
     async with planning(tmp_path) as planner:
         await make_plan(planner, folder)
         first_children = children()
         await make_plan(planner, folder)
         assert children() == first_children != []
-    assert len(much) == 2**29
+    assert len(large_body) == 2**29
 
 
 async def test_an_error_keeps_its_class_across_the_process(tmp_path: Path) -> None:

@@ -79,9 +79,11 @@ async def test_the_command_line_and_the_gateway_make_equal_plans(tmp_path: Path,
             try:
                 decision = offline.decide_here(request, startable)
             except FitserveError as wrong:
-                for others in (True, False):
+                for includes_others in (True, False):
                     with pytest.raises(type(wrong), match=re.escape(wrong.message)):
-                        await planner.plan(PlanRequest(request, include_uninstalled=others))
+                        await planner.plan(
+                            PlanRequest(request, include_uninstalled=includes_others)
+                        )
                 continue
             assert (
                 Decision.model_validate_json(

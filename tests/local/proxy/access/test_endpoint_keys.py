@@ -121,8 +121,8 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
         assert not any(CLIENTS.encode() in request for request in engine.requests)
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
         await gateway.wait_until_gone("m")
-        async with Upstream(leads_elsewhere) as elsewhere:
-            await add_model(gateway, elsewhere.url)
+        async with Upstream(leads_elsewhere) as target:
+            await add_model(gateway, target.url)
             await gateway.until("m", "ready")
             assert (await send_request(gateway))[0] == 502
         assert other_upstream.calls == []

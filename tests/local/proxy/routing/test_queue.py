@@ -418,15 +418,15 @@ async def test_a_waiting_request_is_refused_at_its_limit(body: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("then", "status"), [(None, 404), (replace(model(), state="quarantined"), 503)]
+    ("late_route", "status"), [(None, 404), (replace(model(), state="quarantined"), 503)]
 )
 async def test_a_replica_that_will_not_come_is_not_waited_for(
-    soon: tuple[Gateway, httpx.AsyncClient], then: ModelRoute | None, status: int
+    soon: tuple[Gateway, httpx.AsyncClient], late_route: ModelRoute | None, status: int
 ) -> None:
     gateway, client = soon
     task = ask(client)
     await until(lambda: gateway.routes.waiting("m") == 1)
-    gateway.route(*([then] if then is not None else []))
+    gateway.route(*([late_route] if late_route is not None else []))
     assert (await task).status_code == status
 
 
@@ -486,8 +486,8 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
                 await asyncio.gather(*clients)
         finally:
             stop = True
-            for each in clients:
-                each.cancel()
+            for each_client in clients:
+                each_client.cancel()
         assert list(counts) == [200]
         assert counts[200] > 250
         await gateway.wait_until_settled()

@@ -106,12 +106,12 @@ async def test_another_keys_response_is_answered_like_an_unknown_id(
 ) -> None:
     engines = [Engine() for _ in range(replicas)]
     async with stage(gateway, *engines) as upstreams, http_client(gateway) as client:
-        for owner, other in ((OWNER, OTHER), (OTHER, OWNER)):
+        for owner, other_key in ((OWNER, OTHER), (OTHER, OWNER)):
             for id_ in (await make(client, owner), await make(client, owner, stream=True)):
                 before = [len(upstream.requests) for upstream in upstreams]
-                refusal = await uses(client, other, id_)
+                refusal = await uses(client, other_key, id_)
                 assert [status for status, _ in refusal] == [404] * 5
-                assert refusal == await uses(client, other, "resp_nobodys")
+                assert refusal == await uses(client, other_key, "resp_nobodys")
                 # No engine was asked.
                 assert [len(upstream.requests) for upstream in upstreams] == before
                 assert [status for status, _ in await uses(client, owner, id_)] == [200] * 5

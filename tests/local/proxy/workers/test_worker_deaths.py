@@ -223,7 +223,7 @@ async def owns(
             assert answer.status_code == 200, answer.text
             assert set(TOKEN.findall(answer.content)) <= secrets[key]
             counts["own"] += 1
-    for id_ in [ids[-1] for other, ids in ids_by_key.items() if other != key and ids]:
+    for id_ in [ids[-1] for owner, ids in ids_by_key.items() if owner != key and ids]:
         body = {"model": "m", "input": secret.decode(), "previous_response_id": id_}
         for answer in (
             await send("GET", f"/v1/responses/{id_}"),

@@ -124,7 +124,7 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         for grant in grants:
             new_answer = await clients[0].post("/admin/keys", json=grant, headers=bearer(OWNER))
             keys.append(new_answer.json()["key"])
-        requests, tokens, many = keys
+        requests, tokens, places = keys
         # All at once. One of a minute's worth of one comes back after a minute, so at the most one,
         # whatever the order.
         statuses = await asyncio.gather(*(ask(client, requests) for client in clients))
@@ -135,13 +135,13 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         assert {(await ask(client, tokens)).status_code for client in clients} == {429}
         # None of five ends before all were asked.
         engine.answer_event.clear()
-        asking = [asyncio.create_task(ask(client, many)) for client in clients]
+        asking = [asyncio.create_task(ask(client, places)) for client in clients]
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 5):
             assert (await answer).status_code == 429
         engine.answer_event.set()
         statuses = await asyncio.gather(*asking)
         assert Counter(answer.status_code for answer in statuses) == {200: 5, 429: CLIENTS - 5}
-        assert (await ask(clients[0], many)).status_code == 200
+        assert (await ask(clients[0], places)).status_code == 200
 
 
 async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path: Path) -> None:

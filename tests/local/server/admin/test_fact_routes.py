@@ -48,9 +48,9 @@ async def test_facts_are_listed_dropped_and_shared(
         assert "1 fact added" in (await run("facts", "import", str(path))).stdout
         assert "0 facts added" in (await run("facts", "import", str(path))).stdout
         monkeypatch.setattr("gateway.server.admin.fact_routes._MAX_STORED_FACTS", 1)
-        many = await run("facts", "import", str(path))
-        assert many.returncode == 1
-        assert "keeps at most 1 facts" in many.stderr
+        import_result = await run("facts", "import", str(path))
+        assert import_result.returncode == 1
+        assert "keeps at most 1 facts" in import_result.stderr
         path.write_text('{"facts": [{"kind": "nonsense"}]}')
         wrong = await run("facts", "import", str(path))
         assert wrong.returncode == 2

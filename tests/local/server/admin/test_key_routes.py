@@ -270,10 +270,10 @@ async def test_answers_of_the_gateway_itself_have_a_rate_by_key_and_address(
 async def test_streams_of_a_key_end_with_the_key(tmp_path: Path, path: str) -> None:
     async with gateway(tmp_path) as (server, _):
         key = await make(server, "leaked", scopes=["admin"])
-        other = await make(server, "other", scopes=["admin"])
+        other_key = await make(server, "other", scopes=["admin"])
         streams = []
         async with contextlib.AsyncExitStack() as stack:
-            for key_in_use in (key, other):
+            for key_in_use in (key, other_key):
                 headers = {"authorization": f"Bearer {key_in_use}"}
                 stream = server.client.stream("GET", path, headers=headers)
                 streams.append(await stack.enter_async_context(stream))
@@ -318,7 +318,10 @@ async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) 
 
 async def test_a_key_has_its_requests_per_minute(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (server, upstream):
-        key, other = await make(server, "app", requests_per_minute=3), await make(server, "other")
+        key, other_key = (
+            await make(server, "app", requests_per_minute=3),
+            await make(server, "other"),
+        )
         good = [await ask(server, key) for _ in range(3)]
         assert [answer.status_code for answer in good] == [200] * 3
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == [
@@ -341,7 +344,7 @@ async def test_a_key_has_its_requests_per_minute(tmp_path: Path) -> None:
         assert messages.headers["anthropic-ratelimit-requests-remaining"] == "0"
         assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
         assert posts(upstream) == requests
-        free = await ask(server, other)
+        free = await ask(server, other_key)
         assert free.status_code == 200
         assert not [name for name in free.headers if "ratelimit" in name]
 

@@ -92,12 +92,12 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "chat_template" in await refusal_message(
             gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}}
         )
-        elsewhere = {
+        endpoint_wish = {
             "name": "m",
             "endpoint": "http://127.0.0.1:1/v1",
             "chat_template": {"text": "x"},
         }
-        assert "a chat template of its own" in await refusal_message(gateway, elsewhere)
+        assert "a chat template of its own" in await refusal_message(gateway, endpoint_wish)
         assert "Use --chat-template" in await refusal_message(
             gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}}
         )
@@ -270,10 +270,10 @@ async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
         assert (
             await gateway.client.post("/admin/plan", json={**body, "name": "no name\r"})
         ).status_code == 400
-        elsewhere = await gateway.client.post(
+        endpoint_answer = await gateway.client.post(
             "/admin/plan", json={"source": body["source"], "hardware": "2x3090"}
         )
-        assert Decision.model_validate_json(elsewhere.content).hardware == "2x3090"
+        assert Decision.model_validate_json(endpoint_answer.content).hardware == "2x3090"
         assert (
             await gateway.client.post(
                 "/admin/plan", json={"source": body["source"], "hardware": "abacus"}

@@ -74,13 +74,13 @@ async def test_every_series_that_is_asked_for_is_exposed(
 
     ends = {"fitserve_gpu_lost", "fitserve_unloads_total"}
     async with (
-        Upstream(add_broken_engine) as elsewhere,
+        Upstream(add_broken_engine) as foreign_upstream,
         running(
             tmp_path, partial(telling, starts=[], hold=hold), hardware=machine("2x3090"), nvml=nvml
         ) as gateway,
     ):
         await gateway.client.post(
-            "/admin/models", json={"name": "e", "endpoint": f"{elsewhere.url}/v1"}
+            "/admin/models", json={"name": "e", "endpoint": f"{foreign_upstream.url}/v1"}
         )
         await gateway.add(
             "m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1

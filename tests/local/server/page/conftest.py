@@ -11,5 +11,5 @@ from tests.support.browser import chromium
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Of one module: its event loop runs as long, and tests of others have their own."""
-    with chromium() as one:
-        yield one
+    with chromium() as chromium_browser:
+        yield chromium_browser

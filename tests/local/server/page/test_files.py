@@ -53,8 +53,10 @@ async def test_the_page_is_served_from_here_in_few_bytes(tmp_path: Path) -> None
             ) == ("nosniff", "no-referrer")
         # Browsers ask for the page each time, and for a file once.
         assert all("immutable" in answer.headers["cache-control"] for answer in files.values())
-        again = await gateway.client.get("/", headers={"if-none-match": index.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
+        second_answer = await gateway.client.get(
+            "/", headers={"if-none-match": index.headers["etag"]}
+        )
+        assert (second_answer.status_code, second_answer.content) == (304, b"")
 
 
 async def test_comments_stay_in_the_source(tmp_path: Path) -> None:
@@ -104,10 +106,10 @@ async def test_a_client_that_accepts_no_compression_gets_the_same_bytes(tmp_path
 
 
 def test_libraries_of_others_are_those_of_their_packages_with_their_licence() -> None:
-    told = (VENDOR / "README.md").read_text()
+    readme = (VENDOR / "README.md").read_text()
     for path in sorted((*VENDOR.glob("*.js"), *VENDOR.glob("*.css"))):
         published = path.read_bytes().removesuffix(CHANGES.get(path.name, b""))
-        assert hashlib.sha256(published).hexdigest() in told, path.name
+        assert hashlib.sha256(published).hexdigest() in readme, path.name
         assert "Permission is hereby granted" in path.with_suffix(".LICENSE").read_text()
 
 

@@ -69,11 +69,11 @@ async def open_page(gateway: Running, key: str | None = None) -> AsyncIterator[P
 
 
 async def test_the_first_event_is_complete_and_later_ones_are_changes(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy) as one, open_page(one) as page:
+    async with running(tmp_path, healthy) as server, open_page(server) as page:
         first = await page.next()
         assert first.keys() >= {"at", "gateway", "machine", "models", "requests"}
         assert first["models"] == []
-        await one.add("m", model_folder(tmp_path / "model"))
+        await server.add("m", model_folder(tmp_path / "model"))
         await page.until("ready")
         replica = page.state["models"][0]["replicas"][0]
         assert (replica["engine"], replica["state"], replica["grade"]) == (
@@ -88,7 +88,7 @@ async def test_the_first_event_is_complete_and_later_ones_are_changes(tmp_path: 
         ]
         assert not any("gateway" in event for event in page.events[1:])
         # A page that comes later sees the same.
-        async with open_page(one) as late:
+        async with open_page(server) as late:
             event = await late.next()
             assert event["models"] == page.state["models"]
             assert len(event["points"]) >= 1
@@ -109,17 +109,17 @@ async def test_a_request_in_flight_is_reported_once_and_again_when_it_goes_on(
         await call.closed.wait()
 
     async with (
-        running(tmp_path, healthy) as one,
+        running(tmp_path, healthy) as server,
         Upstream(script) as upstream,
-        open_page(one) as page,
+        open_page(server) as page,
     ):
-        await one.client.post(
+        await server.client.post(
             "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
         )
-        await one.until("m", "ready")
+        await server.until("m", "ready")
         await page.until("ready")
         assert page.state["requests"] == {"data": [], "more": 0}
-        asking = asyncio.create_task(one.client.post(CHAT, json={**ASK, "stream": True}))
+        asking = asyncio.create_task(server.client.post(CHAT, json={**ASK, "stream": True}))
         async with asyncio.timeout(hang_s()):
             while not page.state["requests"]["data"]:
                 await page.next()
@@ -127,7 +127,7 @@ async def test_a_request_in_flight_is_reported_once_and_again_when_it_goes_on(
             waiting = len(page.events)
             while sum("points" in each_event for each_event in page.events[waiting:]) < 3:
                 await page.next()
-            assert not any("requests" in told for told in page.events[waiting:])
+            assert not any("requests" in later_event for later_event in page.events[waiting:])
             goes_on.set()
             while page.state["requests"]["data"][0]["phase"] != "answering":
                 await page.next()
@@ -145,22 +145,22 @@ async def test_the_machine_is_read_once_for_all_pages_and_never_without_one(
         return [{**model, "detail": looks} for model in live_state.live_models(*arguments)]
 
     monkeypatch.setattr(live_stream, "live_models", number_rows)
-    async with running(tmp_path, healthy) as one:
-        await one.add("m", model_folder(tmp_path / "model"))
-        await one.until("m", "ready")
+    async with running(tmp_path, healthy) as server:
+        await server.add("m", model_folder(tmp_path / "model"))
+        await server.until("m", "ready")
         assert looks == 0
         async with contextlib.AsyncExitStack() as stack:
-            pages = [await stack.enter_async_context(open_page(one)) for _ in range(20)]
+            pages = [await stack.enter_async_context(open_page(server)) for _ in range(20)]
             newest = (await pages[-1].until("ready"))["models"][0]["detail"]
-            seen: list[set[int]] = []
+            request_sets: list[set[int]] = []
             for page in pages:
                 numbers = {(await page.until("ready"))["models"][0]["detail"]}
                 # However long the opening of all of them took.
                 while max(numbers) < newest + 25:
                     numbers |= {model["detail"] for model in (await page.next()).get("models", ())}
-                seen.append(numbers)
+                request_sets.append(numbers)
             # A page that was looked for by itself would have numbers of its own.
-            assert all(one & seen[0] for one in seen[1:])
+            assert all(server & request_sets[0] for server in request_sets[1:])
         async with asyncio.timeout(hang_s()):
             before = -1
             while looks != before:
@@ -203,54 +203,54 @@ async def test_traffic_before_a_page_is_opened_is_told_too(tmp_path: Path) -> No
     def sum_requests(points: list[dict[str, Any]]) -> float:
         return float(sum(point["models"].get("m", {}).get("requests", 0) for point in points))
 
-    async with running(tmp_path, healthy) as one, Upstream(script) as upstream:
-        await one.client.post(
+    async with running(tmp_path, healthy) as server, Upstream(script) as upstream:
+        await server.client.post(
             "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
         )
-        await one.until("m", "ready")
-        assert (await one.client.post(CHAT, json=ASK)).status_code == 200
+        await server.until("m", "ready")
+        assert (await server.client.post(CHAT, json=ASK)).status_code == 200
         async with asyncio.timeout(hang_s()):
             # Its count may need one more look.
             while True:
-                async with open_page(one) as page:
+                async with open_page(server) as page:
                     if sum_requests((await page.next()).get("points", [])):
                         break
-        async with open_page(one) as late:
+        async with open_page(server) as late:
             assert sum_requests((await late.next())["points"]) > 0
 
 
 async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy, admin_key=ADMIN) as one:
+    async with running(tmp_path, healthy, admin_key=ADMIN) as server:
         admin = {"authorization": f"Bearer {ADMIN}"}
-        made = await one.client.post(
+        answer = await server.client.post(
             "/admin/keys", json={"name": "eye", "scopes": ["read"]}, headers=admin
         )
-        key = made.json()["key"]
-        async with open_page(one, key) as page:
+        key = answer.json()["key"]
+        async with open_page(server, key) as page:
             await page.next()
-            await one.client.delete("/admin/keys/eye", headers=admin)
+            await server.client.delete("/admin/keys/eye", headers=admin)
             with pytest.raises(EOFError):
                 async with asyncio.timeout(hang_s()):
                     while True:
                         await page.next()
         assert (
-            await one.client.get("/admin/live", headers={"authorization": f"Bearer {key}"})
+            await server.client.get("/admin/live", headers={"authorization": f"Bearer {key}"})
         ).status_code == 401
-        async with open_page(one, ADMIN) as page:
+        async with open_page(server, ADMIN) as page:
             assert (await page.next())["gateway"]["keys"] is True
 
 
 async def test_a_gateway_that_stops_does_not_wait_for_its_pages(tmp_path: Path) -> None:
     async with asyncio.timeout(hang_s()):
-        async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as one:
-            client = httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=hang_s())
+        async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as server:
+            client = httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=hang_s())
             answer = await client.send(client.build_request("GET", "/admin/live"), stream=True)
             await Page(answer).next()
         await client.aclose()
 
 
 async def test_a_page_of_another_origin_reads_and_changes_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy) as one:
+    async with running(tmp_path, healthy) as server:
         foreign = ("https://evil.example", "null", "http://localhost:1", "http://127.0.0.1:1")
         for origin in foreign:
             for method, path in (
@@ -258,9 +258,13 @@ async def test_a_page_of_another_origin_reads_and_changes_nothing(tmp_path: Path
                 ("POST", "/admin/models/m/stop"),
                 ("DELETE", "/admin/models/m"),
             ):
-                answer = await one.client.request(method, path, headers={"origin": origin})
+                answer = await server.client.request(method, path, headers={"origin": origin})
                 assert answer.status_code == 403, (origin, path)
-        request = await one.client.request("DELETE", "/admin/models/m", headers={"origin": one.url})
+        request = await server.client.request(
+            "DELETE", "/admin/models/m", headers={"origin": server.url}
+        )
         assert request.status_code == 404
-        rebound = await one.client.request("GET", "/admin/live", headers={"host": "evil.example"})
+        rebound = await server.client.request(
+            "GET", "/admin/live", headers={"host": "evil.example"}
+        )
         assert rebound.status_code == 403

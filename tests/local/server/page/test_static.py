@@ -23,7 +23,7 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(
     tmp_path: Path, browser: Browser
 ) -> None:
     source = llama(tmp_path / "my-Llama")
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         tab = page.tab
         page.go()
         page.sees("No model yet.")
@@ -65,7 +65,7 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(
         expect(dialog).to_contain_text("2048")
         page.check("edit-confirm")
         dialog.get_by_role("button", name="Change").click()
-        one.until("m", "ready")
+        server.until("m", "ready")
         page.sees("2k context")
         tab.get_by_role("link", name="Starts").click()
         page.sees("Start 2")
@@ -92,7 +92,7 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(
 def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         tab = page.tab
         page.go("#/add")
         tab.get_by_label("An engine that runs elsewhere").check()
@@ -107,7 +107,7 @@ def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(
         tab.get_by_label("Its key").fill("file:far")
         tab.get_by_role("button", name="Add").click()
         expect(tab.get_by_role("heading", name="far", exact=True)).to_be_visible()
-        wish = one.ask("GET", "/admin/models/far")["wish"]
+        wish = server.ask("GET", "/admin/models/far")["wish"]
         assert (wish["endpoints"], wish["endpoint_key"]) == (
             ["http://127.0.0.1:9/v1", "http://127.0.0.1:19/v1"],
             "file:far",
@@ -121,17 +121,17 @@ def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(
         tab.get_by_role("button", name="Change").click()
         tab.get_by_role("dialog").get_by_role("button", name="Change").click()
         page.sees("far is being changed.")
-        wish = one.ask("GET", "/admin/models/far")["wish"]
+        wish = server.ask("GET", "/admin/models/far")["wish"]
         assert (wish["endpoints"], wish["endpoint_key"]) == (["http://127.0.0.1:9/v1"], None)
 
 
 def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browser) -> None:
     template = "{% for one in messages %}{{ one.content }}\n{% endfor %}"
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        one.add(
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
+        server.add(
             "m", llama(tmp_path / "llama"), chat_template={"text": template, "name": "mine.jinja"}
         )
-        one.until("m", "ready")
+        server.until("m", "ready")
         tab = page.tab
         page.go("#/models/m/edit")
         tab.get_by_text("Engine and plan").click()
@@ -142,15 +142,15 @@ def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browse
         tab.get_by_role("button", name="Change").click()
         tab.get_by_role("dialog").get_by_role("button", name="Change").click()
         page.sees("m is being changed.")
-        one.until("m", "ready")
+        server.until("m", "ready")
 
 
 def test_a_failed_start_shows_its_proof_and_output_of_engines_stays_text(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        one.add("bad-model", llama(tmp_path / "model"), policy={"max_attempts": 1})
-        one.until("bad-model", "quarantined")
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
+        server.add("bad-model", llama(tmp_path / "model"), policy={"max_attempts": 1})
+        server.until("bad-model", "quarantined")
         page.go("#/models/bad-model/starts")
         page.sees("no kernel")
         page.sees("Failed to find a kernel that can implement the WNA16 linear layer")
@@ -174,7 +174,7 @@ def test_a_failed_start_shows_its_proof_and_output_of_engines_stays_text(
 def test_a_key_is_asked_for_once_made_shown_once_and_removed(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with gateway(tmp_path, admin_key=ADMIN) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path, admin_key=ADMIN) as server, visit(browser, server.url) as page:
         page.expected = ("401",)
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
         page.go("#/keys")
@@ -190,13 +190,13 @@ def test_a_key_is_asked_for_once_made_shown_once_and_removed(
         tab.get_by_label("Name").fill("app-1")
         tab.get_by_label("Requests per minute").fill("60")
         tab.get_by_role("button", name="Make key").click()
-        made = dialog.get_by_label("Key", exact=True).input_value()
-        assert made.startswith("fs-")
+        key = dialog.get_by_label("Key", exact=True).input_value()
+        assert key.startswith("fs-")
         page.check("key-made")
         dialog.get_by_role("button", name="Done").click()
         page.sees("60 requests per minute")
         page.check("keys")
-        assert made not in tab.content()
+        assert key not in tab.content()
         tab.reload()
         page.sees("app-1")
         assert tab.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
@@ -259,12 +259,12 @@ def test_a_chat_streams_thinks_calls_tools_and_can_be_stopped(
     tmp_path: Path, browser: Browser
 ) -> None:
     with (
-        gateway(tmp_path) as one,
-        one.enter(Upstream(talks)) as upstream,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(Upstream(talks)) as upstream,
+        visit(browser, server.url) as page,
     ):
-        one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
-        one.until("m", "ready")
+        server.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        server.until("m", "ready")
         tab = page.tab
         page.go("#/chat")
         tab.get_by_text("Options").click()
@@ -293,17 +293,17 @@ def test_a_chat_streams_thinks_calls_tools_and_can_be_stopped(
 
 def test_requests_in_flight_are_listed_and_one_is_ended(tmp_path: Path, browser: Browser) -> None:
     with (
-        gateway(tmp_path) as one,
-        one.enter(Upstream(talks)) as upstream,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(Upstream(talks)) as upstream,
+        visit(browser, server.url) as page,
     ):
-        one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
-        one.until("m", "ready")
+        server.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        server.until("m", "ready")
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
         page.go()
         page.sees("Nobody is waiting for an answer.")
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "for ever"}]}
-        with one.asks("/v1/chat/completions", body) as answer:
+        with server.asks("/v1/chat/completions", body) as answer:
             listed = tab.get_by_role("list", name="Requests in flight").get_by_role("listitem")
             expect(listed).to_have_count(1)
             expect(listed).to_contain_text("chat · no key · 127.0.0.1")
@@ -349,7 +349,7 @@ def test_the_page_works_by_keyboard_and_reports_a_lost_connection(
 
 def test_a_failed_visit_is_reported(browser: Browser, tmp_path: Path) -> None:
     """What the other tests count on."""
-    with gateway(tmp_path) as one:
+    with gateway(tmp_path) as server:
         for wrong, words in (
             ("console.error('broken')", "broken"),
             ("setTimeout(() => { throw new Error('thrown') })", "thrown"),
@@ -362,13 +362,13 @@ def test_a_failed_visit_is_reported(browser: Browser, tmp_path: Path) -> None:
             ),
             ("document.body.setAttribute('style', 'color: red')", "Content Security Policy"),
         ):
-            with pytest.raises(AssertionError, match=words), visit(browser, one.url) as page:
+            with pytest.raises(AssertionError, match=words), visit(browser, server.url) as page:
                 page.go()
                 page.sees("Live")
                 page.tab.evaluate(wrong)
                 while not page.errors:
                     page.tab.wait_for_timeout(10)
-        with visit(browser, one.url) as page:
+        with visit(browser, server.url) as page:
             page.go()
             page.sees("Live")
             page.tab.evaluate(

@@ -22,7 +22,7 @@ DAY_S = 86400
 def test_an_unknown_address_shows_an_explanation(
     tmp_path: Path, browser: Browser, place: str
 ) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         page.go(f"#/{place}")
         page.sees("No such page")
         expect(page.tab.get_by_role("heading", name="Models")).to_have_count(0)
@@ -33,9 +33,9 @@ def test_an_unknown_address_shows_an_explanation(
 
 
 def test_a_model_that_never_was_is_not_called_removed(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        one.add("m", llama(tmp_path / "llama"), aliases=["gpt-4o"])
-        one.until("m", "ready")
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
+        server.add("m", llama(tmp_path / "llama"), aliases=["gpt-4o"])
+        server.until("m", "ready")
         tab = page.tab
         page.go("#/models/nosuch")
         page.sees("This gateway has no model nosuch.")
@@ -43,14 +43,14 @@ def test_a_model_that_never_was_is_not_called_removed(tmp_path: Path, browser: B
         expect(tab.locator(".title .state")).to_be_hidden()
         expect(tab.get_by_role("button", name="Delete")).to_be_hidden()
         page.check("no-such-model")
-        tab.goto(f"{one.url}/#/models/gpt-4o/plan")
+        tab.goto(f"{server.url}/#/models/gpt-4o/plan")
         page.sees("gpt-4o is another name of m.")
         tab.locator("main").get_by_role("link", name="m", exact=True).click()
         page.sees("Command line")
         # One that goes while its view is open was removed, and may come back.
-        one.ask("DELETE", "/admin/models/m")
+        server.ask("DELETE", "/admin/models/m")
         page.sees("m was removed.")
-        one.add("m", llama(tmp_path / "llama"))
+        server.add("m", llama(tmp_path / "llama"))
         expect(tab.get_by_role("navigation", name="Of this model")).to_be_visible()
         page.sees("Command line")
         page.expected = ("404",)  # it was gone while its view was open
@@ -59,7 +59,7 @@ def test_a_model_that_never_was_is_not_called_removed(tmp_path: Path, browser: B
 def test_nothing_is_said_to_be_empty_before_a_key_is_given(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with gateway(tmp_path, admin_key=ADMIN) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path, admin_key=ADMIN) as server, visit(browser, server.url) as page:
         page.expected = ("401",)
         tab = page.tab
         for place in ("", "#/history", "#/usage", "#/keys"):
@@ -79,7 +79,7 @@ def test_nothing_is_said_to_be_empty_before_a_key_is_given(
 
 
 def test_an_error_stands_at_its_field(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         page.expected = ("400",)
         tab = page.tab
         page.go("#/add")
@@ -120,11 +120,11 @@ def test_an_error_stands_at_its_field(tmp_path: Path, browser: Browser) -> None:
 
 
 def test_a_form_shows_present_values(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        one.add("m", llama(tmp_path / "llama"))
-        one.until("m", "ready")
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
+        server.add("m", llama(tmp_path / "llama"))
+        server.until("m", "ready")
         tab = page.tab
-        plan = one.ask("GET", "/admin/models/m")["plan"]
+        plan = server.ask("GET", "/admin/models/m")["plan"]
         page.go("#/models/m/edit")
         expect(tab.get_by_label("Context", exact=True)).to_have_attribute(
             "placeholder", f"{plan['max_model_len']['value']} now"
@@ -164,15 +164,15 @@ Object.defineProperty(Intl.DateTimeFormat.prototype, "format",
 
 
 def test_a_long_history_is_read_once_for_each_event(tmp_path: Path, browser: Browser) -> None:
-    kept = [event(number, number // 10, "a") for number in range(300)]
+    events = [event(number, number // 10, "a") for number in range(300)]
 
     def answer(route: Route) -> None:
         if "follow=false" in route.request.url:
-            route.fulfill(json={"data": kept, "oldest": 0, "newest": 299})
+            route.fulfill(json={"data": events, "oldest": 0, "newest": 299})
         else:
             route.fulfill(body=": \n\n", content_type="text/event-stream")
 
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         page.tab.add_init_script(COUNTED_DAYS)
         page.tab.route("**/admin/events*", answer)
         page.go("#/history")
@@ -181,11 +181,11 @@ def test_a_long_history_is_read_once_for_each_event(tmp_path: Path, browser: Bro
 
 
 def test_the_history_is_filtered_by_model_and_day(tmp_path: Path, browser: Browser) -> None:
-    kept = [event(5, 0, "a"), event(6, 0, "b"), event(7, 1, "a"), event(8, 2, "c")]
+    events = [event(5, 0, "a"), event(6, 0, "b"), event(7, 1, "a"), event(8, 2, "c")]
 
     def answer(route: Route) -> None:
         if "follow=false" in route.request.url:
-            route.fulfill(json={"data": kept, "oldest": 2, "newest": 8})
+            route.fulfill(json={"data": events, "oldest": 2, "newest": 8})
         else:
             after = int(route.request.url.split("after=")[1])
             late = event(9, 2, "a")
@@ -193,8 +193,8 @@ def test_the_history_is_filtered_by_model_and_day(tmp_path: Path, browser: Brows
             route.fulfill(body=body, content_type="text/event-stream")
 
     with (
-        gateway(tmp_path) as one,
-        visit(browser, one.url, timezone_id="UTC", locale="en-GB") as page,
+        gateway(tmp_path) as server,
+        visit(browser, server.url, timezone_id="UTC", locale="en-GB") as page,
     ):
         tab = page.tab
         tab.route("**/admin/events*", answer)

@@ -155,12 +155,12 @@ class Talker:
 def chatting(folder: Path, browser: Browser, talker: Talker) -> Iterator[Visit]:
     """The chat of the model `m`, which the talker answers."""
     with (
-        gateway(folder) as one,
-        one.enter(Upstream(talker)) as upstream,
-        visit(browser, one.url) as page,
+        gateway(folder) as server,
+        server.enter(Upstream(talker)) as upstream,
+        visit(browser, server.url) as page,
     ):
-        one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
-        one.until("m", "ready")
+        server.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        server.until("m", "ready")
         page.tab.add_init_script(TRAP)
         page.go("#/chat")
         expect(page.tab.get_by_role("combobox", name="Model")).to_have_value("m")
@@ -224,16 +224,19 @@ def test_a_hostile_answer_becomes_text(tmp_path: Path, browser: Browser) -> None
         page.tab.evaluate(
             "document.querySelectorAll('.markdown :not(a, button)').forEach((one) => one.click())"
         )
-        found = page.tab.evaluate(ELEMENTS)
-        assert {one["tag"] for one in found} <= TAGS
-        assert not [one for one in found if one["names"]]
-        assert {one["href"].split(":")[0] for one in found if one["href"]} <= {"http", "https"}
+        elements = page.tab.evaluate(ELEMENTS)
+        assert {element["tag"] for element in elements} <= TAGS
+        assert not [element for element in elements if element["names"]]
+        assert {element["href"].split(":")[0] for element in elements if element["href"]} <= {
+            "http",
+            "https",
+        }
         assert page.tab.evaluate("hits") == []
         # What was kept is as harmless.
         page.tab.reload()
         expect(page.tab.locator(".message")).to_have_count(2 * len(ATTACKS) + 2)
         page.sees("<style>*{display:none}</style>")
-        assert {one["tag"] for one in page.tab.evaluate(ELEMENTS)} <= TAGS
+        assert {element["tag"] for element in page.tab.evaluate(ELEMENTS)} <= TAGS
         assert page.tab.evaluate("hits") == []
 
 
@@ -260,12 +263,12 @@ def test_settings_of_a_chat_are_sent_and_kept_until_it_is_cleared(
         tab.get_by_label("Stop at").fill("END\n###")
         page.check("chat-options")
         say(page, "Hello")
-        [asked] = talker.requests
-        assert asked["messages"] == [
+        [body] = talker.requests
+        assert body["messages"] == [
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": "Hello"},
         ]
-        assert (asked["temperature"], asked["max_tokens"], asked["stop"]) == (
+        assert (body["temperature"], body["max_tokens"], body["stop"]) == (
             0.2,
             64,
             ["END", "###"],
@@ -274,7 +277,7 @@ def test_settings_of_a_chat_are_sent_and_kept_until_it_is_cleared(
         expect(tab.locator(".message")).to_have_count(2)
         page.sees("12 tokens")
         say(page, "And now?")
-        assert [one["content"] for one in talker.requests[-1]["messages"]] == [
+        assert [message["content"] for message in talker.requests[-1]["messages"]] == [
             "Be short.",
             "Hello",
             "Fine.",
@@ -315,7 +318,7 @@ def test_a_message_is_written_anew_and_an_answer_asked_for_again(
         tab.get_by_role("button", name="Send").click()
         expect(messages).to_have_count(2)
         expect(messages.last.get_by_role("button", name="Again")).to_be_visible()
-        assert [one["content"] for one in talker.requests[-1]["messages"]] == ["other"]
+        assert [message["content"] for message in talker.requests[-1]["messages"]] == ["other"]
         talker.answer = "Better."
         messages.last.get_by_role("button", name="Again").click()
         page.sees("Better.")
@@ -352,11 +355,11 @@ def test_calls_of_tools_that_are_counted_from_one_leave_no_hole(
     delta = {"choices": [{"index": 0, "delta": {"tool_calls": [called]}}]}
     first = f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n"
     last = b"".join((*chunks("It is late.", 5), b"data: [DONE]\n\n"))
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def answer(route: Route) -> None:
-        asked.append(json.loads(route.request.post_data or ""))
-        body = first if len(asked) == 1 else last
+        requests.append(json.loads(route.request.post_data or ""))
+        body = first if len(requests) == 1 else last
         route.fulfill(body=body, content_type="text/event-stream")
 
     with chatting(tmp_path, browser, Talker()) as page:
@@ -364,8 +367,12 @@ def test_calls_of_tools_that_are_counted_from_one_leave_no_hole(
         page.tab.get_by_label("Message", exact=True).fill("What time is it?")
         page.tab.keyboard.press("Enter")
         page.sees("It is late.")
-        assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "tool"]
-        assert [one["id"] for one in asked[1]["messages"][1]["tool_calls"]] == ["c1"]
+        assert [message["role"] for message in requests[1]["messages"]] == [
+            "user",
+            "assistant",
+            "tool",
+        ]
+        assert [message["id"] for message in requests[1]["messages"][1]["tool_calls"]] == ["c1"]
         page.tab.reload()
         page.sees("It is late.")
 
@@ -408,26 +415,26 @@ def showing(folder: Path, browser: Browser) -> Iterator[tuple[Visit, list[dict[s
             model("reads", "ready", "", replicas=ready),
         ]
     }
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def answer(route: Route) -> None:
-        asked.append(json.loads(route.request.post_data or ""))
+        requests.append(json.loads(route.request.post_data or ""))
         body = b"".join((*chunks("A red square.", 5), b"data: [DONE]\n\n"))
         route.fulfill(body=body, content_type="text/event-stream")
 
     with (
-        gateway(folder) as one,
-        one.enter(telling(state)) as tells,
-        visit(browser, one.url) as page,
+        gateway(folder) as server,
+        server.enter(telling(state)) as tells,
+        visit(browser, server.url) as page,
     ):
         page.tab.route("**/admin/live", tells)
         page.tab.route("**/v1/chat/completions", answer)
         page.go("#/chat")
-        yield page, asked
+        yield page, requests
 
 
 def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -> None:
-    with showing(tmp_path, browser) as (page, asked):
+    with showing(tmp_path, browser) as (page, requests):
         tab = page.tab
         add = tab.get_by_role("button", name="Add a picture")
         tab.get_by_role("combobox", name="Model").select_option("reads")
@@ -449,8 +456,8 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
         page.check("chat-picture")
         say(page, "What is it?")
         page.sees("A red square.")
-        parts = asked[0]["messages"][0]["content"]
-        assert [one["type"] for one in parts] == ["image_url", "image_url", "text"]
+        parts = requests[0]["messages"][0]["content"]
+        assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
         assert parts[0]["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgo")
         assert parts[1]["image_url"]["url"].startswith("data:image/jpeg;base64,")
         tab.reload()
@@ -464,7 +471,7 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
 def test_transparent_parts_are_white_and_a_pasted_table_is_text(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with showing(tmp_path, browser) as (page, asked):
+    with showing(tmp_path, browser) as (page, requests):
         tab = page.tab
         tab.get_by_role("combobox", name="Model").select_option("sees")
         expect(tab.get_by_role("button", name="Add a picture")).to_be_visible()
@@ -473,7 +480,7 @@ def test_transparent_parts_are_white_and_a_pasted_table_is_text(
         )
         expect(tab.get_by_role("img", name="clear.png")).to_be_visible()
         say(page, "And this?")
-        url = asked[-1]["messages"][-1]["content"][0]["image_url"]["url"]
+        url = requests[-1]["messages"][-1]["content"][0]["image_url"]["url"]
         assert tab.evaluate(PIXEL, url) == [255, 255, 255, 255]
         assert not tab.evaluate(PASTE, "A table as text.")
         assert tab.evaluate(PASTE, "")

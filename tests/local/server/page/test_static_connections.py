@@ -16,11 +16,11 @@ from tests.support.page_gateway import gateway, llama
 
 def losing(count: int) -> Callable[[Route], None]:
     """A route that loses the first `count` requests."""
-    left = [count]
+    losses_left = [count]
 
     def lose(route: Route) -> None:
-        if left[0]:
-            left[0] -= 1
+        if losses_left[0]:
+            losses_left[0] -= 1
             route.abort("connectionaborted")
         else:
             route.continue_()

@@ -57,8 +57,8 @@ def flow(tokens: float, first_s: float | None = 0.25) -> dict[str, Any]:
 
 
 def words(tab: Page, title: str) -> list[str]:
-    found: list[str] = tab.evaluate("(title) => drawn[title] ?? []", title)
-    return found
+    points: list[str] = tab.evaluate("(title) => drawn[title] ?? []", title)
+    return points
 
 
 def wait_for_words(tab: Page, title: str) -> None:
@@ -98,9 +98,9 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
         del point["models"]["new"]
     state = busy_state() | {"points": points}
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(state)) as tells,
-        visit(browser, one.url, timezone_id="UTC", locale="en-GB") as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(state)) as tells,
+        visit(browser, server.url, timezone_id="UTC", locale="en-GB") as page,
     ):
         tab = page.tab
         tab.add_init_script(WORDS)
@@ -115,7 +115,7 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
         # 1,000,000 s after 1970 is 13:46:40.
         assert {"13:40", "13:45", "0/s", "400/s"} <= set(words(tab, "Tokens written"))
         wait_for_words(tab, "First byte, 95th percentile")
-        assert any(one.endswith(" ms") for one in words(tab, "First byte, 95th percentile"))
+        assert any(server.endswith(" ms") for server in words(tab, "First byte, 95th percentile"))
         columns = tab.evaluate(COLUMNS, ["Tokens written", find_hue(tab, "serves")])
         assert share(columns, 0.02, 0.28) > 0.9
         assert share(columns, 0.31, 0.59) == 0
@@ -141,7 +141,7 @@ def test_an_axis_of_few_requests_has_whole_numbers(tmp_path: Path, browser: Brow
     counts = {"requests": 1, "prompt_tokens": 1, "completion_tokens": 2, "cached_tokens": 0}
     row = counts | {"day": "2026-11-29", "model": "m", "key": ""}
     answer = {"data": [row], "first": "2026-10-30", "last": "2026-11-29"}
-    with gateway(tmp_path) as one, visit(browser, one.url, locale="en-US") as page:
+    with gateway(tmp_path) as server, visit(browser, server.url, locale="en-US") as page:
         tab = page.tab
         tab.add_init_script(WORDS)
         tab.route("**/admin/usage*", lambda route: route.fulfill(json=answer))
@@ -169,8 +169,8 @@ def test_usage_of_each_day_is_a_plot_by_model_and_by_key(tmp_path: Path, browser
         route.fulfill(json={"data": rows, "first": "2026-10-30", "last": "2026-11-29"})
 
     with (
-        gateway(tmp_path) as one,
-        visit(browser, one.url, timezone_id="America/Los_Angeles", locale="en-US") as page,
+        gateway(tmp_path) as server,
+        visit(browser, server.url, timezone_id="America/Los_Angeles", locale="en-US") as page,
     ):
         tab = page.tab
         tab.add_init_script(WORDS)
@@ -207,9 +207,9 @@ def test_a_value_alone_is_a_point(tmp_path: Path, browser: Browser) -> None:
     points[60]["models"]["serves"] = flow(400.0)
     state = busy_state() | {"points": points}
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(state)) as tells,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(state)) as tells,
+        visit(browser, server.url) as page,
     ):
         tab = page.tab
         tab.add_init_script(WORDS)

@@ -101,13 +101,13 @@ def test_folders_are_searched_without_the_hub_and_no_gpu_is_spoken_of(
 def test_a_name_that_exists_leads_to_its_model_and_commands_are_links(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        one.add("m", llama(tmp_path / "llama"), aliases=["gpt-4o"])
-        one.until("m", "ready")
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
+        server.add("m", llama(tmp_path / "llama"), aliases=["gpt-4o"])
+        server.until("m", "ready")
         page.expected = ("409",)
         tab = page.tab
         page.go()
-        page.sees(f"{one.url}/v1")
+        page.sees(f"{server.url}/v1")
         page.go("#/add")
         tab.get_by_label("Model", exact=True).fill(str(tmp_path / "llama"))
         tab.get_by_label("Name", exact=True).fill("gpt-4o")

@@ -19,9 +19,9 @@ from tests.support.page_states import busy_state, model, telling
 
 def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser) -> None:
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(busy_state())) as tells,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(busy_state())) as tells,
+        visit(browser, server.url) as page,
     ):
         page.tab.clock.install(time=1_000_000)
         page.tab.route("**/admin/live", tells)
@@ -49,9 +49,9 @@ def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser)
 
 def test_a_start_is_shown_as_steps_without_repeated_words(tmp_path: Path, browser: Browser) -> None:
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(busy_state())) as tells,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(busy_state())) as tells,
+        visit(browser, server.url) as page,
     ):
         tab = page.tab
         tab.clock.install(time=1_000_000)
@@ -96,15 +96,15 @@ def test_a_chat_with_a_loading_model_names_the_reason_of_its_wait(
     tmp_path: Path, browser: Browser
 ) -> None:
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(busy_state())) as tells,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(busy_state())) as tells,
+        visit(browser, server.url) as page,
     ):
         tab = page.tab
-        held: list[Route] = []
+        routes: list[Route] = []
 
         def hold(route: Route) -> None:
-            held.append(route)
+            routes.append(route)
 
         tab.clock.install(time=1_000_000)
         tab.route("**/admin/live", tells)
@@ -126,9 +126,9 @@ def test_a_chat_with_a_loading_model_names_the_reason_of_its_wait(
         tab.clock.fast_forward(25_000)
         expect(tab.locator(".waiting").last).to_have_text(re.compile(r"first token, [2-9]\d s"))
         chunk = {"choices": [{"index": 0, "delta": {"content": "It is here."}}]}
-        while len(held) < 4:
+        while len(routes) < 4:
             tab.wait_for_timeout(10)
-        held[-1].fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
+        routes[-1].fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
         page.sees("It is here.")
         expect(tab.locator(".waiting").filter(visible=True)).to_have_count(0)
 
@@ -185,13 +185,13 @@ def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, 
     # Their own answers are marked too.
     state["models"] += [model("m", "ready", mark), model("bad", "quarantined", mark)]
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(state)) as tells,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(state)) as tells,
+        visit(browser, server.url) as page,
     ):
-        one.add("m", llama(tmp_path / "model"))
-        one.until("m", "ready")
-        one.add("bad", llama(tmp_path / "bad"))
+        server.add("m", llama(tmp_path / "model"))
+        server.until("m", "ready")
+        server.add("bad", llama(tmp_path / "bad"))
         page.expected = ("404", "JSON")
         page.tab.add_init_script(TRAP)
         page.tab.route("**/admin/**", spoil)

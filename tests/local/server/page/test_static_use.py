@@ -45,9 +45,9 @@ def run(*command: str) -> str:
 
 def test_calls_of_a_model_run_as_they_are_copied(tmp_path: Path, browser: Browser) -> None:
     permissions = ["clipboard-read", "clipboard-write"]
-    with gateway(tmp_path) as one, visit(browser, one.url, permissions=permissions) as page:
-        one.add("m", llama(tmp_path / "llama"))
-        one.until("m", "ready")
+    with gateway(tmp_path) as server, visit(browser, server.url, permissions=permissions) as page:
+        server.add("m", llama(tmp_path / "llama"))
+        server.until("m", "ready")
         tab = page.tab
         page.go("#/models/m")
         tab.get_by_role("link", name="Use it").click()
@@ -55,19 +55,19 @@ def test_calls_of_a_model_run_as_they_are_copied(tmp_path: Path, browser: Browse
         page.check("use")
         tab.get_by_role("button", name="Copy Base URL").click()
         expect(tab.get_by_role("button", name="Copy Base URL")).to_have_text("Copied")
-        assert tab.evaluate("navigator.clipboard.readText()") == f"{one.url}/v1"
+        assert tab.evaluate("navigator.clipboard.readText()") == f"{server.url}/v1"
         assert code(tab, "Model") == "m"
         assert '"role":"assistant"' in run("sh", "-c", code(tab, "curl")).replace(" ", "")
-        said = run(sys.executable, "-c", code(tab, "Python")).strip()
-        assert said
+        output = run(sys.executable, "-c", code(tab, "Python")).strip()
+        assert output
         [answer] = tab.evaluate(RUN.format(code(tab, "JavaScript")))
-        assert answer.strip() == said
+        assert answer.strip() == output
         # Settings of apps have the same address and name.
         for name in ("Continue", "LiteLLM in front"):
             tab.locator("summary", has_text=name).click()
         page.check("use-apps")
         settings = yaml.safe_load(code(tab, "~/.continue"))
-        assert settings["models"][0]["apiBase"] == f"{one.url}/v1"
+        assert settings["models"][0]["apiBase"] == f"{server.url}/v1"
         assert settings["models"][0]["model"] == "m"
         routes = yaml.safe_load(code(tab, "config.yaml"))["model_list"]
         assert routes[0]["litellm_params"]["model"] == "hosted_vllm/m"
@@ -79,9 +79,9 @@ def test_calls_of_a_model_run_as_they_are_copied(tmp_path: Path, browser: Browse
 def test_a_browser_without_a_clipboard_copies_and_a_key_is_named(
     tmp_path: Path, browser: Browser
 ) -> None:
-    with gateway(tmp_path, admin_key=ADMIN) as one, visit(browser, one.url) as page:
-        one.add("m", llama(tmp_path / "llama"))
-        one.until("m", "ready")
+    with gateway(tmp_path, admin_key=ADMIN) as server, visit(browser, server.url) as page:
+        server.add("m", llama(tmp_path / "llama"))
+        server.until("m", "ready")
         tab = page.tab
         page.expected = ("401",)
         tab.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
@@ -116,16 +116,16 @@ def test_the_call_is_that_of_the_task(
     state = busy_state() | {"models": [model("m", "ready", "", replicas=[replica(state="ready")])]}
     view: dict[str, Any] = {"name": "m", "wish": {}, "plan": {"model": {"task": task}}}
     with (
-        gateway(tmp_path) as one,
-        one.enter(telling(state)) as tells,
-        visit(browser, one.url) as page,
+        gateway(tmp_path) as server,
+        server.enter(telling(state)) as tells,
+        visit(browser, server.url) as page,
     ):
         page.tab.route("**/admin/live", tells)
         page.tab.route("**/admin/models/m", lambda route: route.fulfill(json=view))
         page.go("#/models/m/use")
-        assert f"{one.url}{path}" in code(page.tab, "curl")
+        assert f"{server.url}{path}" in code(page.tab, "curl")
         assert method in code(page.tab, "Python")
-        assert f"{one.url}{path}" in code(page.tab, "JavaScript")
+        assert f"{server.url}{path}" in code(page.tab, "JavaScript")
         compile(code(page.tab, "Python"), task, "exec")
         expect(page.tab.locator("details > summary")).to_have_count(0)
 
@@ -144,9 +144,11 @@ def test_the_call_is_that_of_a_plan_that_comes_later(tmp_path: Path, browser: Br
         plan = None if readings == 1 else {"model": {"task": "embed"}}
         route.fulfill(json={"name": "m", "wish": {}, "plan": plan})
 
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         page.tab.route("**/admin/live", tell)
         page.tab.route("**/admin/models/m", view)
         page.go("#/models/m/use")
-        expect(block(page.tab, "curl").locator("code")).to_contain_text(f"{one.url}/v1/embeddings")
+        expect(block(page.tab, "curl").locator("code")).to_contain_text(
+            f"{server.url}/v1/embeddings"
+        )
         expect(page.tab.get_by_text("No key is needed")).to_be_visible()

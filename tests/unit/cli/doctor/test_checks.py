@@ -236,6 +236,6 @@ def test_the_doctor_lists_prepared_engines_with_their_memory() -> None:
     assert "process 7, 1" in prepared_engines.finding
     assert "left to the fork: flash" in prepared_engines.finding
     assert checks.prepared_engines([], 0) is None
-    none = checks.prepared_engines([], 1)
-    assert none is not None
-    assert none.finding.startswith("none")
+    missing_check = checks.prepared_engines([], 1)
+    assert missing_check is not None
+    assert missing_check.finding.startswith("none")

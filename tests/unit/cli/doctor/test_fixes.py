@@ -19,9 +19,9 @@ def repaired_check() -> MachineCheck:
 
 def test_folders_are_made_and_closed(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    first, other = apply_fixes(BEFORE, data, data / "models", repaired_check)
+    first, other_check = apply_fixes(BEFORE, data, data / "models", repaired_check)
     assert (first.state, first.fix) == ("ok", f"created, created {data}/models")
-    assert other == BEFORE[1]
+    assert other_check == BEFORE[1]
     data.chmod(0o755)
     assert apply_fixes(BEFORE, data, data / "models", repaired_check)[0].fix == "closed to others"
     assert data.stat().st_mode & 0o777 == 0o700

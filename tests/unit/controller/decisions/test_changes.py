@@ -103,8 +103,8 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     generation, new, starts, is_finished = NEW, True, 0, False
     for _ in range(20 * count + 20):
         step = next_step(generation, new, now, trial)
-        away = sum(not replica.serves or replica.is_unrouted for replica in now)
-        assert away <= 1 or not serving
+        absent_count = sum(not replica.serves or replica.is_unrouted for replica in now)
+        assert absent_count <= 1 or not serving
         match step:
             case TryBeside(index):
                 fails = starts == fails_at and room and new

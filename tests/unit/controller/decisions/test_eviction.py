@@ -146,8 +146,10 @@ def test_the_cheaper_of_equal_models_leaves() -> None:
     # A model that nobody has used for long goes first, whatever it costs.
     idle = replace(starts, used_at=NOW - 6000)
     assert eviction_order([wakes, idle], NOW) == [("starts", 0), ("wakes", 0)]
-    same = [serves(name, used_at=NOW - age, load_s=30) for name, age in (("a", 5), ("b", 90))]
-    assert eviction_order(same, NOW) == [("b", 0), ("a", 0)]
+    equal_models = [
+        serves(name, used_at=NOW - age, load_s=30) for name, age in (("a", 5), ("b", 90))
+    ]
+    assert eviction_order(equal_models, NOW) == [("b", 0), ("a", 0)]
 
 
 def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
@@ -174,7 +176,7 @@ def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
 
 
 def test_models_leave_in_order_of_priority_and_use() -> None:
-    some = [
+    models = [
         serves("busy", requests=1, priority=-5),
         serves("young", since=NOW - 1),
         serves("new", used_at=NOW - 1),
@@ -183,7 +185,7 @@ def test_models_leave_in_order_of_priority_and_use() -> None:
         serves("kept", is_pinned=True),
         unloaded_model("out"),
     ]
-    assert [name for name, _ in eviction_order(some, NOW)] == [
+    assert [name for name, _ in eviction_order(models, NOW)] == [
         "cheap",
         "old",
         "new",
@@ -234,13 +236,13 @@ def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
 
 
 def test_a_request_brings_back_only_loadable_models() -> None:
-    alone, requested_model = (
+    idle_model, requested_model = (
         unloaded_model("x", has_plan=False),
         unloaded_model("x", has_plan=False, waited_s=1),
     )
     assert is_loadable(unloaded_model("x"), ())
     # It was planned with all that others could give, and found nothing.
-    assert not is_loadable(alone, ())
+    assert not is_loadable(idle_model, ())
     assert not is_loadable(requested_model, {requested_model.name})
     # They could, and not all of them now.
     could = unloaded_model("x", has_plan=False, waited_s=1, waits_for_request=True)
@@ -250,13 +252,18 @@ def test_a_request_brings_back_only_loadable_models() -> None:
 
 
 def test_pinned_and_dear_models_load_first_at_a_boot() -> None:
-    some = [
+    models = [
         unloaded_model("old"),
         unloaded_model("new", used_at=NOW),
         unloaded_model("dear", priority=1),
         unloaded_model("kept", is_pinned=True),
     ]
-    assert [model.name for model in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
+    assert [model.name for model in sorted(models, key=load_order)] == [
+        "kept",
+        "dear",
+        "new",
+        "old",
+    ]
 
 
 places = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2))
@@ -311,13 +318,14 @@ def test_evictions_and_holds_are_allowed_for_any_models(models: list[LoadedModel
         if eviction.cause == "room":
             assert copy.state == "serves"
             assert model.had_no_request or NOW - copy.entered_at >= copy.residence_s
-            (other,) = [
-                other
-                for other in models
-                if (name, index) in other.must_evict and f"room for {other.name}" in eviction.reason
+            (other_copy,) = [
+                other_copy
+                for other_copy in models
+                if (name, index) in other_copy.must_evict
+                and f"room for {other_copy.name}" in eviction.reason
             ]
-            assert other.name in decision.hold_reasons
-            assert other.state != "serves" or not model.is_requested
+            assert other_copy.name in decision.hold_reasons
+            assert other_copy.state != "serves" or not model.is_requested
     # One of those that are asked has its turn, or all of them say themselves why they cannot be
     # loaded.
     waiting_models = [
@@ -362,7 +370,7 @@ def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
     assert moves(wants, asleep("a"), serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for x")
     }
-    both = moves(
+    first_moves = moves(
         unloaded_model(
             "x",
             waited_s=1,
@@ -374,7 +382,7 @@ def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
         asleep("a"),
         serves("b"),
     )
-    assert both.evictions == dict.fromkeys(
+    assert first_moves.evictions == dict.fromkeys(
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x", ends=True)
     )
     assert moves(asleep("a", is_stopped=True)).evictions == {
@@ -440,8 +448,8 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
         "must_evict": (("x", 0),),
         "is_promised_memory": True,
     }
-    for away in ("out", "asleep"):
-        pair = short("pair", away, **fields)
+    for state in ("out", "asleep"):
+        pair = short("pair", state, **fields)
         assert moves(pair, serves("x")).evictions == {
             ("x", 0): Eviction("room", "it makes room for pair")
         }

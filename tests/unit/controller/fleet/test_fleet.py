@@ -22,7 +22,7 @@ def admit(fleet: Fleet, *names: str) -> list[ReplicaState]:
 
 def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
     fleet = Fleet()
-    receiver, other = admit(fleet, "receiver", "other")
+    receiver, other_model = admit(fleet, "receiver", "other")
     admit(fleet, "giver")
     offer = Offer(
         model="giver",
@@ -32,27 +32,27 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
         words="giver gives 3 GiB",
     )
     receiver.planning.wait_for((offer,))
-    assert fleet.bytes_promised_to_others(other) == {}, "it is not given yet"
+    assert fleet.bytes_promised_to_others(other_model) == {}, "it is not given yet"
     giving(fleet, offer, "receiver")
     has = fleet.bytes_promised_to_others(receiver)
-    assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}, (
+    assert fleet.bytes_promised_to_others(other_model) == {**has, "GPU-x": 3 * GIB}, (
         "it was given, though the receiver has yet to hear of it"
     )
     receiver.planning.receive((offer,))
     assert (receiver.planning.blocked_reason, receiver.planning.awaited_offers) == (None, ())
-    assert fleet.bytes_promised_to_others(other) == {**has, "GPU-x": 3 * GIB}
+    assert fleet.bytes_promised_to_others(other_model) == {**has, "GPU-x": 3 * GIB}
     receiver.attempt = attempt()
-    assert "GPU-x" not in fleet.bytes_promised_to_others(other), (
+    assert "GPU-x" not in fleet.bytes_promised_to_others(other_model), (
         "its plan holds what it was given for"
     )
     receiver.attempt = None
     receiver.planning.block("no plan fits")
-    assert fleet.bytes_promised_to_others(other) == has
+    assert fleet.bytes_promised_to_others(other_model) == has
 
 
 def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() -> None:
     fleet = Fleet()
-    receiver, late, other = admit(fleet, "receiver", "late", "other")
+    receiver, late, other_model = admit(fleet, "receiver", "late", "other")
     admit(fleet, "giver")
     offer = Offer(
         model="giver",
@@ -66,7 +66,7 @@ def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() 
     giving(fleet, offer, "receiver")
     assert [fleet.has_given(offer, name) for name in ("receiver", "late")] == [True, False]
     assert (
-        fleet.bytes_promised_to_others(other)["GPU-x"]
+        fleet.bytes_promised_to_others(other_model)["GPU-x"]
         == fleet.bytes_promised_to_others(late)["GPU-x"]
         == 3 * GIB
     )

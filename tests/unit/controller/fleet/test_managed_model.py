@@ -41,11 +41,11 @@ def test_remembered_plans_share_their_equal_parts() -> None:
     first_plan = plan()
     replica = ReplicaState("m", 0, history=[attempt(1, "failed", plan=first_plan)])
     parsed_plan = Plan.model_validate_json(first_plan.model_dump_json())
-    other = parsed_plan.evolve(memory=parsed_plan.memory.evolve(budget_bytes=1))
-    replica_with_parts = share_parts(other, replica)
-    assert replica_with_parts == other
-    assert replica_with_parts.fingerprint == other.fingerprint
-    assert replica_with_parts.model_fields_set == other.model_fields_set
+    other_plan = parsed_plan.evolve(memory=parsed_plan.memory.evolve(budget_bytes=1))
+    replica_with_parts = share_parts(other_plan, replica)
+    assert replica_with_parts == other_plan
+    assert replica_with_parts.fingerprint == other_plan.fingerprint
+    assert replica_with_parts.model_fields_set == other_plan.model_fields_set
     same_names = [
         name
         for name in Plan.model_fields

@@ -100,7 +100,7 @@ def test_an_unrelated_fact_is_compared_once_for_all_layers_and_variants(
     kind: str,
 ) -> None:
     scope = {"engine": "vllm==0.0.1", "kernel": "none", "fingerprint": "0"}
-    others = [
+    other_facts = [
         Fact(
             kind="plan_failed", scope=scope | {"k": str(number)}, grade="failed", source="a line"
         ).evolve(kind=Looked(kind))
@@ -109,7 +109,7 @@ def test_an_unrelated_fact_is_compared_once_for_all_layers_and_variants(
     Looked.looks.clear()
     engines = PROFILES.engines(("vllm",), device="cuda")
     decision = decide(
-        spec(), machine("8xh100"), engines, wish(), others, rules=PROFILES.rules(engines)
+        spec(), machine("8xh100"), engines, wish(), other_facts, rules=PROFILES.rules(engines)
     )
     assert decision.plans
-    assert 0 < Looked.looks[kind] <= 10 * len(others)
+    assert 0 < Looked.looks[kind] <= 10 * len(other_facts)

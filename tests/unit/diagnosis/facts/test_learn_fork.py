@@ -45,8 +45,8 @@ def test_a_failed_fork_is_taken_back(silent: bool) -> None:
     assert NAME not in spawn_plan.env
     assert spawn_plan.argv == fork_plan.argv
     # A second failure is not due to a fork.
-    again = learn(attempt(2, plan=spawn_plan), failure, 1.0)
-    assert {fact.kind for fact in again} == {"plan_failed"}
+    second_facts = learn(attempt(2, plan=spawn_plan), failure, 1.0)
+    assert {fact.kind for fact in second_facts} == {"plan_failed"}
 
 
 def test_only_forks_of_dense_models_on_hopper_skip_the_warm_ups_of_experts() -> None:
@@ -73,8 +73,10 @@ def test_a_guessed_family_keeps_the_warm_ups_of_experts() -> None:
 
 def test_other_failures_say_nothing_of_forks() -> None:
     fork_plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
-    other = SILENT.evolve(kind="exited")
-    assert "fork_fails" not in {fact.kind for fact in learn(attempt(1, plan=fork_plan), other, 1.0)}
+    exit_failure = SILENT.evolve(kind="exited")
+    assert "fork_fails" not in {
+        fact.kind for fact in learn(attempt(1, plan=fork_plan), exit_failure, 1.0)
+    }
 
 
 def test_the_user_decides_before_the_planner() -> None:

@@ -39,21 +39,21 @@ def proven(log: str, engine: str = "vllm") -> Failure:
 
 
 def make_decision(
-    model: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), **wanted: Any
+    model: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), **wishes: Any
 ) -> Decision:
     engines = [PROFILES.engine(ref)]
     return decide(
         published_model(model),
         PROFILES.hardware(hardware),
         engines,
-        wish(**wanted),
+        wish(**wishes),
         facts,
         rules=PROFILES.rules(engines),
     )
 
 
 def play_starts(
-    failure: Failure, model: str, hardware: str, ref: str, **wanted: Any
+    failure: Failure, model: str, hardware: str, ref: str, **wishes: Any
 ) -> list[tuple[int, str]]:
     """What is started one after the other while every start of several ranks fails so: (GPUs, what
     is changed)."""
@@ -61,7 +61,7 @@ def play_starts(
     steps: list[tuple[int, str]] = []
     fingerprints = set()
     for number in range(12):
-        plans = make_decision(model, hardware, ref, facts, **wanted).plans
+        plans = make_decision(model, hardware, ref, facts, **wishes).plans
         if not plans:
             return steps
         best = plans[0]
@@ -114,10 +114,10 @@ def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
     facts = learn(attempt(plan=plan), proven("failed-nccl-0.19.1"), 1.0)
     peers = [fact for fact in facts if fact.kind == "peers_fail"]
     assert [fact.scope["gpus"] for fact in peers] == [",".join(sorted(plan.gpus))]
-    elsewhere = [fact.evolve(scope={**fact.scope, "gpus": "GPU-x,GPU-y"}) for fact in peers]
+    foreign_facts = [fact.evolve(scope={**fact.scope, "gpus": "GPU-x,GPU-y"}) for fact in peers]
     assert (
         make_decision(
-            "llama-3.1-8b", "8xh100", VLLM_REF, tuple(elsewhere), tensor_parallel=2
+            "llama-3.1-8b", "8xh100", VLLM_REF, tuple(foreign_facts), tensor_parallel=2
         ).plans[0]
         == plan
     )
@@ -145,9 +145,9 @@ def test_the_second_hang_of_a_plan_is_the_plans() -> None:
     first_attempt = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
     assert is_environmental(judge(first_attempt, HANG, (), 10.0))
     assert learn(first_attempt, judge(first_attempt, HANG, (), 10.0), 10.0) == ()
-    again = judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first_attempt,), 100.0)
-    assert not is_environmental(again)
-    assert {fact.kind for fact in learn(attempt(2, plan=plan), again, 100.0)} == {
+    second_verdict = judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first_attempt,), 100.0)
+    assert not is_environmental(second_verdict)
+    assert {fact.kind for fact in learn(attempt(2, plan=plan), second_verdict, 100.0)} == {
         "peers_fail",
         "plan_failed",
     }

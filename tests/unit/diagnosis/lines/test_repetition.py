@@ -52,12 +52,12 @@ def test_each_figure_of_a_serving_engine_is_read() -> None:
 
 
 def test_a_flood_hides_no_failure() -> None:
-    alone, _ = diagnose([b"\n".join(TRACEBACK)], SIGNATURES)
-    assert alone.kind == "gpu_oom"
+    lone_failure, _ = diagnose([b"\n".join(TRACEBACK)], SIGNATURES)
+    assert lone_failure.kind == "gpu_oom"
     for before, after in ((FLOOD, []), ([], FLOOD), (FLOOD[:9_000], FLOOD[9_000:])):
         failure, _ = diagnose([b"\n".join([*before, *TRACEBACK, *after])], SIGNATURES)
         assert failure.line_number is not None
-        assert failure.evolve(line_number=alone.line_number) == alone
+        assert failure.evolve(line_number=lone_failure.line_number) == lone_failure
         assert failure.line_number == len(before) + 4
 
 

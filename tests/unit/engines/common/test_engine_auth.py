@@ -37,7 +37,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Any:
     return variables["Door"]
 
 
-def send_request(door: Any, kind: str, *given: bytes) -> list[Any]:
+def send_request(door: Any, kind: str, *headers: bytes) -> list[Any]:
     """What came of a request: what the door sent, or that it let it in."""
     replies: list[Any] = []
 
@@ -50,7 +50,7 @@ def send_request(door: Any, kind: str, *given: bytes) -> list[Any]:
     scope = {
         "type": kind,
         "path": "/health",
-        "headers": [(b"host", b"x"), *((b"authorization", value) for value in given)],
+        "headers": [(b"host", b"x"), *((b"authorization", value) for value in headers)],
     }
     asyncio.run(door(inside)(scope, None, send))
     return replies

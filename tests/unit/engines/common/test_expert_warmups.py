@@ -72,10 +72,10 @@ def served_folder(tmp_path: Path) -> Path:
 
 def output(folder: Path, command: tuple[str, ...], *before: str) -> list[object]:
     """The output of the engine in an interpreter that has imported `before`."""
-    python, option, program, *others = command
+    python, option, program, *arguments = command
     imports = "".join(f"import {name}\n" for name in before)
     result = subprocess.run(
-        [python, option, imports + program if option == "-c" else program, *others, "--port=1"],
+        [python, option, imports + program if option == "-c" else program, *arguments, "--port=1"],
         cwd=folder,
         env={"KEY": "k"},
         capture_output=True,

@@ -79,13 +79,13 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
     assert resources.cache(first_plan, caching, remote_code=False) == resources.cache(
         second, caching, remote_code=False
     )
-    others = {
+    other_flags = {
         resources.cache(first_plan, caching, remote_code=False),
         resources.cache(first_plan, caching, remote_code=True),
         resources.cache(second, caching, remote_code=True),
         resources.cache(plan("8xh100"), caching, remote_code=False),
     }
-    assert len(others) == 4
+    assert len(other_flags) == 4
 
 
 def test_the_page_cache_leaves_memory_of_programs_and_engine() -> None:

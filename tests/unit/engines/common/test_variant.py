@@ -108,10 +108,10 @@ def test_whole_experts_of_the_user_keep_layouts_with_ranks_for_them() -> None:
 def test_groups_of_the_user_are_the_layout() -> None:
     assert sizes(Layouts(8), {"data-parallel-size": 8}) == [(1, 8, True)]
     assert sizes(Layouts(8), {"data-parallel-size": 4}) == [(1, 4, True), (2, 4, True)]
-    both: dict[str, Scalar] = {"data-parallel-size": 2, "tensor-parallel-size": 4}
-    assert sizes(Layouts(8), both) == [(4, 2, True)]
+    layout_args: dict[str, Scalar] = {"data-parallel-size": 2, "tensor-parallel-size": 4}
+    assert sizes(Layouts(8), layout_args) == [(4, 2, True)]
     # SGLang's tensor parallel size counts all ranks.
-    assert sizes(Layouts(8, counts_groups=True), both) == [(2, 2, True)]
+    assert sizes(Layouts(8, counts_groups=True), layout_args) == [(2, 2, True)]
     cut: dict[str, Scalar] = {"data-parallel-size": 2, "enable-expert-parallel": False}
     assert sizes(Layouts(2), cut) == [(1, 2, False)]
 
@@ -123,12 +123,12 @@ def test_groups_of_the_user_are_the_layout() -> None:
 def test_every_version_plans_groups_and_spells_them(ref: str) -> None:
     plans = make_decision(V3, "8xh200", ref).plans
     plan_of_groups = next(plan for plan in plans if layout(plan) == (1, 8, True))
-    alone = next(plan for plan in plans if layout(plan) == (8, 1, False))
+    lone_layout = next(plan for plan in plans if layout(plan) == (8, 1, False))
     assert len(plan_of_groups.gpus) == 8
     assert len(set(plan_of_groups.gpus)) == 8
     # Attention is whole on each rank, and so are the latents of its own requests alone.
-    assert plan_of_groups.memory.weights_bytes > alone.memory.weights_bytes
-    assert plan_of_groups.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token
+    assert plan_of_groups.memory.weights_bytes > lone_layout.memory.weights_bytes
+    assert plan_of_groups.memory.kv_bytes_per_token == lone_layout.memory.kv_bytes_per_token
     assert plan_of_groups.at_once == 8 * plan_of_groups.max_num_seqs.value
     flags = dict(item.removeprefix("--").partition("=")[::2] for item in plan_of_groups.argv)
     if ref.startswith("vllm"):
@@ -190,9 +190,9 @@ def test_groups_of_the_user_are_planned_or_refused_in_words() -> None:
     dense = make_decision(published_model("llama-3.1-8b"), "8xh200", args=args)
     assert not dense.plans
     assert "no experts" in dense.rejected[0].reasons[0]
-    few = make_decision(V3, "2xh100", args=args)
-    assert few.rejected[0].verdict == "no_device"
-    assert few.rejected[0].data_parallel == 4
+    two_gpu_decision = make_decision(V3, "2xh100", args=args)
+    assert two_gpu_decision.rejected[0].verdict == "no_device"
+    assert two_gpu_decision.rejected[0].data_parallel == 4
     staged_decision = make_decision(V3, "8xh200", args={**args, "pipeline-parallel-size": 2})
     assert "stages" in staged_decision.rejected[0].reasons[0]
     uneven = make_decision(

@@ -25,8 +25,8 @@ from tests.support.versions import VLLM_REF
 ONE = Question(engine=VLLM_REF, capability="8.6", argv=("--dtype=bfloat16",))
 
 
-def line(**said: Any) -> bytes:
-    return json.dumps(said).encode()
+def line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
 
 
 def test_a_document_holds_files_as_they_are_and_no_others() -> None:

@@ -60,18 +60,18 @@ def shared_object(
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    both = (
+    architectures = (
         fat_binary((ELF, 75, PACKED), (ELF, 90, ALONE | PACKED))
         + b"\0" * 24
         + fat_binary((ELF, 100, FAMILY), (PTX, 80, PACKED))
     )
-    (tmp_path / "_C.abi3.so").write_bytes(shared_object(both))
+    (tmp_path / "_C.abi3.so").write_bytes(shared_object(architectures))
     (tmp_path / "sm90").mkdir()
     (tmp_path / "sm90/_moe_C.abi3.so").write_bytes(
         shared_object(fat_binary((ELF, 90, ALONE), (ELF, 75, 0)))
     )
     (tmp_path / "plain.so").write_bytes(
-        shared_object(both, name=b".text", section_names=b"libc.so.6")
+        shared_object(architectures, name=b".text", section_names=b"libc.so.6")
     )
     return tmp_path
 

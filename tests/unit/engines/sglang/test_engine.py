@@ -54,8 +54,8 @@ def test_decoding_has_graphs_for_the_planned_requests(
 
 
 def test_graphs_cover_no_more_requests_than_the_engine_admits() -> None:
-    few = make_plan("l40s", concurrency=64, args={"max-running-requests": 40})
-    assert graphs(few) == 40
+    capped_plan = make_plan("l40s", concurrency=64, args={"max-running-requests": 40})
+    assert graphs(capped_plan) == 40
     eager = make_plan("l40s", concurrency=64, args={"disable-cuda-graph": True})
     assert graphs(eager) is None
 

@@ -193,11 +193,11 @@ def test_the_users_requests_number_the_states_without_a_radix_cache() -> None:
         return plan.memory.kv_tokens
 
     shared_tokens = tokens(**{"disable-radix-cache": True})
-    few = tokens(**{"disable-radix-cache": True, "max-running-requests": 8})
-    many = tokens(**{"disable-radix-cache": True, "max-running-requests": 64})
-    assert few > many > shared_tokens
+    small_tokens = tokens(**{"disable-radix-cache": True, "max-running-requests": 8})
+    large_tokens = tokens(**{"disable-radix-cache": True, "max-running-requests": 64})
+    assert small_tokens > large_tokens > shared_tokens
     flags = {"disable-radix-cache": True, "max-running-requests": 64, "mamba-ssm-dtype": "bfloat16"}
-    assert tokens(**flags) > many
+    assert tokens(**flags) > large_tokens
 
 
 @pytest.mark.parametrize("version", SGLANG)

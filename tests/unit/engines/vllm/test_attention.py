@@ -28,17 +28,19 @@ def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:
 
 
 def rows(
-    version: str, capability: str, *groups: AttentionGroup, kv: str = "auto", **how: Any
+    version: str, capability: str, *groups: AttentionGroup, kv: str = "auto", **fields: Any
 ) -> tuple[LayerAttention, ...]:
-    return layer_attention(groups, RULES[version], Rank(kv_dtype=kv, capability=capability), **how)
+    return layer_attention(
+        groups, RULES[version], Rank(kv_dtype=kv, capability=capability), **fields
+    )
 
 
 def choose(
-    version: str, capability: str, kind: Any = "full", head_dim: int = 128, **how: Any
+    version: str, capability: str, kind: Any = "full", head_dim: int = 128, **fields: Any
 ) -> BackendChoice:
-    query = {name: how.pop(name) for name in list(how) if name not in ("packages", "forced_name")}
+    query = {name: fields.pop(name) for name in list(fields) if name not in ("packages", "forced_name")}
     return choose_backend(
-        RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **how
+        RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **fields
     )
 
 
@@ -58,8 +60,8 @@ def test_a_non_causal_drafter_has_backends_on_8_6_for_both_head_sizes(version: s
     assert (large.status, large.backend) == ("ok", "FLASHINFER")
     assert list(reasons(large)) == ["FLASH_ATTN"]
     assert "head size 512 is above 256" in reasons(large)["FLASH_ATTN"]
-    for other in ("TRITON_ATTN", "FLEX_ATTENTION"):
-        assert choose(version, "8.6", head_dim=512, causal=False, forced_name=other).status == "ok"
+    for backend in ("TRITON_ATTN", "FLEX_ATTENTION"):
+        assert choose(version, "8.6", head_dim=512, causal=False, forced_name=backend).status == "ok"
 
 
 @pytest.mark.parametrize("version", vllm_before("0.26"))
@@ -151,8 +153,8 @@ def test_mla_on_blackwell_is_unknown_without_the_sizes_that_decide_it() -> None:
     assert (bare.status, bare.refused[-1].reason) == ("unknown", "qk_nope_head_dim is not known")
     (attention_row,) = rows(NEWEST_VLLM, "10.0", layers, config={"text_config": DEEPSEEK})
     assert (attention_row.status, attention_row.backend) == ("ok", "FLASHINFER_MLA")
-    (other,) = rows(NEWEST_VLLM, "8.6", layers)  # nothing there asks for them
-    assert other.backend == "TRITON_MLA"
+    (row,) = rows(NEWEST_VLLM, "8.6", layers)  # nothing there asks for them
+    assert row.backend == "TRITON_MLA"
 
 
 def test_images_whose_tokens_see_one_another_leave_no_flash_attention_to_gemma_3() -> None:
@@ -166,14 +168,19 @@ def test_images_whose_tokens_see_one_another_leave_no_flash_attention_to_gemma_3
 def test_gemma_4_with_images_uses_triton_where_tokens_see_both_ways() -> None:
     kinds = (group("sliding", 256, window=1024), group("full", 512))
     config = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}
-    how: dict[str, Any] = {"architecture": "Gemma4ForConditionalGeneration", "config": config}
-    assert {row.backend for row in rows("0.26.0", "10.0", *kinds, **how)} == {"TRITON_ATTN"}
-    assert {row.backend for row in rows(NEWEST_VLLM, "10.0", *kinds, **how)} == {
+    fields: dict[str, Any] = {"architecture": "Gemma4ForConditionalGeneration", "config": config}
+    assert {row.backend for row in rows("0.26.0", "10.0", *kinds, **fields)} == {"TRITON_ATTN"}
+    assert {row.backend for row in rows(NEWEST_VLLM, "10.0", *kinds, **fields)} == {
         "TRITON_FLASHINFER"
     }
-    assert {row.backend for row in rows(NEWEST_VLLM, "9.0", *kinds, **how)} == {"TRITON_FLASH_ATTN"}
-    how["config"] = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": None}}
-    assert {row.backend for row in rows(NEWEST_VLLM, "10.0", *kinds, **how)} == {"FLASHINFER"}
+    assert {row.backend for row in rows(NEWEST_VLLM, "9.0", *kinds, **fields)} == {
+        "TRITON_FLASH_ATTN"
+    }
+    fields["config"] = {
+        "model_type": "gemma4",
+        "text_config": {"use_bidirectional_attention": None},
+    }
+    assert {row.backend for row in rows(NEWEST_VLLM, "10.0", *kinds, **fields)} == {"FLASHINFER"}
 
 
 def test_layers_that_see_both_ways_are_encoder_layers() -> None:
@@ -322,8 +329,8 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
     assert all(refusal.reason for refusal in choice.refusals)
     assert choice.backend not in {refusal.kernel for refusal in choice.refusals}
     if choice.status == "ok":
-        again = choose_backend(RULES[version], query, capability, None, choice.backend)
-        assert again.backend == choice.backend  # what it takes may be forced
+        second_choice = choose_backend(RULES[version], query, capability, None, choice.backend)
+        assert second_choice.backend == choice.backend  # what it takes may be forced
 
 
 @settings(max_examples=quicker(80), deadline=None)

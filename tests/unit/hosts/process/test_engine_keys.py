@@ -19,11 +19,11 @@ def test_starts_with_one_cache_have_one_key_in_every_gateway(tmp_path: Path) -> 
 def test_other_caches_other_data_and_starts_without_a_cache_have_other_keys(
     tmp_path: Path,
 ) -> None:
-    engine_keys, there = EngineKeys(tmp_path / "here"), EngineKeys(tmp_path / "there")
+    engine_keys, other_keys = EngineKeys(tmp_path / "here"), EngineKeys(tmp_path / "there")
     keys = [
         engine_keys.key(tmp_path / "a"),
         engine_keys.key(tmp_path / "b"),
-        there.key(tmp_path / "a"),
+        other_keys.key(tmp_path / "a"),
     ]
     keys += [engine_keys.key(None), engine_keys.key(None)]
     assert len(set(keys)) == 5

@@ -73,10 +73,10 @@ def test_pairs_of_each_way_and_groups_that_grow() -> None:
     cards = [gpu(index) for index in range(4)]
     bridges = [Link(a=0, b=1, nvlinks=4, p2p=True), Link(a=2, b=3, nvlinks=4, p2p=True)]
     parts = [gpu(8, uuid="MIG-1", mig=True), gpu(9, uuid="MIG-2", mig=True)]
-    whole, *alone = gpu_sets([*cards, *parts], bridges)
+    whole, *single_sets = gpu_sets([*cards, *parts], bridges)
     assert [gpu.uuid for gpu in whole.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     assert whole.groups == ((0, 1), (0, 2), (0, 1, 2, 3))
-    assert [(gpu_set.gpus[0].uuid, gpu_set.groups) for gpu_set in alone] == [
+    assert [(gpu_set.gpus[0].uuid, gpu_set.groups) for gpu_set in single_sets] == [
         ("MIG-1", ()),
         ("MIG-2", ()),
     ]

@@ -32,7 +32,9 @@ ENGINES = {name: PROFILES.engine(name) for name in (VLLM_REF, SGLANG_REF, f"vllm
 RULES = PROFILES.rules(ENGINES.values())
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-3-27b", "qwen3-next-80b-a3b")
 MACHINES = ("3090", "2x5090", "4xh100", "8xh200")
-CASES = [(model, here, ref) for model in MODELS for here in MACHINES for ref in ENGINES]
+CASES = [
+    (model, machine_name, ref) for model in MODELS for machine_name in MACHINES for ref in ENGINES
+]
 
 
 def make_decision(model: str, machine: Hardware, wish: Wish, *refs: str) -> Decision:
@@ -71,8 +73,10 @@ def try_changes(
     for change in neighbours(base):
         plan = change_plan(base, machine, change)
         # A model without layers that draft keeps its plan, and a search starts no plan twice.
-        same = change in speculation(base) and plan is not None and plan.argv == base.plan.argv
-        if plan is not None and not same and keeps_quality(plan, base):
+        is_known_change = (
+            change in speculation(base) and plan is not None and plan.argv == base.plan.argv
+        )
+        if plan is not None and not is_known_change and keeps_quality(plan, base):
             yield base, change, plan
 
 
@@ -196,8 +200,8 @@ def test_the_best_plan_of_another_engine_is_tried() -> None:
     by_kind = {"vllm": NEWEST_VLLM, "sglang": NEWEST_SGLANG}
     for kind in by_kind:
         plan_of_kind = next(plan for plan in plans if plan.engine.kind == kind)
-        (other,) = other_engines(owner, plans, plan_of_kind)
-        assert {kind, other.wish.engines[0].partition("==")[0]} == {*by_kind}
+        (other_plan,) = other_engines(owner, plans, plan_of_kind)
+        assert {kind, other_plan.wish.engines[0].partition("==")[0]} == {*by_kind}
 
 
 def test_a_plan_expected_to_be_far_slower_is_not_started() -> None:

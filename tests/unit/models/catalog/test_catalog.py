@@ -106,8 +106,8 @@ def test_a_source_that_is_neither_folder_nor_repository_is_answered_with_both_fo
 ) -> None:
     error = refusal(source)
     assert "neither a model folder nor a Hugging Face repository" in error.message
-    both = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
-    assert error.hint.startswith(both)
+    both_forms = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
+    assert error.hint.startswith(both_forms)
     assert ("qwen3:8b is Qwen/Qwen3-8B" in error.hint) == (source == "llama")
     str(error).encode()
 
@@ -333,7 +333,7 @@ def hub_snapshot(cache: Path) -> Path:
 def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
     tmp_path: Path, name: str, layout: str
 ) -> None:
-    elsewhere = write(tmp_path / "elsewhere", model())
+    other_folder = write(tmp_path / "elsewhere", model())
     folder = tmp_path / "snapshots" / "name"
     if layout == "a snapshot":
         folder = hub_snapshot(tmp_path)
@@ -342,13 +342,13 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
     write(
         folder,
         (
-            {other: data for other, data in model().items() if other != name}
+            {file_name: data for file_name, data in model().items() if file_name != name}
             if layout != "a snapshot"
             else {}
         ),
     )
     (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(elsewhere / name)
+    (folder / name).symlink_to(other_folder / name)
     assert f"{folder / name} is a link to a file outside of" in refusal(folder).message
 
 

@@ -183,7 +183,7 @@ def make_decision(
     hardware: str = "2x3090",
     listed: bool = True,
     stands_in: bool = False,
-    **wanted: Any,
+    **wishes: Any,
 ) -> Decision:
     engine = PROFILES.engine(VLLM_REF)
     if listed:
@@ -192,7 +192,7 @@ def make_decision(
     if stands_in:
         engine = engine.evolve(stand_ins=("UnheardForCausalLM",))
     hardware_value, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
-    return decide(spec, hardware_value, [engine], wish(**wanted), rules=rules, answers=answers)
+    return decide(spec, hardware_value, [engine], wish(**wishes), rules=rules, answers=answers)
 
 
 def list_questions(decision: Decision) -> list[Question]:

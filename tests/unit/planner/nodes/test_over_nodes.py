@@ -170,10 +170,11 @@ def test_a_node_more_takes_no_plan_away(
     model: str, machines: list[str], more: str, network: Network, goal: str
 ) -> None:
     """The best worth of all plans never falls."""
-    few, cluster = decide_over(model, machines, network, goal=goal)
-    many, _ = decide_over(model, [*machines, more], network, goal=goal)
+    small_decision, cluster = decide_over(model, machines, network, goal=goal)
+    large_decision, _ = decide_over(model, [*machines, more], network, goal=goal)
     inputs = inputs_of(model, cluster.nodes[0].hardware, goal=goal)
     best = [
-        max((worth(plan, inputs) for plan in decision.plans), default=0) for decision in (few, many)
+        max((worth(plan, inputs) for plan in decision.plans), default=0)
+        for decision in (small_decision, large_decision)
     ]
     assert best[1] >= best[0]

@@ -91,8 +91,8 @@ def test_ports_in_use_on_the_first_node_are_passed_over() -> None:
     decision, cluster = decide_over(engine, ["2x3090", "2x3090"])
     port = spans(decision)[0].nodes[0].ports["rendezvous"]
     busy = (cluster.nodes[0].evolve(ports=(port + 3,)), cluster.nodes[1])
-    again = decide_on(cluster.evolve(nodes=busy), engine, "qwen3-30b-a3b")
-    assert spans(again)[0].nodes[0].ports["rendezvous"] > port + 3
+    second_decision = decide_on(cluster.evolve(nodes=busy), engine, "qwen3-30b-a3b")
+    assert spans(second_decision)[0].nodes[0].ports["rendezvous"] > port + 3
 
 
 @pytest.mark.parametrize(("ref", "flag"), [(VERSIONS[0], "headless"), (VERSIONS[-1], "nnodes")])
@@ -122,7 +122,7 @@ def test_the_reader_of_commands_knows_those_of_nodes(ref: str) -> None:
                 check(node.argv, "10.0.0.11", "10.0.0.2")
             item = next(item for item in node.argv if "10.0.0.1" in item)
             with pytest.raises(BadFlag, match="are not those of a plan"):
-                check(tuple(other for other in node.argv if other != item), "10.0.0.1")
+                check(tuple(item_ for item_ in node.argv if item_ != item), "10.0.0.1")
 
 
 def test_a_plan_for_one_node_keeps_its_command() -> None:

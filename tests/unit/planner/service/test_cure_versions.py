@@ -37,10 +37,10 @@ def test_only_versions_that_the_driver_runs_are_named(
 
 
 def test_no_step_asks_for_a_version_where_none_runs() -> None:
-    other = MODERN.evolve(arch="riscv64")
-    here, anywhere = signatures_for(other, PROFILES), PROFILES.signatures
+    other_machine = MODERN.evolve(arch="riscv64")
+    local_signatures, anywhere = signatures_for(other_machine, PROFILES), PROFILES.signatures
     assert "another engine version" in steps(anywhere, "sglang==0.5.20").lower()
-    lower = steps(here, "sglang==0.5.20").lower()
+    lower = steps(local_signatures, "sglang==0.5.20").lower()
     assert lower
     assert "another engine version" not in lower
 
@@ -64,12 +64,12 @@ def test_the_version_with_an_architecture_must_run_here_too() -> None:
 
 def test_an_engine_that_is_not_known_may_have_another_version() -> None:
     log = BUG.replace(b"/vllm/", b"/frob/")
-    here, anywhere = (
+    local_signatures, anywhere = (
         diagnose([log], signatures)[0].steps
         for signatures in (signatures_for(MODERN, PROFILES), PROFILES.signatures)
     )
     assert any(step.startswith("Use another engine version") for step in anywhere)
-    assert here == anywhere
+    assert local_signatures == anywhere
 
 
 def test_the_failing_version_counts_where_it_does_not_run() -> None:

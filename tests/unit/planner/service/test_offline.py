@@ -94,8 +94,8 @@ def test_a_decision_is_one_line_in_a_notebook(folder: Path) -> None:
         assert text.startswith(f"<Decision for {folder}/models/llama-3.1-8b on 2x3090: ")
         assert plan in text
         assert "\n" not in text
-    none = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0", context="9m")
-    assert none.refusal[0] in repr(none)
+    refusal = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0", context="9m")
+    assert refusal.refusal[0] in repr(refusal)
 
 
 def test_every_field_of_a_wish_can_be_given() -> None:
@@ -134,9 +134,11 @@ def test_a_preview_shows_fewer_and_more_gpus(
         return planner.decide(wish.evolve(**changes), machine, include_alternatives=True)
 
     outcome = decision(gpus=gpus)
-    others = {value: decision(gpus=value).plans[0] for value in ("few", "all") if value != gpus}
+    other_plans = {
+        value: decision(gpus=value).plans[0] for value in ("few", "all") if value != gpus
+    }
     total = len(planner.machine(machine)[1].gpus)
-    assert outcome.gpu_choice == gpu_choice(outcome.plans[0], total, others)
+    assert outcome.gpu_choice == gpu_choice(outcome.plans[0], total, other_plans)
     assert bool(outcome.gpu_choice) == (total > 1)
     assert planner.decide(wish, machine).gpu_choice == ""
 

@@ -54,12 +54,12 @@ def test_an_older_record_of_a_sleeping_engine_is_read() -> None:
 def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> None:
     awake = attempt(1, "ready", plan=PLAN)
     claims = {GPU.uuid: PLAN.memory.promised_bytes}
-    some = [
+    possible_offers = [
         Leaver("a", 0, 1, claims, awake),
         Leaver("b", 0, 1, claims),
         Leaver("c", 0, 1, claims, awake),
     ]
-    offers = leave_offers(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
+    offers = leave_offers(possible_offers, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
     ways = [(each_offer.model, each_offer.how) for each_offer in offers]
     assert ways == [
         ("a", "sleep"),
@@ -78,8 +78,8 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
 
 
 def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
-    other = PLAN.evolve(gpus=("GPU-other",))
-    engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other)]
+    other_plan = PLAN.evolve(gpus=("GPU-other",))
+    engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other_plan)]
     offers = leave_offers(
         [
             Leaver("a", index, 2, {start.plan.gpus[0]: 9}, start)

@@ -26,8 +26,8 @@ def needing(gibs: int, partial_gibs: int = 0) -> Callable[[dict[str, int]], Deci
     `partial_gibs` are, else none."""
 
     def decide(free: dict[str, int]) -> Decision:
-        there = free.get("GPU-0", 0) // GIB
-        context = WANTED if there >= gibs else 8192 if there >= partial_gibs else 0
+        given_gibs = free.get("GPU-0", 0) // GIB
+        context = WANTED if given_gibs >= gibs else 8192 if given_gibs >= partial_gibs else 0
         plan_of_context = BASE.evolve(
             gpus=("GPU-0",), max_model_len=IntChoice(value=context, reason="", source="")
         )
@@ -112,7 +112,7 @@ def test_the_memory_taken_is_enough_and_would_not_be_without_any_part(
     whole = bytes_given(offers).get("GPU-0", 0) >= need * GIB
     assert bool(decision.plans) == whole
     for take in decision.takes:
-        assert not decide(bytes_given(other for other in decision.takes if other is not take)).plans
+        assert not decide(bytes_given(offer for offer in decision.takes if offer is not take)).plans
 
 
 def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_waiting() -> None:

@@ -103,7 +103,7 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
     restored_decision = keep_if_unchanged(make_decision(shorter), SERVED)
     assert restored_decision is not None
     assert restored_decision.plans[0] == shorter
-    for other in (
+    for other_plan in (
         SERVED.evolve(speculation=SERVED.speculation.evolve(value="eagle3")),
         SERVED.evolve(
             enforce_eager=SERVED.enforce_eager.evolve(value=not SERVED.enforce_eager.value)
@@ -123,8 +123,8 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
             )
         ),
     ):
-        assert other != SERVED
-        assert keep_if_unchanged(make_decision(other), SERVED) is None
+        assert other_plan != SERVED
+        assert keep_if_unchanged(make_decision(other_plan), SERVED) is None
 
 
 def make_decision(planned: Plan) -> Decision:

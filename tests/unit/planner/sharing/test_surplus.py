@@ -124,11 +124,11 @@ def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
 def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
     free = plan("3090", max_context=8192)
     capped_plan = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
-    other: dict[str, tuple[Cap, ...]] = {"other": ()}
-    assert current_cap([attempt(1, free)], other) is None
+    caps_by_model: dict[str, tuple[Cap, ...]] = {"other": ()}
+    assert current_cap([attempt(1, free)], caps_by_model) is None
     assert (
         current_cap(
-            [attempt(1, free), attempt(2, capped_plan, state="stopped")], {**other, "x": ()}
+            [attempt(1, free), attempt(2, capped_plan, state="stopped")], {**caps_by_model, "x": ()}
         )
         == capped_plan.cap
     )
@@ -137,14 +137,14 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
     assert (
         current_cap(
             [attempt(1, free), attempt(2, capped_plan, state="failed", ready_at=None, failure=bad)],
-            other,
+            caps_by_model,
         )
         is None
     )
     failure = Failure(kind="killed", phase="load", message="", proves="nothing")
     assert (
         current_cap(
-            [attempt(2, capped_plan, state="failed", ready_at=None, failure=failure)], other
+            [attempt(2, capped_plan, state="failed", ready_at=None, failure=failure)], caps_by_model
         )
         == capped_plan.cap
     )
@@ -153,15 +153,16 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
 def test_memory_taken_when_others_came_beside_a_model_is_kept_for_it() -> None:
     free = plan("3090", max_context=8192)
     late, far = Cap(bytes=GIB, models=("m",)), Cap(bytes=GIB, models=("x",))
-    beside: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
-    assert current_cap([attempt(1, free)], beside) == Cap(
+    caps_by_model: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
+    assert current_cap([attempt(1, free)], caps_by_model) == Cap(
         bytes=free.memory.promised_bytes, models=("late",)
     ), "whichever of its copies came beside it"
-    assert current_cap([attempt(1, free, state="stopped", ready_at=None)], beside) is None
+    assert current_cap([attempt(1, free, state="stopped", ready_at=None)], caps_by_model) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
     assert (
         current_cap(
-            [attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside
+            [attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)],
+            caps_by_model,
         )
         is None
     )
@@ -198,15 +199,15 @@ class Machine:
         **changes: Any,
     ) -> Decision:
         """As the process that plans: what others give is free, and nobody has it any more."""
-        promised_bytes, here = self.promised_bytes(name), self.free(name)
+        promised_bytes, hardware = self.promised_bytes(name), self.free(name)
         claims_after = {
             uuid: count - (free or {}).get(uuid, 0) for uuid, count in promised_bytes.items()
         }
         request = (wish or self.wishes[name]).evolve(**changes)
-        here = without_engines(here, free or {})
+        hardware = without_engines(hardware, free or {})
         return decide(
             spec_of(name),
-            here,
+            hardware,
             ENGINES,
             request,
             PROFILES.facts,
@@ -241,11 +242,11 @@ class Machine:
         return names_by_gpu
 
     def sharing(self, name: str) -> Sharing:
-        others = self.other_copies(name)
+        other_copies = self.other_copies(name)
         has = self.serving | self.lost
         offers = [
             offer
-            for model, copies in others.items()
+            for model, copies in other_copies.items()
             for other_copy in copies
             for offer in (
                 surplus_offers(
@@ -258,15 +259,15 @@ class Machine:
             )
         ]
         holders = []
-        for model, copies in others.items():
+        for model, copies in other_copies.items():
             gives: dict[str, int] = {}
-            for engine_plan in (has[other] for other in copies if other in has):
+            for engine_plan in (has[copy] for copy in copies if copy in has):
                 gives |= {
                     uuid: gives.get(uuid, 0) + engine_plan.memory.promised_bytes
                     for uuid in engine_plan.gpus
                 }
             holders.append(Promise(model=model, gives=gives))
-        caps = {model: self.last_caps(copies) for model, copies in others.items()}
+        caps = {model: self.last_caps(copies) for model, copies in other_copies.items()}
         past = self.attempts.get(name, [])
         cap, interruption = current_cap(past, caps), interrupted_plan(past)
         return Sharing(
@@ -335,11 +336,13 @@ class Machine:
                 giver,
                 less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)),
             )
-        anew = self.make_decision(name, sharing) if decision.takes else decision
-        assert bool(anew.plans) == bool(decision.plans), "what was taken is there once it was given"
-        if anew.plans:
-            self.start(name, anew.plans[0])
-        return bool(anew.plans)
+        new_decision = self.make_decision(name, sharing) if decision.takes else decision
+        assert bool(new_decision.plans) == bool(decision.plans), (
+            "what was taken is there once it was given"
+        )
+        if new_decision.plans:
+            self.start(name, new_decision.plans[0])
+        return bool(new_decision.plans)
 
     def start(self, name: str, planned: Plan) -> None:
         self.serving[name] = planned
@@ -355,13 +358,13 @@ class Machine:
         offers = leave_offers(
             [
                 Leaver(
-                    model_of(other),
-                    number_of(other),
+                    model_of(owner),
+                    number_of(owner),
                     1,
                     dict.fromkeys(plan.gpus, plan.memory.promised_bytes),
                 )
-                for other, plan in reversed(self.serving.items())
-                if other not in self.fixed
+                for owner, plan in reversed(self.serving.items())
+                if owner not in self.fixed
             ],
             [],
         )
@@ -372,9 +375,9 @@ class Machine:
             self.leave(copy_of(take.model, take.replica))
         if not decision.plans:
             return None
-        anew = self.make_decision(name, sharing._replace(offers=()))
-        assert anew.plans, "there is room once those have left that were asked to"
-        self.start(name, anew.plans[0])
+        new_decision = self.make_decision(name, sharing._replace(offers=()))
+        assert new_decision.plans, "there is room once those have left that were asked to"
+        self.start(name, new_decision.plans[0])
         return decision.takes
 
     def remove(self, model: str) -> None:
@@ -449,14 +452,14 @@ def fill_machine(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
     GPU, and nobody pinned is touched."""
     machine = Machine(name)
     for number, (kind, is_pinned, copies) in enumerate(kinds):
-        before = {other: machine.serving[other] for other in machine.fixed & machine.serving.keys()}
+        before = {owner: machine.serving[owner] for owner in machine.fixed & machine.serving.keys()}
         if machine.add(f"{kind}/{number}", pinned=is_pinned):
             for copy in range(1, copies):
                 machine.add_copy(f"{kind}/{number}", copy)
         else:
             machine.remove(f"{kind}/{number}")
         assert not machine.full()
-        assert {other: machine.serving[other] for other in before} == before
+        assert {owner: machine.serving[owner] for owner in before} == before
     return machine
 
 
@@ -473,8 +476,8 @@ def test_every_copy_has_its_former_gpus_and_plan_after_a_power_cut(
         names = list(machine.serving)
         chance.shuffle(names)
         machine.restart_all(names)
-        for other, plan_before in had.items():
-            now = machine.serving[other]
+        for owner, plan_before in had.items():
+            now = machine.serving[owner]
             assert (now.gpus, now.fingerprint, now.memory) == (
                 plan_before.gpus,
                 plan_before.fingerprint,
@@ -522,9 +525,9 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     assert not machine.full()
     copies = {copy_of(take.model, take.replica) for take in evicted_names or ()}
     assert not copies & machine.fixed, "who is pinned never leaves"
-    assert {other: machine.serving[other] for other in had.keys() - copies} == {
-        other: had[other] for other in had.keys() - copies
-    }
+    assert {
+        name_of_copy: machine.serving[name_of_copy] for name_of_copy in had.keys() - copies
+    } == {name_of_copy: had[name_of_copy] for name_of_copy in had.keys() - copies}
     if evicted_names is None:
         assert not copies
         return
@@ -533,13 +536,13 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
         "nobody leaves another GPU"
     )
     machine.remove(f"{model_name}/asked")
-    for other in sorted(copies):
-        plan_copy = machine.plan_copy(other)
+    for name_of_copy in sorted(copies):
+        plan_copy = machine.plan_copy(name_of_copy)
         # Of several the first to come back may take a place of another, which is then given room by
         # who has more than it needs.
         if len(copies) == 1:
             assert plan_copy, "there is room again"
-            now, before = machine.serving[other], had[other]
+            now, before = machine.serving[name_of_copy], had[name_of_copy]
             assert (
                 now.memory.promised_bytes
                 >= before.memory.promised_bytes - before.memory.gpu_bytes // 50

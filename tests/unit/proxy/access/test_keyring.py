@@ -25,8 +25,8 @@ def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> No
     assert after["d"].models == frozenset({"m"})
     assert changes == [2, 3, 4, 3, 4]
     assert keys.check(b"Bearer " + keys_by_name["a"].reveal_bytes(), "inference") is after["a"]
-    again = Keyring(store, tmp_path, Keys(Secret("k" * 40), None), lambda: None)
-    again.load()
-    assert again.stored_keys == ring.stored_keys
+    second_keyring = Keyring(store, tmp_path, Keys(Secret("k" * 40), None), lambda: None)
+    second_keyring.load()
+    assert second_keyring.stored_keys == ring.stored_keys
     ring.close()
     store.close()

@@ -22,23 +22,23 @@ def test_a_named_origin_alone_is_allowed() -> None:
 
 
 def test_all_is_said_only_where_all_are_named() -> None:
-    every = Origins(frozenset({"*"}))
-    assert dict(every.headers(OTHER))[b"access-control-allow-origin"] == b"*"
-    assert every.headers(None) == []
-    assert not every.names(OTHER)
+    all_origins = Origins(frozenset({"*"}))
+    assert dict(all_origins.headers(OTHER))[b"access-control-allow-origin"] == b"*"
+    assert all_origins.headers(None) == []
+    assert not all_origins.names(OTHER)
     assert Origins().headers(APP) == []
 
 
 def test_a_named_page_may_call_without_keys_and_all_pages_may_only_ask_models() -> None:
-    keys_for_app, every = (
+    keys_for_app, keys_for_all = (
         Keys(None, None, origins=Origins(frozenset({origin}))) for origin in (APP.decode(), "*")
     )
     for need in ("inference", "admin"):
         keys_for_app.authenticate({**HOST, b"origin": APP}, need, "")
         with pytest.raises(Forbidden, match="FITSERVE_ORIGINS"):
             keys_for_app.authenticate({**HOST, b"origin": OTHER}, need, "")
-    every.authenticate({**HOST, b"origin": OTHER}, "inference", "")
+    keys_for_all.authenticate({**HOST, b"origin": OTHER}, "inference", "")
     with pytest.raises(Forbidden):
-        every.authenticate({**HOST, b"origin": OTHER}, "admin", "")
+        keys_for_all.authenticate({**HOST, b"origin": OTHER}, "admin", "")
     with pytest.raises(Forbidden, match="Host"):
         keys_for_app.authenticate({b"host": b"evil.example", b"origin": APP}, "inference", "")

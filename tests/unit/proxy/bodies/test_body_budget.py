@@ -65,21 +65,23 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
 ) -> None:
     budget = BodyBudget(16 * MIB, 120)
     bodies: dict[tuple[str, int], Body] = {}
-    for account, number, size, what in steps:
+    for account, number, size, step in steps:
         body = bodies.setdefault((account, number), Body(budget, account, size))
-        if what == "leave":
+        if step == "leave":
             budget.release(body)
             del bodies[account, number]
         elif body.reads and not body.whole and body.refusal is None:
             body.read()
         bodies = {key: body for key, body in bodies.items() if body.refusal is None}
-        here: defaultdict[str, int] = defaultdict(int)
+        bytes_by_account: defaultdict[str, int] = defaultdict(int)
         for (name, _), body_of_account in bodies.items():
-            here[name] += body_of_account.present_bytes
-        assert budget.used_bytes == sum(here.values()) <= 2 * budget.size + READ
+            bytes_by_account[name] += body_of_account.present_bytes
+        assert budget.used_bytes == sum(bytes_by_account.values()) <= 2 * budget.size + READ
         for name in "abc":
             bodies_of_account = [
-                body_of_account for (other, _), body_of_account in bodies.items() if other == name
+                body_of_account
+                for (account_name, _), body_of_account in bodies.items()
+                if account_name == name
             ]
             if bodies_of_account and not any(
                 body_of_account.whole for body_of_account in bodies_of_account
@@ -96,12 +98,12 @@ def test_the_budget_is_bounded_and_counts_the_bytes_that_are_here(
 
 def test_one_key_takes_half_and_the_next_reads_on() -> None:
     budget = BodyBudget(16 * MIB, 120)
-    many = [Body(budget) for _ in range(60)]
-    while any(body.reads and body.refusal is None and not body.whole for body in many[1:]):
-        for body in many[1:]:
+    bodies = [Body(budget) for _ in range(60)]
+    while any(body.reads and body.refusal is None and not body.whole for body in bodies[1:]):
+        for body in bodies[1:]:
             if body.reads:
                 body.read()
-    assert budget.used_bytes - max(body.present_bytes for body in many) <= budget.size / 2 + 60 * READ
+    assert budget.used_bytes - max(body.present_bytes for body in bodies) <= budget.size / 2 + 60 * READ
     other_body = Body(budget, "b", 2 * MIB)
     for _ in range(8):
         assert other_body.reads

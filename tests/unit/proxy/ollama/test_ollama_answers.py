@@ -118,8 +118,8 @@ def test_loaded_models_have_sizes_and_an_end() -> None:
     def row(**changes: Any) -> Any:
         facts = {"m": replace(FACTS, **changes)}
         cards = {"data": [CARD, {**CARD, "id": "n", "state": "stopped"}]}
-        (only,) = models(cards, facts, 10.0, shows_loaded_only=True)["models"]
-        return only
+        (loaded_model,) = models(cards, facts, 10.0, shows_loaded_only=True)["models"]
+        return loaded_model
 
     assert (row()["size"], row()["size_vram"]) == (20_000, 20_000)
     assert row(is_on_gpu=False)["size_vram"] == 0

@@ -94,8 +94,8 @@ def test_a_prompt_is_a_chat_unless_it_is_raw() -> None:
 
 
 def test_texts_are_embedded_one_or_many() -> None:
-    many = embed_request({"model": "e", "input": ["a", "b"], "dimensions": 8, "truncate": False})
-    assert many.body == {"model": "e", "input": ["a", "b"], "dimensions": 8}
+    request = embed_request({"model": "e", "input": ["a", "b"], "dimensions": 8, "truncate": False})
+    assert request.body == {"model": "e", "input": ["a", "b"], "dimensions": 8}
     assert embed_request({"model": "e", "prompt": "a"}).body["input"] == "a"
 
 

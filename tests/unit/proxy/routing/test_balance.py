@@ -109,8 +109,10 @@ def test_words_that_a_user_quotes_are_no_answer() -> None:
 )
 def test_every_api_has_beginnings(fields: dict[str, Any]) -> None:
     assert prefix(request_fields(**fields)) is not None
-    other = json.loads(json.dumps(fields).replace("s" * 300, "u" * 300).replace("1, 1", "2, 2"))
-    assert prefix(request_fields(**other)) != prefix(request_fields(**fields))
+    other_conversation = json.loads(
+        json.dumps(fields).replace("s" * 300, "u" * 300).replace("1, 1", "2, 2")
+    )
+    assert prefix(request_fields(**other_conversation)) != prefix(request_fields(**fields))
 
 
 def test_a_growing_text_begins_as_before() -> None:
@@ -143,10 +145,10 @@ def test_a_beginning_is_the_same_number_in_every_process() -> None:
         "import sys; from gateway.proxy.api import protocol; from gateway.proxy.routing import"
         " balance; print(balance.prefix(protocol.read_request_fields(sys.stdin.buffer.read())))"
     )
-    other = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], input=body.encode(), capture_output=True, check=True
     ).stdout
-    assert int(other) == prefix(read_request_fields(body.encode()))
+    assert int(result) == prefix(read_request_fields(body.encode()))
 
 
 # --- where it leads ---
@@ -201,18 +203,18 @@ def test_turns_stay_with_their_replica_while_it_is_not_above_the_others() -> Non
     loads = [0] * 4
     home = [affine(loads, SEEDS[:4], 700, key) for key in conversations]
     flying: list[tuple[int, int]] = []
-    same = total = 0
+    hits = total = 0
     for _ in range(4000):
         number = chance.randrange(200)
         cost = chance.randrange(200, 2000)
         position = affine(loads, SEEDS[:4], cost, conversations[number])
-        same, total = same + (position == home[number]), total + 1
+        hits, total = hits + (position == home[number]), total + 1
         loads[position] += cost
         flying.append((position, cost))
         if len(flying) > 64:
             ended_position, weight = flying.pop(chance.randrange(len(flying)))
             loads[ended_position] -= weight
-    assert same / total > 0.7
+    assert hits / total > 0.7
 
 
 def test_only_the_beginning_of_a_long_prompt_is_looked_at() -> None:

@@ -65,11 +65,13 @@ def test_an_unrouted_or_finished_request_is_not_in_flight() -> None:
 def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_several() -> None:
     asks = [ask(id=str(number), started_at=100.0 + number) for number in range(130)]
     random.Random(5).shuffle(asks)
-    alone = oldest(asks, TABLE, AHEAD)
-    assert [row.id for row in alone.data] == [str(number) for number in range(MAX_SHOWN_REQUESTS)]
-    assert alone.more == 130 - MAX_SHOWN_REQUESTS
+    lone_rows = oldest(asks, TABLE, AHEAD)
+    assert [row.id for row in lone_rows.data] == [
+        str(number) for number in range(MAX_SHOWN_REQUESTS)
+    ]
+    assert lone_rows.more == 130 - MAX_SHOWN_REQUESTS
     merged_view = merge(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
     assert ([row.id for row in merged_view.data], merged_view.more) == (
-        [row.id for row in alone.data],
-        alone.more,
+        [row.id for row in lone_rows.data],
+        lone_rows.more,
     )

@@ -63,8 +63,8 @@ def test_pick_takes_the_replica_with_the_least_outstanding_tokens() -> None:
 def test_a_prompt_goes_where_it_went_before_until_that_one_has_too_much_to_do() -> None:
     routes = Routes()
     home = pick(routes, route(A, B, C), tokens=100, prefix=77)
-    for other in {A, B, C} - {home}:
-        routes.begin(other, 1000)
+    for replica in {A, B, C} - {home}:
+        routes.begin(replica, 1000)
     routes.begin(home, 1200)
     assert pick(routes, route(A, B, C), tokens=100, prefix=77) is home
     routes.begin(home, 1000)
@@ -393,9 +393,9 @@ def test_a_request_that_avoids_a_dead_replica_waits_for_its_follower_and_keeps_n
     shy.avoid = "a"
     assert routes.pick(routes.table.find("m"), shy.call, "a") is None
     settle(lambda: routes.wait(shy))
-    other = Waiting(routes)
-    settle(lambda: arrive(routes, other))
-    assert (shy.replica, other.replica) == (None, A)
+    other_waiting = Waiting(routes)
+    settle(lambda: arrive(routes, other_waiting))
+    assert (shy.replica, other_waiting.replica) == (None, A)
     settle(lambda: setattr(routes, "table", RouteTable({"m": route(B)})))
     assert shy.replica is B
 
@@ -427,7 +427,7 @@ def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
     ended_waiters: list[Waiting] = []
 
     async def run() -> None:
-        for what, number in events:
+        for action, number in events:
             flying = [
                 waiter
                 for waiter in came
@@ -436,7 +436,7 @@ def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
             waiting = [
                 waiter for waiter in came if waiter.replica is None and waiter not in ended_waiters
             ]
-            if what == "come":
+            if action == "come":
                 waiter = Waiting(routes)
                 try:
                     replica = routes.pick(routes.table.find("m"), waiter.call)
@@ -445,16 +445,16 @@ def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
                     continue
                 came.append(waiter)
                 routes.wait(waiter) if replica is None else waiter.go(replica)
-            elif what == "end" and flying:
+            elif action == "end" and flying:
                 waiter_of_event = flying[number % len(flying)]
                 assert waiter_of_event.replica is not None
                 routes.end(waiter_of_event.replica)
                 ended_waiters.append(waiter_of_event)
-            elif what == "leave" and waiting:
+            elif action == "leave" and waiting:
                 waiter_of_event = waiting[number % len(waiting)]
                 routes.forget(waiter_of_event)
                 ended_waiters.append(waiter_of_event)
-            elif what == "swap":
+            elif action == "swap":
                 replicas = [replica for bit, replica in enumerate(pair) if number >> bit & 1]
                 routes.table = RouteTable({"m": dataclasses.replace(route(*replicas), wait_s=60)})
             await asyncio.sleep(0)

@@ -90,11 +90,11 @@ class Pair:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 30)), max_size=60))
 def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int, float]]) -> None:
-    pair, alone, now = Pair(KeyLimits(requests_per_minute=6)), RateLimiter(), 0.0
+    pair, lone_limiter, now = Pair(KeyLimits(requests_per_minute=6)), RateLimiter(), 0.0
     for worker, step in turns:
         now += step
         try:
-            is_admitted = alone.admit(pair.key, "openai", now) is not None
+            is_admitted = lone_limiter.admit(pair.key, "openai", now) is not None
         except RateLimited:
             is_admitted = False
         assert pair.is_admitted(worker, now) == is_admitted
@@ -201,13 +201,15 @@ def test_the_places_of_a_queue_are_divided_among_the_workers() -> None:
 
 def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
     memory = SharedMemory()
-    here, there = (SharedRoutes(begin(), SharedMemory(memory.descriptor)) for _ in range(2))
-    here.responses.record(b"resp_1", key(KeyLimits()), ROUTE.replicas[0].seed)
-    maker = there.responses.maker_of("resp_1", key(KeyLimits()))
-    assert there.model_of("resp_1", maker) == "m"
-    assert there.pick(ROUTE, Call("responses", "m", maker=maker)) == ROUTE.replicas[0]
+    first_routes, second_routes = (
+        SharedRoutes(begin(), SharedMemory(memory.descriptor)) for _ in range(2)
+    )
+    first_routes.responses.record(b"resp_1", key(KeyLimits()), ROUTE.replicas[0].seed)
+    maker = second_routes.responses.maker_of("resp_1", key(KeyLimits()))
+    assert second_routes.model_of("resp_1", maker) == "m"
+    assert second_routes.pick(ROUTE, Call("responses", "m", maker=maker)) == ROUTE.replicas[0]
     with pytest.raises(NotFound):
-        there.responses.maker_of("resp_1", ANONYMOUS_KEY)
+        second_routes.responses.maker_of("resp_1", ANONYMOUS_KEY)
 
 
 async def test_messages_arrive_as_they_were_sent() -> None:

@@ -18,8 +18,8 @@ def test_a_file_of_llama_swap_becomes_a_models_file_that_the_check_accepts(tmp_p
     assert f"1 model written to {output}" in result.stderr
     outcome = fitserve("config", "check", str(output))
     assert (outcome.returncode, "1 model" in outcome.stdout) == (0, True), outcome.stderr
-    again = fitserve("import", str(file), "-o", str(output))
-    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+    second_result = fitserve("import", str(file), "-o", str(output))
+    assert (second_result.returncode, "exists already" in second_result.stderr) == (2, True)
     import_result = fitserve("import", str(file))
     assert import_result.stdout == output.read_text()
     answer = json.loads(fitserve("import", str(file), "--json").stdout)
@@ -36,13 +36,13 @@ def test_a_modelfile_is_named_by_its_folder(tmp_path: Path) -> None:
 
 
 def test_files_without_models_end_with_words(tmp_path: Path) -> None:
-    gguf, other = tmp_path / "Modelfile", tmp_path / "other.yaml"
+    gguf, other_file = tmp_path / "Modelfile", tmp_path / "other.yaml"
     gguf.write_text("FROM ./model.gguf\n")
-    other.write_text("a: 1\n")
+    other_file.write_text("a: 1\n")
     nothing = fitserve("import", str(gguf))
     assert (nothing.returncode, nothing.stdout) == (3, "")
     assert "no model that can be taken over" in nothing.stderr
-    result = fitserve("import", str(other))
+    result = fitserve("import", str(other_file))
     assert result.returncode == 2
     assert "no config of llama-swap, no Modelfile and no compose file" in result.stderr
     missing = fitserve("import", str(tmp_path / "gone"))

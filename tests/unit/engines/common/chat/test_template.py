@@ -76,18 +76,18 @@ def test_a_model_without_a_template_is_served_as_it_comes(
 
 
 def test_one_other_letter_in_the_template_is_another_start() -> None:
-    other = GIVEN.evolve(text=GIVEN.text + " ")
-    old_plan, new_plan = make_plan(template=GIVEN), make_plan(template=other)
+    other_template = GIVEN.evolve(text=GIVEN.text + " ")
+    old_plan, new_plan = make_plan(template=GIVEN), make_plan(template=other_template)
     assert not starts_same_engine(new_plan, old_plan)
     assert "chat template" in [plan.what for plan in diff_plans(old_plan, new_plan)]
-    (difference,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
+    (difference,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other_template))
     assert (difference.what, difference.old, difference.new) == (
         "chat_template",
         str(GIVEN),
-        str(other),
+        str(other_template),
     )
-    (back,) = diff_wishes(wish(chat_template=GIVEN), wish())
-    assert back.new is None
+    (wish_difference,) = diff_wishes(wish(chat_template=GIVEN), wish())
+    assert wish_difference.new is None
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def test_routers_in_float32_keep_a_kernel_from_models(family: str) -> None:
         origin="fp8",
         dtype="bfloat16",
     )
-    other = shape._replace(family="qwen3_moe", routing="renormalize")
-    assert choose_moe(RULES["0.18.0"], other, "10.0").kernel == "FLASHINFER_TRTLLM"
+    other_shape = shape._replace(family="qwen3_moe", routing="renormalize")
+    assert choose_moe(RULES["0.18.0"], other_shape, "10.0").kernel == "FLASHINFER_TRTLLM"
     assert choose_moe(RULES["0.18.0"], shape._replace(family=family), "10.0").kernel == "TRITON"
 
 

@@ -25,15 +25,21 @@ RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM
 
 
 def wna16(
-    version: str, capability: str, k: int, n: int, group: int, dtype: str = "bfloat16", **how: Any
+    version: str,
+    capability: str,
+    k: int,
+    n: int,
+    group: int,
+    dtype: str = "bfloat16",
+    **fields: Any,
 ) -> KernelChoice:
     shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", bits=4, group=group), dtype=dtype)
-    return choose(RULES[version], shape, capability, **how)
+    return choose(RULES[version], shape, capability, **fields)
 
 
-def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> KernelChoice:
+def fp8(version: str, capability: str, kind: Any = "fp8_token", **fields: Any) -> KernelChoice:
     shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind=kind, bits=8), dtype="bfloat16")
-    return choose(RULES[version], shape, capability, **how)
+    return choose(RULES[version], shape, capability, **fields)
 
 
 # --- the cases that people reported ---

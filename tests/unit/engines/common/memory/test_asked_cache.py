@@ -58,9 +58,9 @@ def test_bytes_that_no_token_gets_are_taken_from_the_pool_once() -> None:
     """As SGLang sets aside for images (mm_runtime_reservation_gb): beside the pool, whatever the
     requests are."""
     pool = AskedCache(block_bytes=100, needed=((1, 100), (1000, 100_000)))
-    beside = CountedCache(pool.evolve(fixed=5_000))
-    assert beside.bytes_per_token == 100
-    assert beside.largest(25_000, 0, 1000) == 200
-    assert beside.requests(25_000, 100, 0) == 2.0
-    assert beside.largest(4_000, 0, 1000) == 0
+    cache_with_fixed_bytes = CountedCache(pool.evolve(fixed=5_000))
+    assert cache_with_fixed_bytes.bytes_per_token == 100
+    assert cache_with_fixed_bytes.largest(25_000, 0, 1000) == 200
+    assert cache_with_fixed_bytes.requests(25_000, 100, 0) == 2.0
+    assert cache_with_fixed_bytes.largest(4_000, 0, 1000) == 0
     assert CountedCache(pool).largest(20_000, 0, 1000) == 200

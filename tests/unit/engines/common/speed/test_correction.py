@@ -123,12 +123,12 @@ def test_a_correction_of_data_sheets_is_none_of_measured_figures() -> None:
     facts = learn_facts(plan, 0.5)
     (basis,) = {fact.scope["basis"] for fact in facts if fact.kind == "speed_ratio"}
     assert basis == "data sheet of NVIDIA GeForce RTX 3090"
-    others = tuple(
+    other_facts = tuple(
         fact.evolve(scope=fact.scope | {"basis": "memory"}) if "basis" in fact.scope else fact
         for fact in facts
     )
     assert (
-        stream(make_decision(others, max_context=4096))
+        stream(make_decision(other_facts, max_context=4096))
         == stream(make_decision(max_context=4096))
         != stream(make_decision(facts, max_context=4096))
     )
@@ -154,9 +154,9 @@ def test_figures_of_another_load_are_not_the_plans() -> None:
     plan = make_decision().plans[0]
     facts = learn(plan, bench(plan, 0.5, concurrency=3), (), 5.0)
     assert {fact.scope["figure"] for fact in facts} == {"stream", "first_token_2k_s"}
-    again = make_decision(facts).plans[0].speed
-    assert again is not None
-    assert again.grade == "predicted"
+    second_speed = make_decision(facts).plans[0].speed
+    assert second_speed is not None
+    assert second_speed.grade == "predicted"
 
 
 def test_a_plan_without_any_expectation_has_measured_speed() -> None:

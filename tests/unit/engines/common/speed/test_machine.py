@@ -21,13 +21,13 @@ def test_expectations_are_near_measurements_of_two_h200() -> None:
     offs = [abs(point.expected_figure(TABLE) / point.measured - 1) for point in points]
     assert len(offs) == 259
     assert statistics.median(offs) < 0.04
-    alone = [
+    lone_errors = [
         abs(point.expected_figure(TABLE) / point.measured - 1)
         for point in points
         if point.what == "tpot"
     ]
-    assert statistics.median(alone) < 0.05
-    assert max(alone) < 0.25
+    assert statistics.median(lone_errors) < 0.05
+    assert max(lone_errors) < 0.25
     right, pairs = compare.count_ordered_pairs(points, TABLE, 0.02)
     assert right / pairs > 0.9
 
@@ -35,6 +35,6 @@ def test_expectations_are_near_measurements_of_two_h200() -> None:
 def test_expectations_come_near_published_figures() -> None:
     """Nothing was fitted to these; only models whose configs are here."""
     rows = [row for row in published.rows(None) if isinstance(row, published.Row)]
-    few = [abs(each_row.error) for each_row in rows if each_row.figure.concurrency <= 2]
-    assert len(few) == 15
-    assert statistics.median(few) < 0.2
+    small_errors = [abs(each_row.error) for each_row in rows if each_row.figure.concurrency <= 2]
+    assert len(small_errors) == 15
+    assert statistics.median(small_errors) < 0.2

@@ -34,12 +34,15 @@ def test_each_goal_has_its_own_best() -> None:
     quick = PlanOutcome(speed(200, 1000), 8_000, 8_000, 1)
     wide = PlanOutcome(speed(50, 9000), 8_000, 8_000, 1)
     roomy = PlanOutcome(speed(40, 800), 128_000, 8_000, 1)
-    every = [quick, wide, roomy]
-    assert max(every, key=lambda outcome: score(outcome, "latency", 0)) is quick
-    assert max(every, key=lambda outcome: score(outcome, "throughput", 0)) is wide
-    assert max(every, key=lambda outcome: score(outcome, "context", 0)) is roomy
-    both = PlanOutcome(speed(150, 6000), 8_000, 8_000, 1)
-    assert max([*every, both], key=lambda outcome: score(outcome, "balanced", 0)) is both
+    outcomes = [quick, wide, roomy]
+    assert max(outcomes, key=lambda outcome: score(outcome, "latency", 0)) is quick
+    assert max(outcomes, key=lambda outcome: score(outcome, "throughput", 0)) is wide
+    assert max(outcomes, key=lambda outcome: score(outcome, "context", 0)) is roomy
+    best_outcome = PlanOutcome(speed(150, 6000), 8_000, 8_000, 1)
+    assert (
+        max([*outcomes, best_outcome], key=lambda outcome: score(outcome, "balanced", 0))
+        is best_outcome
+    )
 
 
 def worth(outcome: PlanOutcome, **fields: Any) -> float:
@@ -80,8 +83,8 @@ def test_each_doubling_is_judged_by_itself() -> None:
 
 
 def test_few_gpus_are_best_if_nothing_is_known() -> None:
-    few, many = PlanOutcome(None, 8_000, 8_000, 1), PlanOutcome(None, 8_000, 8_000, 8)
-    assert worth(few, gpus="all") > worth(many, gpus="all")
+    one_gpu, eight_gpus = PlanOutcome(None, 8_000, 8_000, 1), PlanOutcome(None, 8_000, 8_000, 8)
+    assert worth(one_gpu, gpus="all") > worth(eight_gpus, gpus="all")
 
 
 def test_penalties_decide_between_plans_that_are_nearly_as_good() -> None:

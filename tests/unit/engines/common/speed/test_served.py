@@ -176,8 +176,8 @@ def test_a_load_is_compared_with_its_expectation(
 
 
 def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
-    alone = ratios(PLAN, serve(1, 0.5, prompt=1500), clock())
-    assert alone["first_token_2k_s"] == pytest.approx(2, rel=0.1)
+    lone_ratios = ratios(PLAN, serve(1, 0.5, prompt=1500), clock())
+    assert lone_ratios["first_token_2k_s"] == pytest.approx(2, rel=0.1)
     assert "first_token_2k_s" not in ratios(PLAN, serve(8, 0.5, prompt=1500), clock())
     cached_traffic = serve(1, 0.5, prompt=1500)
     assert "first_token_2k_s" not in ratios(
@@ -255,10 +255,10 @@ def rivals() -> Iterator[float]:
     """How many times as good another plan is found, by what was served as a part of what was
     expected."""
     for part in (1.0, 0.9, 0.7):
-        other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
+        other_plan = PLAN.evolve(argv=(*PLAN.argv, "--other"))
         better_plan = rival(
             correct_by_measurement(PLAN, facts(part)),
-            [other],
+            [other_plan],
             wish(goal="throughput", gpus="all", concurrency=32),
             131072,
         )

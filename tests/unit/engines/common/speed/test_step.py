@@ -90,9 +90,12 @@ def test_more_of_anything_takes_longer(name: str) -> None:
 
 
 def test_ranks_that_reach_each_other_badly_gain_little() -> None:
-    lone_step_clock, both = StepClock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
-    near = StepClock(both, H100, TABLE).decode_s(1, 1000)
-    far = StepClock(both, H100.evolve(wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
+    lone_step_clock, pair_work = (
+        StepClock(work("llama-3.1-8b"), H100, TABLE),
+        work("llama-3.1-8b", tp=2),
+    )
+    near = StepClock(pair_work, H100, TABLE).decode_s(1, 1000)
+    far = StepClock(pair_work, H100.evolve(wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
     assert near < lone_step_clock.decode_s(1, 1000) < far
 
 
@@ -240,8 +243,8 @@ def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_o
     mixed_clock, separate = (
         StepClock(work(name), H100, TABLE.for_kind(kind)) for kind in ("vllm", "sglang")
     )
-    alike = StepClock(work(name), H100, TABLE.for_kind("vllm").evolve(separate=True))
-    assert alike.apart_per_s(64, 512, 128, 8192) < mixed_clock.apart_per_s(64, 512, 128, 8192)
+    plain_clock = StepClock(work(name), H100, TABLE.for_kind("vllm").evolve(separate=True))
+    assert plain_clock.apart_per_s(64, 512, 128, 8192) < mixed_clock.apart_per_s(64, 512, 128, 8192)
     assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)
 
 
