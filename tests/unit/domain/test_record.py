@@ -35,7 +35,7 @@ def test_a_copy_with_changes_computes_anew() -> None:
     pair = Pair(1)
     assert pair.total == 3
     assert pair.evolve(first=5).total == 7
-    assert pair.as_dict() == {"left": 1, "right": 2, "seen": {}}
+    assert pair.as_dict() == {"first": 1, "right": 2, "counts": {}}
 
 
 def test_a_record_by_identity_is_a_key_of_its_own() -> None:

@@ -237,5 +237,5 @@ def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
 
     best = asyncio.run(settled_decision()).plans[0]
     assert (best.grade, best.question) == ("checked", None)
-    assert inquirer.asked == [start_of(forecast), start_of(best)]
+    assert inquirer.questions == [start_of(forecast), start_of(best)]
     assert best.max_num_seqs.value < forecast.max_num_seqs.value
