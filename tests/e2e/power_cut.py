@@ -117,9 +117,9 @@ class File:
     since: list[tuple[int, bytes | None]] = field(default_factory=list)
 
     def sync(self) -> None:
-        self.content, self.since = self.after(None), []
+        self.content, self.since = self.content_after_cut(None), []
 
-    def after(self, chance: random.Random | None) -> bytes:
+    def content_after_cut(self, chance: random.Random | None) -> bytes:
         """With all that was written since, or with what a cut leaves of it."""
         now = bytearray(self.content)
         for offset, data in self.since:
@@ -182,7 +182,7 @@ class Disk:
             if not path.endswith(SHARED):
                 target = folder / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(file.after(chance))
+                target.write_bytes(file.content_after_cut(chance))
 
 
 def _check_name(names: dict[str, File], path: str, file: File | None) -> None:

@@ -29,7 +29,7 @@ def upgrades(model: str) -> list[Seed]:
     body = body_for(model)
     inner_request = request(body)
 
-    def at(line: bytes) -> Seed:
+    def websocket_seed(line: bytes) -> Seed:
         return Seed(
             f"websocket at {line!r}",
             request(b"", *WEBSOCKET, line=line + b" HTTP/1.1", length=None),
@@ -38,7 +38,7 @@ def upgrades(model: str) -> list[Seed]:
 
     return [
         *(
-            at(line)
+            websocket_seed(line)
             for line in (
                 b"GET /",
                 b"GET /healthz",
@@ -110,7 +110,7 @@ def trailers(model: str) -> list[Seed]:
     body = body_for(model)
     chunk = chunks(body)[:-2]
 
-    def after(name: str, fields: bytes, asks: int | None) -> Seed:
+    def trailer_seed(name: str, fields: bytes, asks: int | None) -> Seed:
         return Seed(
             f"trailers: {name}",
             request(chunk + fields + b"\r\n", CHUNKED, length=None),
@@ -118,22 +118,22 @@ def trailers(model: str) -> list[Seed]:
         )
 
     return [
-        after("one", b"x-digest: a\r\n", 1),
-        after("a key", b"authorization: Bearer stolen\r\nx-api-key: stolen\r\n", None),
-        after("framing", b"content-length: 0\r\ntransfer-encoding: chunked\r\n", None),
-        after("an upgrade", b"connection: upgrade\r\nupgrade: websocket\r\n", None),
-        after(
+        trailer_seed("one", b"x-digest: a\r\n", 1),
+        trailer_seed("a key", b"authorization: Bearer stolen\r\nx-api-key: stolen\r\n", None),
+        trailer_seed("framing", b"content-length: 0\r\ntransfer-encoding: chunked\r\n", None),
+        trailer_seed("an upgrade", b"connection: upgrade\r\nupgrade: websocket\r\n", None),
+        trailer_seed(
             "a body of another kind",
             b"content-type: text/plain\r\ncontent-encoding: gzip\r\n",
             None,
         ),
-        after("without end", b"a: b\r\n" * 60_000, 0),
-        after("one long name", b"a" * 300_000 + b": b\r\n", 0),
-        after("one long value", b"a: " + b"b" * 300_000 + b"\r\n", 0),
-        after("folded", b"a: b\r\n c\r\n", None),
-        after("no colon", b"garbage\r\n", 0),
-        after("bare LF", b"a: b\nc: d\r\n", None),
-        after("NUL", b"a: \x00\r\n", 0),
+        trailer_seed("without end", b"a: b\r\n" * 60_000, 0),
+        trailer_seed("one long name", b"a" * 300_000 + b": b\r\n", 0),
+        trailer_seed("one long value", b"a: " + b"b" * 300_000 + b"\r\n", 0),
+        trailer_seed("folded", b"a: b\r\n c\r\n", None),
+        trailer_seed("no colon", b"garbage\r\n", 0),
+        trailer_seed("bare LF", b"a: b\nc: d\r\n", None),
+        trailer_seed("NUL", b"a: \x00\r\n", 0),
         Seed(
             "trailers at the admin side",
             request(chunk, CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None),

