@@ -67,6 +67,29 @@ def entries(data: Path) -> dict[str, str]:
     return modes
 
 
+FILES_OF_RUN = (
+    *("fitserve.db", "fitserve.db-wal", "fitserve.db-shm", "gateway.lock", "installation"),
+    *("keys.json", "profiles.msgpack", "hub", "home", "run/m-r0-a1", "run/control.sock"),
+    *("instances/m-r0-a1.json", "live/m-r0-a1.json", "logs/m-r0-a1.log"),
+)
+
+
+def serve_once(gateway: Gateway) -> None:
+    """Make a key and two plans, and let the model m of the Hub answer."""
+    gateway.start()
+    assert gateway.cli("keys", "add", "somebody").returncode == 0
+    plan = ("plan", "org/name", "--engine", ENGINE)
+    assert gateway.cli(*plan).returncode == 0
+    assert gateway.cli(*plan, "--hardware", "cpu").returncode == 0
+    wish = {"name": "m", "source": "org/name", "engines": [ENGINE]}
+    gateway.client.post("/admin/models", json=wish)
+    gateway.until("m", "ready")
+    answer = gateway.client.post(
+        "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+    )
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_whole_run_leaves_nothing_that_another_user_can_open(
     gateway: Gateway, tmp_path: Path
 ) -> None:
@@ -79,21 +102,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
         with FakeHub({"org/name": FakeRepo(files)}) as hub, contextlib.closing(gateway):
             gateway.environment |= {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1"}
             gateway.environment["FITSERVE_MODELS_DIR"] = str(gateway.data / "models")
-            gateway.start()
-            assert gateway.cli("keys", "add", "somebody").returncode == 0
-            assert gateway.cli("plan", "org/name", "--engine", ENGINE).returncode == 0
-            assert (
-                gateway.cli("plan", "org/name", "--engine", ENGINE, "--hardware", "cpu").returncode
-                == 0
-            )
-            gateway.client.post(
-                "/admin/models", json={"name": "m", "source": "org/name", "engines": [ENGINE]}
-            )
-            gateway.until("m", "ready")
-            answer = gateway.client.post(
-                "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
-            )
-            assert answer.status_code == 200, answer.text
+            serve_once(gateway)
             modes = entries(gateway.data)
             lock_result = subprocess.run(
                 [sys.executable, "-S", "-c", _LOCKS, str(gateway.data / "fitserve.db-shm")],
@@ -111,27 +120,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
         stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode)
     )
     # That all of these are there shows that the run has made what it was to make.
-    for name in (
-        *(
-            "fitserve.db",
-            "fitserve.db-wal",
-            "fitserve.db-shm",
-            "gateway.lock",
-            "installation",
-            "keys.json",
-            "profiles.msgpack",
-            "hub",
-        ),
-        *(
-            "instances/m-r0-a1.json",
-            "live/m-r0-a1.json",
-            "logs/m-r0-a1.log",
-            "run/m-r0-a1",
-            "run/control.sock",
-            "home",
-            weights,
-        ),
-    ):
+    for name in (*FILES_OF_RUN, weights):
         assert name in modes, sorted(modes)
     open_paths = {path for path, mode in modes.items() if int(mode, 8) & 0o077}
     # The library of the Hub gives its lock files this mode by itself; they are empty.
@@ -211,9 +200,9 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
             path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
         ]
         assert not any(key.encode() in command for command in commands)
-        other_addresses = [
+        leaking_files = [
             path
             for path in gateway.data.rglob("*")
             if path.is_file() and path != record and key.encode() in path.read_bytes()
         ]
-        assert not other_addresses
+        assert not leaking_files

@@ -316,6 +316,36 @@ async def test_s10_secrets_are_found_nowhere(tmp_path: Path) -> None:
         )
 
 
+Request = tuple[str, str, dict[str, str], Any]
+
+
+def bad_requests(words: list[dict[str, str]]) -> list[Request]:
+    """(method, path, headers, body) of requests with wrong keys or bodies, and of lists, whose
+    answers could repeat a secret."""
+    chat, messages, wrong = "/v1/chat/completions", "/v1/messages", CANARIES["wrong"]
+    admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
+    query = CANARIES["query"]
+    good_body = {"model": "m", "messages": words}
+    return [
+        ("POST", chat, {"authorization": f"Bearer {wrong}"}, good_body),
+        ("POST", chat, {"authorization": f"Basic {wrong}"}, good_body),
+        ("POST", chat, {"x-api-key": wrong}, good_body),
+        ("POST", chat, api, {"messages": words}),
+        ("POST", chat, api, {"model": 5, "messages": words}),
+        ("POST", chat, api, {"model": "none", "messages": words}),
+        ("POST", messages, api, {"model": "none", "messages": words}),
+        ("POST", messages, {"x-api-key": wrong}, good_body),
+        ("GET", f"/admin/models?key={query}", {}, None),
+        ("GET", f"/v1/models?key={query}", {}, None),
+        ("GET", "/admin/models", api, None),
+        ("GET", "/admin/models", admin, None),
+        ("GET", "/admin/models/m", admin, None),
+        ("GET", "/admin/keys", admin, None),
+        ("GET", "/admin/facts", admin, None),
+        ("GET", "/metrics", admin, None),
+    ]
+
+
 def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[bytes]]:
     """Uses a gateway well and badly; the key that was made there, and what it told beside answers
     of the engine."""
@@ -342,40 +372,7 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
             chat, json={"model": "m", "messages": words, "x": "break"}, headers=closing_headers
         )
         assert response.content.count(b"engine_error") == 1
-        bad: list[tuple[str, str, dict[str, str], Any]] = [
-            (
-                "POST",
-                chat,
-                {"authorization": f"Bearer {CANARIES['wrong']}"},
-                {"model": "m", "messages": words},
-            ),
-            (
-                "POST",
-                chat,
-                {"authorization": f"Basic {CANARIES['wrong']}"},
-                {"model": "m", "messages": words},
-            ),
-            ("POST", chat, {"x-api-key": CANARIES["wrong"]}, {"model": "m", "messages": words}),
-            ("POST", chat, api, {"messages": words}),
-            ("POST", chat, api, {"model": 5, "messages": words}),
-            ("POST", chat, api, {"model": "none", "messages": words}),
-            ("POST", "/v1/messages", api, {"model": "none", "messages": words}),
-            (
-                "POST",
-                "/v1/messages",
-                {"x-api-key": CANARIES["wrong"]},
-                {"model": "m", "messages": words},
-            ),
-            ("GET", f"/admin/models?key={CANARIES['query']}", {}, None),
-            ("GET", f"/v1/models?key={CANARIES['query']}", {}, None),
-            ("GET", "/admin/models", api, None),
-            ("GET", "/admin/models", admin, None),
-            ("GET", "/admin/models/m", admin, None),
-            ("GET", "/admin/keys", admin, None),
-            ("GET", "/admin/facts", admin, None),
-            ("GET", "/metrics", admin, None),
-        ]
-        for method, path, headers, body in bad:
+        for method, path, headers, body in bad_requests(words):
             answer = client.request(method, path, headers=headers, json=body)
             answers.append(answer.content + str(answer.headers).encode())
         raw_body = f'{{"model": "m", "messages": "{CANARIES["prompt"]}'

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.domain import LaunchSpec
@@ -21,6 +24,8 @@ from tests.support.upstream import Call, Upstream
 pytestmark = pytest.mark.anyio
 
 ADMIN = "request-secret-1"
+# The tasks of requests under way.
+Requests = list[asyncio.Task[httpx.Response]]
 
 
 def unused_script(_: LaunchSpec) -> EngineScript:
@@ -42,39 +47,44 @@ async def list_requests(server: Running, count: int) -> list[dict[str, Any]]:
     return list(rows)
 
 
-async def test_requests_are_listed_and_an_admin_alone_ends_them(
-    tmp_path: Path,
-) -> None:
+@asynccontextmanager
+async def two_requests(folder: Path) -> AsyncIterator[tuple[Running, dict[str, Any], Requests]]:
+    """A gateway with a plain and a streamed request in flight, headers with the key of each scope,
+    and the requests."""
     async with (
-        running(tmp_path, unused_script, admin_key=ADMIN) as gateway,
+        running(folder, unused_script, admin_key=ADMIN) as gateway,
         Upstream(works) as upstream,
     ):
         gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
-        keys = {}
-        for name, scope in (("app", "inference"), ("eye", "read")):
-            new_answer = await gateway.client.post(
-                "/admin/keys", json={"name": name, "scopes": [scope]}
-            )
-            keys[name] = {"authorization": f"Bearer {new_answer.json()['key']}"}
-        await gateway.client.post(
-            "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
-        )
+        headers = {}
+        for scope in ("inference", "read"):
+            key = await gateway.client.post("/admin/keys", json={"name": scope, "scopes": [scope]})
+            headers[scope] = {"authorization": f"Bearer {key.json()['key']}"}
+        wish = {"name": "m", "endpoints": [f"{upstream.url}/v1"]}
+        await gateway.client.post("/admin/models", json=wish)
         await gateway.until("m", "ready")
         assert (await gateway.client.get("/admin/requests")).json() == {"data": [], "more": 0}
         body = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
-        asking = []
-        for id_, more in (("first", {}), ("second/2?", {"stream": True})):
-            headers = keys["app"] | {"x-request-id": id_}
-            asking.append(
-                asyncio.create_task(gateway.client.post(CHAT, json=body | more, headers=headers))
+        tasks: Requests = []
+        for id_, fields in (("first", {}), ("second/2?", {"stream": True})):
+            request = gateway.client.post(
+                CHAT, json=body | fields, headers=headers["inference"] | {"x-request-id": id_}
             )
-            await list_requests(gateway, len(asking))
+            tasks.append(asyncio.create_task(request))
+            await list_requests(gateway, len(tasks))
+        yield gateway, headers, tasks
+        for task in tasks:
+            task.cancel()
+
+
+async def test_requests_are_listed_by_api_and_command_line(tmp_path: Path) -> None:
+    async with two_requests(tmp_path) as (gateway, headers, _):
         async with asyncio.timeout(hang_s()):
             while (rows := await list_requests(gateway, 2))[1]["phase"] != "answering":
                 await asyncio.sleep(0.02)
         assert [(row["id"], row["model"], row["key"], row["address"]) for row in rows] == [
-            ("first", "m", "app", "127.0.0.1"),
-            ("second/2?", "m", "app", "127.0.0.1"),
+            ("first", "m", "inference", "127.0.0.1"),
+            ("second/2?", "m", "inference", "127.0.0.1"),
         ]
         assert rows[0]["phase"] == "waiting for the first token"
         assert rows[1]["sent_bytes"] > 0
@@ -83,28 +93,32 @@ async def test_requests_are_listed_and_an_admin_alone_ends_them(
         result = await asyncio.to_thread(
             fitserve, "ps", "--requests", FITSERVE_URL=gateway.url, FITSERVE_KEY=ADMIN
         )
-        assert [line.split()[0] for line in result.stdout.splitlines()] == ["MODEL", "m", "m"], (
-            result.stderr
-        )
-        assert result.stdout.splitlines()[2].endswith("second/2?")
-        # Who may read sees them, and ends none; who may ask does neither.
-        assert (
-            len((await gateway.client.get("/admin/requests", headers=keys["eye"])).json()["data"])
-            == 2
-        )
-        for method, path, key in (
-            ("DELETE", "/first", "eye"),
-            ("GET", "", "app"),
-            ("DELETE", "/first", "app"),
+        lines = result.stdout.splitlines()
+        assert [line.split()[0] for line in lines] == ["MODEL", "m", "m"], result.stderr
+        assert lines[2].endswith("second/2?")
+        seen_by_reader = await gateway.client.get("/admin/requests", headers=headers["read"])
+        assert len(seen_by_reader.json()["data"]) == 2
+
+
+async def test_an_admin_alone_ends_requests(tmp_path: Path) -> None:
+    async with two_requests(tmp_path) as (gateway, headers, tasks):
+        for method, path, scope in (
+            ("DELETE", "/first", "read"),
+            ("GET", "", "inference"),
+            ("DELETE", "/first", "inference"),
         ):
-            assert (
-                await gateway.client.request(method, f"/admin/requests{path}", headers=keys[key])
-            ).status_code == 403
+            refusal = await gateway.client.request(
+                method, f"/admin/requests{path}", headers=headers[scope]
+            )
+            assert refusal.status_code == 403
+        async with asyncio.timeout(hang_s()):
+            while (await list_requests(gateway, 2))[1]["phase"] != "answering":
+                await asyncio.sleep(0.02)
         for path, count in (("second%2F2%3F", 1), ("first", 0)):
             response = await gateway.client.delete(f"/admin/requests/{path}")
             assert (response.status_code, response.json()) == (200, {"cancelled": 1})
             await list_requests(gateway, count)
-        answers = await asyncio.wait_for(asyncio.gather(*asking), hang_s())
+        answers = await asyncio.wait_for(asyncio.gather(*tasks), hang_s())
         assert [answer.status_code for answer in answers] == [403, 200]
         assert all('"cancelled"' in answer.text for answer in answers)
         reply = await gateway.client.delete("/admin/requests/first")
