@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import TIERS
 from tests.support.paths import ROOT
 
-PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/recipes.md", "docs/style.md")
+PAGES = (
+    *("CONTRIBUTING.md", "docs/architecture.md", "docs/recipes.md", "docs/style.md"),
+    "tests/README.md",
+)
 FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "scripts", "tests")
 # A path in backticks; words in capitals and `*` stand for other names.
 PATH = re.compile(rf"`(?:[\w.]+ )*?((?:{'|'.join(FOLDERS)})/[^`\s]*)")
@@ -47,6 +51,11 @@ def test_every_module_has_a_first_docstring_line() -> None:
         if not name.endswith("__init__.py") and not (docstring and docstring.splitlines()[0]):
             without.append(name)
     assert without == []
+
+
+def test_the_page_of_tests_has_a_row_for_each_tier() -> None:
+    rows = re.findall(r"^\| `tests/(\w+)` \|", (ROOT / "tests/README.md").read_text(), re.MULTILINE)
+    assert tuple(rows) == TIERS
 
 
 def profile_rows() -> list[Any]:
