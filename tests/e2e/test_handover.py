@@ -176,34 +176,29 @@ def test_a_gateway_that_dies_before_serving_leaves_its_engines(
         assert engines(gateway) == ran
 
 
+def take_over(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A gateway that takes over the one of its environment, until it ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=hang_s(),
+        check=False,
+    )
+
+
 def test_another_address_or_a_missing_gateway_refuses_the_takeover_and_ends_nothing(
     tmp_path: Path,
 ) -> None:
     with start_gateway(tmp_path, 1) as gateway:
         other_environment = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
-        command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]
-        result = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=other_environment,
-            capture_output=True,
-            text=True,
-            timeout=hang_s(),
-            check=False,
-        )
-        assert (result.returncode, "another address needs a restart" in result.stderr) == (
-            2,
-            True,
-        ), result.stderr
+        result = take_over(other_environment)
+        assert result.returncode == 2, result.stderr
+        assert "another address needs a restart" in result.stderr
         nobody = {**gateway.environment, "FITSERVE_DATA_DIR": str(tmp_path / "nobody")}
-        result = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=nobody,
-            capture_output=True,
-            text=True,
-            timeout=hang_s(),
-            check=False,
-        )
-        assert (result.returncode, "omit --take-over" in result.stderr) == (2, True), result.stderr
+        result = take_over(nobody)
+        assert result.returncode == 2, result.stderr
+        assert "omit --take-over" in result.stderr
         assert gateway.show("m")["state"] == "ready"

@@ -45,6 +45,12 @@ class Served:
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
+def serve_command(ulimit: str) -> list[str]:
+    """The command of a gateway with limits, such as `-n 40`."""
+    program = [sys.executable, "-m", "gateway.__main__", "serve"]
+    return ["bash", "-c", f'ulimit {ulimit}; exec "$@"', "bash", *program]
+
+
 @contextlib.contextmanager
 def serve_models(
     folder: Path,
@@ -69,16 +75,7 @@ def serve_models(
     log_file = folder / "gateway.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [
-                "bash",
-                "-c",
-                f'ulimit {ulimit}; exec "$@"',
-                "bash",
-                sys.executable,
-                "-m",
-                "gateway.__main__",
-                "serve",
-            ],
+            serve_command(ulimit),
             env={**keep, **environment, **settings},
             cwd=ROOT,
             stdout=log,

@@ -9,7 +9,6 @@ import os
 import resource
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,7 @@ from gateway.domain.units import MIB
 from tests.support.dataplane import until
 from tests.support.paths import ROOT
 from tests.support.patience import hang_s
-from tests.support.served import Served, serve_models
+from tests.support.served import Served, serve_command, serve_models
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -90,16 +89,7 @@ async def test_few_files_allow_few_clients_and_always_a_file_for_their_engine(
 )
 def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, reason: str) -> None:
     result = subprocess.run(
-        [
-            "bash",
-            "-c",
-            f'ulimit {ulimit}; exec "$@"',
-            "bash",
-            sys.executable,
-            "-m",
-            "gateway.__main__",
-            "serve",
-        ],
+        serve_command(ulimit),
         env={**os.environ, "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_PORT": "0"},
         cwd=ROOT,
         capture_output=True,

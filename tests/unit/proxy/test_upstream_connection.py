@@ -193,15 +193,20 @@ def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"".join(chunks) == b"onethree"
 
 
+def give_link(engine: UpstreamPool) -> UpstreamConnection:
+    """A new connection that is idle in the pool of the engine."""
+    link = UpstreamConnection(engine)
+    link.transport = cast("asyncio.Transport", Transport())
+    engine.give(link)
+    return link
+
+
 def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer() -> None:
     clock = Clock()
     engine = pool(clock)
     links = []
     for _ in range(3):
-        link = UpstreamConnection(engine)
-        link.transport = cast("asyncio.Transport", Transport())
-        engine.give(link)
-        links.append(link)
+        links.append(give_link(engine))
         clock.now += 2
     assert engine.take() is links[2]
     engine.give(links[2])
@@ -229,12 +234,7 @@ def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer(
 def test_idle_connections_of_a_crowd_are_closed_within_half_a_minute() -> None:
     clock = Clock()
     engine = pool(clock)
-    links = []
-    for _ in range(300):
-        link = UpstreamConnection(engine)
-        link.transport = cast("asyncio.Transport", Transport())
-        engine.give(link)
-        links.append(link)
+    links = [give_link(engine) for _ in range(300)]
     clock.now += 29
     engine.sweep(clock.now)
     assert all(link.transport.is_closing() for link in links)
