@@ -82,7 +82,9 @@ def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
         ("a", 0): Eviction("owner", "its owner unloads it", ends=True)
     }
     assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].ends
-    assert moves(unloaded_model("a", is_unloaded=True)).hold_reasons == {"a": "the next request loads it"}
+    assert moves(unloaded_model("a", is_unloaded=True)).hold_reasons == {
+        "a": "the next request loads it"
+    }
     assert (
         moves(unloaded_model("a"))
         == moves(unloaded_model("a", is_unloaded=True, waited_s=1))
@@ -93,7 +95,9 @@ def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
 def test_a_model_without_a_request_loads_only_if_it_is_to_be_kept() -> None:
     assert not moves(unloaded_model("a", keep_alive_s=60, used_at=NOW - 59)).hold_reasons
     assert moves(unloaded_model("a", keep_alive_s=60, used_at=NOW - 60)).hold_reasons
-    assert moves(unloaded_model("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).hold_reasons
+    assert moves(
+        unloaded_model("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)
+    ).hold_reasons
     assert not moves(unloaded_model("a", keep_alive_s=-1, was_evicted=True)).hold_reasons
     assert not moves(unloaded_model("a", keep_alive_s=0, was_never_loaded=True)).hold_reasons
 

@@ -38,7 +38,9 @@ def rows(
 def choose(
     version: str, capability: str, kind: Any = "full", head_dim: int = 128, **fields: Any
 ) -> BackendChoice:
-    query = {name: fields.pop(name) for name in list(fields) if name not in ("packages", "forced_name")}
+    query = {
+        name: fields.pop(name) for name in list(fields) if name not in ("packages", "forced_name")
+    }
     return choose_backend(
         RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **fields
     )
@@ -61,7 +63,9 @@ def test_a_non_causal_drafter_has_backends_on_8_6_for_both_head_sizes(version: s
     assert list(reasons(large)) == ["FLASH_ATTN"]
     assert "head size 512 is above 256" in reasons(large)["FLASH_ATTN"]
     for backend in ("TRITON_ATTN", "FLEX_ATTENTION"):
-        assert choose(version, "8.6", head_dim=512, causal=False, forced_name=backend).status == "ok"
+        assert (
+            choose(version, "8.6", head_dim=512, causal=False, forced_name=backend).status == "ok"
+        )
 
 
 @pytest.mark.parametrize("version", vllm_before("0.26"))

@@ -103,7 +103,10 @@ def test_one_key_takes_half_and_the_next_reads_on() -> None:
         for body in bodies[1:]:
             if body.reads:
                 body.read()
-    assert budget.used_bytes - max(body.present_bytes for body in bodies) <= budget.size / 2 + 60 * READ
+    assert (
+        budget.used_bytes - max(body.present_bytes for body in bodies)
+        <= budget.size / 2 + 60 * READ
+    )
     other_body = Body(budget, "b", 2 * MIB)
     for _ in range(8):
         assert other_body.reads
