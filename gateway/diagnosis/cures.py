@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.diagnosis import remedy
 from gateway.diagnosis.advice import KnownFlags, advice_of_message
+from gateway.diagnosis.clues.features import FailureCode, Features, VersionSettings
 from gateway.diagnosis.clues.folders import ComponentFolders
 from gateway.diagnosis.clues.switches import off_switch
 from gateway.diagnosis.code_history import CodeHistory
 from gateway.diagnosis.code_versions import code_versions
 from gateway.diagnosis.flags import refused_flag
 from gateway.diagnosis.lines.pattern_index import IndexedRows
+from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.reasons import reasons
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import (
@@ -27,6 +29,7 @@ from gateway.diagnosis.signature import (
     CureStep,
     EnginePackages,
     FailureSignature,
+    Feature,
     Lever,
     Remedy,
     TextSignature,
@@ -79,6 +82,11 @@ _OWN_NAMES = frozenset({"self", "cls", "super", "torch", "vllm", "sglang"})
 _PACKAGE_PATH = re.compile(r"(?:site|dist)-packages/([A-Za-z]\w*)/")
 _VARIABLE = re.compile(r"\b(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER)_[A-Z0-9_]{2,}\b")
 _SETTING_OF_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+=[\w.]*\w")
+_SETTING_NAME = re.compile(r"(?<![\w-])--[a-z][\w.-]*|\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
+# The beginning of a step that takes a setting or a part out of a start, and another way in it.
+_REMOVAL = re.compile(r"(?:Start without|Disable|Omit|Change or omit|Do without)\b")
+_ALTERNATIVE = re.compile(r"\bor (?:use|draft|with)\b")
+_LIST_PHRASE = "one by one"
 _SETTING = re.compile(
     r"(?<![\w.'/])(?:max|num|enable|disable|min|kv|block|page|tensor|pipeline|data|gpu|mem|chunked"
     r"|speculative|quantization|attention|cuda|long|rope|tokenizer|dtype|mamba|moe)"
@@ -91,6 +99,7 @@ class CureRows(NamedTuple):
 
     names: the names in a field (`flags`, `architectures`) of an engine's described versions, by
         version.
+    flags: of an engine's described versions, as their profiles have them, by version and name.
     history: of an engine's code.
     packages: the distributions that engines name, which a message may ask to install.
     """
@@ -100,9 +109,11 @@ class CureRows(NamedTuple):
     circumstances: tuple[Circumstance, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = {}
     names: Callable[[str, str], Mapping[str, frozenset[str]]] = lambda _, __: {}
+    flags: Callable[[str], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     history: Callable[[str], CodeHistory] = lambda _: CodeHistory(())
     packages: tuple[EnginePackages, ...] = ()
     folders: tuple[ComponentFolder, ...] = ()
+    features: tuple[Feature, ...] = ()
 
 
 class Cures:
@@ -118,6 +129,7 @@ class Cures:
         self._messages = _compile_patterns((row, row.message) for row in rows.circumstances)
         self._codes = _compile_patterns((row, row.code) for row in rows.circumstances)
         self._folders = ComponentFolders(rows.folders)
+        self._features = Features(rows.features)
 
     def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Cures:
         """The same rows, which name only these versions of each kind of engine."""
@@ -173,13 +185,7 @@ class Cures:
         by_version = self.rows.names(engine, "user_env") if engine else {}
         if not by_version:
             return {}
-        if version not in by_version:
-            older_versions = [
-                version_with_switch
-                for version_with_switch in by_version
-                if version and release(version_with_switch) < release(version)
-            ]
-            version = max(older_versions or by_version, key=release)
+        version = _nearest_version(version, by_version)
         files = [
             frame.rpartition(":")[0].rpartition("/")[2] for frame in shape.frames[-_PART_FRAMES:]
         ]
@@ -187,6 +193,43 @@ class Cures:
             return {"switch": switch, "switch_named": "yes"}
         switch = off_switch("", files, by_version[version])
         return {"switch": switch} if switch else {}
+
+    def version_settings(self, engine: str | None, version: str) -> VersionSettings | None:
+        """The settings of an engine's version, or of the described one next to it."""
+        by_version = self.rows.flags(engine) if engine else {}
+        if not engine or not by_version:
+            return None
+        described = _nearest_version(version, by_version)
+        variables = self.rows.names(engine, "user_env").get(described, frozenset())
+        return VersionSettings(described, by_version[described], variables)
+
+    def foreign_flags(self, engine: str | None, version: str) -> frozenset[str]:
+        """The flags of other versions of an engine that this version has not.
+
+        Empty for a version before all described ones, of which nothing is known.
+        """
+        by_version = self.rows.flags(engine) if engine else {}
+        if not version or not by_version or release(version) < min(map(release, by_version)):
+            return frozenset()
+        names = {name for flags in by_version.values() for name in flags}
+        return frozenset(names.difference(by_version[_nearest_version(version, by_version)]))
+
+    def feature(
+        self, engine: str | None, version: str, shape: Shape, options: StartOptions
+    ) -> dict[str, Scalar]:
+        """The `feature` whose code failed, with its `feature_switch` in this version.
+
+        `switch_version`: the described version that tells the switch, where it is another one.
+        """
+        settings = self.version_settings(engine, version)
+        if engine is None or settings is None:
+            return {}
+        is_fault = shape.exception in FAULTS
+        code = FailureCode(engine, shape.frames, is_fault, settings, options)
+        values = self._features.locate(code)
+        if values and settings.version != version:
+            values["switch_version"] = f"{engine} {settings.version}"
+        return values
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
         """The flags of an engine's described versions that can stand for a refused one."""
@@ -338,6 +381,16 @@ class Cures:
             steps = (failure.advice, *steps)
         steps = _distinct(steps)
         return failure.evolve(steps=steps, cure=kind.cure)
+
+
+def _nearest_version(version: str, by_version: Iterable[str]) -> str:
+    """The described version whose settings a version has: itself, the next older one, or else the
+    oldest; the newest of an unknown version."""
+    several = sorted(by_version, key=release)
+    if version in several or not version:
+        return version or several[-1]
+    older = [candidate for candidate in several if release(candidate) < release(version)]
+    return older[-1] if older else several[0]
 
 
 def _lever_message(levers: Sequence[Lever], case: Case) -> str:
@@ -503,12 +556,26 @@ def _sets_only(step: str, earlier_steps: str) -> bool:
     )
 
 
+def _omits_again(step: str, earlier_step: str) -> bool:
+    """Whether a step only takes out settings that a step before takes out."""
+    named, earlier = (_SETTING_NAME.findall(text) for text in (step, earlier_step))
+    return (
+        bool(named)
+        and set(named) <= set(earlier)
+        and all(_REMOVAL.match(text) for text in (step, earlier_step))
+        and _LIST_PHRASE not in earlier_step
+        and not _ALTERNATIVE.search(step)
+    )
+
+
 def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
     """The steps without those that say nearly the same as one before, or give other reasons."""
     distinct_steps: list[str] = []
     for step in steps:
         if not any(
-            remedy.repeats((earlier_step,), step) or _clause(earlier_step) == _clause(step)
+            remedy.repeats((earlier_step,), step)
+            or _clause(earlier_step) == _clause(step)
+            or _omits_again(step, earlier_step)
             for earlier_step in distinct_steps
         ) and not _sets_only(step, " ".join(distinct_steps)):
             distinct_steps.append(step)

@@ -199,6 +199,19 @@ class StartOptions:
         """Whether a switch was given."""
         return self._values.get(flag) == "True"
 
+    def gives(self, name: str, value: str) -> bool:
+        """Whether a flag, or a variable of the engine, was given with this value."""
+        text = self._values.get(name, self._variables.get(name, ""))
+        return text.strip("'\"").lower() == value.lower()
+
+    def options_of_value(self, name: str) -> list[tuple[str, str]]:
+        """The options with a value of which a word stands in a name of code, with the values."""
+        return [
+            (flag, value.strip("'\""))
+            for flag, value in self._set_options().items()
+            if any(word in name for word in _words("", value) if len(word) >= _MIN_WORD_LETTERS)
+        ]
+
     @property
     def features(self) -> str:
         """The features of this start that it can do without, as flags; at most three."""

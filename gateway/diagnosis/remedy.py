@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.signature import CureStep
 from gateway.domain.value import Scalar
+
+if TYPE_CHECKING:
+    from gateway.diagnosis.clues.features import VersionSettings
 
 # Actions of the gateway by itself, by the proof of the failure (`Failure.proves`).
 REACTIONS = {
@@ -34,6 +37,8 @@ _GROUP = re.compile(r"\{(\w+)\}")
 _PART = re.compile(r"\[\[(.*?)\]\]")
 _WORD = re.compile(r"[\w/-]{4,}|\d+")
 _MIN_LIKENESS = 0.8
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+_SETTING_OF_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 # The values of a flag that a step offers: `--moe-backend: triton, marlin`.
 _CHOICES = re.compile(r"(?P<flag>--[\w-]+): (?P<names>\w+(?:, \w+)*)(?=[);,.])")
 
@@ -63,6 +68,8 @@ class Case(NamedTuple):
     options: of the start, as far as the log shows them.
     advice: the steps that the message itself asks for.
     failing: the text and the frames of the failure, which name the failing part.
+    settings: those that the engine's version takes; None if unknown.
+    foreign_flags: flags of the engine's other versions that this version has not.
     """
 
     kind: str
@@ -72,6 +79,8 @@ class Case(NamedTuple):
     options: StartOptions = StartOptions()
     advice: tuple[str, ...] = ()
     failing: str = ""
+    settings: VersionSettings | None = None
+    foreign_flags: frozenset[str] = frozenset()
 
     def meets(self, step: CureStep) -> bool:
         """Whether the conditions of a step hold. An unknown engine may be any, and the build of an
@@ -95,7 +104,7 @@ def _names(engine: str) -> set[str]:
 
 def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     """The steps whose conditions hold and of which every value is known, in order, without those
-    that change nothing."""
+    that change nothing or that no command of this version takes."""
     # No other version is described, or runs on this machine.
     is_unchangeable = "no_version_here" in case.values
     filled_texts = (
@@ -103,17 +112,30 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
         for step in steps
         if case.meets(step) and not (is_unchangeable and step.text.startswith(_OTHER_VERSION_STEPS))
     )
-    kept_texts = (_drop_failing(text, case.failing) for text in filled_texts if text)
-    narrowed = (case.options.narrow(text) for text in kept_texts if text)
+    several = (text for text in filled_texts if text and not _is_refused(text, case.foreign_flags))
+    offered = (_drop_choices(text, case) for text in several)
+    narrowed = (case.options.narrow(text) for text in offered if text)
     return tuple(text for text in narrowed if text and not case.options.rules_out(text))
 
 
-def _drop_failing(step: str, failing: str) -> str:
-    """The step without the values of flags that failed. Empty if it offers no other one."""
-    text = _normalize(failing)
+def _is_refused(step: str, foreign_flags: frozenset[str]) -> bool:
+    """Whether a step names flags, and a command of this version takes none of them."""
+    flags = {name.removeprefix("no-") for name in _FLAG.findall(step)}
+    return bool(flags) and flags <= foreign_flags and not _SETTING_OF_VARIABLE.search(step)
+
+
+def _drop_choices(step: str, case: Case) -> str:
+    """The step without values of flags that failed or that this version lacks. Empty if it offers
+    no other one."""
+    text = _normalize(case.failing)
     for match in _CHOICES.finditer(step):
+        spec = case.settings.flags.get(match["flag"].strip("-"), {}) if case.settings else {}
         names = match["names"].split(", ")
-        other_names = [name for name in names if _normalize(name) not in text]
+        other_names = [
+            name
+            for name in names
+            if _normalize(name) not in text and name in (spec.get("choices") or names)
+        ]
         if not other_names:
             return ""
         step = step.replace(match[0], f"{match['flag']}: {', '.join(other_names)}")

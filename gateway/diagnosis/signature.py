@@ -4,6 +4,7 @@ texts/*.yaml     TextSignature        a failure known by its text
 structures.yaml  StructuralSignature  a failure known by exception, frames and phase
 remedies.yaml    Remedy               words and steps of a kind of failure
 levers.yaml      Lever                steps that a circumstance of the case calls for
+features.yaml    Feature              a part of an engine that a start can do without
 circumstances.yaml  Circumstance      a fact of machine, plan or place that a log shows
 folders.yaml     ComponentFolder      a folder of a component, and the variable that moves it
 progress.yaml    ProgressLine         a line that shows how far a start has come
@@ -203,6 +204,50 @@ class Lever(Value):
     message: str = ""
     steps: Steps
     source: str = ""
+
+
+class FeatureSwitch(Value):
+    """A setting that takes a feature out of a start.
+
+    setting: `omit --flag`, `--flag`, `--flag value` or `VARIABLE=value`. A key of a flag's JSON
+        object follows a dot.
+    first_version: the first that is known to have the key; empty where its flags tell all.
+    """
+
+    setting: str
+    first_version: str = ""
+
+
+def _read_switches(switches: Any) -> Any:
+    if not isinstance(switches, list | tuple):
+        return switches
+    return [{"setting": item} if isinstance(item, str) else item for item in switches]
+
+
+class Feature(Value):
+    """A part of an engine whose code has another name than its switch (features.py).
+
+    name: a noun phrase.
+    frames: searched in each frame (`file:function`) of a traceback.
+    reach: so many frames may lie further in, without those that are on the way of every call.
+        Without it the feature may be anywhere on the stack.
+    standalone: it runs beside the model, so whatever fails in it is its own, and no part of the
+        model is meant.
+    options: of these the start must have given one: every start runs the code.
+    faults: only for a fault of the program: other errors show here late.
+    switches: the most exact first. The first that the engine's version takes is meant.
+    source: where the code and its switches were read.
+    """
+
+    name: str
+    engines: tuple[str, ...] = ()
+    frames: Pattern
+    reach: int | None = None
+    standalone: bool = False
+    options: tuple[str, ...] = ()
+    faults: bool = False
+    switches: Annotated[tuple[FeatureSwitch, ...], BeforeValidator(_read_switches)]
+    source: str
 
 
 class ComponentFolder(Value):

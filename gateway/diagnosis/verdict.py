@@ -26,6 +26,8 @@ from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure, Scalar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gateway.diagnosis.evidence import LogEvidence
 
 _MAX_LINE_CHARACTERS = 1000
@@ -326,15 +328,28 @@ class LogVerdict:
             del values["ranks"]
             values["one_rank"] = "yes"
         texts = (shape.message, *self._evidence.advice_near(candidate.number))
+        values |= cures.off_switch(engine, version, shape)
+        values |= cures.feature(engine, version, shape, self._evidence.options)
+        values |= held_by_others(values) | conclude(shape.message, values)
+        return Case(
+            kind=row.kind,
+            phase=candidate.phase,
+            engine=engine,
+            values=values,
+            options=self._evidence.options,
+            advice=self._advice(engine, version, texts),
+            failing=failing,
+            settings=cures.version_settings(engine, version),
+            foreign_flags=cures.foreign_flags(engine, version),
+        )
+
+    def _advice(self, engine: str | None, version: str, texts: Iterable[str]) -> tuple[str, ...]:
+        """The steps that messages themselves ask for."""
+        cures, options = self._signatures.cures, self._evidence.options
         steps = dict.fromkeys(
             step for text in texts for step in cures.advice_of_message(engine, version, text)
         )
-        advice = tuple(step for step in steps if not self._evidence.options.rules_out(step))
-        values |= cures.off_switch(engine, version, shape)
-        values |= held_by_others(values) | conclude(shape.message, values)
-        return Case(
-            row.kind, candidate.phase, engine, values, self._evidence.options, advice, failing
-        )
+        return tuple(step for step in steps if not options.rules_out(step))
 
     def _option_values(self, shape: Shape, failing: str) -> dict[str, Scalar]:
         """The facts of the start's options that belong to a failure."""

@@ -15,6 +15,7 @@ hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -232,6 +233,7 @@ class ProfileTables:
             ComponentFolder,
             EndingLine,
             EnginePackages,
+            Feature,
             FrameMark,
             Lever,
             ProgressLine,
@@ -250,9 +252,11 @@ class ProfileTables:
                 circumstances=self._failure_rows("circumstances.yaml", Circumstance),
                 versions=self._versions(),
                 names=cache(self._names_by_version),
+                flags=cache(self._flags_by_version),
                 history=cache(self._history),
                 packages=self._failure_rows("packages.yaml", EnginePackages),
                 folders=self._failure_rows("folders.yaml", ComponentFolder),
+                features=self._failure_rows("features.yaml", Feature),
             ),
             progress=self._failure_rows("progress.yaml", ProgressLine),
             endings=self._failure_rows("endings.yaml", EndingLine),
@@ -269,23 +273,34 @@ class ProfileTables:
 
     def _names_by_version(self, kind: str, field: str) -> dict[str, frozenset[str]]:
         """The names in a field of each described version of a kind of engine, by version."""
-        names = {
-            path.stem: frozenset(
-                name
-                for document in self.documents.read(path)
-                if isinstance(document, dict)
-                for name in document.get(field) or ()
-            )
-            for root in reversed(self.roots)
-            for path in (root / "engines" / kind).glob("*.yaml")
-        }
+        by_version = self._entries_by_version(kind, field)
+        return {version: frozenset(entries) for version, entries in by_version.items()}
+
+    def _flags_by_version(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The flags of each described version of a kind of engine, as its profile has them."""
+        return self._entries_by_version(kind, "flags")
+
+    def _entries_by_version(self, kind: str, field: str) -> dict[str, dict[str, Any]]:
+        """The entries of a field of each described version, by version and name; those of a list
+        without values."""
+        entries: dict[str, dict[str, Any]] = {}
+        for path in self._files_of_kind("engines", kind):
+            entries[path.stem] = {}
+            for document in self.documents.read(path):
+                if isinstance(document, dict):
+                    entries[path.stem] |= _entries_by_name(document.get(field))
+        for path in self._files_of_kind("engine_diffs", kind):
+            diff = self.document(path)
+            near = entries.get(str(diff["guessed_from"]).rpartition("==")[2], {})
+            missing = (diff.get("without") or {}).get(field) or ()
+            rest = {name: value for name, value in near.items() if name not in missing}
+            entries[path.stem] = rest | _entries_by_name(diff.get(field))
+        return entries
+
+    def _files_of_kind(self, folder: str, kind: str) -> Iterator[Path]:
+        """The files of a kind of engine in a folder of each root, the user's last."""
         for root in reversed(self.roots):
-            for path in (root / "engine_diffs" / kind).glob("*.yaml"):
-                diff = self.document(path)
-                near_names = names.get(str(diff["guessed_from"]).rpartition("==")[2], frozenset())
-                missing_names = (diff.get("without") or {}).get(field) or ()
-                names[path.stem] = near_names.difference(missing_names).union(diff.get(field) or ())
-        return names
+            yield from (root / folder / kind).glob("*.yaml")
 
     def _history(self, kind: str) -> CodeHistory:
         """The history of an engine's code. A step is read when a diagnosis asks for it."""
@@ -338,6 +353,10 @@ class ProfileTables:
     def document(self, path: Path) -> Any:
         """The file's one document."""
         return next(iter(self.documents.read(path)), None)
+
+
+def _entries_by_name(entries: Any) -> dict[str, Any]:
+    return dict(entries) if isinstance(entries, dict) else dict.fromkeys(entries or ())
 
 
 @cache

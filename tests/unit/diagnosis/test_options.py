@@ -200,3 +200,18 @@ def test_the_option_that_is_zero_is_the_named_one_or_the_only_size() -> None:
     assert options("non-default args: {'seed': 0, 'node_rank': 0}").zero_option("a % b") == ""
     assert options("non-default args: {'port': 0}").zero_option("a % supported") == ""
     assert options("non-default args: {'seed': 1}").zero_option("a % seed") == ""
+
+
+def test_a_flag_or_a_variable_gives_a_value_whatever_its_case() -> None:
+    start = options("export VLLM_USE_FROB=0", "non-default args: {'frob': True, 'mode': 'Slow'}")
+    assert start.gives("VLLM_USE_FROB", "0")
+    assert start.gives("frob", "true")
+    assert start.gives("mode", "slow")
+    assert not start.gives("mode", "fast")
+    assert not start.gives("grob", "0")
+
+
+def test_an_option_is_valued_where_code_has_a_word_of_its_value() -> None:
+    start = options("non-default args: {'cache_dtype': 'frobquant_4bit', 'mode': 'slow', 'n': 7}")
+    assert start.options_of_value("frobquant_attn") == [("cache-dtype", "frobquant_4bit")]
+    assert start.options_of_value("slow_attn") == []

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from gateway.diagnosis.clues.features import VersionSettings
 from gateway.diagnosis.remedy import REACTIONS, Case, fill, fill_steps, placeholders
 from gateway.diagnosis.signature import CureStep, FailureSignature, Remedy
 from gateway.domain import Failure, Scalar
@@ -151,3 +152,36 @@ def test_a_step_without_any_untried_value_is_left_out() -> None:
     steps = [CureStep(text="Use --frob: triton, flash_attn; or none.")]
     case = Case("frob", "load", None, {}, failing="flash_attn/triton.py")
     assert fill_steps(steps, case) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [
+        ("Disable it (--disable-frob).", False),
+        ("Disable it (--no-disable-frob).", False),
+        ("Disable it (--disable-frob, or --disable-grob of older versions).", True),
+        ("Disable it (VLLM_USE_FROB=0, --disable-frob).", True),
+        ("Use another engine version.", True),
+    ],
+)
+def test_a_step_that_no_command_of_the_version_takes_is_left_out(text: str, is_kept: bool) -> None:
+    case = Case("frob", "load", "vllm", {}, foreign_flags=frozenset({"disable-frob"}))
+    assert fill_steps([CureStep(text=text)], case) == ((text,) if is_kept else ())
+
+
+@pytest.mark.parametrize(
+    ("choices", "step"),
+    [
+        (["triton", "marlin"], "Use another kernel (--frob-backend: triton, marlin)."),
+        (["marlin", "aiter"], "Use another kernel (--frob-backend: marlin)."),
+        (["aiter"], None),
+        (None, "Use another kernel (--frob-backend: triton, marlin)."),
+    ],
+)
+def test_a_step_offers_only_values_that_the_version_takes(
+    choices: list[str] | None, step: str | None
+) -> None:
+    settings = VersionSettings("0.33.0", {"frob-backend": {"choices": choices}}, frozenset())
+    steps = [CureStep(text="Use another kernel (--frob-backend: triton, marlin).")]
+    case = Case("frob", "load", "vllm", {}, settings=settings)
+    assert fill_steps(steps, case) == ((step,) if step else ())
