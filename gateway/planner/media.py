@@ -11,14 +11,11 @@ from collections.abc import Mapping
 
 from gateway.domain import Engine, ModelSpec, Plan, Scalar
 from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.media_limits import media_limit
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
 from gateway.models.media import media_of
 from gateway.planner.flags import spell_flags
-
-# The flags of a user that leave media out.
-_LIMITS = ("limit-mm-per-prompt", "limit-mm-data-per-request")
-_TEXT_ONLY_FLAG = "language-model-only"
 
 
 def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
@@ -84,14 +81,7 @@ def _media(spec: ModelSpec, rules: EngineRules) -> tuple[str, ...]:
 
 def _given_up(media: tuple[str, ...], named_flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     """The kinds of media that flags of the user leave out."""
-    if _normalize(named_flags.get(_TEXT_ONLY_FLAG)) is True:
-        return media
-    limits = [_normalize(named_flags.get(flag)) for flag in _LIMITS]
-    return tuple(
-        kind
-        for kind in media
-        if any(isinstance(limit, Mapping) and limit.get(kind) == 0 for limit in limits)
-    )
+    return tuple(kind for kind in media if media_limit(named_flags, kind) == 0)
 
 
 def _flag_values(args: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from gateway.domain import ModelSpec, Scalar
 from gateway.engines.common.flag_object import flag_object
+from gateway.engines.common.media_limits import MEDIA_FLAGS, media_limit
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.models.media import media_of
 from gateway.models.workload import Workload
@@ -35,7 +36,6 @@ _QWEN_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _GEMMA_FRAMES, _GEMMA_FRAME_TOKENS, _GEMMA_FRAME_MARKS = 32, 70, 8
 # Towers whose MLP has a gate.
 _GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")
-_MEDIA_FLAGS = frozenset({"language-model-only", "limit-mm-per-prompt"})
 _ITEM_LIMIT = 999  # the engine's limit of items in a prompt
 # No field of a tower has a larger value.
 _FIELD_LIMIT = 10**6
@@ -60,7 +60,7 @@ class EncoderRun(NamedTuple):
 def leaves_towers(spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
     """Whether flags give up all media, for which towers are not built: _mark_tower_model in
     vllm/model_executor/models/interfaces.py."""
-    if not _MEDIA_FLAGS & args.keys():
+    if not any(flag in args for flag in MEDIA_FLAGS):
         return False
     media = media_of(spec.config)
     return bool(media) and not any(_limit(args, kind) for kind in media)
@@ -153,12 +153,8 @@ def _length(spec: ModelSpec, args: Mapping[str, Scalar]) -> int:
 
 def _limit(args: Mapping[str, Scalar], kind: str) -> int:
     """Items of this kind in a prompt."""
-    if str(args.get("language-model-only", False)).lower() == "true":
-        return 0
-    limit = flag_object(args.get("limit-mm-per-prompt")).get(kind, _ITEM_LIMIT)
-    if isinstance(limit, Mapping):
-        limit = limit.get("count", _ITEM_LIMIT)
-    return limit if type(limit) is int else _ITEM_LIMIT
+    limit = media_limit(args, kind)
+    return _ITEM_LIMIT if limit is None else limit
 
 
 def _pixels(args: Mapping[str, Scalar], usual_pixels: int) -> int:

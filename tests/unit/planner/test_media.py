@@ -87,6 +87,8 @@ def test_a_plan_for_text_alone_says_so_in_its_first_line() -> None:
     [
         ({"limit-mm-per-prompt": '{"image": 0, "video": 0}'}, ("image", "video")),
         ({"limit-mm-per-prompt": '{"video": 0}'}, ("video",)),
+        ({"limit-mm-per-prompt": '{"image": {"count": 0}, "video": 0}'}, ("image", "video")),
+        ({"limit_mm_per_prompt": '{"image": {"count": 0, "width": 512}}'}, ("image",)),
         ({"language-model-only": True}, ("image", "video")),
         ({"limit-mm-per-prompt": '{"image": 2}'}, ()),
     ],
