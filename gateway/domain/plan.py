@@ -36,6 +36,14 @@ class Memory(Value):
     kv_tokens: int
     low: int
     high: int
+    loaded_bytes: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description=(
+            "bytes that the engine's log will name after loading: weights, and the part of the"
+            " overhead for tables of positions and unused parts of segments"
+        ),
+    )
     measured_bytes: int | None = Field(
         None,
         exclude_if=lambda count: count is None,

@@ -31,6 +31,7 @@ from gateway.engines.common.candidate import (
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
+from gateway.engines.common.memory.loaded import position_values, segment_bytes
 from gateway.engines.common.planning_input import left_bytes
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.rules.variable_effects import without_rule
@@ -56,6 +57,8 @@ from gateway.engines.sglang.sparse_index import stored_groups
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 
+# Tables of positions are float32 on CUDA: srt/layers/rotary_embedding/base.py:119 (0.5.23).
+_POSITION_BYTES = 4
 _STATES_SHARE = "mamba-full-memory-ratio"
 _STATE_DTYPE = "mamba-ssm-dtype"
 _POOL_LIMIT = "max-total-tokens"
@@ -301,9 +304,10 @@ class SglangRules(SglangKind):
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
-        begins = _process_bytes(footprint)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
-        kv = max(0, budget_bytes - reserved - begins - weights_bytes)
+        beside_bytes = _beside_weights(footprint)
+        overhead = _process_bytes(footprint) + beside_bytes
+        kv = max(0, budget_bytes - reserved - overhead - weights_bytes)
         pool_limit = footprint.candidate.args.get(_POOL_LIMIT)
         if pool_limit is not None and not footprint.cache.states_per_request:
             kv = min(kv, int(pool_limit) * per_token)
@@ -311,14 +315,15 @@ class SglangRules(SglangKind):
             gpu_bytes=footprint.candidate.devices.least_bytes,
             budget_bytes=budget_bytes,
             weights_bytes=weights_bytes,
+            loaded_bytes=weights_bytes + beside_bytes,
             activation_bytes=reserved,
             graph_bytes=0,
-            overhead_bytes=begins,
+            overhead_bytes=overhead,
             kv_bytes=kv,
             kv_bytes_per_token=per_token,
             kv_tokens=kv // per_token if per_token else 0,
             low=weights_bytes + reserved // 2,
-            high=weights_bytes + weights_bytes // 50 + reserved + begins,
+            high=weights_bytes + weights_bytes // 50 + reserved + overhead,
         )
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
@@ -402,9 +407,18 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     return slots, None if state_limit is None else int(state_limit)
 
 
+def _beside_weights(footprint: Footprint) -> int:
+    """Bytes beside the weights that the engine finds taken after loading, and its pools leave
+    out."""
+    candidate = footprint.candidate
+    table_bytes = _POSITION_BYTES * position_values(candidate.inputs.spec, candidate.stage)
+    return segment_bytes(candidate.stage, candidate.rank.computing, table_bytes)
+
+
 def _process_bytes(footprint: Footprint) -> int:
     ranks = _world(footprint.load.rank) * footprint.load.rank.pp
-    return process_bytes(ranks, copies_through_host=footprint.candidate.copies_through_host)
+    capability = footprint.load.rank.capability
+    return process_bytes(ranks, capability, copies_through_host=footprint.candidate.copies_through_host)
 
 
 def _world(rank: Rank) -> int:

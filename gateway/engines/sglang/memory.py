@@ -22,8 +22,9 @@ from gateway.engines.common.rules.check import Check
 
 _GIB_IN_MIB = 1024
 # CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
-# (benchmarks/notebook/performance.md).
-_PROCESS = 728 * MIB
+# (benchmarks/notebook/performance.md). Before Hopper it is smaller: public logs of 0.5.13.post1 on
+# an RTX 4090 D (23.09 GiB before loading) and of a version of 2026-09 on an A100 of 80 GiB (78.7).
+_PROCESS, _AMPERE_PROCESS = 728 * MIB, 560 * MIB
 # Of more ranks NCCL too. Measured with vLLM on two H200; SGLang was not measured there. On two
 # RTX 4090 without peer access SGLang took 0.19 GiB in all: a public log of 2026-04-14.
 _NCCL = 1024 * MIB
@@ -219,11 +220,12 @@ def _vision_factor(model: ModelTraits) -> float:
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 
-def process_bytes(ranks: int, *, copies_through_host: bool = False) -> int:
+def process_bytes(ranks: int, capability: str, *, copies_through_host: bool = False) -> int:
     """Bytes that a rank's process takes of its GPU before SGLang reads the free memory, which the
     static fraction refers to."""
     nccl_bytes = _NCCL_THROUGH_HOST if copies_through_host else _NCCL
-    return _PROCESS + (nccl_bytes if ranks > 1 else 0)
+    context = _AMPERE_PROCESS if capability.startswith("8.") else _PROCESS
+    return context + (nccl_bytes if ranks > 1 else 0)
 
 
 def fraction_within(static: StaticMemory, free_bytes: int) -> float:

@@ -18,6 +18,7 @@ from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, per_rank
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
+from gateway.engines.common.memory.loaded import position_values
 from gateway.engines.vllm.encoder_profile import EncoderRun
 from gateway.models.workload import Workload
 
@@ -69,6 +70,8 @@ _LATENT = round(0.15 * GIB)
 # Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them
 # otherwise.
 _UNKNOWN_FAMILY = 0.1
+# MRotaryEmbedding (rotary_embedding/mrope.py) makes its table four times as long, for videos.
+_MROPE_STRETCH = 4
 # Traits of engine versions. The models that run on "model runner V2" (use_v2_model_runner in
 # vllm/config/vllm.py): all since 0.29.0; before, all but mixtures of experts, hybrids and poolers
 # since 0.25.0, and listed ones since 0.22.0. Until 0.28.0 it did not estimate its graphs.
@@ -121,20 +124,6 @@ def runner_of(spec: ModelSpec, built_model: BuiltModel, traits: Collection[str])
     if any(group.kind in ("recurrent", "encoder") for group in built_model.attention):
         return 1
     return 2 if not spec.experts or spec.architecture in _SECOND_RUNNER else 1
-
-
-def position_bytes(spec: ModelSpec, built_model: BuiltModel, dtype: str) -> int:
-    """Bytes of the table of sines and cosines for rotary positions, which every rank holds once for
-    all layers.
-
-    Source: RotaryEmbedding (vllm/model_executor/layers/rotary_embedding); models without it keep no
-    less in weights.
-    """
-    heads = [
-        group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim
-        for group in built_model.attention
-    ]
-    return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
 
 
 def activation_bytes(
@@ -297,7 +286,8 @@ def memory(
     """
     activation = activation_bytes(spec, built_model, load, encoder)
     overhead, outside_bytes = _fixed_bytes(spec, load)
-    overhead += position_bytes(spec, built_model, load.rank.dtype)
+    table_bytes = ITEM_BYTES[load.rank.dtype] * position_values(spec, built_model, _MROPE_STRETCH)
+    overhead += table_bytes
     graph = (
         _graphs(spec, built_model, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
     )
@@ -322,6 +312,7 @@ def memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,
         weights_bytes=weights_bytes,
+        loaded_bytes=weights_bytes + table_bytes,
         activation_bytes=activation,
         graph_bytes=graph,
         overhead_bytes=overhead,

@@ -24,7 +24,6 @@ from gateway.engines.vllm.memory import (
     activation_bytes,
     graph_sizes,
     memory,
-    position_bytes,
     runner_of,
 )
 from gateway.errors import BadModel
@@ -140,19 +139,18 @@ def memory_of(
     )  # fmt: skip
 
 
-def test_the_table_of_positions_is_the_engines() -> None:
-    for name, size in (
-        ("llama-3.1-8b", 33554432),
-        ("llama-3.2-1b", 16777216),
-        ("qwen3-8b", 10485760),
-    ):
-        spec = published_model(name)
-        assert position_bytes(spec, build(spec), "bfloat16") == size
-    longer = (
-        memory_of(published_model("llama-3.1-8b")).overhead_bytes
-        - memory_of(published_model("llama-3.1-8b", max_position_embeddings=1)).overhead_bytes
-    )
-    assert longer == 131071 * 128 * 2
+def test_the_table_of_positions_is_loaded_with_the_weights() -> None:
+    whole = memory_of(published_model("llama-3.1-8b"))
+    least = memory_of(published_model("llama-3.1-8b", max_position_embeddings=1))
+    longer = 131071 * 128 * 2
+    assert whole.overhead_bytes - least.overhead_bytes == longer
+    assert (whole.loaded_bytes or 0) - (least.loaded_bytes or 0) == longer
+    assert whole.weights_bytes == least.weights_bytes
+
+
+def test_positions_of_videos_have_a_table_of_four_times_the_length() -> None:
+    size = memory_of(published_model("qwen3-vl-8b"))
+    assert size.loaded_bytes == size.weights_bytes + 4 * 262144 * 128 * 2
 
 
 def test_the_rest_of_the_budget_is_kv_cache() -> None:

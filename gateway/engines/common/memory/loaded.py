@@ -1,0 +1,113 @@
+"""Memory of a loaded model beside its parameters: tables of positions, unused parts of segments.
+Pure.
+
+Sources: get_rope in vllm/model_executor/layers/rotary_embedding (0.32.0) and in
+sglang/srt/layers/rotary_embedding/factory.py (0.5.23); kSmallSize and its neighbours in
+c10/core/AllocatorConfig.h and get_allocation_size in c10/cuda/CUDACachingAllocator.cpp (PyTorch
+2.13).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from gateway.domain import ModelSpec
+from gateway.domain.units import MIB
+from gateway.engines.common.layers.built_model import BuiltModel, Linear, parts, per_rank
+from gateway.engines.common.layers.weights import linear_bytes, other_bytes
+from gateway.engines.common.memory.kv_cache import ITEM_BYTES
+from gateway.models.rank import Rank
+from gateway.models.scheme import Scheme, round_up
+
+_BLOCK_STEP = 512  # bytes, to a multiple of which each allocation is rounded
+_SMALL_BLOCK, _SMALL_SEGMENT = MIB, 2 * MIB
+_LARGE_BLOCK, _LARGE_SEGMENT = 10 * MIB, 20 * MIB
+_NO_POSITIONS = ("recurrent", "vision", "encoder")
+
+
+def position_values(spec: ModelSpec, built: BuiltModel, stretch: int = 1) -> int:
+    """Numbers in the tables of sines and cosines, which every rank holds once for all layers.
+
+    stretch: tables of positions in three dimensions (M-RoPE) are so many times as long.
+    """
+    text = spec.config.get("text_config")
+    fields = text if isinstance(text, Mapping) else spec.config
+    named = fields.get("rope_parameters") or fields.get("rope_scaling")
+    ropes: Mapping[str, Any] = named if isinstance(named, Mapping) else {}
+    is_by_kind = any(isinstance(rope, Mapping) for rope in ropes.values())
+    tables = {
+        (group.kind if is_by_kind or "rope_local_base_freq" in fields else "", size)
+        for group in built.attention
+        if group.kind not in _NO_POSITIONS
+        and (size := group.head_dim - (group.value_dim or 0 if group.kind == "mla" else 0))
+    }
+    times = stretch if ropes.get("mrope_section") else 1
+    # Gemma 4 fills the table up where it turns only a part of a head (gemma4_rope.py).
+    share = (
+        1.0
+        if is_by_kind
+        else ropes.get("partial_rotary_factor") or fields.get("partial_rotary_factor")
+    )
+    part = share if isinstance(share, float) and 0 < share < 1 else 1.0
+    return spec.max_position * times * sum(int(size * part) for _, size in tables)
+
+
+@lru_cache(maxsize=256)
+def segment_bytes(built: BuiltModel, rank: Rank, table_bytes: int) -> int:
+    """Bytes beyond the parameters on one rank, once PyTorch holds them and a table in segments.
+
+    rank: reduced to the fields that matter (`computing`). Of unknown layers the table alone counts.
+    """
+    if not built.is_known:
+        return table_bytes
+    sizes = list(_parameters(built, rank))
+    return _segments([table_bytes, *sizes]) - sum(sizes)
+
+
+def _parameters(built: BuiltModel, rank: Rank) -> Iterator[int]:
+    """The bytes of each parameter, layer by layer."""
+    kinds = [
+        (tensor.count, (other_bytes(tensor, rank.tp, rank.dtype) // max(1, tensor.count),))
+        for tensor in built.other_tensors
+    ]
+    kinds += [(layer.count, _blocks(layer, rank)) for layer in built.linears]
+    for number in range(max((count for count, _ in kinds), default=0)):
+        for count, sizes in kinds:
+            if number < count:
+                yield from sizes
+
+
+def _blocks(layer: Linear, rank: Rank) -> tuple[int, int]:
+    """The bytes of the weights, and of scales and biases, in one layer of this kind."""
+    size = (linear_bytes(layer, rank) or 0) // max(1, layer.count)
+    cut = per_rank(layer, parts(layer, rank))
+    if cut is None or not isinstance(layer.scheme, Scheme):
+        return size, 0
+    is_plain = layer.scheme.kind == "unquantized"
+    bits = 8 * ITEM_BYTES[rank.dtype] if is_plain else layer.scheme.bits
+    experts = round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1
+    weights = min(size, math.prod(cut) * bits // 8 * experts)
+    return weights, size - weights
+
+
+def _segments(sizes: list[int]) -> int:
+    """Bytes of the segments that hold blocks of these sizes."""
+    total, free = 0, {True: list[int](), False: list[int]()}
+    for size in sizes:
+        block = -(-size // _BLOCK_STEP) * _BLOCK_STEP
+        is_small = block <= _SMALL_BLOCK
+        blocks = free[is_small]
+        if (place := bisect_left(blocks, block)) < len(blocks):
+            room = blocks.pop(place)
+        else:
+            large = _LARGE_SEGMENT if block < _LARGE_BLOCK else -(-block // (2 * MIB)) * 2 * MIB
+            room = _SMALL_SEGMENT if is_small else large
+            total += room
+        left = room - block
+        if left >= _BLOCK_STEP if is_small else left > _SMALL_BLOCK:
+            insort(blocks, left)
+    return total
