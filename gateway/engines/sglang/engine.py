@@ -59,6 +59,9 @@ from gateway.models.rank import Rank
 
 # Tables of positions are float32 on CUDA: srt/layers/rotary_embedding/base.py:119 (0.5.23).
 _POSITION_BYTES = 4
+# The class that serves an architecture under another name: EmbeddingGemma's checkpoints name the
+# language model (get_model_architecture in srt/model_loader/utils.py:202, 0.5.23).
+_CLASS_OF = {"Gemma3TextModel": "EmbeddingGemmaModel"}
 _STATES_SHARE = "mamba-full-memory-ratio"
 _STATE_DTYPE = "mamba-ssm-dtype"
 _POOL_LIMIT = "max-total-tokens"
@@ -115,7 +118,8 @@ class SglangRules(SglangKind):
         return ""
 
     def builds(self, architecture: str, engine: Engine) -> bool:
-        return architecture in engine.architectures
+        names = (architecture, _CLASS_OF.get(architecture))
+        return any(name in engine.architectures for name in names)
 
     def takes_media(self, spec: ModelSpec) -> bool:
         return self.memory is not None and multimodal(self.memory, model_of(spec))

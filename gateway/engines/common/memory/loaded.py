@@ -70,7 +70,7 @@ def segment_bytes(built: BuiltModel, rank: Rank, table_bytes: int) -> int:
 
 def _parameters(built: BuiltModel, rank: Rank) -> Iterator[int]:
     """The bytes of each parameter, layer by layer."""
-    kinds = [
+    kinds: list[tuple[int, tuple[int, ...]]] = [
         (tensor.count, (other_bytes(tensor, rank.tp, rank.dtype) // max(1, tensor.count),))
         for tensor in built.other_tensors
     ]
