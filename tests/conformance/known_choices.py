@@ -433,7 +433,8 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
     """By capability the answers of this version, and where it has none those of the asked version
     that is fewest releases away; of two alike the older one.
 
-    Answers that are further away than the version `ruled` with rules tell nothing.
+    Answers that are further away than the version `ruled` with rules tell nothing. Sizes of memory
+    do not depend on the capability: those of the nearest version stand below the lowest one.
     """
     version, release_of_rule = (release(reference.partition("==")[2]) for reference in (ref, ruled))
     nearest_answers = read_answers()
@@ -452,12 +453,17 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
         if distance(neighbour)[0] < abs(release_of_rule.micro - version.micro)
     ]
     answers_by_gpu: dict[str, dict[str, Any]] = defaultdict(dict)
+    memory_answers: dict[str, Any] = {}
     for neighbour in sorted(near, key=distance, reverse=True):
-        for capability, answers in nearest_answers[neighbour].items():
-            answers_by_gpu[capability] |= answers
-    return {
-        capability: answers_by_gpu[capability] for capability in sorted(answers_by_gpu, key=order)
-    }
+        by_gpu = nearest_answers[neighbour]
+        for capability in sorted(by_gpu, key=order, reverse=True):
+            for key, answer in by_gpu[capability].items():
+                of_memory = key.partition(" ")[0] == "memory"
+                (memory_answers if of_memory else answers_by_gpu[capability])[key] = answer
+    capabilities = sorted(answers_by_gpu, key=order)
+    if capabilities:
+        answers_by_gpu[capabilities[0]] |= memory_answers
+    return {capability: answers_by_gpu[capability] for capability in capabilities}
 
 
 def _conditions_on(capabilities: tuple[str, ...]) -> dict[str, Any]:

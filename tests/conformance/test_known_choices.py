@@ -38,6 +38,22 @@ def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.M
     assert ("9.*", "12.*") in {choice.where["capabilities"] for choice in rows}
 
 
+def test_memory_of_a_version_is_never_that_of_another_on_other_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sizes of memory are alike on all GPUs: an older version's on 8.0 are no news of a newer."""
+    key = Case("memory", "llama-3.1-8b").key
+    answers_by_version = {
+        "0.5.19": {"8.0": {key: [2048, 24, 0.9, 0], "linear one": "gptq"}},
+        "0.5.20": {"9.0": {key: [4096, 48, 0.8, 0], "linear one": "torch"}},
+    }
+    monkeypatch.setattr(known_choices, "read_answers", lambda: answers_by_version)
+    answers = known_choices.answers_near("sglang==0.5.20", "sglang==0.5.23")
+    assert answers["8.0"][key] == [4096, 48, 0.8, 0]
+    assert answers["8.0"]["linear one"] == "gptq"
+    assert [gpu for gpu in answers if key in answers[gpu]] == ["8.0"]
+
+
 @pytest.mark.parametrize("ref", ASKED)
 def test_the_forecast_of_a_version_equals_the_answers_of_its_code(ref: str) -> None:
     table = agreement(PROFILES, ref, read_answers()[ref.partition("==")[2]])
