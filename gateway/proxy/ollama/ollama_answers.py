@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -120,10 +121,18 @@ class StreamedAnswer:
 def _arguments(text: str) -> dict[str, Any]:
     """The arguments of a call as an object; a text that is none becomes its one field."""
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads(text or "{}", parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return {"arguments": text}
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def _finite(text: str) -> float:
+    """The number of a text such as 1e5 or NaN. Raises ValueError if JSON cannot write the float."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict[str, Any]:

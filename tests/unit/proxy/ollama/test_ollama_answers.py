@@ -45,6 +45,16 @@ def test_a_stream_has_text_thoughts_calls_and_figures() -> None:
     assert end["total_duration"] == 2_000_000_000
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
+def test_arguments_with_a_number_beyond_floats_stay_a_text(number: str) -> None:
+    answer = StreamedAnswer("m", is_chat=True)
+    text = f'{{"x": [1.5, {number}]}}'
+    answer.lines(delta(tool_calls=[{"function": {"name": "f", "arguments": text}}]), 11)
+    calls, _ = answer.last_lines(TIMES)
+    (call,) = calls["message"]["tool_calls"]
+    assert call["function"]["arguments"] == {"arguments": text}
+
+
 def test_an_answer_in_one_piece_has_the_same_fields() -> None:
     message = {"role": "assistant", "content": "Hi"}
     event = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}}
