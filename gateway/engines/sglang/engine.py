@@ -422,7 +422,9 @@ def _beside_weights(footprint: Footprint) -> int:
 def _process_bytes(footprint: Footprint) -> int:
     ranks = _world(footprint.load.rank) * footprint.load.rank.pp
     capability = footprint.load.rank.capability
-    return process_bytes(ranks, capability, copies_through_host=footprint.candidate.copies_through_host)
+    return process_bytes(
+        ranks, capability, copies_through_host=footprint.candidate.copies_through_host
+    )
 
 
 def _world(rank: Rank) -> int:
