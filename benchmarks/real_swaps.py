@@ -102,12 +102,16 @@ class Places:
         log = self._trial.folder / f"swap-{self._starts}-{name}.log"
         process = self._plain.launch(self._plain.argv(self._models[name], port), log)
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
-            self._trial.wait(
-                "ready", lambda: process.poll() is not None or client.get("/health").is_success
-            )
-        if process.poll() is not None:
-            raise RuntimeError(f"{log}: exit {process.returncode}")
+        try:
+            with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
+                self._trial.wait(
+                    "ready", lambda: process.poll() is not None or client.get("/health").is_success
+                )
+            if process.poll() is not None:
+                raise RuntimeError(f"{log}: exit {process.returncode}")
+        except RuntimeError:
+            end_session(process)
+            raise
         with self._change:
             self._running[name] = Running(process, url, time.monotonic())
 
