@@ -29,8 +29,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.speed.load import ask
-from benchmarks.start_times import Plain, Trial, add_options, end_session, free_port
+sys.path.insert(0, str(Path(__file__).parent))
+
+from speed.load import ask
+from start_times import Plain, Trial, add_options, end_session, free_port
 
 SIDES = ("none", "native", "simple", "lazy")
 CONVERSATIONS = ((32_000, 16), (100_000, 2))
@@ -78,12 +80,7 @@ class Side:
         log = self._trial.folder / f"offload-{self.name}.log"
         process = self.process = self._plain.launch(argv, log)
         url = f"http://127.0.0.1:{self.port}"
-        with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
-            self._trial.wait(
-                "ready", lambda: process.poll() is not None or client.get("/health").is_success
-            )
-        if process.poll() is not None:
-            raise RuntimeError(f"{log}: exit {process.returncode}")
+        self._trial.wait_for_engine(process, url, log)
         self.ready_s = round(time.time() - began, 1)
 
     def stop(self) -> None:

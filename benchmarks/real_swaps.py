@@ -25,8 +25,10 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.random_requests import Clients
-from benchmarks.start_times import (
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_requests import Clients
+from start_times import (
     Fitserve,
     Late,
     Plain,
@@ -103,12 +105,7 @@ class Places:
         process = self._plain.launch(self._plain.argv(self._models[name], port), log)
         url = f"http://127.0.0.1:{port}"
         try:
-            with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
-                self._trial.wait(
-                    "ready", lambda: process.poll() is not None or client.get("/health").is_success
-                )
-            if process.poll() is not None:
-                raise RuntimeError(f"{log}: exit {process.returncode}")
+            self._trial.wait_for_engine(process, url, log)
         except RuntimeError:
             end_session(process)
             raise
@@ -132,10 +129,11 @@ def run_plain(trial: Trial, models: dict[str, Path], asked: argparse.Namespace) 
 def run_fitserve(trial: Trial, models: dict[str, Path], asked: argparse.Namespace) -> Clients:
     fitserve = Fitserve(trial)
     try:
-        for number, (name, folder) in enumerate(models.items()):
-            fitserve.add(name, folder, "--keep-alive", "2h", *asked.option)
-            if number == 0:
-                trial.wait("ready", lambda name=name: fitserve.view(name)["state"] == "ready")
+        first, *others = models
+        fitserve.add(first, models[first], "--keep-alive", "2h", *asked.option)
+        trial.wait("ready", lambda: fitserve.view(first)["state"] == "ready")
+        for name in others:
+            fitserve.add(name, models[name], "--keep-alive", "2h", *asked.option)
         quiet_since = time.time()
         while time.time() - quiet_since < CALM_S and time.time() < trial.until:
             states = {name: fitserve.view(name)["state"] for name in models}

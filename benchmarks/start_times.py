@@ -81,6 +81,15 @@ class Trial:
             time.sleep(EVERY_S)
         raise Late(what)
 
+    def wait_for_engine(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        """Raises Late, or RuntimeError where the engine ends."""
+        with httpx.Client(base_url=url, trust_env=False, timeout=MAX_S) as client:
+            self.wait(
+                "ready", lambda: process.poll() is not None or client.get("/health").is_success
+            )
+        if process.poll() is not None:
+            raise RuntimeError(f"{log}: exit {process.returncode}")
+
     def prepare_disk(self) -> None:
         """Let the next start read the weights from the disk, where that is wanted."""
         if not self.from_disk:

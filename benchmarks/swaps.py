@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.random_requests import Clients
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_requests import Clients
+
 from tests.e2e.demand_storm import DemandStorm
 
 

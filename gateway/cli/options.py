@@ -47,7 +47,7 @@ Goal = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="Goal of the plan: balanced (the default), latency, throughput or context.",
+        help="Goal of the plan: balanced (the default), latency, throughput, context or agents.",
     ),
 ]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Expected concurrent requests.")]

@@ -7,7 +7,7 @@ import json
 from typing import Literal
 
 from gateway.domain.base import Field
-from gateway.domain.choice import BoolChoice, Choice, IntChoice, StrChoice
+from gateway.domain.choice import NOT_FOR_AGENTS, BoolChoice, Choice, IntChoice, StrChoice
 from gateway.domain.units import plural
 from gateway.domain.value import EngineRef, Grade, Task, Value
 
@@ -272,6 +272,7 @@ class Plan(Value):
     custom_all_reduce: Choice[bool]
     enforce_eager: Choice[bool]
     sleep_mode: Choice[bool] = BoolChoice(value=False, reason="not requested", source="planner")
+    kv_offload_gib: Choice[int] = IntChoice(value=0, reason=NOT_FOR_AGENTS, source="planner")
     kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory

@@ -10,7 +10,7 @@ from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import with_tag
 from gateway.domain.value import Duration, Scalar, TextForm, Tokens, Value
 
-Goal = Literal["balanced", "latency", "throughput", "context"]
+Goal = Literal["balanced", "latency", "throughput", "context", "agents"]
 
 
 class Policy(Value):
@@ -167,7 +167,7 @@ class Wish(Value):
         "balanced",
         description=(
             "what the model is wanted for: answers of one user (latency), of many at once"
-            " (throughput), long ones (context), or all"
+            " (throughput), long ones (context), conversations that return (agents), or all"
         ),
     )
     concurrency: int | None = Field(

@@ -17,6 +17,7 @@ from gateway.domain import (
     Plan,
     Question,
     Scalar,
+    Speed,
     int_choice,
 )
 from gateway.domain.release import release
@@ -25,9 +26,11 @@ from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.chat import template
 from gateway.engines.common.chat.parsers import NO_PARSER, REASONING_FLAG, TOOLS_FLAG
 from gateway.engines.common.lora.adapter_flags import capacity_flags
+from gateway.engines.common.resources import OFFLOAD_FLAG
 from gateway.planner.copies import copies
 from gateway.planner.flags import spell_flags
 from gateway.planner.proposal import plan_choices as choices
+from gateway.planner.proposal.kv_offload import kv_offload
 from gateway.planner.proposal.plan_variables import engine_variables, sleep_variables
 from gateway.planner.proposal.plan_warnings import plan_warnings, replacement_reason
 from gateway.planner.sizes import Batch, Sizes
@@ -50,14 +53,13 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     link_failures = failing_links(candidate.inputs.facts, engine, candidate.gpus)
     reduce = choices.all_reduce(candidate, link_failures)
     replicas, speed = copies(candidate, sizes, has_direct_links=reduce.value)
-    sleeps = choices.sleep_choice(candidate, sizes, env)
-    variables = engine_variables(candidate, env, link_failures, sizes)
-    variables |= sleep_variables(candidate, sleeps)
+    sleeps, offload = _choose_ram_use(candidate, sizes, env, speed, replicas.value)
+    variables = engine_variables(candidate, env, link_failures, sizes) | sleep_variables(candidate, sleeps)
     tools, reasoning = choices.parsers(candidate)
     flags = {
         **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),
         **_parser_flags(tools, reasoning, candidate.inputs.template),
-        **_sleep_flags(candidate, sleeps),
+        **_ram_flags(candidate, sleeps, offload),
         **candidate.args,
     }
     return Plan(
@@ -88,6 +90,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         custom_all_reduce=reduce,
         enforce_eager=sizes.batch.eager,
         sleep_mode=sleeps,
+        kv_offload_gib=offload,
         kernels=candidate.evidence.kernels,
         attention=candidate.evidence.attention,
         memory=sizes.memory,
@@ -218,13 +221,23 @@ def _parser_flags(
     )
 
 
-def _sleep_flags(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
-    """The flags of sleep mode. A question leaves them out, because sleep computes nothing.
+def _choose_ram_use(
+    candidate: Candidate, sizes: Sizes, env: Mapping[str, str], speed: Speed | None, count: int
+) -> tuple[Choice[bool], Choice[int]]:
+    """Sleep mode, and the KV cache in RAM. count: of copies."""
+    sleeps = choices.sleep_choice(candidate, sizes, env)
+    return sleeps, kv_offload(candidate, sizes.memory, speed, count, sleeps=sleeps.value)
+
+
+def _ram_flags(candidate: Candidate, mode: Choice[bool], offload: Choice[int]) -> dict[str, Scalar]:
+    """The flags of sleep mode and of a KV cache in RAM. A question leaves them out, because they
+    compute nothing.
 
     Clients' words that an engine would log for its developers stay out of its log.
     """
     quiet_flags = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
-    return {sleep_mode.FLAG: True, **quiet_flags} if mode.value else {}
+    cache_flags: dict[str, Scalar] = {OFFLOAD_FLAG: offload.value} if offload.value else {}
+    return cache_flags | ({sleep_mode.FLAG: True, **quiet_flags} if mode.value else {})
 
 
 def advice(engine: Engine) -> str:

@@ -17,6 +17,8 @@ from gateway.domain.value import MAX_BYTES
 _PROGRAM_BYTES = 16 * GIB
 # Of each rank: Python, CUDA's context, buffers that are pinned for copies.
 _RANK_BYTES = 8 * GIB
+# GiB of all ranks.
+OFFLOAD_FLAG = "kv-offloading-size"
 # Flags with such a part keep weights, KV cache or inputs in RAM, as much as they say or as there
 # is.
 _RAM_FLAG_PARTS = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
@@ -72,8 +74,18 @@ def page_cache_bytes(plan: Plan, machine: Hardware) -> int:
 
 
 def shared_memory(plan: Plan) -> int:
-    """Ranks talk through it; vLLM's own images ask for --ipc=host or a large /dev/shm."""
-    return (2 + 2 * plan.tensor_parallel.value * plan.data_parallel.value) * GIB
+    """Ranks talk through it; vLLM's own images ask for --ipc=host or a large /dev/shm.
+
+    A KV cache in RAM is a file there (vllm/v1/kv_offload/cpu/shared_offload_region.py of 0.26.0).
+    """
+    ranks_bytes = (2 + 2 * plan.tensor_parallel.value * plan.data_parallel.value) * GIB
+    return ranks_bytes + _offloaded_bytes(plan)
+
+
+def _offloaded_bytes(plan: Plan) -> int:
+    begin = f"--{OFFLOAD_FLAG}="
+    sizes = [item.removeprefix(begin) for item in plan.argv if item.startswith(begin)]
+    return round(float(sizes[-1]) * GIB) if sizes else 0
 
 
 def memory(plan: Plan) -> int:

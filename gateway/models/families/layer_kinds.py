@@ -212,8 +212,9 @@ def layers_without_mixing(config: Mapping[str, Any], layers: int) -> int:
 def _named_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
     """The kind of each layer; empty where they are not named one by one."""
     kinds = config.get("hybrid_override_pattern") or config.get("layers_block_type")
-    has_names = isinstance(kinds, list | str) and len(kinds) == layers
-    return [str(kind) for kind in kinds] if has_names else []
+    if not isinstance(kinds, list | str) or len(kinds) != layers:
+        return []
+    return [str(kind) for kind in kinds]
 
 
 def layers_with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:

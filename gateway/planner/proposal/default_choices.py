@@ -12,6 +12,7 @@ from gateway.domain.choice import (
     NO_GPU_SLEEP,
     NO_SPECULATION,
     NO_TEMPLATE,
+    NOT_FOR_AGENTS,
     WEIGHTS_DTYPE,
 )
 
@@ -32,6 +33,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "custom_all_reduce": (True,),
     "enforce_eager": (False,),
     "sleep_mode": (False,),
+    "kv_offload_gib": (0,),
 }
 # Choices that are defaults for these reasons: another one is an answer to a question of the user.
 _REASONS = {
@@ -41,6 +43,7 @@ _REASONS = {
     "reasoning_parser": (NO_TEMPLATE,),
     "enforce_eager": (GRAPHS_ARE_FASTER,),
     "sleep_mode": (NEVER_SLEEPS, NO_GPU_SLEEP),
+    "kv_offload_gib": (NOT_FOR_AGENTS,),
 }
 _SIZES = ("max_num_seqs", "max_num_batched_tokens")
 

@@ -430,4 +430,14 @@ def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:
     data, each generation has twice as much."""
     generation = gpu.pcie.max_generation or (card and card.pcie_generation) or 3
     lanes = gpu.pcie.max_width or (card and card.pcie_lanes) or 8
+    return _lanes_bytes_s(generation, lanes)
+
+
+def read_pcie_bytes_s(gpu: Gpu) -> float | None:
+    """The same by the driver's words alone; None: it said nothing."""
+    generation, lanes = gpu.pcie.max_generation, gpu.pcie.max_width
+    return _lanes_bytes_s(generation, lanes) if generation and lanes else None
+
+
+def _lanes_bytes_s(generation: int, lanes: int) -> float:
     return lanes * 8e9 / 8 * 128 / 130 * 2.0 ** (generation - 3)

@@ -61,7 +61,13 @@ def plan_outcome(
 # Requests that have their whole context at the same time.
 LONG_REQUESTS_MAX = 4
 # Requests at once where the wish names no number.
-_CONCURRENCY: dict[Goal, int] = {"latency": 1, "balanced": 32, "context": 4, "throughput": 256}
+_CONCURRENCY: dict[Goal, int] = {
+    "latency": 1,
+    "balanced": 32,
+    "agents": 32,
+    "context": 4,
+    "throughput": 256,
+}
 
 
 def concurrency(wish: Wish) -> int:
@@ -87,7 +93,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
         # Where nothing is known of the GPUs, few of them are better than many.
         return 1 / math.pow(gpus, SHARED_GPU_DISCOUNT)
     stream, total = speed.stream.value, speed.total.value
-    if goal == "balanced":
+    if goal in ("balanced", "agents"):
         gains = (stream, total, max(1, outcome.useful_tokens))
         gain = math.exp(
             sum(part * math.log(item) for part, item in zip(_BALANCE, gains, strict=True))

@@ -18,8 +18,8 @@ const FIELDS = {
     {
       name: "goal",
       label: "Made for",
-      kind: ["balanced", "latency", "throughput", "context"],
-      help: "one user, many at once, long contexts, or all",
+      kind: ["balanced", "latency", "throughput", "context", "agents"],
+      help: "one user, many at once, long contexts, conversations that return, or all",
     },
     {
       name: "context",

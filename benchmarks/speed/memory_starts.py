@@ -1,8 +1,9 @@
 """What vLLM measures of memory at a start, beside what is planned, for models with dummy weights.
 
-    python -m benchmarks.memory_starts plan FOLDER NAME NAME        here, with the tests' packages
-    python -m benchmarks.memory_starts run FOLDER [--gpu 0] [--until SECONDS]   on a GPU, in the
-        engine's Python
+    PYTHONPATH=. python benchmarks/speed/memory_starts.py plan FOLDER NAME NAME
+        here, with the tests' packages
+    python benchmarks/speed/memory_starts.py run FOLDER [--gpu 0] [--until SECONDS]
+        on a GPU, in the engine's Python
 
 NAME: of tests/models. `plan` writes FOLDER/plans.json; `run` starts each with the planner's own
 flags, asks one prompt of a full batch and 256 requests at once, and adds a line of JSON to
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -23,9 +25,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import models
-from benchmarks.speed.grid import Load
-from benchmarks.speed.run import Engine, run_load
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from speed import models
+from speed.grid import Load
+from speed.run import Engine, run_load
 
 PORT = 18700
 START_S = 240
@@ -66,8 +70,8 @@ def plan(folder: Path, names: list[str]) -> None:
                 "kv_gib": size.kv_bytes / GIB,
                 "kv_tokens": round(size.full_requests * best.max_model_len.value),
                 "beside_gib": [size.low / GIB, size.high / GIB],
-                "kernels": sorted({kernel.kernel for kernel in best.kernels}),
-                "backends": sorted({row.backend for row in best.attention}),
+                "kernels": sorted({kernel.kernel or "" for kernel in best.kernels}),
+                "backends": sorted({row.backend or "" for row in best.attention}),
             }
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,93 @@
+"""Whether an engine keeps a second KV cache in RAM, for conversations that return. Pure.
+
+The engine copies every block that it computes into RAM, so RAM holds all blocks of the GPU's cache
+and older ones (vllm/v1/kv_offload of 0.26.0). The time to bring a prompt's cache back, relative to
+the time to compute it, decides twice: about the gain of a return, and about the part of the link
+that the copies take from plain requests.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gateway.domain import Choice, Memory, Speed, int_choice
+from gateway.domain.choice import NOT_FOR_AGENTS
+from gateway.domain.units import GIB, gib
+from gateway.engines.common.candidate import Candidate
+from gateway.engines.common.resources import OFFLOAD_FLAG, free_ram_beside
+from gateway.engines.common.speed.machine import read_pcie_bytes_s
+
+_PROMPT_TOKENS = 32768
+# Measured on an H200 with vLLM 0.26.0 and Llama 3.1 8B (benchmarks/notebook/performance.md, "A KV
+# cache in RAM"): the part of the link's bytes/s, and the seconds of a return beside the copy. The
+# copy took 0.073 of the time of computing.
+_LINK_PART, _OVERHEAD_S = 0.76, 0.06
+_MAX_COPY_PART = 0.1
+_LOSS_WORDS = "plain requests lost 1.4 % where that was measured (vLLM 0.26.0, one H200)"
+# RAM for the engine's programs, and the part of the rest.
+_PROGRAM_BYTES, _RAM_PARTS = 16 * GIB, 2
+_MAX_BYTES = 192 * GIB
+# Less holds little but copies of the GPU's blocks.
+_MIN_TIMES_CACHE = 1.5
+
+
+def kv_offload(
+    candidate: Candidate, memory: Memory, speed: Speed | None, copies: int, *, sleeps: bool
+) -> Choice[int]:
+    """GiB of RAM; 0: none.
+
+    copies: of the engine on the machine.
+    sleeps: whether it is made so that it can sleep.
+    """
+    if OFFLOAD_FLAG in candidate.args:
+        return int_choice(math.ceil(float(candidate.args[OFFLOAD_FLAG])), "set by the user", "user")
+    if candidate.inputs.wish.goal != "agents":
+        return int_choice(0, NOT_FOR_AGENTS, "planner")
+    if why := _find_objection(candidate, sleeps=sleeps):
+        return int_choice(0, why, f"profile {candidate.engine.ref}")
+    link = read_pcie_bytes_s(candidate.gpus[0])
+    if link is None or speed is None or not memory.kv_bytes_per_token:
+        return int_choice(0, "the speed of the GPU or of its link is not known", "speed model")
+    if (computing := speed.first_token_32k_s) is None:
+        why = f"the context is shorter than {_PROMPT_TOKENS:,} tokens"
+        return int_choice(0, why, "speed model")
+    copy_s = _PROMPT_TOKENS * memory.kv_bytes_per_token / (link * _LINK_PART)
+    gain = (
+        f"{_PROMPT_TOKENS:,} tokens that return have their first token after"
+        f" {copy_s + _OVERHEAD_S:.2f} s, computed anew after {computing.value:.2f} s"
+    )
+    if copy_s > _MAX_COPY_PART * computing.value:
+        return int_choice(0, f"too little is gained by it: {gain}", "speed model")
+    size = _ram_bytes(candidate) // copies
+    if size < _MIN_TIMES_CACHE * memory.kv_bytes:
+        why = (
+            f"the machine has {gib(max(0, size))} of RAM for it, hardly more than copies of the"
+            f" GPU's {gib(memory.kv_bytes)}"
+        )
+        return int_choice(0, why, "memory model")
+    return int_choice(size // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
+
+
+def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:
+    """Why the engine or this plan cannot have it, or has not been measured with it; "": neither."""
+    engine, inputs = candidate.engine, candidate.inputs
+    kinds = {group.kind for group in candidate.built.attention}
+    reasons = (
+        (OFFLOAD_FLAG not in engine.flags, f"{engine.ref} has no flag --{OFFLOAD_FLAG}"),
+        (engine.device != "cuda", "only an engine on NVIDIA GPUs was measured with it"),
+        (len(candidate.gpus) != 1, "only an engine on one GPU was measured with it"),
+        (candidate.has_unified_memory, "GPU and host share one memory"),
+        (kinds != {"full"}, "only full attention in all layers was measured with it"),
+        (bool(inputs.adapters), "untested beside LoRA adapters"),
+        (bool(candidate.speculation.config), "untested beside speculative decoding"),
+        (sleeps or bool(inputs.sharing.leave_reason), "untested beside sleep, and where it leaves"),
+    )
+    return next((why for holds, why in reasons if holds), "")
+
+
+def _ram_bytes(candidate: Candidate) -> int:
+    """RAM for it: a part of the rest beside other programs, within the shared memory that holds it."""
+    machine = candidate.inputs.hardware
+    free = machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - _PROGRAM_BYTES
+    shared = machine.ram_total_bytes if machine.shm_bytes is None else machine.shm_bytes
+    return min(free // _RAM_PARTS, shared - free_ram_beside(shared), _MAX_BYTES)

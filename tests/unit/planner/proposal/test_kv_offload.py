@@ -1,0 +1,109 @@
+"""When a plan gives the engine a second KV cache in RAM, and why it does not elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.domain import Gpu, Hardware, Plan
+from gateway.domain.hardware import Pcie
+from gateway.domain.units import GIB
+from gateway.engines.common.resources import shared_memory
+from gateway.profiles.profiles import Profiles
+from tests.conformance.layer_cases import case
+from tests.support.makers import wish
+from tests.support.planning import decide
+from tests.support.published import model_from_config
+
+PROFILES = Profiles()
+FLAG = "--kv-offloading-size="
+SHARE = {"gpu-memory-utilization": 0.3}
+
+
+def machine(name: str = "h200", ram_gib: int = 256, **fields: Any) -> Hardware:
+    ram = {"ram_total_bytes": ram_gib * GIB, "shm_bytes": ram_gib // 2 * GIB}
+    return PROFILES.hardware(name).evolve(**{**ram, **fields})
+
+
+def machine_with_link(pcie: Pcie) -> Hardware:
+    """The machine with such a link of its GPU."""
+    hardware = machine()
+    gpus: tuple[Gpu, ...] = tuple(gpu.evolve(pcie=pcie) for gpu in hardware.gpus)
+    return hardware.evolve(gpus=gpus)
+
+
+def first_plan(
+    hardware: Hardware,
+    *,
+    model: str = "llama-3.1-8b",
+    version: str = "vllm==0.26.0",
+    goal: Any = "agents",
+    **fields: Any,
+) -> Plan:
+    """The first plan of a model that takes a part of the GPU, unless `args` say otherwise."""
+    engines = PROFILES.engines((version,), device="cuda")
+    return decide(
+        model_from_config(case(model, "none")),
+        hardware,
+        engines,
+        wish(goal=goal, **{"args": SHARE, **fields}),
+        PROFILES.facts,
+        rules=PROFILES.rules(engines),
+        pace=PROFILES.pace,
+    ).plans[0]
+
+
+def offloaded_gib(plan: Plan) -> int:
+    """By its command line."""
+    sizes = [item.removeprefix(FLAG) for item in plan.argv if item.startswith(FLAG)]
+    return int(sizes[0]) if sizes else 0
+
+
+def test_agents_get_a_cache_in_ram_beside_a_small_one_on_the_gpu() -> None:
+    plan = first_plan(machine())
+    choice = plan.kv_offload_gib
+    # Half of 256 GiB without a twentieth for other programs, and 16 for those of the engine.
+    assert choice.value == offloaded_gib(plan) == 113
+    assert "32,768 tokens that return have their first token after 0.15 s" in choice.reason
+    assert "lost 1.4 %" in choice.reason
+
+
+def test_shared_memory_has_room_for_it() -> None:
+    plain, offloading = first_plan(machine(), goal="balanced"), first_plan(machine())
+    gained = shared_memory(offloading) - shared_memory(plain)
+    assert gained == offloading.kv_offload_gib.value * GIB
+
+
+@pytest.mark.parametrize("goal", ["balanced", "latency", "throughput", "context"])
+def test_no_other_goal_has_it(goal: str) -> None:
+    plan = first_plan(machine(), goal=goal)
+    assert plan.kv_offload_gib.value == offloaded_gib(plan) == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fields", "why"),
+    [
+        (machine(ram_gib=64), {}, "of RAM for it, hardly more than copies"),
+        (machine(shm_bytes=GIB // 16), {}, "the machine has 0.00 GiB of RAM for it"),
+        (machine(), {"args": {}}, "hardly more than copies of the GPU's"),
+        (machine_with_link(Pcie(max_generation=3, max_width=8)), {}, "too little is gained by it"),
+        (machine_with_link(Pcie()), {}, "the speed of the GPU or of its link is not known"),
+        (machine(), {"max_context": 8192}, "shorter than 32,768 tokens"),
+        (machine(), {"model": "gemma-3-1b"}, "only full attention in all layers"),
+        (machine(), {"args": {**SHARE, "enable-sleep-mode": True}}, "untested beside sleep"),
+        (machine("2xh200"), {"tensor_parallel": 2}, "only an engine on one GPU"),
+        (machine(), {"version": "sglang==0.5.23", "args": {}}, "has no flag"),
+    ],
+)
+def test_the_others_say_why_not(hardware: Hardware, fields: dict[str, Any], why: str) -> None:
+    plan = first_plan(hardware, **fields)
+    assert plan.kv_offload_gib.value == offloaded_gib(plan) == 0
+    assert why in plan.kv_offload_gib.reason
+
+
+@pytest.mark.parametrize("goal", ["balanced", "agents"])
+def test_a_user_may_set_it_in_any_case(goal: str) -> None:
+    plan = first_plan(machine(), goal=goal, args={**SHARE, "kv-offloading-size": 24.5})
+    assert (plan.kv_offload_gib.value, plan.kv_offload_gib.source) == (25, "user")
+    assert FLAG + "24.5" in plan.argv
