@@ -86,7 +86,7 @@ def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:
 
 
 def _ram_bytes(candidate: Candidate) -> int:
-    """RAM for it: a part of the rest beside other programs, within the shared memory that holds it."""
+    """RAM for it: a part of the rest beside other programs, within the shared memory it lies in."""
     machine = candidate.inputs.hardware
     free = machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - _PROGRAM_BYTES
     shared = machine.ram_total_bytes if machine.shm_bytes is None else machine.shm_bytes
