@@ -80,9 +80,9 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
     }
     module_sets: list[set[str]] = []
     snapshot = ("--hardware", "2x3090")
-    for hardware_facts in ((), (), snapshot, snapshot):
+    for hardware_arguments in ((), (), snapshot, snapshot):
         result = subprocess.run(
-            [*command, *hardware_facts],
+            [*command, *hardware_arguments],
             cwd=ROOT,
             env=environment,
             capture_output=True,

@@ -377,14 +377,18 @@ def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> No
 
 
 def test_every_variable_names_its_origin() -> None:
-    facts_by_place = {
+    env_of_all_engines = {
         "NCCL_DEBUG": "WARN",
         "HTTP_PROXY": "http://proxy:1",
         "OMP_NUM_THREADS": "4",
         "VLLM_NO_SUCH": "1",
     }
     decision = decide(
-        spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), global_env=facts_by_place
+        spec(),
+        machine(),
+        [engine()],
+        wish(env={"NCCL_DEBUG": "INFO"}),
+        global_env=env_of_all_engines,
     )
     best = decision.plans[0]
     assert {name: choice.source for name, choice in best.variables.items()} == {

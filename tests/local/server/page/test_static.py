@@ -11,12 +11,42 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.browser import visit
+from tests.support.browser import Visit, visit
 from tests.support.dataplane import event
 from tests.support.page_gateway import ENGINES, HOSTILE, gateway, llama
 from tests.support.upstream import Call, Upstream
 
 ADMIN = "page-secret-1"
+
+
+def add_by_form(page: Visit, source: Path) -> None:
+    """Type the folder of a model into the form, look at its plan, and add it as m."""
+    tab = page.tab
+    tab.get_by_role("link", name="Add a model").first.click()
+    # While one types, what was asked before is given up.
+    plans: list[str] = []
+    tab.on(
+        "requestfinished",
+        lambda request: (
+            plans.append(request.post_data or "")
+            if request.url.endswith("/admin/models?dry_run=true")
+            else None
+        ),
+    )
+    tab.get_by_text("Engine and plan").click()
+    tab.get_by_label("Engines").fill(ENGINES[0])
+    tab.get_by_label("Model", exact=True).press_sequentially(str(source), delay=0)
+    page.sees("This would be started:")
+    assert [json.loads(plan)["source"] for plan in plans] == [str(source)]
+    expect(tab.get_by_label("Name", exact=True)).to_have_value("my-llama")
+    tab.locator("summary", has_text="Why").click()
+    page.sees("the dtype of the weights")
+    page.check("add")
+    tab.get_by_label("Name", exact=True).fill("m")
+    tab.get_by_role("button", name="Add").click()
+    expect(tab.get_by_role("heading", name="m", exact=True)).to_be_visible()
+    page.sees("0 of 256 requests at once")
+    page.check("model")
 
 
 def test_a_model_is_added_changed_stopped_started_and_deleted(
@@ -29,31 +59,7 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(
         page.sees("No model yet.")
         page.sees("GeForce RTX 3090")
         page.check("empty")
-        tab.get_by_role("link", name="Add a model").first.click()
-        # While one types, what was asked before is given up.
-        plans: list[str] = []
-        tab.on(
-            "requestfinished",
-            lambda request: (
-                plans.append(request.post_data or "")
-                if request.url.endswith("/admin/models?dry_run=true")
-                else None
-            ),
-        )
-        tab.get_by_text("Engine and plan").click()
-        tab.get_by_label("Engines").fill(ENGINES[0])
-        tab.get_by_label("Model", exact=True).press_sequentially(str(source), delay=0)
-        page.sees("This would be started:")
-        assert [json.loads(plan)["source"] for plan in plans] == [str(source)]
-        expect(tab.get_by_label("Name", exact=True)).to_have_value("my-llama")
-        tab.locator("summary", has_text="Why").click()
-        page.sees("the dtype of the weights")
-        page.check("add")
-        tab.get_by_label("Name", exact=True).fill("m")
-        tab.get_by_role("button", name="Add").click()
-        expect(tab.get_by_role("heading", name="m", exact=True)).to_be_visible()
-        page.sees("0 of 256 requests at once")
-        page.check("model")
+        add_by_form(page, source)
         # A change is shown before it is made.
         tab.get_by_role("link", name="Edit").click()
         tab.get_by_text("Engine and plan").click()
