@@ -802,6 +802,26 @@ def test_every_function_fits_on_a_screen() -> None:
     assert not {name: size for name, size in sizes.items() if size > MAX_LINES}
 
 
+# Tables of cases, options and states, and two stories of one gateway, which are longer.
+LARGE_TEST_FUNCTIONS = """
+questions _answer answers corpus upgrades forms __init__ parse start busy_state
+test_nobody_but_the_gateway_gets_an_answer_of_an_engine
+test_a_gateway_changes_only_the_models_that_differ_from_a_file
+test_a_key_that_is_refused_is_reported_in_words_and_never_shown
+"""
+
+
+def test_every_function_of_tests_fits_on_a_screen_or_is_a_table() -> None:
+    large_names = {
+        node.name
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (node.end_lineno or 0) - node.lineno + 1 > MAX_LINES
+    }
+    assert large_names == {*LARGE_TEST_FUNCTIONS.split()}
+
+
 def test_few_functions_have_many_parameters() -> None:
     wide = []
     for path, node in functions():
