@@ -48,8 +48,8 @@ export function showAdvice(element, advice) {
 }
 
 function commandPart(command) {
-  const [program, verb, ...arguments_] = command.split(/\s+/);
-  const name = arguments_.find((word) => !word.startsWith("-")) ?? "";
+  const [program, verb, ...commandWords] = command.split(/\s+/);
+  const name = commandWords.find((word) => !word.startsWith("-")) ?? "";
   if (program !== "fitserve") return h("code", {}, command);
   if (Object.hasOwn(VIEWS, verb)) {
     const [word, address] = VIEWS[verb];
@@ -58,8 +58,8 @@ function commandPart(command) {
   if (!Object.hasOwn(MODEL_PLACES, verb) || !name || PLACEHOLDERS.includes(name))
     return h("code", {}, command);
   const [word, end] = MODEL_PLACES[verb];
-  const wishes = rest
-    .slice(rest.indexOf(name) + 1)
+  const wishes = commandWords
+    .slice(commandWords.indexOf(name) + 1)
     .join(" ")
     .replaceAll("--", "");
   const address = `#/models/${encodeURIComponent(name)}${end}`;
