@@ -88,7 +88,7 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
         machine,
         *groups,
         kv=question.kv_dtype,
-        forced=question.forced or None,
+        forced_name=question.forced or None,
         architecture="Gemma4ForCausalLM",
     )
     # What is selected may refuse once it is made, which was not asked here:
