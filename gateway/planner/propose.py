@@ -54,7 +54,9 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     reduce = choices.all_reduce(candidate, link_failures)
     replicas, speed = copies(candidate, sizes, has_direct_links=reduce.value)
     sleeps, offload = _choose_ram_use(candidate, sizes, env, speed, replicas.value)
-    variables = engine_variables(candidate, env, link_failures, sizes) | sleep_variables(candidate, sleeps)
+    variables = engine_variables(candidate, env, link_failures, sizes) | sleep_variables(
+        candidate, sleeps
+    )
     tools, reasoning = choices.parsers(candidate)
     flags = {
         **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),

@@ -71,7 +71,7 @@ def kv_offload(
 def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:
     """Why the engine or this plan cannot have it, or has not been measured with it; "": neither."""
     engine, inputs = candidate.engine, candidate.inputs
-    kinds = {group.kind for group in candidate.built.attention}
+    kinds = {group.kind for group in candidate.built_model.attention}
     reasons = (
         (OFFLOAD_FLAG not in engine.flags, f"{engine.ref} has no flag --{OFFLOAD_FLAG}"),
         (engine.device != "cuda", "only an engine on NVIDIA GPUs was measured with it"),
