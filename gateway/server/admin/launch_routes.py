@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 
+from gateway.engines.registry import engine_kind
 from gateway.errors import Conflict, NotFound
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.parts import gateway_of
@@ -46,4 +47,5 @@ async def launch(
         is_in_container=is_in_container,
         remote_code=remote_code,
     )
-    return engine_start(spec, is_in_container=is_in_container)
+    argv = engine_kind(spec.engine.kind).serve_command(spec.argv)
+    return engine_start(spec.evolve(argv=argv), is_in_container=is_in_container)

@@ -47,6 +47,9 @@ class ToyKind:
     def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
         return command
 
+    def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:
+        return argv
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         return range(min(stages, extra))
 

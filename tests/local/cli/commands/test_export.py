@@ -106,6 +106,7 @@ def test_a_plan_over_machines_is_a_group_of_pods_without_a_gateway(tmp_path: Pat
     (worker,) = template["workerTemplate"]["spec"]["containers"]
     assert template["size"] == 2
     assert "--master-addr=$(LWS_LEADER_ADDRESS)" in worker["command"]
+    assert worker["command"][1] == "serve"
 
 
 def test_a_plan_on_each_machine_is_a_deployment_with_copies(tmp_path: Path) -> None:
@@ -113,6 +114,8 @@ def test_a_plan_on_each_machine_is_a_deployment_with_copies(tmp_path: Path) -> N
     assert result.returncode == 0, result.stderr
     kinds = {document["kind"]: document for document in json.loads(result.stdout)}
     replicas = kinds["Deployment"]["spec"]["replicas"]
+    (container,) = kinds["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["vllm", "serve", str(tmp_path)]
     assert kinds.keys() == {"Deployment", "Service"}
     assert replicas > 1
 

@@ -1,0 +1,20 @@
+"""Programs of engines: the commands that packages install beside their Python. Pure."""
+
+from __future__ import annotations
+
+
+def with_program(
+    argv: tuple[str, ...], modules: tuple[tuple[str, ...], ...], program: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The command with a program in place of `PYTHON -m MODULE`; another command as it is.
+
+    modules: words behind `-m` that start the same as the program.
+    program: its name and subcommand. It is in the folder of PYTHON, if that is a path.
+    """
+    python, *rest = argv
+    for module in modules:
+        place = 1 + len(module)
+        if tuple(rest[:place]) == ("-m", *module):
+            folder, slash, _ = python.rpartition("/")
+            return f"{folder}{slash}{program[0]}", *program[1:], *rest[place:]
+    return argv
