@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.cli.tables import print_paragraph, print_table
+from gateway.cli.tables import print_paragraph, print_table, without_column
 from gateway.cli.terminal import line_width as _width
 from gateway.cli.terminal import say
 from gateway.visible import visible_line
@@ -127,7 +127,8 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
         )
         for cell in cells
     ]
-    print_table(("MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT", "WHY"), rows)
+    head = ("MODEL", "HARDWARE", "ENGINE", "STATE", "LAYOUT", "CONTEXT", "WHY")
+    print_table(*without_column(head, rows, "LAYOUT", ("TP=1",)))
 
 
 def show_hardware_names(machines: Iterable[str], cards: Iterable[Card]) -> None:
@@ -173,7 +174,7 @@ def show_plan(
 ) -> None:
     """Print a plan: speed, memory, choices, flags. why_gpus, start: of its decision."""
     _show_speed(plan)
-    _show_memory(plan.memory, detail)
+    _show_memory(plan, detail)
     _show_choices(plan, why_gpus, start.conditions.origin if start is not None else None, detail)
     from gateway.planner import explain
 
@@ -216,11 +217,12 @@ def _show_speed(plan: Any) -> None:
         print_paragraph(gap_words, indent=4)
 
 
-def _show_memory(memory: Any, detail: Detail) -> None:
+def _show_memory(plan: Any, detail: Detail) -> None:
     from gateway.planner import explain
 
-    say("\nMemory per device\n" + explain.memory_bar(memory, min(60, (_width() or 80) - 16)))
-    rows = explain.memory_rows(memory)
+    bar = explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16))
+    say(f"\n{'Memory per device' if plan.gpus else 'Memory (RAM)'}\n{bar}")
+    rows = explain.memory_rows(plan.memory)
     print_table(("", "", ""), rows if detail.is_full else rows[: -explain.BUDGET_ROWS])
 
 

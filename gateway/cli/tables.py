@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from gateway.cli.terminal import line_width as _width
@@ -22,6 +22,19 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
         return
     lines = wrap(visible_line(text), width, begin, text_indent)
     say("\n".join(lines) if lines else begin.rstrip())
+
+
+def without_column(
+    head: tuple[str, ...],
+    rows: Sequence[tuple[object, ...]],
+    name: str,
+    usual: Collection[object],
+) -> tuple[tuple[str, ...], Sequence[tuple[object, ...]]]:
+    """The table without this column, where every row has one of the usual values there."""
+    place = head.index(name)
+    if any(row[place] not in usual for row in rows):
+        return head, rows
+    return (*head[:place], *head[place + 1 :]), [(*row[:place], *row[place + 1 :]) for row in rows]
 
 
 def print_table(

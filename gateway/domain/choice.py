@@ -13,7 +13,7 @@ WEIGHTS_DTYPE = "the dtype of the weights"
 GRAPHS_ARE_FASTER = "CUDA graphs are faster"
 NEVER_SLEEPS = "the model never has to leave its GPUs"
 NOT_FOR_AGENTS = "no conversations that return were expected (--for agents)"
-NO_GPU_SLEEP = "only engines on GPUs sleep"
+NO_GPU_SLEEP = "no engine on a CPU sleeps"
 NO_SPECULATION = "it was not requested; its gain depends on the prompts, so measure it"
 NO_TEMPLATE = "the model has no chat template"
 

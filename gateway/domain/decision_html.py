@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def decision_html(decision: Decision) -> str:
             (str(row.engine), _layout(row), row.verdict, row.reasons[0])
             for row in decision.rejected[:_MAX_REFUSALS]
         ]
-        table = _table(("engine", "GPUs", "refused by", "reason"), rows)
+        table = _table(("engine", "layout", "refused by", "reason"), rows)
         title = f"{len(decision.rejected)} rejected{_limit_words(decision.rejected, len(rows))}"
         parts.append(f"<details><summary>{title}</summary>{table}</details>")
     return "\n".join(parts)
@@ -75,6 +76,18 @@ def _choices_table(plan: Plan) -> str:
     ]
     choices += list(plan.variables.items())
     rows = [(name, choice.value, f"{choice.reason} ({choice.source})") for name, choice in choices]
+    backends = Counter(
+        (f"attention {row.kind}", f"{row.backend or row.status} {row.version or ''}", row.reason)
+        for row in plan.attention
+        for _ in range(row.layers)
+    )
+    kernels = Counter(
+        ("kernel", row.kernel or row.status, row.reason)
+        for row in plan.kernels
+        for _ in range(row.count)
+    )
+    for (name, value, reason), count in (backends + kernels).items():
+        rows.append((f"{name} x{count}", value, reason))
     table = _table(("choice", "value", "reason"), rows)
     return f"<details><summary>Reasons of the first plan</summary>{table}</details>"
 

@@ -160,6 +160,7 @@ class LayerKernel(Value):
     padded_to: tuple[int, int] | None = None
     refused: tuple[Refusal, ...] = ()
     note: str = Field("", description="why it would crash, or why it is slow")
+    reason: str = Field("", description="why the engine takes this kernel; empty without a kernel")
 
 
 class LayerAttention(Value):
@@ -179,6 +180,7 @@ class LayerAttention(Value):
         None, description="tokens of a block of the KV cache that the backend takes"
     )
     refused: tuple[Refusal, ...] = ()
+    reason: str = Field("", description="why the engine takes this backend; empty without one")
 
 
 class Question(Value):

@@ -28,6 +28,7 @@ _MAX_QUESTIONS = 4
 _TOLERANCE = 0.005
 # Shorter requests decide no plan.
 _MIN_LENGTH = 1024
+_ASKED_REASON = "the engine's own code took it when asked"
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[\w.@+-]+/)*[\w.@+-]+")
 # Fields of config.json that decide how an engine builds the model. None names a file.
 _SHAPES = (
@@ -115,6 +116,11 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
         backend=row.backend,
         status="ok",
         version=row.version or None,
+        reason=_with_answer(
+            group.reason
+            for group in forecast
+            if (group.kind, group.backend) == (row.kind, row.backend)
+        ),
     )
 
 
@@ -144,7 +150,14 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded_as: str) -
         status=known_kernel.status if known_kernel else "ok",
         padded_to=known_kernel.padded_to if known_kernel and not row.experts else None,
         note=known_kernel.note if known_kernel else "",
+        reason=_with_answer(candidate.reason for candidate in same_kernel),
     )
+
+
+def _with_answer(reasons: Iterable[str]) -> str:
+    """The first reason of the rules for the same choice, and that the engine confirmed it."""
+    rule_reason = next(iter(reasons), "")
+    return "; ".join(filter(None, [rule_reason, _ASKED_REASON]))
 
 
 def gaps(

@@ -248,9 +248,10 @@ def rejections(rejections: tuple[Rejected, ...]) -> list[RefusedGroup]:
         sizes = grouped.setdefault((rejection.verdict, lines), {}).setdefault(rejection.engine, [])
         size = f"{rejection.tensor_parallel}{stages}{groups}"
         sizes += [] if size in sizes else [size]
+    has_one_rank = all(sizes == ["1"] for engines in grouped.values() for sizes in engines.values())
     return [
         RefusedGroup(
-            _candidates(engines),
+            _candidates(engines, has_one_rank=has_one_rank),
             verdict,
             [line.replace(_COUNT, _count_words(counts.get(lines, []))) for line in lines],
         )
@@ -271,15 +272,18 @@ def _count_words(counts: list[int]) -> str:
     return f"{', '.join(head)} or {last}" if head else last
 
 
-def _candidates(engines: dict[EngineRef, list[str]]) -> str:
-    """`vllm==0.33.0, 0.26.0; sglang==0.5.23 TP=2,4`: engine versions with the same sizes."""
+def _candidates(engines: dict[EngineRef, list[str]], *, has_one_rank: bool) -> str:
+    """`vllm==0.33.0, 0.26.0; sglang==0.5.23 TP=2,4`: engine versions with the same sizes.
+
+    has_one_rank: every candidate of the machine has one rank, so no sizes are named.
+    """
     by_sizes: dict[str, dict[str, list[str]]] = {}
     for engine, sizes in engines.items():
         kinds = by_sizes.setdefault(",".join(sizes), {})
         kinds.setdefault(engine.kind, []).append(engine.version)
     return "; ".join(
         "; ".join(f"{kind}=={', '.join(versions)}" for kind, versions in kinds.items())
-        + f" TP={sizes}"
+        + ("" if has_one_rank else f" TP={sizes}")
         for sizes, kinds in by_sizes.items()
     )
 

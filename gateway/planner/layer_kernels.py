@@ -164,6 +164,7 @@ def _experts(
         padded_to=padded_sizes,
         refused=choice.refusals,
         note=crash or ("" if choice.status == "crash" else choice.note),
+        reason=choice.reason,
     )
 
 
@@ -235,6 +236,7 @@ def _row(
         padded_to=choice.padded_to,
         refused=choice.refusals,
         note=choice.note,
+        reason=choice.reason,
     )
 
 
@@ -242,7 +244,14 @@ def _row(
 def _unquantized_kernel(layer: str, count: int, k: int, n: int) -> LayerKernel:
     """All engine versions compute it alike."""
     return LayerKernel(
-        layer=layer, count=count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok"
+        layer=layer,
+        count=count,
+        k=k,
+        n=n,
+        scheme="unquantized",
+        kernel="torch",
+        status="ok",
+        reason="its weights are not quantized",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from gateway.domain import (
@@ -20,14 +21,15 @@ class LayerTable(NamedTuple):
 
 
 def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
-    """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
+    """The kernel of each layer with its reason; plain matrix products are one row."""
     shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
     common_path = _common_path([row.layer for row in shown_rows])
     display: list[tuple[str, ...]] = []
     notes: list[str] = []
     for row in shown_rows:
         size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
-        texts = (
+        texts = [_SUFFIX.sub("", row.reason)] if row.reason else []
+        texts += (
             [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
         )
         texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
@@ -36,13 +38,14 @@ def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
         display.append(
             (f"{row.layer.removeprefix(f'{common_path}.')} x{row.count}", size, row.scheme, kernel)
         )
+    plain_reason = next((row.reason for row in rows if row not in shown_rows), "")
     if plain_count := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
         display.append(
             (
                 f"{plain_count} other layers" if display else f"all {plain_count} layers",
                 "",
                 "unquantized",
-                "torch",
+                f"torch{_note_reference([plain_reason], notes)}",
             )
         )
     return LayerTable(common_path, display, notes)
@@ -52,11 +55,12 @@ _STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
 
 
 def attention_table(rows: tuple[LayerAttention, ...]) -> LayerTable:
-    """The backend of each kind of attention layers, with the passed-over ones."""
+    """The backend of each kind of attention layers, with its reason and the passed-over ones."""
     notes: list[str] = []
     display: list[tuple[str, ...]] = []
     for row in rows:
-        cell = f"{_backend_name(row)}{_note_reference(passed_over(row.refused), notes)}"
+        texts = [row.reason] if row.reason else []
+        cell = f"{_backend_name(row)}{_note_reference(texts + passed_over(row.refused), notes)}"
         display.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
     return LayerTable("", display, notes)
 
@@ -102,7 +106,10 @@ def _note_reference(texts: list[str], notes: list[str]) -> str:
 
 
 def _short_name(kernel: str) -> str:
-    return kernel.removesuffix("LinearKernel").removesuffix("MoEMethod")
+    return _SUFFIX.sub("", kernel)
+
+
+_SUFFIX = re.compile(r"(LinearKernel|MoEMethod)\b")
 
 
 def _common_path(names: list[str]) -> str:

@@ -12,7 +12,7 @@ from gateway.cli.client import call
 from gateway.cli.disk_output import show_disk
 from gateway.cli.model_output import detail_text, keep_alive_text
 from gateway.cli.options import Json
-from gateway.cli.tables import print_table
+from gateway.cli.tables import print_table, without_column
 from gateway.cli.terminal import say
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
@@ -38,7 +38,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         say(json.dumps(listing, indent=2))
         return
     numbers = _numbers(listing["data"])
-    head = (
+    full_head = (
         "NAME",
         "STATE",
         "ENGINE",
@@ -51,9 +51,11 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "DETAIL",
     )
     now_s = time.time()
-    rows = [_row(view, numbers, now_s) for view in listing["data"]]
+    full_rows = [_row(view, numbers, now_s) for view in listing["data"]]
+    head, rows = without_column(full_head, full_rows, "GPUS", ("CPU", "-"))
     # The state and the reason count more than times, which `fitserve show` has too.
-    optional = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
+    names = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
+    optional = [name for name in names if name in head]
     print_table(head, rows, empty=_NO_MODELS, optional=optional)
     if prepared_engines := call("GET", "/admin/prepared")["data"]:
         say("")
@@ -161,7 +163,7 @@ def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]
         _state(view, len(ready_replicas)),
         ", ".join(engines) or "-",
         f"{min(contexts):,}" if contexts else "-",
-        gpu_numbers or ("cpu" if replicas else "-"),
+        gpu_numbers or ("CPU" if replicas else "-"),
         size(memory_bytes) if memory_bytes else "-",
         in_words(now_s - ready_at) if ready_at else "-",
         _age_text(view["used_at"], now_s),

@@ -57,6 +57,7 @@ class Selection(Value):
     page: int | None = None
     refused: tuple[Refusal, ...] = ()
     status: Literal["ok", "none", "unknown"]
+    reason: str = ""
 
 
 @lru_cache(maxsize=1024)  # the same model is judged for every number of ranks
@@ -71,6 +72,7 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
         "decode": forced_backends.decode,
     }
     page = _steps(rules.models, chosen_names, forced_backends.page, model)
+    choice_reason = _choice_reason(forced_backends, chosen_names, model)
     refusals = _limit_refusals(rules.limits, chosen_names, page, model)
     if chosen_names["prefill"] is not None and chosen_names["prefill"] == chosen_names["decode"]:
         chosen_names["attention"] = chosen_names["prefill"]
@@ -108,7 +110,30 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
             refusals.append(Refusal(kernel=name, reason=reason))
     if refusals:
         return Selection(refused=tuple(dict.fromkeys(refusals)), status="none")
-    return Selection(prefill=prefill, decode=decode, page=page or 1, status="ok")
+    return Selection(
+        prefill=prefill, decode=decode, page=page or 1, status="ok", reason=choice_reason
+    )
+
+
+def _choice_reason(
+    forced_backends: ForcedBackends,
+    chosen_names: Mapping[BackendOption, str | None],
+    model: Subject,
+) -> str:
+    """The reason for the backends.
+
+    chosen_names: after the engine's steps for the architecture.
+    """
+    flags = [
+        f"`--{flag} {name}`"
+        for role, flag in _FLAGS.items()
+        if (name := getattr(forced_backends, role))
+    ]
+    if flags:
+        return f"named by {' and '.join(flags)}"
+    if any(chosen_names.values()):
+        return f"the engine sets it for {_query(model).architecture}"
+    return f"the engine's default for such models on compute capability {model.capability}"
 
 
 def _deciding_rules(rules: BackendRules, model: Subject) -> BackendRules:
@@ -216,8 +241,13 @@ def _row(
         listed_rules = rules.recurrent if group.kind == "recurrent" else rules.vision
         rule = next((rule for rule in listed_rules if rule.where.refusal(model) is None), None)
         if rule is not None and rule.backend is not None:
+            reason = f"the engine's backend for such layers on capability {model.capability}"
             return LayerAttention(
-                **group_facts, backend=rule.backend, version=rule.version, status="ok"
+                **group_facts,
+                backend=rule.backend,
+                version=rule.version,
+                status="ok",
+                reason=reason,
             )
         chosen_selection = _unknown_selection(
             "which kernels this version takes for such layers is not known here"
@@ -243,14 +273,21 @@ def _row(
         )
         return LayerAttention(**group_facts, backend=None, status="none", refused=(wrong_refusal,))
     for part in dict.fromkeys((chosen_selection.prefill, chosen_selection.decode)):
-        if reason := backends[part].starts.refusal(model):
-            late_refusal = Refusal(kernel=part, reason=f"is selected, and {reason}", at_start=True)
+        if obstacle := backends[part].starts.refusal(model):
+            late_refusal = Refusal(
+                kernel=part, reason=f"is selected, and {obstacle}", at_start=True
+            )
             return LayerAttention(
                 **group_facts, backend=None, status="none", refused=(late_refusal,)
             )
     version = backends[name].version if name in backends else None
     return LayerAttention(
-        **group_facts, backend=name, version=version, block=chosen_selection.page, status="ok"
+        **group_facts,
+        backend=name,
+        version=version,
+        block=chosen_selection.page,
+        status="ok",
+        reason=chosen_selection.reason,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
 from gateway.engines.common.rules.check import Undecided
+from gateway.engines.common.rules.reasons import choice_reason
 from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject, numbers
 from gateway.engines.vllm.attention_rules import (
     AttentionRules,
@@ -39,6 +40,7 @@ class BackendChoice(NamedTuple):
     version: int | None = None  # of FlashAttention: 2, 3 or 4
     block: int | None = None  # tokens of a block of the KV cache, where --block-size names none
     refusals: tuple[Refusal, ...] = ()
+    reason: str = ""  # why the engine takes it
 
 
 @lru_cache(maxsize=4096)  # the same layers are judged for every number of ranks
@@ -88,13 +90,9 @@ def choose_backend(
         else:
             version = _flash_version(rules, subject) if name in rules.flash_backends else None
             block = query.block_size or preferred_block(rules.backends[name], subject)
-            return BackendChoice(
-                backend=name,
-                version=version,
-                block=block,
-                refusals=tuple(backend_refusals),
-                status="ok",
-            )
+            flag = f"--attention-backend {forced_name}" if forced_name else ""
+            reason = choice_reason(names, flag)
+            return BackendChoice(name, "ok", version, block, tuple(backend_refusals), reason)
     return BackendChoice(backend=None, refusals=tuple(backend_refusals), status="none")
 
 
@@ -131,12 +129,17 @@ def layer_attention(
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _class_backend(rules, target, rank.capability, architecture, forced_name)
         elif own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
-            choice = BackendChoice(backend=own_backend, status="ok")
+            why = f"{architecture} computes these layers itself"
+            choice = BackendChoice(backend=own_backend, status="ok", reason=why)
         elif architecture in rules.plain_towers and group.kind == "vision":
-            choice = BackendChoice(backend="torch", status="ok")
+            why = f"the tower of {architecture} asks torch itself"
+            choice = BackendChoice(backend="torch", status="ok", reason=why)
         else:
-            backend_name = forced_name or (step.backend if step else None)
-            choice = choose_backend(rules, target, rank.capability, None, backend_name)
+            own_choice = step.backend if step and not forced_name else None
+            choice = choose_backend(rules, target, rank.capability, None, forced_name or own_choice)
+            if own_choice and choice.backend:
+                why = f"the engine sets this backend for {architecture}"
+                choice = choice._replace(reason=why)
             # A tower's layers keep no cache, and have no implementation that could refuse one.
             if group.kind != "vision":
                 subject = Subject(rank.capability, frozenset(rules.packages), attention=target)
@@ -151,9 +154,17 @@ def layer_attention(
                 version=choice.version,
                 block=choice.block,
                 refused=choice.refusals,
+                reason=_with_version(choice, rank.capability) if choice.backend else "",
             )
         )
     return tuple(rows)
+
+
+def _with_version(choice: BackendChoice, capability: str) -> str:
+    """The reason of a choice, with that for its version of FlashAttention."""
+    if choice.version is None:
+        return choice.reason
+    return f"{choice.reason}; in version {choice.version} for compute capability {capability}"
 
 
 def _class_backend(
@@ -172,7 +183,8 @@ def _class_backend(
     for choice in choices:
         reason = choice.requires.refusal(subject)
         if reason is None:
-            return BackendChoice(backend=choice.backend, refusals=tuple(refusals), status="ok")
+            why = f"{architecture} names it"
+            return BackendChoice(choice.backend, "ok", refusals=tuple(refusals), reason=why)
         refusals.append(Refusal(kernel=choice.backend, reason=reason))
     return BackendChoice(backend=None, refusals=tuple(refusals), status="none")
 
@@ -281,7 +293,7 @@ def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
         return _unknown_choice(
             "", f"these rules do not describe {query.recurrent or 'such'} layers"
         )
-    return BackendChoice(backend=backend, status="ok")
+    return BackendChoice(backend=backend, status="ok", reason=choice_reason((backend,)))
 
 
 def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
@@ -292,8 +304,9 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
             version = (
                 _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
             )
+            reason = choice_reason([listed.backend for listed in rules.vision])
             return BackendChoice(
-                backend=tower.backend, version=version, refusals=tuple(refusals), status="ok"
+                tower.backend, "ok", version, refusals=tuple(refusals), reason=reason
             )
         refusals.append(Refusal(kernel=tower.backend, reason=reason))
     return BackendChoice(backend=None, refusals=tuple(refusals), status="none")

@@ -183,7 +183,7 @@ def all_reduce(candidate: Candidate, link_failures: Mapping[str, Fact]) -> Choic
         )
     if pair is None:
         reason = (
-            "one device"
+            ("one GPU" if gpus else "the CPU is one rank")
             if candidate.variant.tp * candidate.variant.dp == 1
             else "every pair has NVLink or working peer-to-peer access"
         )

@@ -23,6 +23,7 @@ def plan_warnings(
 ) -> tuple[str, ...]:
     return (
         *sizes.warnings,
+        *_wish_warnings(candidate),
         *_kernel_warnings(candidate),
         *_rule_warnings(candidate),
         *_load_warnings(candidate),
@@ -32,6 +33,14 @@ def plan_warnings(
         *_unfollowed_variables(candidate),
         *_answer_limit_warnings(candidate, sizes),
     )
+
+
+def _wish_warnings(candidate: Candidate) -> list[str]:
+    """The wishes that change nothing without a GPU."""
+    count = candidate.inputs.wish.gpus
+    if candidate.gpus or not isinstance(count, int):
+        return []
+    return [f"`--gpus {count}` changes nothing: this machine has no GPU, and the CPU serves."]
 
 
 def _host_transfer_warnings(link_failures: Mapping[str, Fact]) -> list[str]:

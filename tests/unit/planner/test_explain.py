@@ -76,8 +76,9 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
         "linear_attn.in_proj_ba x30          2048 x 64     wna16 4-bit g128  Marlin (1)\n" in text
     )
     assert (
-        "(1) CutlassW4A8, Machete: runs on compute capability 9.0, this GPU has 8.6;\n    AllSpark"
-        in text
+        "(1) the first in the engine's order that takes these layers: CutlassW4A8, Machete,"
+        " AllSpark, Marlin, Conch, Exllama; CutlassW4A8, Machete: runs on compute capability 9.0"
+        in " ".join(text.split())
     )
     assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
     assert re.search(r"\n2     2     TP=1 PP=2  32,768   [\d.]+ +[\d.,]+ +vllm==0.19.1:", text)
@@ -299,7 +300,7 @@ def test_a_matrix_says_which_combinations_run_and_why_not(
     assert result.exit_code == 0, result.output
     assert not wide(result, 86)
     rows = [line.split() for line in result.stdout.splitlines() if not line.startswith(" ")]
-    assert rows[0][:6] == ["MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT"]
+    assert rows[0][:6] == ["MODEL", "HARDWARE", "ENGINE", "STATE", "LAYOUT", "CONTEXT"]
     assert ["gpt-oss", "2x3090", "vllm==0.18.0", "runtime_fail", "TP=2"] in rows
     assert ["qwen", "gb10", "vllm==0.19.1", "ok", "TP=1", "32,768"] in [row[:6] for row in rows]
     assert len(rows) == 9

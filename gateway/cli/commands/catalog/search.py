@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.options import Json, usage_error
-from gateway.cli.tables import print_paragraph, print_table
+from gateway.cli.tables import print_paragraph, print_table, without_column
 from gateway.cli.terminal import print_message, say, status
 from gateway.domain.units import plural
 from gateway.domain.units import words as size
@@ -116,19 +116,20 @@ def _show(models: list[Any], *, as_json: bool, order: str = "") -> None:
 
 
 def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str) -> None:
+    rows = [
+        (
+            model.name,
+            f"{model.context:,}",
+            f"{model.tokens_s:,g}" if model.tokens_s is not None else "-",
+            model.gpus or "CPU",
+            size(model.weights_bytes),
+            model.form,
+        )
+        for model in fitting_models
+    ]
+    head = ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM")
     print_table(
-        ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM"),
-        [
-            (
-                model.name,
-                f"{model.context:,}",
-                f"{model.tokens_s:,g}" if model.tokens_s is not None else "-",
-                model.gpus or "CPU",
-                size(model.weights_bytes),
-                model.form,
-            )
-            for model in fitting_models
-        ],
+        *without_column(head, rows, "GPUS", ("CPU",)),
         empty="No model was found that fits. Other words find others, and `--hardware` plans for"
         " another machine.",
         optional=("FORM", "SIZE"),

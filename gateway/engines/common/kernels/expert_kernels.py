@@ -25,6 +25,7 @@ from gateway.engines.common.rules.check import (
     first_refusal,
     index_by_scheme,
 )
+from gateway.engines.common.rules.reasons import choice_reason
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, MoeShape, round_up
@@ -46,6 +47,7 @@ class MoeChoice(NamedTuple):
     refusals: tuple[Refusal, ...] = ()
     crashes: tuple[tuple[str, str], ...] = ()  # which of w13 and w2, and why
     note: str = ""
+    reason: str = ""  # why the engine takes it
 
 
 # --- the rules, as moe.yaml has them ---
@@ -209,9 +211,14 @@ def choose_moe(
     is_demanded = forced_backend not in (None, "", "auto", *method.ignores)
     if forced_backend and is_demanded and "*" not in method.ignores:
         names = _demanded_backends(rules, method, shape, forced_backend)
+        flag = f"--moe-backend {forced_backend}"
     else:
-        names = _preferred_backends(rules, method, subject)
-    return names if isinstance(names, MoeChoice) else _first_backend(rules, method, names, subject)
+        names, flag = _preferred_backends(rules, method, subject), ""
+    if isinstance(names, MoeChoice):
+        return names
+    choice = _first_backend(rules, method, names, subject)
+    short_names = [_short_name(name) for name in names]
+    return choice._replace(reason=choice_reason(short_names, flag)) if choice.kernel else choice
 
 
 def _demanded_backends(
@@ -257,7 +264,7 @@ def _first_backend(
     refusals: list[Refusal] = []
     for name in names:
         backend = rules.backends[name]
-        short_name = name.rpartition(" ")[2]
+        short_name = _short_name(name)
         reason = first_refusal(backend.requires, subject)
         if reason is None:
             method_refusal = first_refusal((*method.requires, *backend.then), subject)
@@ -268,6 +275,11 @@ def _first_backend(
             return _choice(method, backend, short_name, subject, tuple(refusals))
         refusals.append(Refusal(kernel=short_name, reason=reason))
     return _no_backend(method, *refusals)
+
+
+def _short_name(name: str) -> str:
+    """The name of a backend without that of its group."""
+    return name.rpartition(" ")[2]
 
 
 _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")

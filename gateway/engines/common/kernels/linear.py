@@ -25,6 +25,7 @@ from gateway.engines.common.rules.check import (
     first_refusal,
     index_by_scheme,
 )
+from gateway.engines.common.rules.reasons import choice_reason
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, LinearShape, round_up
@@ -47,6 +48,7 @@ class KernelChoice(NamedTuple):
     padded_to: tuple[int, int] | None = None  # (k, n)
     refusals: tuple[Refusal, ...] = ()
     note: str = ""  # why the kernel is slow, or would crash
+    reason: str = ""  # why the engine takes it
 
 
 # --- the rules, as linear.yaml has them ---
@@ -212,7 +214,10 @@ def choose(
     if isinstance(names, KernelChoice):
         return names
     subject = subject._replace(activation=path.activation)
-    return _first_kernel(rules, path, names, subject, refusals)
+    choice = _first_kernel(rules, path, names, subject, refusals)
+    is_demanded = forced_backend and set(names) <= set(rules.backends[forced_backend])
+    flag = f"--linear-backend {forced_backend}" if is_demanded else ""
+    return choice._replace(reason=choice_reason(names, flag)) if choice.kernel else choice
 
 
 def _kernel_names(

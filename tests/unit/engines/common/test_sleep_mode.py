@@ -44,7 +44,7 @@ FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
     ("fields", "reason_part"),
     [
         ({"leaves": ""}, "never has to leave"),
-        ({"engine": SLEEPS.evolve(device="cpu"), "leaves": ""}, "only engines on GPUs sleep"),
+        ({"engine": SLEEPS.evolve(device="cpu"), "leaves": ""}, "no engine on a CPU sleeps"),
         ({"engine": SLEEPS.evolve(sleeps=False)}, "no sleep mode"),
         ({"engine": SLEEPS.evolve(flags={})}, "no sleep mode"),
         ({"args": {"cpu-offload-gb": 4}}, "--cpu-offload-gb"),

@@ -164,22 +164,27 @@ export function planMemory(plan) {
   );
 }
 
+/** The reason for a kernel or backend, its flaw, and why the engine passed over others. */
+function choiceWords({ reason, note, refused }) {
+  const others = refused.map(
+    ({ kernel, reason: refusal }) => (kernel ? `not ${kernel}: ` : "") + refusal,
+  );
+  return [reason, note, ...others].filter(Boolean).join("; ");
+}
+
 export function planKernels(plan) {
   const layers = plan.kernels.map((layer) => [
     `${layer.layer} × ${layer.count}`,
     layer.kernel ?? layer.status,
-    layer.note ||
-      layer.refused.map(({ kernel, reason }) => `not ${kernel}: ${reason}`).join("; "),
+    choiceWords(layer),
   ]);
   const attention = plan.attention.map((layer) => [
     `attention ${layer.kind} × ${layer.layers}`,
     layer.backend ?? layer.status,
-    layer.refused
-      .map(({ backend, kernel, reason }) => `not ${backend ?? kernel}: ${reason}`)
-      .join("; "),
+    choiceWords(layer),
   ]);
   return layers.length + attention.length
-    ? table("Kernels", ["Layers", "Kernel", "Why not another"], [...attention, ...layers])
+    ? table("Kernels", ["Layers", "Kernel", "Why"], [...attention, ...layers])
     : null;
 }
 

@@ -1,0 +1,18 @@
+"""Reasons of an engine's choice among kernels or backends, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def choice_reason(names: Sequence[str], flag: str = "") -> str:
+    """The reason for the first of these names that accepts the layers.
+
+    names: in the engine's order.
+    flag: of the command line, which limits the names; "": none does.
+    """
+    if flag:
+        return f"`{flag}` names it"
+    if len(names) == 1:
+        return "the engine has no other for these layers"
+    return f"the first in the engine's order that takes these layers: {', '.join(names)}"
