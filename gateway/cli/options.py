@@ -428,11 +428,11 @@ def mistyped_message(error: Any) -> str:
     output = io.StringIO()
     error.show(file=output)
     message = output.getvalue().replace("Value error, ", "").rstrip()
-    hint = _hint(error, message)
+    hint = _hint(error)
     return f"{message}\n{hint}" if hint else message
 
 
-def _hint(error: Any, message: str) -> str:
+def _hint(error: Any) -> str:
     """The words to write instead; "": unknown."""
     option = getattr(error, "option_name", "")
     if option in _FOREIGN_OPTIONS:
@@ -442,12 +442,6 @@ def _hint(error: Any, message: str) -> str:
     command = error.ctx.command
     if command.name == "serve":
         return "`fitserve serve` starts the gateway, and `fitserve add NAME MODEL` a model in it."
-    if command.name == "plan" and "unexpected extra argument" in message:
-        return (
-            "`fitserve plan` plans one model. `fitserve matrix` judges several, each alone on the"
-            " machine. `fitserve add --dry-run` plans one beside those of a running gateway."
-            " Nothing plans several together without a gateway."
-        )
     options = {name for parameter in command.params for name in parameter.opts}
     if option.startswith("--") and "--arg" in options:
         return f"A flag of the engine is written --arg {option.lstrip('-')}=VALUE."

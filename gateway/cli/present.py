@@ -70,6 +70,35 @@ def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL
         _show_rejections(decision.rejected)
 
 
+def show_decisions(
+    decisions: list[Any],
+    machine: Any,
+    advice: str,
+    *,
+    as_json: bool,
+    detail: Detail = SHORT_DETAIL,
+) -> None:
+    """Print the decisions for models that share a machine: a table of all, then each."""
+    from gateway.planner import explain
+
+    if as_json:
+        documents = [json.loads(decision.model_dump_json(by_alias=True)) for decision in decisions]
+        say(json.dumps(documents, indent=2))
+        return
+    head = ("MODEL", "ENGINE", "DEVICES", "CONTEXT", "MEMORY")
+    models = [decision.model for decision in decisions]
+    rows = [
+        (_short_name(decision.model, models), *explain.place_row(decision, machine))
+        for decision in decisions
+    ]
+    print_table(head, rows)
+    if advice:
+        print_paragraph(advice)
+    for decision in decisions:
+        say("")
+        show_decision(decision, as_json=False, detail=detail)
+
+
 def _show_rejections(rejections: Any) -> None:
     from gateway.planner import explain
 

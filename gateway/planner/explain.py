@@ -382,6 +382,22 @@ def headline(decision: Decision) -> str:
     )
 
 
+def place_row(decision: Decision, hardware: Hardware) -> tuple[str, ...]:
+    """A model's engine, devices, context, and its memory of each device."""
+    if not decision.plans:
+        return "no plan", "-", "-", "-"
+    plan = decision.plans[0]
+    copies = plan.replicas.value
+    numbers = [str(gpu.index) for gpu in hardware.gpus if gpu.uuid in plan.gpus]
+    return (
+        str(plan.engine),
+        (f"GPU {', '.join(numbers)}" if numbers else "CPU")
+        + (f" and {copies - 1} more" if copies > 1 else ""),
+        f"{plan.max_model_len.value:,}",
+        gib(plan.memory.promised_bytes),
+    )
+
+
 def more_of(best_plan: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | None, str]:
     """The gain of another plan over the best one: as a part of its tokens/s, and in words."""
     context = f"{neighbour.max_model_len.value:,} tokens of context"

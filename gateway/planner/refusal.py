@@ -64,7 +64,7 @@ def _lacks_room(fit: WouldFit) -> bool:
 
 def _room(fit: WouldFit) -> str:
     empty = fit.room_empty_bytes
-    empty_words = f", and {gib(empty)} without the running engines" if empty is not None else ""
+    empty_words = f", and {gib(empty)} without the other models" if empty is not None else ""
     return (
         f"The weights take {gib(fit.weights_bytes)}; at most {gib(fit.room_bytes)} fit"
         f" here now{empty_words}."

@@ -21,12 +21,19 @@ from gateway.cli.options import (
     usage_error,
     with_option_groups,
 )
-from gateway.cli.present import FULL_DETAIL, SHORT_DETAIL, show_decision, show_matrix
+from gateway.cli.present import (
+    FULL_DETAIL,
+    SHORT_DETAIL,
+    show_decision,
+    show_decisions,
+    show_matrix,
+)
 from gateway.cli.terminal import print_message
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
 
 if TYPE_CHECKING:
     from gateway.domain import Decision, MeasuredStart, Wish
+    from gateway.planner.service.neighbours import Neighbourhood
     from gateway.planner.service.startable import Startable
     from gateway.profiles.profiles import Profiles
 
@@ -45,7 +52,13 @@ def _list_hardware(value: str | None) -> str | None:
 
 @with_option_groups
 def plan(
-    model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Model folder or Hugging Face repository; several share the machine.",
+        ),
+    ],
     options: WishOptions,
     hardware: Annotated[
         str | None,
@@ -69,7 +82,20 @@ def plan(
     shows_all: AllRows = False,
     as_json: Json = False,
 ) -> None:
-    """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
+    """Show the plan for MODEL with its reasons, and start nothing. Several models are planned
+    beside each other, in their order. Exit code 3 without a plan."""
+    if len(models) > 1:
+        if check:
+            usage_error("--check asks the engines about one model.")
+        wishes = [read_wish(source=absolute_source(model), **options.fields()) for model in models]
+        detail = FULL_DETAIL if full else SHORT_DETAIL
+        neighbourhood, decisions = _plan_together(wishes, hardware, network)
+        advice = "" if as_json else neighbourhood.advice(wishes, decisions)
+        show_decisions(decisions, neighbourhood.machine, advice, as_json=as_json, detail=detail)
+        if not all(decision.plans for decision in decisions):
+            raise typer.Exit(3)
+        return
+    (model,) = models
     wish, source = read_wish(source=model, **options.fields()), absolute_source(model)
     decision = _plan_for_cluster(wish, hardware, network, asks_engine=check) if hardware else None
     if network and decision is None:
@@ -138,6 +164,30 @@ def _with_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
     plan = decision.plans[0]
     time = expected_start(plan, conditions, starts) or start_elsewhere(plan, conditions)
     return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
+
+
+def _plan_together(
+    wishes: list[Wish], hardware: str | None, network: str | None
+) -> tuple[Neighbourhood, list[Decision]]:
+    """The decision for each model beside the others, on this machine or another."""
+    from gateway.planner.service.neighbours import Neighbourhood
+    from gateway.planner.service.offline import OfflinePlanner
+    from gateway.store.recovery import records_at_rest
+
+    planner = OfflinePlanner.from_environment()
+    if network or (hardware and planner.profiles.cluster(hardware, None) is not None):
+        usage_error("Several models are planned together for one machine only.")
+    wishes = [_with_engine_of_image(wish) for wish in wishes]
+    name, machine = planner.machine(hardware)
+    if hardware is None:
+        startable = _startable(wishes[0], planner.profiles)
+        facts, _ = records_at_rest(startable.data / "fitserve.db")
+        neighbourhood = Neighbourhood(planner, "", machine, startable, facts)
+    else:
+        neighbourhood = Neighbourhood(planner, name, machine)
+    decisions = neighbourhood.plan(wishes)
+    planner.profiles.documents.save()
+    return neighbourhood, decisions
 
 
 def _plan_for_cluster(

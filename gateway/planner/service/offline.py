@@ -177,6 +177,12 @@ class OfflinePlanner:
         request = PlanRequest(wish, machine, name, include_uninstalled=include_alternatives)
         return self._prepare(request, None, self._local_measurements(machine)).decision()
 
+    def decide_request(
+        self, request: PlanRequest, startable: Startable | None = None, facts: Iterable[Fact] = ()
+    ) -> Decision:
+        """The decision for a request. startable: plan with these engines alone."""
+        return self._prepare(request, startable, facts).decision()
+
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
         """The plan that a gateway with this data folder would start on this machine.
 

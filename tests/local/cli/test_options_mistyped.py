@@ -18,7 +18,6 @@ from tests.support.typing_terminal import TypingTerminal
         (["export", "m", "--format", "nope"], 2, "'nope' is not one of 'argv'"),
         (["serve", "--port", "abc"], 2, "valid integer"),
         (["add", "m", "./a", "--wait", "--timeout", "abc"], 2, "a duration looks like"),
-        (["plan", "a", "b"], 2, "`fitserve plan` plans one model."),
         (["plan", "./a.gguf"], 1, "There is no folder ./a.gguf"),
         (["add"], 2, "Missing argument"),
         (["add", "m", "./a", "--ttl", "300"], 2, "Write --keep-alive 300s."),

@@ -1,0 +1,135 @@
+"""Plans of several models that share one machine, as a gateway would add them one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.domain import Cap, Decision, Fact, Hardware, Offer, Wish
+from gateway.domain.plan_request import PlanRequest
+from gateway.domain.sharing import Sharing
+from gateway.planner.service.offline import OfflinePlanner
+from gateway.planner.service.startable import Startable
+from gateway.planner.sharing.surplus import cap_after_giving, surplus_offers
+
+# Contexts that advice names, the largest first.
+_CONTEXTS = (32768, 16384, 8192, 4096, 2048)
+
+
+@dataclass
+class _Seat:
+    """A model with its plan.
+
+    cap: the most bytes that it may take, for the sake of others.
+    kept_bytes: of each device after its gift; None: as planned.
+    """
+
+    wish: Wish
+    decision: Decision
+    cap: Cap | None = None
+    kept_bytes: int | None = None
+
+    @property
+    def promised_bytes(self) -> dict[str, int]:
+        """Bytes by device that no other engine may use."""
+        if not self.decision.plans:
+            return {}
+        plan = self.decision.plans[0]
+        kept_bytes = self.kept_bytes
+        planned_bytes = plan.memory.promised_bytes
+        return dict.fromkeys(plan.devices, planned_bytes if kept_bytes is None else kept_bytes)
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """KV cache that the model could give, smallest first."""
+        plans = self.decision.plans
+        return surplus_offers(plans[0], self.wish) if plans else ()
+
+
+@dataclass
+class Neighbourhood:
+    """A machine whose models are planned beside each other.
+
+    startable: plan with these engines alone; None: with every version.
+    facts: those that hold here.
+    """
+
+    planner: OfflinePlanner
+    name: str
+    machine: Hardware
+    startable: Startable | None = None
+    facts: Iterable[Fact] = ()
+    _seats: list[_Seat] = field(default_factory=list)
+
+    def plan(self, wishes: Sequence[Wish]) -> list[Decision]:
+        """A decision for each wish, in their order.
+
+        A later model takes free memory first, then KV cache that earlier ones can spare, whose
+        plans shrink. Each takes few GPUs unless its wish names them.
+        """
+        self._seats.clear()
+        for wish in named_apart(wishes):
+            few = wish.evolve(gpus="few") if wish.gpus is None and len(wishes) > 1 else wish
+            seat = _Seat(few, self._decide(few))
+            self._seats.append(seat)
+            self._shrink(seat.decision.takes, few.name)
+        return [seat.decision for seat in self._seats]
+
+    def advice(self, wishes: Sequence[Wish], decisions: Sequence[Decision]) -> str:
+        """The context with which all models have a plan, where one has none; "": no such one."""
+        if all(decision.plans for decision in decisions):
+            return ""
+        for context in _CONTEXTS:
+            shorter = [wish.evolve(context=context) for wish in wishes]
+            if all(decision.plans for decision in self.plan(shorter)):
+                return f"All of them fit with `--context {context}`."
+        return "No context of the models gives all of them a plan together."
+
+    def _shrink(self, offers: Sequence[Offer], taker: str) -> None:
+        """Plan the givers of these offers anew, without the bytes that they gave."""
+        givers = {offer.model: offer for offer in offers}
+        seats = [seat for seat in self._seats if seat.wish.name in givers]
+        for seat in seats:
+            offer = givers[seat.wish.name]
+            seat.cap = cap_after_giving(offer, seat.decision.plans[0], [taker])
+            seat.kept_bytes = offer.keeps
+        for seat in seats:
+            seat.decision = self._decide(seat.wish, seat)
+            seat.kept_bytes = None
+
+    def _decide(self, wish: Wish, seat: _Seat | None = None) -> Decision:
+        """The decision beside the other models. seat: of the model, if it has one."""
+        neighbours = [neighbour for neighbour in self._seats if neighbour is not seat]
+        promised_bytes: dict[str, int] = {}
+        for neighbour in neighbours:
+            for device, count in neighbour.promised_bytes.items():
+                promised_bytes[device] = promised_bytes.get(device, 0) + count
+        givers = () if seat else neighbours
+        sharing = Sharing(
+            cap=seat.cap if seat else None,
+            offers=tuple(offer for giver in givers for offer in giver.offers),
+            former_gpus=seat.decision.plans[0].gpus if seat else (),
+        )
+        request = PlanRequest(
+            wish,
+            self.machine,
+            self.name,
+            promised_bytes=promised_bytes,
+            sharing=sharing,
+            include_uninstalled=True,
+        )
+        return self.planner.decide_request(request, self.startable, self.facts)
+
+
+def named_apart(wishes: Iterable[Wish]) -> list[Wish]:
+    """The wishes with names of their own, after their sources: `a`, `a-2`."""
+    named: dict[str, Wish] = {}
+    for wish in wishes:
+        base = (wish.source or "").rstrip("/").rpartition("/")[2] or wish.name
+        name = next(
+            name
+            for number in range(1, len(named) + 2)
+            if (name := base if number == 1 else f"{base}-{number}") not in named
+        )
+        named[name] = wish.evolve(name=name)
+    return list(named.values())
