@@ -88,12 +88,7 @@ def plan(
         if check:
             usage_error("--check asks the engines about one model.")
         wishes = [read_wish(source=absolute_source(model), **options.fields()) for model in models]
-        detail = FULL_DETAIL if full else SHORT_DETAIL
-        neighbourhood, decisions = _plan_together(wishes, hardware, network)
-        advice = "" if as_json else neighbourhood.advice(wishes, decisions)
-        show_decisions(decisions, neighbourhood.machine, advice, as_json=as_json, detail=detail)
-        if not all(decision.plans for decision in decisions):
-            raise typer.Exit(3)
+        _show_together(wishes, hardware, network, as_json=as_json, full=full)
         return
     (model,) = models
     wish, source = read_wish(source=model, **options.fields()), absolute_source(model)
@@ -166,10 +161,27 @@ def _with_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
     return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
 
 
-def _plan_together(
-    wishes: list[Wish], hardware: str | None, network: str | None
-) -> tuple[Neighbourhood, list[Decision]]:
-    """The decision for each model beside the others, on this machine or another."""
+def _show_together(
+    wishes: list[Wish], hardware: str | None, network: str | None, *, as_json: bool, full: bool
+) -> None:
+    """Print the plans of models beside each other, on this machine or another."""
+    neighbourhood = _neighbourhood(wishes[0], hardware, network)
+    decisions = neighbourhood.plan([_with_engine_of_image(wish) for wish in wishes])
+    show_decisions(
+        decisions,
+        neighbourhood.machine,
+        "" if as_json else neighbourhood.advice(wishes, decisions),
+        as_json=as_json,
+        detail=FULL_DETAIL if full else SHORT_DETAIL,
+    )
+    if not all(decision.plans for decision in decisions):
+        raise typer.Exit(3)
+
+
+def _neighbourhood(wish: Wish, hardware: str | None, network: str | None) -> Neighbourhood:
+    """The machine for several models. wish: of one of them, for the engines that can start."""
+    from functools import partial
+
     from gateway.planner.service.neighbours import Neighbourhood
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.store.recovery import records_at_rest
@@ -177,17 +189,13 @@ def _plan_together(
     planner = OfflinePlanner.from_environment()
     if network or (hardware and planner.profiles.cluster(hardware, None) is not None):
         usage_error("Several models are planned together for one machine only.")
-    wishes = [_with_engine_of_image(wish) for wish in wishes]
     name, machine = planner.machine(hardware)
-    if hardware is None:
-        startable = _startable(wishes[0], planner.profiles)
-        facts, _ = records_at_rest(startable.data / "fitserve.db")
-        neighbourhood = Neighbourhood(planner, "", machine, startable, facts)
-    else:
-        neighbourhood = Neighbourhood(planner, name, machine)
-    decisions = neighbourhood.plan(wishes)
-    planner.profiles.documents.save()
-    return neighbourhood, decisions
+    if hardware is not None:
+        return Neighbourhood(planner.decide_request, name, machine)
+    startable = _startable(wish, planner.profiles)
+    facts, _ = records_at_rest(startable.data / "fitserve.db")
+    decide = partial(planner.decide_request, startable=startable, facts=facts)
+    return Neighbourhood(decide, "", machine)
 
 
 def _plan_for_cluster(

@@ -144,20 +144,22 @@ def layer_attention(
             if group.kind != "vision":
                 subject = Subject(rank.capability, frozenset(rules.packages), attention=target)
                 choice = _check_start(choice, rules, subject)
-        rows.append(
-            LayerAttention(
-                kind=group.kind,
-                layers=group.layers,
-                head_dim=group.head_dim,
-                backend=choice.backend,
-                status=choice.status,
-                version=choice.version,
-                block=choice.block,
-                refused=choice.refusals,
-                reason=_with_version(choice, rank.capability) if choice.backend else "",
-            )
-        )
+        rows.append(_row(group, choice, rank.capability))
     return tuple(rows)
+
+
+def _row(group: AttentionGroup, choice: BackendChoice, capability: str) -> LayerAttention:
+    return LayerAttention(
+        kind=group.kind,
+        layers=group.layers,
+        head_dim=group.head_dim,
+        backend=choice.backend,
+        status=choice.status,
+        version=choice.version,
+        block=choice.block,
+        refused=choice.refusals,
+        reason=_with_version(choice, capability) if choice.backend else "",
+    )
 
 
 def _with_version(choice: BackendChoice, capability: str) -> str:

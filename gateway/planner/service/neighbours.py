@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.domain import Cap, Decision, Fact, Hardware, Offer, Wish
+from gateway.domain import Cap, Decision, Hardware, Offer, Wish
 from gateway.domain.plan_request import PlanRequest
 from gateway.domain.sharing import Sharing
-from gateway.planner.service.offline import OfflinePlanner
-from gateway.planner.service.startable import Startable
 from gateway.planner.sharing.surplus import cap_after_giving, surplus_offers
 
 # Contexts that advice names, the largest first.
@@ -50,15 +48,13 @@ class _Seat:
 class Neighbourhood:
     """A machine whose models are planned beside each other.
 
-    startable: plan with these engines alone; None: with every version.
-    facts: those that hold here.
+    decide: the decision for a request.
+    name: of a machine other than this one; "": this one.
     """
 
-    planner: OfflinePlanner
+    decide: Callable[[PlanRequest], Decision]
     name: str
     machine: Hardware
-    startable: Startable | None = None
-    facts: Iterable[Fact] = ()
     _seats: list[_Seat] = field(default_factory=list)
 
     def plan(self, wishes: Sequence[Wish]) -> list[Decision]:
@@ -69,10 +65,10 @@ class Neighbourhood:
         """
         self._seats.clear()
         for wish in named_apart(wishes):
-            few = wish.evolve(gpus="few") if wish.gpus is None and len(wishes) > 1 else wish
-            seat = _Seat(few, self._decide(few))
+            sharing_wish = wish.evolve(gpus="few") if wish.gpus is None else wish
+            seat = _Seat(sharing_wish, self._decide(sharing_wish))
             self._seats.append(seat)
-            self._shrink(seat.decision.takes, few.name)
+            self._shrink(seat.decision.takes, wish.name)
         return [seat.decision for seat in self._seats]
 
     def advice(self, wishes: Sequence[Wish], decisions: Sequence[Decision]) -> str:
@@ -118,7 +114,7 @@ class Neighbourhood:
             sharing=sharing,
             include_uninstalled=True,
         )
-        return self.planner.decide_request(request, self.startable, self.facts)
+        return self.decide(request)
 
 
 def named_apart(wishes: Iterable[Wish]) -> list[Wish]:

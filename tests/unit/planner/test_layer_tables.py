@@ -26,14 +26,14 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 @cache
 def decision(model: str, machine: str, flag: tuple[str, str] | None = None) -> Decision:
     engines = PROFILES.engines(device="cuda")
-    asked = wish(args=dict([flag] if flag else []))
+    flag_wish = wish(args=dict([flag] if flag else []))
     name, _, quantization = model.partition("+")
     spec = published_model(name, quantization_config=AWQ if quantization else None)
     return decide(
         spec,
         PROFILES.hardware(machine),
         engines,
-        asked,
+        flag_wish,
         rules=PROFILES.rules(engines),
     )
 

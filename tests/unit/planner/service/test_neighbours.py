@@ -34,7 +34,7 @@ def wishes(parent: Path, *names: str) -> list[Wish]:
     return [Wish(name="plan", source=folder(parent, name)) for name in names]
 
 
-def promised(decisions: list[Decision]) -> Counter[str]:
+def sum_promises(decisions: list[Decision]) -> Counter[str]:
     """Bytes of each device that the first plans take together."""
     total: Counter[str] = Counter()
     for decision in decisions:
@@ -49,10 +49,10 @@ def test_models_keep_to_the_memory_of_their_machine(
 ) -> None:
     name, machine = planner.machine(hardware)
     models = wishes(tmp_path, "qwen2.5-1.5b", "llama-3.2-1b", "qwen3-embedding-0.6b")
-    decisions = Neighbourhood(planner, name, machine).plan(models)
+    decisions = Neighbourhood(planner.decide_request, name, machine).plan(models)
     assert all(decision.plans for decision in decisions)
     sizes = {gpu.uuid: gpu.total_bytes or 0 for gpu in machine.gpus}
-    for device, count in promised(decisions).items():
+    for device, count in sum_promises(decisions).items():
         assert 0 < count <= sizes.get(device, machine.ram_total_bytes)
 
 
@@ -62,14 +62,14 @@ def test_an_earlier_model_gives_the_kv_cache_that_a_later_one_needs(
     name, machine = planner.machine("3090")
     models = wishes(tmp_path, "llama-3.2-1b", "granite-3.1-2b")
     alone = planner.decide_on(models[0], name, machine).plans[0].memory
-    first, second = Neighbourhood(planner, name, machine).plan(models)
+    first, second = Neighbourhood(planner.decide_request, name, machine).plan(models)
     assert first.plans[0].memory.promised_bytes < alone.promised_bytes
     assert second.takes[0].model == "llama-3.2-1b"
 
 
 def test_advice_is_a_context_with_which_all_fit(planner: OfflinePlanner, tmp_path: Path) -> None:
     name, machine = planner.machine("cpu")
-    neighbourhood = Neighbourhood(planner, name, machine)
+    neighbourhood = Neighbourhood(planner.decide_request, name, machine)
     models = wishes(tmp_path, "granite-3.1-2b", "qwen3-8b")
     decisions = neighbourhood.plan(models)
     assert [bool(decision.plans) for decision in decisions] == [True, False]
@@ -103,5 +103,5 @@ def test_the_command_plans_its_models_together(
     assert result.exit_code == 0, result.stdout
     assert [document["model"] for document in json.loads(result.stdout)] == sources
     for option in ("--check", "--network=200gbit"):
-        refused = CliRunner().invoke(app, ["plan", *sources, "--hardware", "cpu", option])
-        assert refused.exit_code == 2
+        refusal = CliRunner().invoke(app, ["plan", *sources, "--hardware", "cpu", option])
+        assert refusal.exit_code == 2

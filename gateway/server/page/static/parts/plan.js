@@ -166,10 +166,10 @@ export function planMemory(plan) {
 
 /** The reason for a kernel or backend, its flaw, and why the engine passed over others. */
 function choiceWords({ reason, note, refused }) {
-  const others = refused.map(
+  const refusals = refused.map(
     ({ kernel, reason: refusal }) => (kernel ? `not ${kernel}: ` : "") + refusal,
   );
-  return [reason, note, ...others].filter(Boolean).join("; ");
+  return [reason, note, ...refusals].filter(Boolean).join("; ");
 }
 
 export function planKernels(plan) {
