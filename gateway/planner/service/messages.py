@@ -7,8 +7,8 @@ first        JSON of WorkerConfig
 request      JSON of PlanRequest; facts, one a line
 answer       JSON of PlanAnswer; JSON of PlanResult without its byte fields; these fields
 
-The search process has the same first message. A request is JSON of SearchRequest, an answer JSON
-of PlanAnswer and of the models.
+The search process has the same first message. A request is JSON of SearchRequest. An answer is
+any number of JSON objects of SearchProgress, then JSON of PlanAnswer and of the models.
 """
 
 from __future__ import annotations
@@ -78,6 +78,19 @@ class WorkerConfig(NamedTuple):
     @property
     def frame(self) -> bytes:
         return json.dumps(self, default=secret_text).encode()
+
+
+class SearchProgress(NamedTuple):
+    """The place of a search.
+
+    phase: `waiting` for other searches, `searching` the Hub, `reading` or `planning` models; `none`
+        without a search.
+    done, total: models of the phase; both 0: not counted.
+    """
+
+    phase: str = "waiting"
+    done: int = 0
+    total: int = 0
 
 
 class PlanAnswer(NamedTuple):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gateway.domain import Decision, Hardware, ModelSpec, Plan, Quant, Wish
 from gateway.domain.record import FrozenRecord
@@ -43,6 +44,11 @@ _SIZE_PARTS = 8
 _CODE_LEADERS = 2
 # The fewest bytes of a parameter, and the part of the largest model that is still asked for.
 _PARAMETER_BYTES, _SIZE_RANGE = 0.5, 16
+
+
+SearchPhase = Literal["reading", "planning"]
+SearchReport = Callable[[SearchPhase, int, int], None]
+"""A phase of a search, and the models that it is done with, of so many. Calls never overlap."""
 
 
 class JudgedModel(FrozenRecord, frozen=True):
@@ -94,6 +100,7 @@ class ModelSearch(NamedTuple):
     limit: models of the Hub, of its cache, and of the folders, each.
     folders: on this machine, with models.
     parameters: the fewest and the most of a model of the Hub.
+    asks_hub: the Hub is searched, else the folders alone.
     """
 
     words: str
@@ -101,6 +108,7 @@ class ModelSearch(NamedTuple):
     limit: int
     folders: tuple[Path, ...] = ()
     parameters: tuple[int, int] | None = None
+    asks_hub: bool = True
 
 
 def fitting_parameters(machine: Hardware, use: Use | None) -> tuple[int, int]:
@@ -118,6 +126,8 @@ def find_models(hub: Hub, search: ModelSearch) -> tuple[list[FoundModel], str]:
     Raises BadModel, BadRequest.
     """
     folders = models_in(search.folders, search.words)[: search.limit]
+    if not search.asks_hub:
+        return folders, ""
     try:
         return [
             *folders,
@@ -131,12 +141,18 @@ class ModelFinder:
     """Judges found models for one machine."""
 
     def __init__(
-        self, planner: OfflinePlanner, machine: tuple[str, Hardware], use: Use | None
+        self,
+        planner: OfflinePlanner,
+        machine: tuple[str, Hardware],
+        use: Use | None,
+        report: SearchReport = lambda *_: None,
     ) -> None:
         """machine: its name and the machine.
         use: the tasks and abilities that models must have.
+        report: is called for each model that was read or planned.
         """
         self._planner, self._machine, self._use = planner, machine, use
+        self._report = report
         self._end_s = time.monotonic() + _LIMIT_S
 
     def judge(self, candidates: Sequence[FoundModel], *, sorts_by_size: bool) -> list[JudgedModel]:
@@ -157,11 +173,11 @@ class ModelFinder:
             ),
         ]
         specs = self._read(models)
-        judged_models = [
-            self._judge_one(model, specs[model.name])
-            for model in models
-            if self._is_for_use(specs[model.name])
-        ]
+        usable_models = [model for model in models if self._is_for_use(specs[model.name])]
+        judged_models: list[JudgedModel] = []
+        for model in usable_models:
+            self._report("planning", len(judged_models), len(usable_models))
+            judged_models.append(self._judge_one(model, specs[model.name]))
         everything = {model.name: model for variants in listed_variants for model in variants}
         everything |= {model.name: model for model in candidates}
         groups, refused_models = _group(judged_models)
@@ -182,7 +198,17 @@ class ModelFinder:
 
     def _read(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
         """The specs by name, or why there is none."""
-        answers = self._call_in_threads(lambda model: self._planner.spec(_wish(model)), models)
+        lock, count = Lock(), itertools.count(1)
+
+        def read(model: FoundModel) -> ModelSpec:
+            try:
+                return self._planner.spec(_wish(model))
+            finally:
+                with lock:
+                    self._report("reading", next(count), len(models))
+
+        self._report("reading", 0, len(models))
+        answers = self._call_in_threads(read, models)
         return {
             model.name: answer
             if isinstance(answer, ModelSpec | FitserveError)

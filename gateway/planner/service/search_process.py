@@ -10,6 +10,7 @@ from gateway.errors import BadModel, Busy
 from gateway.planner.service.messages import (
     SEARCH_REQUEST,
     PlanAnswer,
+    SearchProgress,
     SearchRequest,
     WorkerConfig,
     pack,
@@ -32,11 +33,16 @@ class SearchProcess:
         self._turn = asyncio.Lock()
         self._waiting_count = 0
         self._child: asyncio.subprocess.Process | None = None
+        self._progress: dict[str, SearchProgress] = {}
 
-    async def search(self, request: SearchRequest) -> dict[str, Any]:
+    def progress(self, name: str) -> SearchProgress:
+        """The place of a search that waits or runs; phase `none`: there is none of this name."""
+        return self._progress.get(name, SearchProgress("none"))
+
+    async def search(self, request: SearchRequest, name: str = "") -> dict[str, Any]:
         """The answer of `search_models`. Cancellation ends the child.
 
-        Raises BadRequest, BadModel, Busy.
+        name: for `progress`. Raises BadRequest, BadModel, Busy.
         """
         if self._waiting_count > _MAX_WAITING_SEARCHES:
             raise Busy(
@@ -45,26 +51,35 @@ class SearchProcess:
                 retry_after_s=30,
             )
         self._waiting_count += 1
+        self._note(name, SearchProgress())
         try:
             async with self._turn:
-                return await self._exchange(pack([SEARCH_REQUEST.dump_json(request)]))
+                return await self._exchange(pack([SEARCH_REQUEST.dump_json(request)]), name)
         finally:
             self._waiting_count -= 1
+            self._progress.pop(name, None)
+
+    def _note(self, name: str, progress: SearchProgress) -> None:
+        if name:
+            self._progress[name] = progress
 
     async def close(self) -> None:
         """End the running search."""
         if self._child is not None:
             await kill(self._child)
 
-    async def _exchange(self, message: bytes) -> dict[str, Any]:
-        """Send the message to a new child, and read its answer."""
+    async def _exchange(self, message: bytes, name: str) -> dict[str, Any]:
+        """Send the message to a new child, and read its progress and answer."""
+        self._note(name, SearchProgress("searching"))
         child = self._child = await start_child(_PROGRAM, self._config)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 assert child.stdin is not None  # noqa: S101
                 child.stdin.write(message)
                 await child.stdin.drain()
-                answer = PlanAnswer(*json.loads(await read_frame(child)))
+                while isinstance(head := json.loads(await read_frame(child)), dict):
+                    self._note(name, SearchProgress(**head))
+                answer = PlanAnswer(*head)
                 models: dict[str, Any] = json.loads(await read_frame(child))
         except TimeoutError:
             raise BadModel(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ from gateway.planner.service.messages import (
     MEMORY_BYTES,
     SEARCH_REQUEST,
     PlanAnswer,
+    SearchProgress,
     SearchRequest,
     WorkerConfig,
     error_fields,
@@ -32,6 +34,8 @@ from gateway.planner.service.messages import (
 from gateway.planner.service.model_finder import (
     ModelFinder,
     ModelSearch,
+    SearchPhase,
+    SearchReport,
     find_models,
     fitting_parameters,
 )
@@ -42,9 +46,13 @@ from gateway.settings import Settings
 
 # Fifty models and three quantized variants of each take less than half of it.
 _PROCESSOR_S = 240
+# Seconds between two frames of progress.
+_PROGRESS_S = 0.25
 
 
-def search_models(config: WorkerConfig, request: SearchRequest) -> dict[str, Any]:
+def search_models(
+    config: WorkerConfig, request: SearchRequest, report: SearchReport
+) -> dict[str, Any]:
     """The answer to a search: `data`, as JudgedModel.fields, and `note`; "": nothing to note.
 
     Raises BadRequest, BadModel.
@@ -65,19 +73,38 @@ def search_models(config: WorkerConfig, request: SearchRequest) -> dict[str, Any
     parameters = None if words else fitting_parameters(machine, use)
     search = ModelSearch(words, use, request.limit, tuple(map(Path, request.folders)), parameters)
     models, problem = find_models(hub, search)
-    judged_models = ModelFinder(planner, ("this machine", machine), use).judge(
-        models, sorts_by_size=not words
-    )
+    finder = ModelFinder(planner, ("this machine", machine), use, report)
+    judged_models = finder.judge(models, sorts_by_size=not words)
     note = f"Only models on this machine are listed: {problem}" if problem else ""
     return {"data": [model.fields() for model in judged_models], "note": note}
 
 
-def answer_frames(config: WorkerConfig, request: SearchRequest) -> list[bytes]:
+class ProgressFrames:
+    """The frames of a search's progress, seldom enough to cost nothing."""
+
+    def __init__(self, answers: BinaryIO) -> None:
+        self._answers = answers
+        self._next_s, self._phase = 0.0, ""
+
+    def __call__(self, phase: SearchPhase, done: int, total: int) -> None:
+        """Send the progress, unless a frame of this phase was sent just before."""
+        now_s = time.monotonic()
+        if phase == self._phase and now_s < self._next_s:
+            return
+        self._next_s, self._phase = now_s + _PROGRESS_S, phase
+        progress = SearchProgress(phase, done, total)
+        self._answers.write(pack([json.dumps(progress._asdict()).encode()]))
+        self._answers.flush()
+
+
+def answer_frames(
+    config: WorkerConfig, request: SearchRequest, report: SearchReport = lambda *_: None
+) -> list[bytes]:
     """The frames of an answer, also for a search that fails."""
     answer = PlanAnswer()
     models: dict[str, Any] = {}
     try:
-        models = search_models(config, request)
+        models = search_models(config, request, report)
     except FitserveError as error:
         answer = PlanAnswer(error_fields(error))
     except MemoryError:
@@ -96,7 +123,7 @@ def main() -> None:
     config = WorkerConfig.read(read_request_frame(requests))
     request = SEARCH_REQUEST.validate_json(read_request_frame(requests))
     threading.Thread(target=_end_with_gateway, args=(requests,), daemon=True).start()
-    answers.write(pack(answer_frames(config, request)))
+    answers.write(pack(answer_frames(config, request, ProgressFrames(answers))))
     answers.flush()
     # Threads that still read from a slow Hub do not keep the process.
     os._exit(0)

@@ -60,6 +60,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("POST", "/admin/plan"): "admin",
     ("POST", "/admin/pull"): "admin",
     ("POST", "/admin/search"): "admin",
+    ("GET", "/admin/search/{name}"): "admin",
     ("GET", "/admin/requests"): "read",
     ("DELETE", "/admin/requests/{id:path}"): "admin",
     ("GET", "/admin/usage"): "read",

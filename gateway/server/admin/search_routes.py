@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
@@ -30,6 +31,21 @@ class SearchBody(Value):
     folders: tuple[str, ...] = Field(
         (), max_length=8, description="folders of this machine with models"
     )
+    name: str = Field(
+        "",
+        pattern=r"^[\w-]{0,64}$",
+        description="of the search, for `GET /admin/search/{name}`; the client makes it up",
+    )
+
+
+class SearchState(Value):
+    """The place of a search."""
+
+    phase: Literal["waiting", "searching", "reading", "planning", "none"] = Field(
+        description="waiting: for other searches; searching: asking the Hub; none: no such search"
+    )
+    done: int = Field(description="models that the phase is done with")
+    total: int = Field(description="models of the phase; 0: not counted yet")
 
 
 class SearchedModel(Value):
@@ -70,7 +86,7 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         await _machine(gateway),
         gateway.loop.fleet.live_bytes(),
     )
-    search = asyncio.ensure_future(gateway.searches.search(question))
+    search = asyncio.ensure_future(gateway.searches.search(question, body.name))
     leave = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({search, leave}, return_when=asyncio.FIRST_COMPLETED)
@@ -81,6 +97,13 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         search.cancel()
         leave.cancel()
         await asyncio.wait({search, leave})
+
+
+@router.get("/search/{name}", responses=errors())
+async def search_state(request: Request, name: str) -> SearchState:
+    """The place of a search, by the name in its request."""
+    progress = gateway_of(request).searches.progress(name)
+    return SearchState.model_validate(progress._asdict())
 
 
 async def _machine(gateway: Gateway) -> Hardware:

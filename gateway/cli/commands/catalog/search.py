@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,21 +59,36 @@ def search(
 
 
 def fits(
-    use: Use = "chat",
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Plan the models in these folders alone."),
+    ] = None,
+    use: Use = None,
     hardware: Machine = None,
     folder: Folders = None,
     limit: Limit = 30,
     as_json: Json = False,
 ) -> None:
     """Suggest models that fit this machine, the best first. The Hub's trending and most
-    downloaded models of its size are planned for this machine or --hardware. Exit code 3 when
-    nothing fits."""
-    models = _judge("", use, hardware, folder, limit)
-    _show(models, as_json=as_json, order=_USE_ORDERS[use or "chat"])
+    downloaded models of its size are planned for this machine or --hardware; for chat without
+    --for. Exit code 3 when nothing fits."""
+    if places:
+        folders = [*places, *(folder or ())]
+        models = _judge("", use, hardware, folders, limit, asks_hub=False)
+        _show(models, as_json=as_json)
+        return
+    use = use or "chat"
+    _show(_judge("", use, hardware, folder, limit), as_json=as_json, order=_USE_ORDERS[use])
 
 
 def _judge(
-    words: str, use: str | None, hardware: str | None, folders: list[Path] | None, limit: int
+    words: str,
+    use: str | None,
+    hardware: str | None,
+    folders: list[Path] | None,
+    limit: int,
+    *,
+    asks_hub: bool = True,
 ) -> list[Any]:
     from gateway.planner.service.model_finder import (
         USES,
@@ -91,10 +107,17 @@ def _judge(
         show_status("Searching for models")
         parameters = None if words else fitting_parameters(machine[1], use)
         models, problem = find_models(
-            planner.hub, ModelSearch(words, use, limit, tuple(folders or ()), parameters)
+            planner.hub, ModelSearch(words, use, limit, tuple(folders or ()), parameters, asks_hub)
         )
-        show_status(f"Reading {plural(len(models), 'model')} and their quantized variants")
-        judged_models = ModelFinder(planner, machine, use).judge(models, sorts_by_size=not words)
+        changes = sys.stderr.isatty()
+
+        def report(phase: str, done: int, total: int) -> None:
+            # In a pipe each phase is one line.
+            if total and (changes or not done):
+                count = f"{done} of " if changes else ""
+                show_status(f"{phase.capitalize()} {count}{plural(total, 'model')}")
+
+        judged_models = ModelFinder(planner, machine, use, report).judge(models, sorts_by_size=not words)
     planner.profiles.documents.save()
     if problem:
         print_message(f"note: only models on this machine are listed: {problem}")

@@ -160,6 +160,22 @@ def test_each_use_has_models_that_can_do_it(
     assert {model.name for model in judge_all(hub, tmp_path, use=use)} == names
 
 
+def test_the_finder_reports_each_model_that_it_reads_and_plans(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    client = Hub(hub.url(), None, tmp_path)
+    planner = OfflinePlanner(Profiles(), client)
+    models, _ = find_models(client, ModelSearch("qwen", None, 20))
+    calls: list[tuple[str, int, int]] = []
+    finder = ModelFinder(planner, planner.machine("3090"), None, lambda *call: calls.append(call))
+    judged = finder.judge(models, by_size=False)
+    reads = [call[1:] for call in calls if call[0] == "reading"]
+    plans = [call[1:] for call in calls if call[0] == "planning"]
+    assert reads == [(done, len(judged)) for done in range(len(judged) + 1)]
+    assert plans == [(done, len(judged)) for done in range(len(judged))]
+    assert calls.index(("planning", 0, len(judged))) == len(reads)
+
+
 def test_a_model_that_the_planner_stumbles_over_leaves_the_others_their_verdicts(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,8 +368,11 @@ def test_a_missing_folder_is_reported_and_many_folders_are_limited(tmp_path: Pat
     for number in range(4):
         (tmp_path / "models" / str(number)).mkdir(parents=True)
         (tmp_path / "models" / str(number) / "config.json").write_text("{}")
-    models, _ = find_models(offline, ModelSearch("", None, 3, (tmp_path / "models",)))
+    search = ModelSearch("", None, 3, (tmp_path / "models",))
+    models, problem = find_models(offline, search)
     assert [Path(model.name).name for model in models] == ["0", "1", "2"]
+    assert "cannot be reached" in problem
+    assert find_models(offline, search._replace(asks_hub=False)) == (models, "")
 
 
 @pytest.mark.parametrize(

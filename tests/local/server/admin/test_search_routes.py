@@ -72,6 +72,33 @@ async def test_the_folders_are_searched_without_the_hub_and_the_reason_is_report
         assert (missing.status_code, "no folder /no/such" in missing.text) == (400, True)
 
 
+async def test_a_search_tells_its_place_by_its_name(tmp_path: Path) -> None:
+    with FakeHub(REPOS) as hub:
+        hub.listed = ROWS
+        # Without variants the Hub's answer stands still.
+        settings: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
+        async with running(tmp_path, lambda spec: pytest.fail(spec.model), **settings) as gateway:
+
+            async def phase_of(name: str) -> str:
+                answer = await gateway.client.get(f"/admin/search/{name}")
+                assert answer.status_code == 200
+                return str(answer.json()["phase"])
+
+            first = asyncio.ensure_future(search(gateway, words="plain", name="first"))
+            patience = Patience()
+            while await phase_of("first") != "searching" or not hub.requests:
+                assert not patience.is_over()
+                await asyncio.sleep(patience.pause_s(0.02))
+            second = asyncio.ensure_future(search(gateway, words="plain", name="second"))
+            while await phase_of("second") != "waiting":
+                assert not patience.is_over()
+                await asyncio.sleep(patience.pause_s(0.02))
+            hub.variants = {name: [] for name in REPOS}
+            assert (await first)["data"]
+            assert (await second)["data"]
+            assert [await phase_of(name) for name in ("first", "second")] == ["none"] * 2
+
+
 async def test_a_client_that_leaves_ends_its_search(tmp_path: Path) -> None:
     with FakeHub(REPOS) as hub:
         hub.listed = ROWS

@@ -1,7 +1,7 @@
 // A search for models: those of the Hub or of this machine, and whether each fits.
 import { call } from "../api.js";
 import { attribute, fill, h } from "../dom.js";
-import { bytes, number, tokens } from "../format.js";
+import { bytes, number, plural, tokens } from "../format.js";
 import { showAdvice } from "./advice.js";
 import { section, table } from "./plan.js";
 
@@ -43,14 +43,13 @@ export function modelSearch({ choose }) {
     showAdvice(status, "Models are searched, and each is planned for this machine …");
     attribute(status, "aria-busy", "true");
     try {
-      const answer = await call("POST", "/admin/search", body, { signal: request.signal });
+      const answer = await watched(body, status, request.signal);
       showAdvice(status, summary(answer));
       fill(results, ...resultTables(answer.data, choose));
     } catch (error) {
       if (request.signal.aborted) return;
       showAdvice(status, error.message);
     }
-    attribute(status, "aria-busy", null);
   }
 
   return {
@@ -71,6 +70,36 @@ export function modelSearch({ choose }) {
     ),
     close: () => pendingSearch?.abort(),
   };
+}
+
+/** The answer to a search. Meanwhile the status says how many models are planned. */
+async function watched(body, status, signal) {
+  const name = crypto.randomUUID?.() ?? String(Math.random()).slice(2);
+  const timer = setInterval(async () => {
+    try {
+      const state = await call("GET", `/admin/search/${name}`, undefined, { signal });
+      const words = progressWords(state);
+      if (words && status.getAttribute("aria-busy")) showAdvice(status, words);
+    } catch {
+      // The answer comes now, or its error says more.
+    }
+  }, PROGRESS_MS);
+  try {
+    return await call("POST", "/admin/search", { ...body, name }, { signal });
+  } finally {
+    clearInterval(timer);
+    attribute(status, "aria-busy", null);
+  }
+}
+
+const PROGRESS_MS = 700;
+
+function progressWords({ phase, done, total }) {
+  if (phase === "waiting") return "Another search runs first …";
+  if (phase === "searching") return "The Hub is searched …";
+  if (phase === "none") return "";
+  const verb = phase === "reading" ? "read" : "planned for this machine";
+  return `${done} of ${plural(total, "model")} ${verb} …`;
 }
 
 function textField(id, example) {

@@ -35,6 +35,26 @@ def test_models_are_found_and_the_first_that_fits_is_proposed(tmp_path: Path) ->
         assert "These do not fit (1)" in nothing.stdout
 
 
+def test_a_folder_of_models_is_planned_without_the_hub(tmp_path: Path) -> None:
+    for name, files in ((name, repo.files) for name, repo in REPOS.items()):
+        (folder := tmp_path / "models" / name).mkdir(parents=True)
+        (folder / "config.json").write_bytes(files["config.json"])
+    place = {"FITSERVE_HF_ENDPOINT": "http://127.0.0.1:9", "FITSERVE_DATA_DIR": str(tmp_path)}
+    result = fitserve("fits", str(tmp_path / "models"), "--hardware", "3090", "--json", **place)
+    assert result.returncode == 0, result.stderr
+    sources = {
+        row["source"].removeprefix(f"{tmp_path}/models/") for row in json.loads(result.stdout)
+    }
+    assert sources == {*REPOS}
+    assert "only models on this machine" not in result.stderr
+    lines = result.stderr.splitlines()
+    assert lines == [
+        "Searching for models",
+        f"Reading {len(REPOS)} models",
+        f"Planning {len(REPOS)} models",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
