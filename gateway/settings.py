@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import shlex
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +89,12 @@ class Settings(BaseModel):
         None,
         description=(
             "YAML file of models to serve, read again when it changes: docs/models.example.yaml"
+        ),
+    )
+    model_folders: str = Field(
+        "~/models,/models,/srv/models",
+        description=(
+            "folders with models that the page may browse, separated by commas; empty: none"
         ),
     )
     profiles_dir: Path | None = Field(
@@ -463,6 +470,15 @@ class Settings(BaseModel):
     @property
     def models(self) -> Path:
         return (self.models_dir or _hub_cache()).expanduser().absolute()
+
+    @property
+    def browsable_folders(self) -> tuple[Path, ...]:
+        """Those of model_folders; without the home of a user that has none."""
+        folders = []
+        for text in _split(self.model_folders):
+            with suppress(RuntimeError):
+                folders.append(Path(text).expanduser().absolute())
+        return tuple(folders)
 
     @property
     def agent(self) -> Path:

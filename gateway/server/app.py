@@ -31,6 +31,7 @@ from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuning import Tuning
 from gateway.measuring.tuning.tunings import Tunings
 from gateway.models.catalog.download import download
+from gateway.models.catalog.folder_browser import FolderBrowser
 from gateway.models.catalog.hub import Hub
 from gateway.planner.service.machine_planner import MachinePlanner
 from gateway.planner.service.messages import WorkerConfig
@@ -58,6 +59,7 @@ from gateway.server.admin import (
     docs,
     event_routes,
     fact_routes,
+    folder_routes,
     key_routes,
     launch_routes,
     machine_routes,
@@ -104,6 +106,7 @@ _ROUTERS = (
     machine_routes.router,
     prepared_routes.router,
     request_routes.router,
+    folder_routes.router,
     search_routes.router,
     usage_routes.router,
     model_routes.router,
@@ -259,6 +262,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         hub=hub,
         planning=planning,
         searches=SearchProcess(config),
+        folders=FolderBrowser(settings.browsable_folders),
         calibrator=Calibrator(host, front.profiles, settings.data / "asking"),
         launcher=launcher,
         loop=loop,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.machine.gpu_watch import GpuWatch
     from gateway.measuring.calibration.calibrator import Calibrator
     from gateway.measuring.tuning.tuning import Tuning
+    from gateway.models.catalog.folder_browser import FolderBrowser
     from gateway.models.catalog.hub import Hub
     from gateway.planner.service.plan_process import PlanProcess
     from gateway.planner.service.search_process import SearchProcess
@@ -72,6 +73,7 @@ class Gateway:
     hub: Hub
     planning: PlanProcess
     searches: SearchProcess
+    folders: FolderBrowser
     calibrator: Calibrator
     launcher: Launcher
     loop: Loop

@@ -81,15 +81,15 @@ class WorkerConfig(NamedTuple):
 
 
 class SearchProgress(NamedTuple):
-    """The place of a search.
+    """The progress of a search.
 
     phase: `waiting` for other searches, `searching` the Hub, `reading` or `planning` models; `none`
         without a search.
-    done, total: models of the phase; both 0: not counted.
+    place, total: models that are finished, of all; both 0: not counted.
     """
 
     phase: str = "waiting"
-    done: int = 0
+    place: int = 0
     total: int = 0
 
 

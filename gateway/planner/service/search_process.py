@@ -36,7 +36,7 @@ class SearchProcess:
         self._progress: dict[str, SearchProgress] = {}
 
     def progress(self, name: str) -> SearchProgress:
-        """The place of a search that waits or runs; phase `none`: there is none of this name."""
+        """The progress of a search that waits or runs; phase `none`: there is none of this name."""
         return self._progress.get(name, SearchProgress("none"))
 
     async def search(self, request: SearchRequest, name: str = "") -> dict[str, Any]:

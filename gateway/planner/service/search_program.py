@@ -86,13 +86,13 @@ class ProgressFrames:
         self._answers = answers
         self._next_s, self._phase = 0.0, ""
 
-    def __call__(self, phase: SearchPhase, done: int, total: int) -> None:
+    def __call__(self, phase: SearchPhase, count: int, total: int) -> None:
         """Send the progress, unless a frame of this phase was sent just before."""
         now_s = time.monotonic()
         if phase == self._phase and now_s < self._next_s:
             return
         self._next_s, self._phase = now_s + _PROGRESS_S, phase
-        progress = SearchProgress(phase, done, total)
+        progress = SearchProgress(phase, count, total)
         self._answers.write(pack([json.dumps(progress._asdict()).encode()]))
         self._answers.flush()
 

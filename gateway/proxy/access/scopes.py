@@ -59,6 +59,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",
     ("POST", "/admin/pull"): "admin",
+    ("GET", "/admin/folders"): "admin",
     ("POST", "/admin/search"): "admin",
     ("GET", "/admin/search/{name}"): "admin",
     ("GET", "/admin/requests"): "read",

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
 from gateway.domain import Hardware, Value
-from gateway.errors import BadModel, BadRequest, Busy
+from gateway.errors import BadModel, BadRequest, Busy, NotFound
 from gateway.models.catalog.hub_search import Use
 from gateway.planner.service.messages import SearchRequest
 from gateway.proxy.api.error_bodies import errors
@@ -39,12 +39,12 @@ class SearchBody(Value):
 
 
 class SearchState(Value):
-    """The place of a search."""
+    """The progress of a search."""
 
     phase: Literal["waiting", "searching", "reading", "planning", "none"] = Field(
         description="waiting: for other searches; searching: asking the Hub; none: no such search"
     )
-    done: int = Field(description="models that the phase is done with")
+    place: int = Field(description="models that the phase is done with")
     total: int = Field(description="models of the phase; 0: not counted yet")
 
 
@@ -99,9 +99,9 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
         await asyncio.wait({search, leave})
 
 
-@router.get("/search/{name}", responses=errors())
+@router.get("/search/{name}", responses=errors(NotFound))
 async def search_state(request: Request, name: str) -> SearchState:
-    """The place of a search, by the name in its request."""
+    """The progress of a search, by the name in its request."""
     progress = gateway_of(request).searches.progress(name)
     return SearchState.model_validate(progress._asdict())
 

@@ -111,13 +111,15 @@ def _judge(
         )
         changes = sys.stderr.isatty()
 
-        def report(phase: str, done: int, total: int) -> None:
+        def report(phase: str, count: int, total: int) -> None:
             # In a pipe each phase is one line.
-            if total and (changes or not done):
-                count = f"{done} of " if changes else ""
-                show_status(f"{phase.capitalize()} {count}{plural(total, 'model')}")
+            if total and (changes or not count):
+                place = f"{count} of " if changes else ""
+                show_status(f"{phase.capitalize()} {place}{plural(total, 'model')}")
 
-        judged_models = ModelFinder(planner, machine, use, report).judge(models, sorts_by_size=not words)
+        judged_models = ModelFinder(planner, machine, use, report).judge(
+            models, sorts_by_size=not words
+        )
     planner.profiles.documents.save()
     if problem:
         print_message(f"note: only models on this machine are listed: {problem}")

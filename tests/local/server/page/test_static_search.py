@@ -98,6 +98,40 @@ def test_folders_are_searched_without_the_hub_and_no_gpu_is_spoken_of(
         assert tab.locator(".plan summary", has_text="GPU").count() == 0
 
 
+def test_folders_are_browsed_to_a_model(tmp_path: Path, browser: Browser) -> None:
+    folder = model_folder(tmp_path / "mine" / "org" / "tiny")
+    with contextlib.ExitStack() as stack:
+        resource = stack.enter_context(
+            gateway(
+                tmp_path,
+                has_gpus=False,
+                hf_endpoint="http://127.0.0.1:1",
+                models_dir=tmp_path / "cache",
+                model_folders=str(tmp_path / "mine"),
+            )
+        )
+        page = stack.enter_context(visit(browser, resource.url))
+        tab = page.tab
+        page.go("#/add")
+        search = tab.get_by_role("search", name="Find a model")
+        browse = search.get_by_role("button", name="Browse folders")
+        browse.click()
+        expect(browse).to_have_attribute("aria-expanded", "true")
+        listing = search.get_by_role("region", name="Browse this machine")
+        listing.get_by_role("button", name=f"Open {folder.parents[1]}").click()
+        listing.get_by_role("button", name="Open org").click()
+        listing.get_by_role("button", name="Up, to the folder around it").click()
+        expect(listing.get_by_role("button", name="Open org")).to_be_visible()
+        listing.get_by_role("button", name=f"Search in {folder.parents[1]}").click()
+        expect(search.get_by_label("Folders", exact=True)).to_have_value(str(folder.parents[1]))
+        listing.get_by_role("button", name="Open org").click()
+        page.check("add-browse")
+        listing.get_by_role("button", name=f"Choose {folder}").click()
+        expect(tab.get_by_label("Model", exact=True)).to_have_value(str(folder))
+        browse.click()
+        expect(listing).to_be_hidden()
+
+
 def test_a_name_that_exists_leads_to_its_model_and_commands_are_links(
     tmp_path: Path, browser: Browser
 ) -> None:

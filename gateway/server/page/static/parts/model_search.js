@@ -3,6 +3,7 @@ import { call } from "../api.js";
 import { attribute, fill, h } from "../dom.js";
 import { bytes, number, plural, tokens } from "../format.js";
 import { showAdvice } from "./advice.js";
+import { folderBrowser } from "./folder_browser.js";
 import { section, table } from "./plan.js";
 
 const USES = [
@@ -24,6 +25,22 @@ export function modelSearch({ choose }) {
     USES.map(([value, word]) => h("option", { value }, word)),
   );
   const submit = h("button", {}, "Search");
+  const browser = folderBrowser({
+    choose,
+    search: (folder) => {
+      folders.value = folder;
+      folders.focus();
+    },
+  });
+  const browse = h(
+    "button",
+    {
+      type: "button",
+      "aria-expanded": "false",
+      click: () => attribute(browse, "aria-expanded", String(browser.toggle())),
+    },
+    "Browse folders",
+  );
   const status = h("p", { class: "muted", role: "status" });
   const results = h("div", { class: "stack" });
 
@@ -43,7 +60,7 @@ export function modelSearch({ choose }) {
     showAdvice(status, "Models are searched, and each is planned for this machine …");
     attribute(status, "aria-busy", "true");
     try {
-      const answer = await watched(body, status, request.signal);
+      const answer = await searchAloud(body, status, request.signal);
       showAdvice(status, summary(answer));
       fill(results, ...resultTables(answer.data, choose));
     } catch (error) {
@@ -64,16 +81,21 @@ export function modelSearch({ choose }) {
         labelField(use, "Use"),
         labelField(folders, "Folders", "of this machine, searched too; with commas"),
         submit,
+        browse,
       ),
+      browser.element,
       status,
       results,
     ),
-    close: () => pendingSearch?.abort(),
+    close: () => {
+      pendingSearch?.abort();
+      browser.close();
+    },
   };
 }
 
 /** The answer to a search. Meanwhile the status says how many models are planned. */
-async function watched(body, status, signal) {
+async function searchAloud(body, status, signal) {
   const name = crypto.randomUUID?.() ?? String(Math.random()).slice(2);
   const timer = setInterval(async () => {
     try {
@@ -94,12 +116,12 @@ async function watched(body, status, signal) {
 
 const PROGRESS_MS = 700;
 
-function progressWords({ phase, done, total }) {
+function progressWords({ phase, place, total }) {
   if (phase === "waiting") return "Another search runs first …";
   if (phase === "searching") return "The Hub is searched …";
   if (phase === "none") return "";
   const verb = phase === "reading" ? "read" : "planned for this machine";
-  return `${done} of ${plural(total, "model")} ${verb} …`;
+  return `${place} of ${plural(total, "model")} ${verb} …`;
 }
 
 function textField(id, example) {

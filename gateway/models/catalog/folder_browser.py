@@ -1,0 +1,155 @@
+"""Folders of this machine as people walk through them, below roots that an operator named."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.errors import BadRequest, Busy, NotFound, NotReady
+from gateway.file_reading import PATIENCE_S, FileReader
+
+# Entries of a folder that are read, and folders that are listed.
+_MAX_ENTRIES, _MAX_ROWS = 5000, 500
+# Folders that are read at once. A hanging mount keeps its place until it answers.
+_MAX_CALLS = 4
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class FolderRow(NamedTuple):
+    """A folder. is_model: it has a config.json."""
+
+    name: str
+    path: str
+    is_model: bool
+
+
+class FolderList(NamedTuple):
+    """The folders in a folder, by name.
+
+    path: of the folder; "": the folders are the roots.
+    parent: of the folder; "": the roots.
+    is_cut: there are more.
+    """
+
+    path: str
+    parent: str
+    folders: tuple[FolderRow, ...]
+    is_cut: bool
+
+
+def list_roots(roots: Sequence[Path]) -> FolderList:
+    """The roots that are there."""
+    rows = (FolderRow(str(root), str(root), _is_model(root)) for root in roots if root.is_dir())
+    return FolderList("", "", tuple(rows), is_cut=False)
+
+
+def list_folder(path: str, roots: Sequence[Path]) -> FolderList:
+    """The folders in a folder at or below a root, without hidden ones and links.
+
+    Each part of the path is opened in the one before, so no link leads out of the root, also one
+    that is made meanwhile. Raises BadRequest, NotFound, OSError.
+    """
+    folder = Path(path)
+    root = next((root for root in roots if folder.is_relative_to(root)), None)
+    if root is None or ".." in folder.parts or "\0" in path:
+        places = ", ".join(map(str, roots)) or "none"
+        raise BadRequest(
+            f"{path[:200]!r} is not below a folder that may be browsed: {places}.",
+            hint="FITSERVE_MODEL_FOLDERS names these folders.",
+            param="path",
+        )
+    descriptor = _open_below(root, folder.relative_to(root).parts, path)
+    try:
+        rows, is_cut = _rows(descriptor, folder)
+    finally:
+        os.close(descriptor)
+    parent = "" if folder == root else str(folder.parent)
+    return FolderList(str(folder), parent, rows, is_cut)
+
+
+def _open_below(root: Path, parts: Sequence[str], path: str) -> int:
+    """The descriptor of a folder. Raises NotFound for a link, and for another file."""
+    descriptor = -1
+    try:
+        descriptor = os.open(root, _FOLDER_FLAGS)
+        for part in parts:
+            deeper = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = deeper
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            raise NotFound(
+                f"There is no folder {path[:200]}.", hint="Links are not followed.", param="path"
+            ) from None
+        raise
+    return descriptor
+
+
+def _rows(descriptor: int, folder: Path) -> tuple[tuple[FolderRow, ...], bool]:
+    """The folders in an open folder, and whether there are more."""
+    with os.scandir(descriptor) as entries:
+        names = [
+            entry.name
+            for entry in islice(entries, _MAX_ENTRIES)
+            if _is_shown(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+        has_more = next(entries, None) is not None
+    rows = (
+        FolderRow(name, str(folder / name), _is_model(Path(name), descriptor))
+        for name in sorted(names)[:_MAX_ROWS]
+    )
+    return tuple(rows), has_more or len(names) > _MAX_ROWS
+
+
+def _is_shown(name: str) -> bool:
+    """Whether people can read the name: no hidden folder, and no bytes that are no text."""
+    return not name.startswith(".") and name.isprintable()
+
+
+def _is_model(folder: Path, descriptor: int | None = None) -> bool:
+    try:
+        os.stat(folder / "config.json", dir_fd=descriptor, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+class FolderBrowser:
+    """Lists of folders, read beside the event loop."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = tuple(roots)
+        self._readers: dict[str, FileReader[FolderList]] = {}
+
+    async def folders(self, path: str) -> FolderList:
+        """The folders in a folder; "": the roots. Raises BadRequest, NotFound, NotReady, Busy."""
+        reader = self._readers.get(path)
+        if reader is None:
+            if len(self._readers) >= _MAX_CALLS:
+                raise Busy(
+                    f"{_MAX_CALLS} folders are read already.",
+                    hint="Try again in a few seconds.",
+                    retry_after_s=5,
+                )
+            read = partial(list_folder, path) if path else list_roots
+            reader = FileReader(partial(read, roots=self._roots), PATIENCE_S)
+            self._readers[path] = reader
+        has_ended = True
+        try:
+            return await reader.result()
+        except OSError as error:
+            has_ended = error.errno != errno.ETIMEDOUT
+            raise NotReady(
+                f"The folder {path[:200]} cannot be read: {error.strerror or error}.",
+                hint="Its owner or its file system may refuse.",
+            ) from None
+        finally:
+            if has_ended and self._readers.get(path) is reader:
+                del self._readers[path]

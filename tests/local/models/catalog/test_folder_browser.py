@@ -1,0 +1,79 @@
+"""Lists of folders are bounded, and a file system that hangs keeps nobody else waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import Busy, NotReady
+from gateway.models.catalog import folder_browser
+from gateway.models.catalog.folder_browser import FolderBrowser, FolderList, list_folder
+
+pytestmark = pytest.mark.anyio
+
+
+def test_a_folder_of_many_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(12):
+        (tmp_path / f"model-{number:02}").mkdir()
+    monkeypatch.setattr(folder_browser, "_MAX_ROWS", 10)
+    listing = list_folder(str(tmp_path), [tmp_path])
+    assert ([row.name for row in listing.folders], listing.is_cut) == (
+        [f"model-{number:02}" for number in range(10)],
+        True,
+    )
+    monkeypatch.setattr(folder_browser, "_MAX_ROWS", 12)
+    assert not list_folder(str(tmp_path), [tmp_path]).is_cut
+    monkeypatch.setattr(folder_browser, "_MAX_ENTRIES", 11)
+    listing = list_folder(str(tmp_path), [tmp_path])
+    assert (len(listing.folders), listing.is_cut) == (11, True)
+
+
+def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    (Path(str(tmp_path)) / b"bad\xff".decode("utf-8", "surrogateescape")).mkdir()
+    (tmp_path / "line\nbreak").mkdir()
+    assert [row.name for row in list_folder(str(tmp_path), [tmp_path]).folders] == ["good"]
+
+
+async def test_a_hanging_folder_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, calls = threading.Event(), []
+
+    def hang(path: str, roots: tuple[Path, ...]) -> FolderList:
+        calls.append(path)
+        if path.startswith("/hanging"):
+            end.wait()
+        return FolderList(path, "", (), is_cut=not roots)
+
+    monkeypatch.setattr(folder_browser, "list_folder", hang)
+    monkeypatch.setattr(folder_browser, "PATIENCE_S", 0.01)
+    browser = FolderBrowser([tmp_path])
+    try:
+        for _ in range(2):
+            for number in range(4):
+                with pytest.raises(NotReady, match="no answer of the file system"):
+                    await browser.folders(f"/hanging/{number}")
+        # One thread for each hanging folder, and no more than four.
+        assert sorted(calls) == [f"/hanging/{number}" for number in range(4)]
+        with pytest.raises(Busy):
+            await browser.folders("/answering")
+    finally:
+        end.set()
+    answers = [browser.folders(f"/hanging/{number}") for number in range(4)]
+    assert [answer.path for answer in await asyncio.gather(*answers)] == sorted(set(calls))
+    assert (await browser.folders("/answering")).path == "/answering"
+
+
+async def test_an_unreadable_folder_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, roots: tuple[Path, ...]) -> FolderList:
+        raise PermissionError(13, f"Permission denied below {len(roots)} root", path)
+
+    monkeypatch.setattr(folder_browser, "list_folder", refuse)
+    with pytest.raises(NotReady, match="Permission denied below 1 root"):
+        await FolderBrowser([tmp_path]).folders(str(tmp_path))
