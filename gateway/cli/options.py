@@ -380,9 +380,8 @@ def read_wish(**fields: object) -> Wish:
     try:
         return Wish.model_validate({"name": "plan", **fields})
     except ValidationError as error:
-        raise BadRequest(
-            f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options."
-        ) from None
+        problem = first_problem(error).replace("goal: Input should be", "--for takes", 1)
+        raise BadRequest(f"{problem}.", hint="`fitserve plan --help` lists the options.") from None
 
 
 def read_tokens(option: str, text: str | None) -> int | None:
@@ -405,6 +404,7 @@ TYPO_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
 # Options of other programs: what to write instead.
 _FOREIGN_OPTIONS = {
+    "-v": "`fitserve --version` prints the version.",
     "--ttl": "Write --keep-alive 300s. The 0 of llama-swap is --keep-alive -1.",
     "--keepalive": "Write --keep-alive 5m.",
     "--max-model-len": "Write --context 32k.",

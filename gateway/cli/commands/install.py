@@ -76,6 +76,7 @@ def install(
         _run([uv, *create], environment)
         (folder / _OVERRIDES_FILE).write_text(_overrides_text(recipe))
         _fill([uv, *fill], environment, engine.ref, wheels)
+        say(f"Importing {recipe.module} of {engine.ref} for the first time.")
         _run(verify, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
         (folder / COMPLETE).write_text(engine.ref + "\n")
     return folder

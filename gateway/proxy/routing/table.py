@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
-from gateway.errors import ModelNotFound, NotReady
+from gateway.errors import ModelNotFound, NotReady, near_name
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.secret import Secret, bearer_line
 
 SHOWN_NAME = 200
+# Names that an unknown one is compared with; each costs some microseconds.
+_MAX_COMPARED_NAMES = 32
 # Calls of these endpoints take no place in an engine's batch, so they never wait.
 _LIGHT_ENDPOINTS = frozenset({"tokenize", "detokenize", "count_tokens"})
 
@@ -195,9 +197,14 @@ class RouteTable:
         route = self.models.get(name)
         if route is None or not key.may_use(route.alias_of or name):
             displayed = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
+            usable_names = [
+                other for other, model in self.models.items() if model.is_visible_to(key)
+            ]
+            near = near_name(name, usable_names[:_MAX_COMPARED_NAMES])
             raise ModelNotFound(
                 f"The model '{displayed}' does not exist here.",
-                hint="GET /v1/models lists the served models.",
+                hint=(f"Did you mean '{near}'? " if near else "")
+                + "GET /v1/models lists the served models.",
                 param="model",
             )
         return route

@@ -24,6 +24,8 @@ from tests.support.typing_terminal import TypingTerminal
         (["keys", "add", "one", "--scope", "foo"], 2, "There is no scope foo"),
         (["--port", "1", "ps"], 3, "Connection refused"),
         (["--host", "a/b", "ps"], 2, "is not the address of a gateway"),
+        (["-v"], 2, "`fitserve --version` prints the version."),
+        (["plan", "/nowhere", "--for", "thruput"], 2, "--for takes 'balanced'"),
         (["plan", "/nowhere"], 1, "There is no folder /nowhere"),
         (["plan", "/nowhere", "--hardware", "2x309"], 1, "did you mean 2x3090?"),
         (["restore", "/nowhere"], 2, "/nowhere cannot be read"),

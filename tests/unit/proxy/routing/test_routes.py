@@ -519,3 +519,14 @@ def test_a_replica_is_drained_once_no_table_has_it_and_nothing_is_in_flight() ->
     assert not routes.has_drained("a")
     routes.end(A)
     assert routes.has_drained("a")
+
+
+def test_an_unknown_model_is_answered_with_the_near_name_that_the_key_may_use() -> None:
+    table = RouteTable({name: route(A, name=name) for name in ("qwen3-8b", "secret-8b")})
+    with pytest.raises(ModelNotFound, match="does not exist") as unknown:
+        table.find("qwen3-8", ANONYMOUS_KEY)
+    assert unknown.value.hint.startswith("Did you mean 'qwen3-8b'? ")
+    limited = dataclasses.replace(ANONYMOUS_KEY, models=frozenset({"qwen3-8b"}))
+    with pytest.raises(ModelNotFound) as hidden:
+        table.find("secret-8", limited)
+    assert "secret-8b" not in hidden.value.hint
