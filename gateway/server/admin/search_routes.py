@@ -26,7 +26,9 @@ class SearchBody(Value):
     words: str = Field(
         "", max_length=200, description="words in the names; empty: suggestions, best first"
     )
-    use: Use | None = Field(None, description="of the models; None: any, and chat for suggestions")
+    use: Use | None = Field(
+        None, description="of the models; None: any, and chat for suggestions without folders"
+    )
     limit: int = Field(10, ge=1, le=50, description="models to read and plan")
     folders: tuple[str, ...] = Field(
         (), max_length=8, description="folders of this machine with models"
@@ -80,7 +82,7 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
     words = body.words.strip()
     question = SearchRequest(
         words,
-        body.use or (None if words else "chat"),
+        body.use or (None if words or body.folders else "chat"),
         body.limit,
         body.folders,
         await _machine(gateway),

@@ -126,11 +126,47 @@ def test_a_chat_with_a_loading_model_names_the_reason_of_its_wait(
         tab.clock.fast_forward(25_000)
         expect(tab.locator(".waiting").last).to_have_text(re.compile(r"first token, [2-9]\d s"))
         chunk = {"choices": [{"index": 0, "delta": {"content": "It is here."}}]}
-        while len(routes) < 4:
+        while len(routes) < 2:
             tab.wait_for_timeout(10)
+        # A model that starts is asked when it is ready, and not before.
+        names = [json.loads(route.request.post_data or "")["model"] for route in routes]
+        assert names == ["resting", "serves"]
         routes[-1].fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
         page.sees("It is here.")
         expect(tab.locator(".waiting").filter(visible=True)).to_have_count(0)
+
+
+def test_a_message_to_a_model_that_starts_is_answered_when_it_is_ready(
+    tmp_path: Path, browser: Browser
+) -> None:
+    shown_state = busy_state()
+    chunk = {"choices": [{"index": 0, "delta": {"content": "It is here."}}]}
+    answer = f"data: {json.dumps(chunk)}\n\n"
+    questions: list[str] = []
+
+    def tell(route: Route) -> None:
+        # The stream ends, and the page asks for the next state by itself.
+        body = f"data: {json.dumps(shown_state)}\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    def reply(route: Route) -> None:
+        questions.append(route.request.post_data or "")
+        route.fulfill(body=answer, content_type="text/event-stream")
+
+    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+        tab = page.tab
+        tab.route("**/admin/live", tell)
+        tab.route("**/v1/chat/completions", reply)
+        page.go("#/chat")
+        tab.get_by_role("combobox", name="Model").select_option("loads")
+        tab.get_by_label("Message").fill("Hello")
+        tab.keyboard.press("Enter")
+        expect(tab.locator(".waiting").last).to_contain_text("waiting: loads is starting")
+        assert questions == []
+        model = next(model for model in shown_state["models"] if model["name"] == "loads")
+        model["state"] = "ready"
+        page.sees("It is here.")
+        assert len(questions) == 1
 
 
 # Words of the gateway's own tables, which are no text of users and engines.

@@ -13,6 +13,7 @@ import { waitWords } from "../parts/start.js";
 
 // A model that calls tools again and again comes to an end.
 const MAX_ROUNDS = 4;
+const STARTING_STATES = new Set(["starting", "verifying"]);
 
 /**
  * @param {{live: import("../live.js").Live}} context
@@ -111,6 +112,7 @@ export function chat({ live }, fixed = "") {
     pending = { view, since: live.now() };
     tellWait();
     try {
+      await startEnd(signal);
       for await (const data of events("POST", "/v1/chat/completions", question, { signal })) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
@@ -140,6 +142,17 @@ export function chat({ live }, fixed = "") {
       push({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
     keep();
     return reply.tool_calls.length > 0 && !signal.aborted;
+  }
+
+  /** Waits while the model starts: the gateway would refuse, or end a long wait. */
+  async function startEnd(signal) {
+    const isStarting = () => STARTING_STATES.has(live.model(fixed || model.value)?.state);
+    while (isStarting() && !signal.aborted)
+      await new Promise((resolve) => {
+        live.addEventListener("change", resolve, { once: true });
+        signal.addEventListener("abort", resolve, { once: true });
+      });
+    signal.throwIfAborted();
   }
 
   /** The reason why no word has come yet, in the place of the answer. */
