@@ -93,6 +93,11 @@ FOREIGN_COMMANDS = {
     "version": "`fitserve --version` prints it.",
     "chat": "`fitserve run MODEL` begins a conversation.",
     "load": "`fitserve start NAME` loads a stopped model, `fitserve add NAME SOURCE` a new one.",
+    "models": "`fitserve list` lists the models, `fitserve ps` those with an engine.",
+    "status": "`fitserve ps` lists the models, `fitserve doctor` checks the machine.",
+    "download": "`fitserve pull MODEL` downloads the weights.",
+    "remove": "`fitserve rm NAME` removes a model.",
+    "delete": "`fitserve rm NAME` removes a model.",
     "get": "`fitserve pull MODEL` downloads, `fitserve search WORDS` finds models.",
     "push": "Models are not published from here; the Hugging Face Hub has a client for that.",
 }

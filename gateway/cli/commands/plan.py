@@ -55,7 +55,6 @@ def plan(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...",
             help="Model folder or Hugging Face repository; several share the machine.",
         ),
     ],
@@ -82,7 +81,7 @@ def plan(
     shows_all: AllRows = False,
     as_json: Json = False,
 ) -> None:
-    """Show the plan for MODEL with its reasons, and start nothing. Several models are planned
+    """Show the plan for a model with its reasons, and start nothing. Several models are planned
     beside each other, in their order. Exit code 3 without a plan."""
     if len(models) > 1:
         if check:

@@ -154,7 +154,7 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
             "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs",
         ),
         (("plan", "x", "--gpus", "fewest"), 2, "not 'fewest' (did you mean few?)"),
-        (("plan", "x", "--for", "speed"), 2, "goal: Input should be 'balanced'"),
+        (("plan", "x", "--for", "speed"), 2, "--for takes 'balanced'"),
         (("plan", "x", "--for", "thruput"), 2, "(did you mean throughput?)"),
         (("plan",), 2, "Missing argument"),
         (("nonsense",), 2, "No such command"),

@@ -31,7 +31,8 @@ def test_the_help_names_each_value_by_a_noun_in_capitals() -> None:
     commands = ["plan", "demo", "run", "export", "usage", "engine install", "facts rm"]
     pages = [help_page(command.split()) for command in commands]
     usages = [page.splitlines()[0].partition("[OPTIONS] ")[2] for page in pages]
-    assert usages == ["MODEL", "[MODEL]...", "MODEL [PROMPT]...", "NAME", "", "[ENGINE]", "NUMBER"]
+    arguments = ["MODELS...", "[MODEL]...", "MODEL [PROMPT]...", "NAME", "", "[ENGINE]", "NUMBER"]
+    assert usages == arguments
     options = [
         match
         for page in pages
