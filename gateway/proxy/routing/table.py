@@ -198,7 +198,7 @@ class RouteTable:
         if route is None or not key.may_use(route.alias_of or name):
             displayed = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
             usable_names = [
-                other for other, model in self.models.items() if model.is_visible_to(key)
+                model.name for model in self.models.values() if model.is_visible_to(key)
             ]
             near = near_name(name, usable_names[:_MAX_COMPARED_NAMES])
             raise ModelNotFound(
