@@ -87,7 +87,7 @@ def plan(
         if check:
             usage_error("--check asks the engines about one model.")
         wishes = [read_wish(source=absolute_source(model), **options.fields()) for model in models]
-        _show_together(wishes, hardware, network, as_json=as_json, full=full)
+        _show_together(wishes, hardware, network, as_json=as_json, shows_all=shows_all)
         return
     (model,) = models
     wish, source = read_wish(source=model, **options.fields()), absolute_source(model)
@@ -161,7 +161,7 @@ def _with_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
 
 
 def _show_together(
-    wishes: list[Wish], hardware: str | None, network: str | None, *, as_json: bool, full: bool
+    wishes: list[Wish], hardware: str | None, network: str | None, *, as_json: bool, shows_all: bool
 ) -> None:
     """Print the plans of models beside each other, on this machine or another."""
     neighbourhood = _neighbourhood(wishes[0], hardware, network)
@@ -171,7 +171,7 @@ def _show_together(
         neighbourhood.machine,
         "" if as_json else neighbourhood.advice(wishes, decisions),
         as_json=as_json,
-        detail=FULL_DETAIL if full else SHORT_DETAIL,
+        detail=FULL_DETAIL if shows_all else SHORT_DETAIL,
     )
     if not all(decision.plans for decision in decisions):
         raise typer.Exit(3)

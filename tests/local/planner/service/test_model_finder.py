@@ -98,7 +98,7 @@ def judge_all(
     models, problem = find_models(client, ModelSearch(words, use, 20))
     assert problem == ""
     finder = ModelFinder(planner, planner.machine(machine), use)
-    return finder.judge(models, sorts_sorts_by_size=not words)
+    return finder.judge(models, sorts_by_size=not words)
 
 
 def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_variant(
@@ -295,7 +295,7 @@ def test_the_cache_and_folders_are_searched_without_the_hub(tmp_path: Path) -> N
     assert "127.0.0.1:1 cannot be reached" in problem
     planner = OfflinePlanner(Profiles(), offline)
     models = ModelFinder(planner, planner.machine("3090"), "chat").judge(
-        models_of_search, sorts_sorts_by_size=False
+        models_of_search, sorts_by_size=False
     )
     assert [(model.name, model.fits) for model in models] == [
         (str(folder), True),
@@ -337,7 +337,7 @@ def test_a_hub_that_never_ends_an_answer_does_not_keep_the_command(tmp_path: Pat
     planner = SlowPlanner(Profiles(), Hub("http://127.0.0.1:1", None, tmp_path))
     finder = ModelFinder(planner, planner.machine("3090"), None)
     models = [FoundModel(name, f"/{name}") for name in "abc"]
-    assert [model.why for model in finder.judge(models, sorts_sorts_by_size=False)] == [
+    assert [model.why for model in finder.judge(models, sorts_by_size=False)] == [
         "It has no files."
     ] * 3
     assert daemons == [True] * 3
