@@ -14,7 +14,13 @@ from tests.conftest import TIERS
 from tests.support.paths import ROOT
 
 PAGES = (
-    *("CONTRIBUTING.md", "docs/architecture.md", "docs/recipes.md", "docs/style.md"),
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/planner.md",
+    "docs/data-plane.md",
+    "docs/state.md",
+    "docs/recipes.md",
+    "docs/style.md",
     "tests/README.md",
 )
 FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "scripts", "tests")

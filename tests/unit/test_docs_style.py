@@ -14,6 +14,9 @@ COLUMNS = 100
 PARAGRAPH_LINES = 6
 CELL_CHARACTERS = 200
 SENTENCE_WORDS = 25
+# The pages of the architecture beside its overview.
+PARTS = ("planner.md", "data-plane.md", "state.md")
+PART_WORDS = 1_300
 # Their pages are held to the form alone.
 FOLDERS = (".github", "benchmarks", "examples", "tests")
 
@@ -173,6 +176,22 @@ def test_the_index_links_every_page() -> None:
     }
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert pages - targets == set()
+
+
+def test_the_architecture_is_a_page_for_each_part() -> None:
+    targets = LINK.findall((ROOT / "docs/architecture.md").read_text())
+    assert set(PARTS) <= set(targets)
+    words = {
+        name: len((ROOT / "docs" / name).read_text().split()) for name in ("architecture.md", *PARTS)
+    }
+    assert {name: count for name, count in words.items() if count > PART_WORDS} == {}
+
+
+def test_each_word_of_the_architecture_has_one_meaning() -> None:
+    text = (ROOT / "docs/architecture.md").read_text().partition("## Words")[2]
+    rows = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    assert len(rows) > 15
+    assert [row for row in rows if re.search(r"; (?:of|elsewhere|also)\b", row)] == []
 
 
 def test_the_front_pages_are_short() -> None:
