@@ -23,17 +23,22 @@ def connect(host: str, port: int, *, tls: bool) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(target, port, timeout=4)
 
 
+def is_healthy(host: str, port: int, *, tls: bool) -> bool:
+    """Whether a gateway answers at this address."""
+    connection = connect(host, port, tls=tls)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 def main() -> int:
     host = os.environ.get("FITSERVE_HOST") or "127.0.0.1"
     port = int(os.environ.get("FITSERVE_PORT") or "8080")
-    connection = connect(host, port, tls=bool(os.environ.get("FITSERVE_TLS_CERT")))
-    try:
-        connection.request("GET", "/healthz")
-        return 0 if connection.getresponse().status == 200 else 1
-    except OSError:
-        return 1
-    finally:
-        connection.close()
+    return 0 if is_healthy(host, port, tls=bool(os.environ.get("FITSERVE_TLS_CERT"))) else 1
 
 
 if __name__ == "__main__":

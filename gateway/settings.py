@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -104,7 +105,9 @@ class Settings(BaseModel):
         None, description="bearer key for everything; at least 8 characters"
     )
     api_key: Secret | None = Field(None, description="bearer key for /v1 only")
-    hf_token: Secret | None = Field(None, description="for downloads only; engines never get it")
+    hf_token: Secret | None = Field(
+        None, description="token for downloads only; engines never get it"
+    )
     hf_endpoint: Secret | None = Field(
         None, description="another Hugging Face Hub; default: the public one"
     )
@@ -298,7 +301,7 @@ class Settings(BaseModel):
     )
     failpoint: str = Field(
         "",
-        description="for tests of recovery: where the gateway kills itself, as `Launch.before`",
+        description="place where the gateway kills itself in tests of recovery, as `Launch.before`",
     )
     webhook: Secret | None = Field(
         None,
@@ -525,11 +528,15 @@ def signing_key(secret: Secret) -> bytes:
     return base64.b64decode(secret.reveal().removeprefix("whsec_"), validate=True)
 
 
-def load_settings() -> Settings:
-    """Read and check the settings. Raises SettingsError."""
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read and check the settings. Raises SettingsError.
+
+    environment: the variables of the settings; None for those of this process.
+    """
+    environment = os.environ if environment is None else environment
     names = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _NO_SETTINGS
     unknown_names = sorted(
-        name for name in os.environ if name.startswith("FITSERVE_") and name not in names
+        name for name in environment if name.startswith("FITSERVE_") and name not in names
     )
     for name in (name for name in unknown_names if not f"{name}_".startswith(f"{_ENDPOINT_KEY}_")):
         suggestion = near_name(name, names)
@@ -539,7 +546,7 @@ def load_settings() -> Settings:
             + "`fitserve serve --help` lists the settings.",
         )
     try:
-        settings = Settings(**_read_file() | _read_environment())
+        settings = Settings(**_read_file(environment) | _read_environment(environment))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
@@ -564,15 +571,15 @@ def load_settings() -> Settings:
     return settings
 
 
-def _read_environment() -> dict[str, Any]:
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """The settings of the environment by field. An empty variable is no setting."""
-    values = {name: os.environ.get(f"FITSERVE_{name.upper()}") for name in Settings.model_fields}
+    values = {name: environment.get(f"FITSERVE_{name.upper()}") for name in Settings.model_fields}
     return {name: value for name, value in values.items() if value}
 
 
-def _read_file() -> dict[str, Any]:
+def _read_file(environment: Mapping[str, str]) -> dict[str, Any]:
     """The settings in the file that FITSERVE_CONFIG names. Raises SettingsError."""
-    path = os.environ.get("FITSERVE_CONFIG")
+    path = environment.get("FITSERVE_CONFIG")
     if not path:
         return {}
     import yaml  # late, because most gateways have no such file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -73,6 +73,30 @@ def kept_to_the_end() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """The names of variables that differ, but for the one that pytest sets for each test."""
+    names = {name for name, _ in before.items() ^ after.items()}
+    return sorted(names - {"PYTEST_CURRENT_TEST"})
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment() -> Iterator[None]:
+    """Fail a test that leaves variables changed, and restore them: settings of one test would hold
+    in all later ones."""
+    before = dict(os.environ)
+    yield
+    names = changed_variables(before, os.environ)
+    for name in names:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not names, (
+        f"the test left variables changed: {', '.join(names)}. Set them with monkeypatch.setenv, or"
+        " pass an environment to the code under test."
+    )
 
 
 @pytest.fixture(autouse=True)

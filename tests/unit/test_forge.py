@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.conftest import TIERS, shard_of
+from tests.conftest import TIERS, changed_variables, shard_of
 from tests.support.paths import ROOT
 from tests.support.yaml_file import read_yaml
 
@@ -137,3 +137,9 @@ def test_one_process_of_the_suite_has_a_test() -> None:
                 ) != 1:
                     wrong.append((file, process_marks, count))
     assert not wrong
+
+
+def test_changed_variables_have_names() -> None:
+    before = {"KEPT": "1", "GONE": "1", "SET_ANEW": "1", "PYTEST_CURRENT_TEST": "a (setup)"}
+    after = {"KEPT": "1", "NEW": "1", "SET_ANEW": "2", "PYTEST_CURRENT_TEST": "a (teardown)"}
+    assert changed_variables(before, after) == ["GONE", "NEW", "SET_ANEW"]

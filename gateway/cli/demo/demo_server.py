@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway import health
@@ -30,6 +31,29 @@ _PROGRAM = (sys.executable, "-m", "gateway.__main__")
 _POLL_S = 0.2
 _REFUSAL_CODE = FitserveError.exit_code
 """The exit code of a `fitserve add` that did not add the model, such as for a taken name."""
+# Its one engine starts once.
+_DEFAULTS = {"FITSERVE_HOST_KIND": "process", "FITSERVE_PREPARED_ENGINES": "0"}
+"""Settings of the demo where the environment has none."""
+
+
+@dataclass(frozen=True)
+class _Commands:
+    """Commands of this program, run with an environment."""
+
+    environment: Mapping[str, str]
+
+    def run(self, *arguments: str, output: int | None = None) -> int:
+        """The exit code. output: the descriptor of both outputs; None for those of this process."""
+        return subprocess.run(
+            [*_PROGRAM, *arguments],
+            check=False,
+            env=self.environment,
+            stdout=output,
+            stderr=output,
+        ).returncode
+
+    def run_silently(self, *arguments: str) -> int:
+        return self.run(*arguments, output=subprocess.DEVNULL)
 
 
 def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> int:
@@ -38,14 +62,11 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
     model_arguments: of `fitserve add`, name and source first; empty: the tiny model. Raises
     SettingsError, and FitserveError if a gateway already runs on the data folder.
     """
-    os.environ.setdefault("FITSERVE_HOST_KIND", "process")
-    # Its one engine starts once.
-    os.environ.setdefault("FITSERVE_PREPARED_ENGINES", "0")
-    settings = load_settings()
-    # `health` reads only the environment.
-    os.environ |= {"FITSERVE_HOST": settings.host, "FITSERVE_PORT": str(settings.port)}
+    environment = {**_DEFAULTS, **os.environ}
+    settings = load_settings(environment)
+    commands = _Commands(environment)
     _check_alone(settings, model_arguments)
-    if subprocess.run([*_PROGRAM, "engine", "install"], check=False).returncode:
+    if commands.run("engine", "install"):
         return 1
     # Another demo may have begun to serve meanwhile: an installation takes minutes.
     _check_alone(settings, model_arguments)
@@ -55,18 +76,18 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
         model_arguments = (NAME, str(folder))
     name = model_arguments[0]
     # In a new session, as Ctrl-C must reach only this program: it stops the model first.
-    gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True)
+    gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True, env=environment)
     is_added = False
     try:
         with _interrupt_on_signals():
             # Another program may answer at the port: the gateway of this command has the folder.
-            while health.main() or not is_in_use(settings.data):
+            while not (_is_healthy(settings) and is_in_use(settings.data)):
                 if gateway.poll() is not None:
                     return gateway.returncode or 1
                 time.sleep(_POLL_S)
             if name == NAME:
-                _run_silently("rm", name, "--wait")  # left by a killed run
-            elif _run_silently("show", name) != 1:
+                commands.run_silently("rm", name, "--wait")  # left by a killed run
+            elif commands.run_silently("show", name) != 1:
                 raise FitserveError(
                     f"The data folder {settings.data} already has a model {name}.",
                     hint=(
@@ -76,9 +97,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
                 )
             # An interrupted command may have added the model.
             is_added = True
-            code = subprocess.run(
-                [*_PROGRAM, "add", *model_arguments, "--wait"], check=False
-            ).returncode
+            code = commands.run("add", *model_arguments, "--wait")
             is_added = code != _REFUSAL_CODE
             if code:
                 return code
@@ -88,10 +107,14 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
         return 130
     finally:
         if is_added and gateway.poll() is None:
-            _run_silently("rm", name, "--wait")
+            commands.run_silently("rm", name, "--wait")
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
         gateway.wait()
+
+
+def _is_healthy(settings: Settings) -> bool:
+    return health.is_healthy(settings.host, settings.port, tls=bool(settings.tls_cert))
 
 
 def _check_alone(settings: Settings, model_arguments: Sequence[str]) -> None:
@@ -140,12 +163,6 @@ def _command_text() -> str:
     program = Path(sys.executable).parent / "fitserve"
     is_found = shutil.which("fitserve") is not None or not program.is_file()
     return "fitserve" if is_found else shlex.quote(str(program))
-
-
-def _run_silently(*arguments: str) -> int:
-    return subprocess.run(
-        [*_PROGRAM, *arguments], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ).returncode
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,16 +23,21 @@ class _Program:
 
     def __init__(self, **codes: int) -> None:
         self.codes, self.commands = codes, list[str]()
+        self.environments: list[Mapping[str, str]] = []
         self.has_folder = False
         """Whether a gateway uses the data folder."""
 
-    def run(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, command: Sequence[str], env: Mapping[str, str], **_: Any
+    ) -> subprocess.CompletedProcess[bytes]:
         name = command[len(demo_server._PROGRAM)]
         self.commands.append(name)
+        self.environments.append(env)
         return subprocess.CompletedProcess(command, self.codes.get(name, 0))
 
-    def start(self, *_: Any, **__: Any) -> mock.Mock:
+    def start(self, *_: Any, env: Mapping[str, str], **__: Any) -> mock.Mock:
         """The gateway."""
+        self.environments.append(env)
         code = self.codes.get("serve")
         self.has_folder = code is None
         return mock.Mock(returncode=code, **{"poll.return_value": code, "wait.return_value": 0})
@@ -45,7 +50,7 @@ def _serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: _Program) -
     if "FITSERVE_PORT" not in os.environ:
         monkeypatch.setenv("FITSERVE_PORT", "0")
     monkeypatch.setattr(demo_server, "is_in_use", lambda _: program.has_folder)
-    monkeypatch.setattr(health, "main", lambda: 0)
+    monkeypatch.setattr(health, "is_healthy", lambda *_, **__: True)
     return demo_server.serve_demo(("m", "folder"), lambda _: None)
 
 
@@ -58,14 +63,29 @@ def test_a_model_that_the_demo_did_not_add_stays(
     assert ("rm" in program.commands) is removes
 
 
+def test_the_settings_of_the_demo_reach_its_programs_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A user's own setting counts."""
+    monkeypatch.setenv("FITSERVE_HOST_KIND", "docker")
+    monkeypatch.delenv("FITSERVE_PREPARED_ENGINES", raising=False)
+    program = _Program(show=1)
+    assert _serve(monkeypatch, tmp_path, program) == 0
+    assert "FITSERVE_PREPARED_ENGINES" not in os.environ
+    assert len(program.environments) == 5
+    for environment in program.environments:
+        assert environment["FITSERVE_HOST_KIND"] == "docker"
+        assert environment["FITSERVE_PREPARED_ENGINES"] == "0"
+
+
 def test_a_demo_that_began_during_the_installation_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = _Program()
 
-    def install(*arguments: Any, **_: Any) -> subprocess.CompletedProcess[bytes]:
+    def install(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[bytes]:
         program.has_folder = True
-        return _Program.run(program, *arguments)
+        return _Program.run(program, *arguments, **options)
 
     monkeypatch.setattr(program, "run", install)
     with pytest.raises(FitserveError, match="already runs"):
