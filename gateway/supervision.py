@@ -74,8 +74,9 @@ class SupervisedTask:
         on_change: Callable[[], object] = lambda: None,
         **subject: object,
     ) -> None:
-        """step: returns the seconds until its next run; None: the work is done.
+        """Begin to repeat `step`.
 
+        step: returns the seconds until its next run; None: the work is done.
         on_change: called after an error.
         work, subject: as for `Setback`.
         """

@@ -84,7 +84,7 @@ class Certificate:
             ) from None
 
     def watch(self, on_change: Callable[[CertificatePair], object] = lambda _: None) -> None:
-        """Follows the files. `on_change` gets each further pair that can be used."""
+        """Follow the files. `on_change` gets each further pair that can be used."""
         self._on_change = on_change
         self._watching = SupervisedTask(self._reload_certificate, "watching the certificate")
 

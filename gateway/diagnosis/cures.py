@@ -132,14 +132,14 @@ class Cures:
         self._features = Features(rows.features)
 
     def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Cures:
-        """The same rows, which name only these versions of each kind of engine."""
+        """Cures by these rows, which name only these versions of each kind of engine."""
         narrowed = Cures.__new__(Cures)
         vars(narrowed).update(vars(self))
         narrowed.rows, narrowed.is_narrowed = self.rows._replace(versions=versions), True
         return narrowed
 
     def cure(self, case: Case) -> Cure:
-        """Where the cure of a case lies: by its kind, or as one of its levers says."""
+        """The kind of cure of a case: that of its kind of failure, or of one of its levers."""
         by_kind = self.remedies.get(case.kind, _NO_REMEDY).cure
         chosen_cure = next(
             (row.cure for row in self.rows.levers if row.cure and _holds(row, case)), None

@@ -84,10 +84,8 @@ class LogEvidence:
     """The state of one log's evidence.
 
     engine: KIND or KIND==VERSION; None: any row may hold.
-
     circumstances: those that the lines of the start showed.
     options: those of the start.
-
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.
     quoted: an exception in the middle of a line, as quoted and as the whole line.

@@ -61,7 +61,7 @@ class Signatures:
         self.frames = {row.function: row for row in reversed(frames)}
 
     def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Signatures:
-        """The same rows, whose cures name only these versions of each kind of engine."""
+        """Signatures by these rows, whose cures name only these versions of each kind of engine."""
         narrowed = Signatures.__new__(Signatures)
         vars(narrowed).update(vars(self))
         narrowed.cures = self.cures.for_versions(versions)

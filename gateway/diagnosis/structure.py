@@ -36,7 +36,8 @@ class Shape(NamedTuple):
 
     @property
     def is_bare_timeout(self) -> bool:
-        """Whether it is a timeout without a message: the exception that it caused says more."""
+        """Whether the error is a timeout without a message: the exception that it caused says
+        more."""
         return self.message.strip() in ("", self.exception) and self.exception.endswith(
             ("Timeout", "TimeoutError")
         )

@@ -40,7 +40,7 @@ class Rejected(Value):
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
     question: Question | None = Field(
-        None, description="whose answer could overrule the refusal; None: no answer could"
+        None, description="question whose answer could overrule the refusal; None: no answer could"
     )
 
 
@@ -88,7 +88,7 @@ class ModelForm(Value):
 
     what: str = Field(description="how its weights are quantized")
     source: str = ""
-    weights_bytes: int = Field(description="of all ranks together")
+    weights_bytes: int = Field(description="bytes of all ranks together")
     context: int
     engine: str = Field(description='"kind==version"')
     gpus: int
@@ -97,7 +97,7 @@ class ModelForm(Value):
 class WouldFit(Value):
     """The changes that would give a plan where there is none. Bytes are of all ranks together."""
 
-    weights_bytes: int = Field(description="what the model's weights have; 0: not known")
+    weights_bytes: int = Field(description="bytes of the model's weights; 0: not known")
     room_bytes: int = Field(description="the largest weights that have room now")
     room_empty_bytes: int | None = Field(
         None, description="and without the engines that run; None: none do"
@@ -143,18 +143,18 @@ class Decision(Value):
         (), description="which can be started on this machine, and what the others would give"
     )
     takes: tuple[Offer, ...] = Field(
-        (), description="what other models give before the first plan is started"
+        (), description="memory that other models give before the first plan is started"
     )
     would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
     why_nodes: str = Field(
         "",
         exclude_if=lambda reason: not reason,
-        description="in a cluster: the nodes of a copy of the first plan, and why, in figures",
+        description=("nodes of a copy of the first plan in a cluster, with the reason in figures"),
     )
     waits: str = Field(
         "",
         exclude_if=lambda reason: not reason,
-        description="in a cluster without a plan now: what a plan over nodes waits for",
+        description=("conditions that a plan over nodes waits for, in a cluster without a plan"),
     )
     holders: tuple[Promise, ...] = Field(
         (), description="where there is no plan: which models hold how much of which GPU"
@@ -186,7 +186,7 @@ class Decision(Value):
 class Rival(Value):
     """A plan that should be better than the running one. gain: the factor, by the model's goal."""
 
-    speed: Speed = Field(description="what was measured of the plan that runs")
+    speed: Speed = Field(description="measurements of the running plan")
     plan: Plan
     gain: float
 

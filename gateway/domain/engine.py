@@ -37,7 +37,10 @@ class Install(Value):
     packages: tuple[str, ...] = ()
     without: tuple[str, ...] = Field(
         (),
-        description="what these packages ask for and text is served without; a lock has none of it",
+        description=(
+            "packages that these packages ask for and text is served without; a lock has none of"
+            " them"
+        ),
     )
     torch_backend: str | None = Field(
         None, description="uv's --torch-backend, where no wheel of torch is at hand"
@@ -94,16 +97,18 @@ class MethodRule(Value):
 
     method: str
     checkpoints: tuple[str, ...] = Field(
-        (), description="what the block calls its method; empty: anything"
+        (), description="name of the method in the block; empty: any name"
     )
     users: tuple[str, ...] | None = Field(
         None, description='--quantization, "" without one; None: whatever it is'
     )
     algorithm: str | None = Field(
-        None, description="of ModelOpt, in upper case: a regular expression for all of it"
+        None,
+        description=("regular expression for the whole name of ModelOpt's method, in upper case"),
     )
     layer_algorithm: str | None = Field(
-        None, description="the same, of one of the layers that ModelOpt lists"
+        None,
+        description=("regular expression for the method of one of the layers that ModelOpt lists"),
     )
     places: tuple[QuantPlace, ...] = Field((), description="where the block is; empty: anywhere")
     nested: bool | None = Field(
@@ -126,7 +131,7 @@ class CacheDefault(Value):
 
     architectures: tuple[str, ...]
     capabilities: tuple[str, ...] = Field(
-        description='of the GPU; "10.*": any with major number 10'
+        description='compute capability of the GPU; "10.*": any with major number 10'
     )
     dtype: str
     source: str
@@ -161,7 +166,7 @@ class Engine(Value):
     device: Literal["cuda", "cpu"]
     image: str
     machines: tuple[str, ...] = Field(
-        (), description="what its image runs on, as `uname -m` says it; empty: not known"
+        (), description="processor of its image, as `uname -m` names it; empty: not known"
     )
     cuda: str | None = Field(None, description='CUDA version of the image, for example "13.0"')
     min_driver: str | None = Field(
@@ -203,13 +208,17 @@ class Engine(Value):
         (), description="architectures that it has, and cannot share by stages of a pipeline"
     )
     no_tied_stages: tuple[str, ...] = Field(
-        (), description="the same, where the output head is tied to the embedding"
+        (),
+        description=(
+            "architectures that it cannot share by stages where the output head is tied to the"
+            " embedding"
+        ),
     )
     no_layer_input_stages: tuple[str, ...] = Field(
         (),
         description=(
-            "the same, where each layer has an input of its own, or reads the KV cache of an"
-            " earlier one (Gemma 4 E2B and E4B)"
+            "architectures that it cannot share by stages where each layer has an input of its"
+            " own, or reads the KV cache of an earlier one (Gemma 4 E2B and E4B)"
         ),
     )
     whole_towers: tuple[str, ...] = Field(
@@ -230,7 +239,7 @@ class Engine(Value):
     traits: tuple[str, ...] = Field(
         (),
         description=(
-            "what this version builds differently; engines/common/layers/build.py names them"
+            "differences in the layers of this version; engines/common/layers/build.py names them"
         ),
     )
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
@@ -247,11 +256,13 @@ class Engine(Value):
             " empty: not known"
         ),
     )
-    tokenizers: tuple[str, ...] = Field((), description="the same, of tokenizers")
+    tokenizers: tuple[str, ...] = Field(
+        (), description=("classes of tokenizers that it reads by code of its own; empty: not known")
+    )
     quantizations: dict[str, Method] = Field({})
     cache_defaults: tuple[CacheDefault, ...] = ()
     method_rules: tuple[MethodRule, ...] = Field(
-        (), description="in the order in which the engine asks them"
+        (), description="rows in the order in which the engine asks them"
     )
     flags: dict[str, Flag] = Field({})
     spelling: dict[str, str] = Field(
@@ -302,8 +313,8 @@ class Engine(Value):
     sleeps: bool = Field(
         False,
         description=(
-            "its sleep mode (level 1) gives memory back and wakes with all that it had, as its code"
-            " says; else none, or not known"
+            "whether the sleep mode (level 1) gives memory back and wakes with all of its state,"
+            " by the engine's code; False: none, or not known"
         ),
     )
     key_env: str | None = Field(
@@ -311,25 +322,23 @@ class Engine(Value):
     )
     key_option: str | None = Field(
         None,
-        description=(
-            "the same, of an engine without one: a line of the YAML file that --config names"
-        ),
+        description=("line of the file of --config with the key, for an engine without a variable"),
     )
     counters: dict[str, str] = Field(
         {},
         description=(
-            "what engines/common/speed/served.py counts -> the series of this engine's /metrics"
-            " that says it; empty: not known"
+            "quantities of engines/common/speed/served.py -> series of this engine's /metrics;"
+            " empty: not known"
         ),
     )
     series: dict[str, str] = Field(
         {},
         description=(
-            "what server/metrics/engine_series.py shows beside that -> the series of this engine's"
-            " /metrics that says it"
+            "further quantities of server/metrics/engine_series.py -> series of this engine's"
+            " /metrics"
         ),
     )
-    sources: dict[str, str] = Field({}, description="where each rule was read")
+    sources: dict[str, str] = Field({}, description="source of each rule")
     kernels_as: dict[str, tuple[str, ...]] = Field(
         {},
         description=(

@@ -87,7 +87,7 @@ class Failure(Value):
         (), description="the cure, in order, with the numbers of this case"
     )
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
-        "plan", description="what it teaches about future plans"
+        "plan", description="lesson of the failure for future plans"
     )
     cure: Literal["plan", "engine", "user"] = Field(
         "plan",
@@ -96,26 +96,29 @@ class Failure(Value):
         ),
     )
     disturbed: str = Field(
-        "", description="what a neighbour on the same GPU did meanwhile: then it teaches nothing"
+        "",
+        description=(
+            "act of a neighbour on the same GPU meanwhile: then the failure teaches nothing"
+        ),
     )
 
 
 class Served(Value):
     """Sums over the requests of a period, by the counters of an engine."""
 
-    requests: float = Field(gt=0, description="whose first token came")
+    requests: float = Field(gt=0, description="requests whose first token came")
     prompt: float = Field(ge=0, description="tokens of their prompts")
-    cached: float = Field(ge=0, description="those among them that a cache had")
+    cached: float = Field(ge=0, description="tokens of the prompts that a cache had")
     written: float = Field(gt=0, description="tokens of answers")
     outputs: float = Field(
         gt=0,
-        description="in how many steps each request got something: one token, or what was drafted",
+        description="steps in which each request got tokens: one, or the drafted ones",
     )
-    steps: float = Field(gt=0, description="of the engine, in which somebody got something")
+    steps: float = Field(gt=0, description="steps of the engine in which a request got a token")
     reading_s: float = Field(
-        ge=0, description="from the end of its wait in the queue to its first token"
+        ge=0, description="seconds from the end of the wait in the queue to the first token"
     )
-    writing_s: float = Field(ge=0, description="from its first token on")
+    writing_s: float = Field(ge=0, description="seconds from the first token on")
 
     @property
     def at_once(self) -> float:
@@ -177,7 +180,7 @@ class Event(Value):
     id: int = 0
     at: float = Field(description="when the gateway saw it, in Unix seconds")
     kind: EventKind
-    words: str = Field(description="the same in a sentence, for people")
+    words: str = Field(description="the event in a sentence, for people")
     model: str | None = None
     replica: int | None = None
     attempt: int | None = Field(None, description="the number of the start that it is about")

@@ -25,13 +25,13 @@ class Grant(Value):
             "a name has up to 64 letters, digits, `_`, `-` and `.`, and begins with a letter, a"
             " digit or `_`",
         ),
-    ] = Field(description="by which the key is listed and revoked")
+    ] = Field(description="name by which the key is listed and revoked")
     scopes: tuple[Scope, ...] = Field(("inference",), min_length=1, max_length=3)
     models: tuple[ModelName, ...] | None = Field(
         None, min_length=1, max_length=1000, description="the models it may ask; None: all"
     )
     requests_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
     tokens_per_minute: int | None = Field(
-        None, ge=1, le=_MAX_LIMIT, description="of prompts and answers together"
+        None, ge=1, le=_MAX_LIMIT, description="tokens of prompts and answers together"
     )
     max_in_flight: int | None = Field(None, ge=1, le=_MAX_LIMIT, description="requests at once")

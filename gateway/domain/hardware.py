@@ -54,7 +54,7 @@ class Gpu(Value):
         le=MAX_BYTES,
         exclude_if=lambda count: count is None,
         description=(
-            "of memory that it shares with the host: bytes that stay free for the host, by"
+            "bytes that stay free for the host where GPU and host share memory, by"
             " FITSERVE_HOST_BYTES"
         ),
     )
@@ -94,7 +94,7 @@ class Hardware(Value):
     )
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
-    notes: tuple[str, ...] = Field((), description="what could not be read, and why")
+    notes: tuple[str, ...] = Field((), description="readings that failed, and why")
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -168,7 +168,7 @@ class Xid(Value):
     """An error number of NVIDIA's driver."""
 
     means: str
-    action: str = Field(description="what NVIDIA's catalog asks for first")
+    action: str = Field(description="step that NVIDIA's catalog asks for first")
     lost: bool = Field(
         description="the GPU does no work until it was reset; else only the application is hurt"
     )

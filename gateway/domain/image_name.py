@@ -42,7 +42,7 @@ def with_tag(image: str) -> str:
 
 
 def is_digest_of(digest: str, image: str) -> bool:
-    """Whether it has the form of a digest of this image.
+    """Whether a digest has the form of one of this image.
 
     Either of its repository, or the bare id of an image that was built on this machine.
     """

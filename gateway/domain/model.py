@@ -58,7 +58,7 @@ class Recurrent(Value):
     conv_channels: int
     conv_kernel: int
     dtype: str | None = Field(
-        None, description="of the matrices, where the config names one (mamba_ssm_dtype)"
+        None, description="dtype of the matrices, where the config names one (mamba_ssm_dtype)"
     )
     chunk: int | None = Field(
         None, description="tokens that a mamba2 kernel takes at once (mamba_chunk_size, chunk_size)"
@@ -167,7 +167,7 @@ class ModelSpec(Value):
     guessed: tuple[str, ...] = Field(
         (),
         description=(
-            "what of the model was guessed from the names of fields, as no reader knows its family"
+            "properties that were guessed from the names of fields, as no reader knows the family"
         ),
     )
     experts: Experts | None = None
@@ -177,14 +177,14 @@ class ModelSpec(Value):
     draft_tensors: tuple[TensorGroup, ...] = Field(
         (),
         description=(
-            "of layers that only draft tokens (MTP), which no engine loads unless it is told to"
+            "parameters of layers that only draft tokens (MTP), which engines load only on request"
         ),
     )
     remote_code: tuple[str, ...] = Field(
         (),
         description=(
-            "what in the repository is code, which engines run where they have none of their own"
-            " for it"
+            "files with code in the repository, which engines run where they have none of their"
+            " own for it"
         ),
     )
     file_bytes: int | None = Field(None, description="size of all weight files")
@@ -202,7 +202,8 @@ class ModelSpec(Value):
         (),
         exclude=True,
         description=(
-            "that the tokenizer has beside its vocabulary, as far as its small files name them"
+            "tokens that the tokenizer has beside its vocabulary, as far as its small files name"
+            " them"
         ),
     )
     answer_limit: int | None = Field(
@@ -246,7 +247,7 @@ class Adapter(Value):
     deepest: number of the last layer that it changes.
     """
 
-    name: str = Field(description="that clients put in `model`")
+    name: str = Field(description="name that clients put in `model`")
     source: str
     revision: str | None = None
     base: str | None = Field(

@@ -84,7 +84,7 @@ class Speed(Value):
         description="seconds to the first token of a prompt of 2,048 tokens"
     )
     first_token_32k_s: Estimate | None = Field(
-        None, description="of 32,768 tokens; None: the context is shorter"
+        None, description="seconds of a prompt of 32,768 tokens; None: the context is shorter"
     )
     grade: Literal["predicted", "served", "measured"] = Field(
         "predicted",
@@ -97,7 +97,7 @@ class Speed(Value):
         description="where the figures of the machine come from, and what was measured"
     )
     ratios: dict[str, float] = Field(
-        {}, description="by field what measurements have multiplied its expectation with"
+        {}, description=("factors by which measurements have multiplied expectations, by field")
     )
 
 
@@ -110,7 +110,7 @@ class ModelRef(Value):
     vocab: int
     chat: bool | None = Field(None, description="whether it has a chat template; None: not known")
     inputs: tuple[str, ...] = Field(
-        (), description="what it takes: text, image, video, audio; empty: not known"
+        (), description="kinds of input: text, image, video, audio; empty: not known"
     )
     family: str = Field(
         "",
@@ -127,7 +127,7 @@ class ModelRef(Value):
 class AdapterRef(Value):
     """An adapter of a plan. source, revision: its repository or folder."""
 
-    name: str = Field(description="that clients put in `model`")
+    name: str = Field(description="name that clients put in `model`")
     source: str
     revision: str | None = None
 
@@ -175,7 +175,7 @@ class LayerAttention(Value):
         )
     )
     status: Literal["ok", "none", "unknown"]
-    version: int | None = Field(None, description="of FlashAttention: 2, 3 or 4")
+    version: int | None = Field(None, description="version of FlashAttention: 2, 3 or 4")
     block: int | None = Field(
         None, description="tokens of a block of the KV cache that the backend takes"
     )
@@ -190,7 +190,7 @@ class Question(Value):
     """
 
     engine: str = Field(description='"kind==version"')
-    capability: str | None = Field(description="of the GPUs; None: on the CPU")
+    capability: str | None = Field(description="compute capability of the GPUs; None: on the CPU")
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
 
@@ -212,7 +212,7 @@ class NodeRanks(Value):
     """
 
     node: str
-    copy_number: int = Field(0, ge=0, description="of the copy, from 0")
+    copy_number: int = Field(0, ge=0, description="number of the copy, from 0")
     node_rank: int = Field(0, ge=0, description="place of the node among those of its copy")
     ranks: tuple[int, ...] = Field(description="ranks of the engine on this node, in order")
     gpus: tuple[str, ...] = Field(description="UUIDs, one per rank; empty on a CPU")
@@ -243,7 +243,7 @@ class Plan(Value):
     nodes: tuple[NodeRanks, ...] = Field(
         (),
         exclude_if=lambda rows: not rows,
-        description="in a cluster: the node of every rank; empty: there is one machine",
+        description="node of every rank in a cluster; empty: there is one machine",
     )
     tensor_parallel: Choice[int]
     pipeline_parallel: Choice[int]
@@ -275,7 +275,7 @@ class Plan(Value):
     enforce_eager: Choice[bool]
     sleep_mode: Choice[bool] = BoolChoice(value=False, reason="not requested", source="planner")
     kv_offload_gib: Choice[int] = IntChoice(value=0, reason=NOT_FOR_AGENTS, source="planner")
-    kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
+    kernels: tuple[LayerKernel, ...] = Field((), description="kernel of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory
     cap: Cap | None = Field(
@@ -288,12 +288,14 @@ class Plan(Value):
     argv: tuple[str, ...]
     env: dict[str, str]
     variables: dict[str, Choice[str]] = Field({}, description="why each variable of `env` is there")
-    scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")
+    scope: dict[str, str] = Field(
+        {}, description="subject of a fact that is learned from this plan"
+    )
     under: dict[str, str] = Field(
         {}, description="driver and image it was made for: without them such a fact is stale"
     )
     drops: tuple[str, ...] = Field(
-        (), description="what the model takes and this plan does not serve: image, video, audio"
+        (), description="kinds of input that this plan does not serve: image, video, audio"
     )
     cost: int = Field(
         0,
@@ -309,7 +311,7 @@ class Plan(Value):
         ),
     )
     question: Question | None = Field(
-        None, description="whose answer would check this plan; None: it was asked"
+        None, description="question whose answer would check this plan; None: answered already"
     )
     unrehearsed: tuple[str, ...] = Field(
         (), description="stages of the start that the engine's own code did not run through"

@@ -20,15 +20,17 @@ class ProfileDiff(Value):
     kind: str
     version: str
     guessed_from: str = Field(description='"kind==version" whose rules forecast for it')
-    source: str = Field(description="what was asked, with a digest")
+    source: str = Field(description="questions to the engine, with a digest")
     without: dict[str, tuple[str, ...]] = Field(
         {}, description="field of Engine -> names that the other version has, and this not"
     )
     values: dict[str, Scalar | tuple[str, ...] | None] = Field(
         {}, description="fields of Engine that have one value, or a short list"
     )
-    kernels_as: dict[str, tuple[str, ...]] = Field({}, description="as in Engine")
-    choices: tuple[KnownChoice, ...] = Field((), description="as in Engine")
+    kernels_as: dict[str, tuple[str, ...]] = Field(
+        {}, description="the field of Engine of this name"
+    )
+    choices: tuple[KnownChoice, ...] = Field((), description="the field of Engine of this name")
     flags: dict[str, Flag] = Field({})
     quantizations: dict[str, Method] = Field({})
     traits: tuple[str, ...] = ()

@@ -64,8 +64,8 @@ class LaunchSpec(Value):
         (),
         exclude_if=lambda rows: not rows,
         description=(
-            "of an engine over several nodes: all of them, first the one that answers requests,"
-            " whose command is also that of this start"
+            "parts of an engine over several nodes; the first answers requests, and has the"
+            " command of this start"
         ),
     )
     mounts: tuple[Mount, ...] = ()
@@ -87,12 +87,12 @@ class LaunchSpec(Value):
     cache: str = Field(
         "",
         description=(
-            "what may be started with the compiled kernels of this start, beside the image or"
-            " environment, as a hash; empty: nothing may"
+            "hash of the plan's properties that compiled kernels depend on, beside image and"
+            " environment; empty: the kernels serve no other start"
         ),
     )
     caches: dict[str, str] = Field(
-        {}, description="as the engine's profile has them: where it keeps what it compiles"
+        {}, description="variables of the engine's profile with the folders of compiled code"
     )
     forked_calls: tuple[str, ...] = Field(
         (),
@@ -107,7 +107,7 @@ class LaunchSpec(Value):
         {}, description="functions at which the engine chooses kernels -> functions that build them"
     )
     key_env: str | None = Field(
-        None, description="as the engine's profile has them: how a host gives the engine a key"
+        None, description="environment variable of the engine's key, by the engine's profile"
     )
     key_option: str | None = None
 
@@ -125,7 +125,7 @@ class Instance(Value):
     url: str | None = Field(None, description="base URL, without /v1")
     key: Secret | None = Field(
         None,
-        description="what the engine wants of its callers; only host and gateway know it",
+        description=("key that the engine wants of its callers; only host and gateway know it"),
     )
     exit_code: int | None = None
     oom_killed: bool = False
@@ -137,15 +137,15 @@ class NodeView(Value):
     """A machine of a cluster, as its node service sees it."""
 
     name: str
-    version: str = Field(description="of fitserve")
-    address: str = Field(description="of its engines, on the interface of the cluster")
+    version: str = Field(description="version of fitserve")
+    address: str = Field(description="address of the engines, on the interface of the cluster")
     interface: str | None = Field(None, description="the one of that address; None: not known")
     addresses: tuple[str, ...] = Field((), description="IPv4, of all interfaces but loopback")
     ports: tuple[int, ...] = Field((), description="TCP ports on which its programs listen")
     hardware: Hardware
     owner: str = Field("", description="installation of the gateway that holds the node's lease")
     lease_s: float = Field(description="seconds after which engines without a gateway are stopped")
-    drained: bool = Field(False, description="it starts no engines")
+    drained: bool = Field(False, description="whether the machine starts no engines")
     engines: tuple[str, ...] = Field((), description="names of its running instances")
 
 
@@ -154,7 +154,7 @@ class MachineView(Value):
 
     name: str
     state: str = Field(description="ready, drained, or the problem in words")
-    address: str = Field("", description="in the cluster; empty: the machine does not answer")
+    address: str = Field("", description="name in the cluster; empty: the machine does not answer")
     gpus: tuple[str, ...] = Field((), description="names of its GPUs")
     engines: tuple[str, ...] = Field((), description="names of its running instances")
     owner: str = Field("", description="installation of the gateway that owns its engines")
@@ -164,37 +164,37 @@ class EngineProcess(Value):
     """A living process of an engine, or of a compiler that it runs, as Linux reports it."""
 
     pid: int
-    stopped: bool = Field(False, description="by a signal, or because its container is paused")
+    stopped: bool = Field(
+        False, description="whether a signal or a paused container stopped the process"
+    )
     cpu_s: float = Field(0.0, description="processor time it has taken")
-    command: str = Field("", description="its command line, the beginning")
+    command: str = Field("", description="beginning of the command line")
 
 
 class Ability(Value):
     """Whether a model can do something that apps need, as its engine has shown here."""
 
     state: Literal["proven", "not proven", "unknown"] = "unknown"
-    evidence: str = Field("", description="what was seen, or why nothing was")
+    evidence: str = Field("", description="observation, or the reason why there was none")
 
 
 class Abilities(Value):
     """The abilities of a model beside plain answers."""
 
     tools: Ability = Field(
-        Ability(), description="it calls a tool where it sees fit (`tool_choice` auto)"
+        Ability(), description="a call of a tool where the model sees fit (`tool_choice` auto)"
     )
     required_tools: Ability = Field(
-        Ability(), description="it calls a tool where it has to (`tool_choice` required)"
+        Ability(), description="a call of a tool where one is required (`tool_choice` required)"
     )
-    reasoning: Ability = Field(
-        Ability(), description="what it thinks comes apart from what it answers"
-    )
+    reasoning: Ability = Field(Ability(), description="thoughts that come apart from the answer")
     json_schema: Ability = Field(
-        Ability(), description="its answer fits a JSON schema (`response_format`)"
+        Ability(), description="an answer that fits a JSON schema (`response_format`)"
     )
 
     @classmethod
     def uniform(cls, ability: Ability) -> Abilities:
-        """The same for each ability."""
+        """Abilities that are all in this state."""
         return cls(tools=ability, required_tools=ability, reasoning=ability, json_schema=ability)
 
 
@@ -246,8 +246,8 @@ class Attempt(Value):
     generation: int = Field(
         0,
         description=(
-            "of the wish that it was planned by: each change of a wish is one more; -1: of none, as"
-            " it only measures a plan"
+            "generation of the planned wish: each change of a wish is one more; -1: none, as the"
+            " attempt only measures a plan"
         ),
     )
     asleep: Asleep | None = Field(None, description="None: it is awake")
@@ -315,7 +315,7 @@ class Observation(Value):
         None, description="a failure that a log line, the probe or the verification proves"
     )
     abilities: Abilities | None = Field(
-        None, description="those that the engine showed after the proof; None: nothing new"
+        None, description="abilities that the engine showed after the proof; None: none new"
     )
     frozen: str = Field(
         "", description="why it gets no requests for now, though it runs; empty: it is not frozen"
@@ -330,8 +330,8 @@ class BenchLevel(Value):
     """
 
     concurrency: int = Field(ge=1, le=65536)
-    requests: int = Field(ge=1, le=2**24, description="that were answered")
-    seconds: Positive = Field(description="from the first question to the last answer")
+    requests: int = Field(ge=1, le=2**24, description="requests that were answered")
+    seconds: Positive = Field(description="seconds from the first question to the last answer")
     tokens_per_s: Positive
     latency_p50_s: Positive
     latency_p95_s: Positive
@@ -353,12 +353,14 @@ class BenchReport(Value):
     first_token_32k_s: Positive | None = None
     levels: tuple[BenchLevel, ...] = Field((), max_length=32)
     fingerprint: str | None = Field(
-        None, max_length=64, description="of the plan that ran when it began; None: an endpoint"
+        None,
+        max_length=64,
+        description="attempt of the plan that ran at the begin; None: an endpoint",
     )
     disturbed: str = Field(
         "",
         max_length=400,
-        description="what else happened meanwhile: then nothing is learned from it",
+        description="disturbance meanwhile: then nothing is learned from the measurement",
     )
 
 

@@ -29,19 +29,21 @@ class Offer(Value):
         0, description="the copy of the model that gives it, while the others serve"
     )
     keeps: int = Field(
-        0, description="of a surplus: bytes of each GPU that the giver may take afterwards"
+        0, description="bytes of each GPU that the giver of a surplus may take afterwards"
     )
-    tokens: int = Field(0, description="of a surplus: tokens of KV cache that the giver keeps")
-    of_tokens: int = Field(0, description="of a surplus: tokens of KV cache before the gift")
-    of_bytes: int = Field(0, description="of a surplus: bytes of KV cache before the gift")
+    tokens: int = Field(0, description="tokens of KV cache that the giver of a surplus keeps")
+    of_tokens: int = Field(0, description="tokens of KV cache before a surplus is given")
+    of_bytes: int = Field(0, description="bytes of KV cache before a surplus is given")
     context: int = Field(
-        0, description="of a surplus: tokens of one request; at least one always has room"
+        0,
+        description=(
+            "tokens of one request of the giver of a surplus; at least one request always has a"
+            " place"
+        ),
     )
     beside: int = Field(
         0,
-        description=(
-            "of a surplus that is taken: bytes of each GPU that the taker has without the offer"
-        ),
+        description=("bytes of each GPU that the taker of a surplus has without the offer"),
     )
     words: str = Field(description="the offer in words")
 

@@ -29,7 +29,7 @@ class MeasuredStart(Value):
     model: str = Field(description="folder or repository")
     engine: str = Field(description='"kind==version"')
     gpus: int
-    fingerprint: str = Field(description="of its plan")
+    fingerprint: str = Field(description="digest of the plan")
     conditions: StartConditions = StartConditions()
     phases: dict[str, float] = Field(description="seconds of each phase")
 
@@ -42,15 +42,15 @@ class PreparedView(Value):
     since: float = Field(description="begin of the process, in Unix seconds")
     modules: int = Field(description="number of imported modules")
     refused: dict[str, str] = Field(description="modules that are left to the fork, with reasons")
-    pss_bytes: int | None = Field(description="its memory; shared pages count in parts")
+    pss_bytes: int | None = Field(description="bytes of memory; shared pages count in parts")
 
 
 class StartTime(Value):
     """The expected time of a start."""
 
     phases: dict[str, float] = Field(description="seconds by phase, in their order")
-    low_s: float = Field(description="of the shortest start that it is from")
-    high_s: float = Field(description="of the longest")
+    low_s: float = Field(description="seconds of the shortest start of the estimate")
+    high_s: float = Field(description="seconds of the longest start of the estimate")
     starts: int = Field(description="the number of starts that it is from")
     grade: Literal["measured", "estimate", "elsewhere"] = Field(
         description=(

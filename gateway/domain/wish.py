@@ -43,7 +43,7 @@ class Policy(Value):
         0,
         ge=-100,
         le=100,
-        description="of models that could give way to another, the lowest goes first",
+        description=("priority; of models that could give way to another, the lowest goes first"),
     )
 
 
@@ -63,7 +63,7 @@ class ChatTemplate(Value):
         TextForm(
             r"^[\w. -]{0,100}$", "a name has up to 100 letters, digits, `_`, `-`, `.` and spaces"
         ),
-    ] = Field("", description="of the file that it comes from, for people")
+    ] = Field("", description="name of the template's file, for people")
 
     @property
     def digest(self) -> str:
@@ -166,8 +166,8 @@ class Wish(Value):
     goal: Goal = Field(
         "balanced",
         description=(
-            "what the model is wanted for: answers of one user (latency), of many at once"
-            " (throughput), long ones (context), conversations that return (agents), or all"
+            "goal of the model: answers of one user (latency), of many at once (throughput), long"
+            " ones (context), conversations that return (agents), or all"
         ),
     )
     concurrency: int | None = Field(

@@ -19,7 +19,9 @@ class GpuReading(Value):
 
     index: int
     name: str = ""
-    use: float | None = Field(None, description="of the last moment the part in which a kernel ran")
+    use: float | None = Field(
+        None, description="part of the last moment in which a kernel ran, from 0 to 1"
+    )
     used_bytes: int | None = None
     total_bytes: int | None = None
     temperature_c: float | None = None

@@ -44,8 +44,8 @@ def check_command(
 ) -> None:
     """Raise BadFlag unless `argv` is a command line of plans.
 
-    The engine's command in its container, flags that plans may have, and at the end the gateway's
-    own: the weights below `folder`, the name, and the address.
+    The engine's command in its container, flags that plans may have, and at the end three of
+    the gateway: the weights below `folder`, the name, and the address.
 
     env: of the engine; it decides whether the engine needs authentication.
     peers: addresses of first nodes that ranks of an engine over several nodes may meet; any process

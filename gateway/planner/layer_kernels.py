@@ -73,7 +73,6 @@ def layer_kernels(
     """A row for each kind of layer.
 
     experts: traits beyond sizes; None: rows of quantized experts are unknown.
-
     moe_backend: --moe-backend.
     variables: as `choose` takes them.
     """

@@ -20,8 +20,7 @@ _MAX_HOLDERS = 4
 
 
 def held_by(holders: Iterable[Promise], machine: Hardware) -> tuple[Promise, ...]:
-    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest
-    first."""
+    """The promises with the numbers of the GPUs, or RAM where there are none; the largest first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
     sentences = []
     for holder in sorted(holders, key=lambda candidate: -sum(candidate.gives.values())):

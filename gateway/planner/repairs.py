@@ -356,8 +356,8 @@ def _other_kernel(
     experts: bool,
     reason: str,
 ) -> Iterator[Variant]:
-    """The same variant without this kernel, by the flags and variables that the engine version has
-    for that."""
+    """The variant without this kernel, by the flags and variables that the engine version has for
+    that."""
     if not rules.has_rules:
         return
     can_disable = not experts and "VLLM_DISABLED_KERNELS" in engine.user_env

@@ -125,7 +125,7 @@ class Search:
 
     @property
     def gaps(self) -> list[RuleGap]:
-        """Where answers of the engine contradict the rules."""
+        """The places where answers of the engine contradict the rules."""
         return self._planner.gaps
 
     def run(self) -> None:

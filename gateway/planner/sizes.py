@@ -36,8 +36,8 @@ def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> i
 
 
 def lacks(plan: Plan, context_wanted: int, useful: int = MIN_USEFUL) -> tuple[bool, ...]:
-    """Whether it lacks a context of any use, the weights as they are, the context that was wished
-    for; smaller is better."""
+    """Losses of a plan, smaller is better: no useful context, quantized weights, less context than
+    the wish."""
     context = plan.max_model_len.value
     return context < min(useful, context_wanted), plan.quantizes_weights, context < context_wanted
 

@@ -36,16 +36,15 @@ _NOISE_BYTES = 64 * MIB
 # batch.
 _MIN_TOKENS = 2048
 _GRAPHS = bool_choice(False, GRAPHS_ARE_FASTER, "planner")
-# Of a plan that is short of memory.
+# Requests at once of a plan that is short of memory.
 _FEW_SEQS = 16
 # The planner's name of the flag for an engine's share of a GPU.
 _SHARE = "gpu-memory-utilization"
 
 
 def sizes(candidate: Candidate, batch: Batch) -> Sizes:
-    """Within the engine's usual share, or within all that is free where that holds no context that
-    is wanted. Raises Refused, whose
-    evidence has the memory that was missing."""
+    """The sizes of a plan: within the engine's usual share, or within all free memory where the
+    share holds too little context. Raises Refused, whose evidence has the missing memory."""
     if candidate.stage_candidates:
         return _stage_sizes(candidate, batch)
     footprint, context_wanted = (
@@ -102,7 +101,8 @@ def _cap(candidate: Candidate) -> Cap | None:
 
 
 def _shares(candidate: Candidate) -> bool:
-    """Whether the planner sizes it: not where the user set the size, nor on a CPU."""
+    """Whether the planner chooses the engine's memory: not on a CPU, nor against the user's own
+    size."""
     set_by_user = {_SHARE, CACHE_BYTES} & candidate.args.keys()
     return not set_by_user and candidate.engine.device != "cpu"
 
@@ -118,8 +118,8 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _needs_only(candidate: Candidate) -> bool:
-    """Whether it takes no more KV cache than the wish needs: beside other models, and beside the
-    host, which has a use for all memory that a GPU leaves."""
+    """Whether the plan takes only the KV cache that the wish needs. Other models, or a host with
+    shared memory, use the rest."""
     beside_host = candidate.has_unified_memory and _shares(candidate)
     return bool(_neighbours(candidate) or beside_host) and candidate.inputs.wish.goal != "context"
 
@@ -133,7 +133,8 @@ def _cap_beside_others(candidate: Candidate, memory: Memory) -> Cap | None:
 def _limit_budget(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
     """The budget within the cap of the model."""
     rules = footprint.candidate.rules
-    # A budget is told in steps of a GPU, whose size is not read quite the same each time.
+    # Engines take a budget as a rounded part of the GPU, and readings of a GPU's size differ a
+    # little.
     return rules.narrow_budget(
         footprint,
         bounds,

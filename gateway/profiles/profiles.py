@@ -96,8 +96,8 @@ class Profiles(ProfileTables):
 
     @cached_property
     def diff_files(self) -> dict[str, Path]:
-        """The same, of versions that are described by their difference from a known one. A plan
-        considers such a version only where a wish names it."""
+        """`kind==version` -> file, for versions that are described by their difference from a known
+        one. A plan considers such a version only where a wish names it."""
         return {
             ref: path
             for ref, path in self._files("engine_diffs").items()

@@ -123,7 +123,7 @@ class AsgiRequest(RequestResponseCycle):
         return self._received_bytes
 
     def keep_body(self) -> None:
-        """Counts the body, which uvicorn or FastAPI keeps."""
+        """Count the body, which uvicorn or FastAPI keeps."""
         if self._received_bytes > SMALL_BYTES and not self.response_complete:
             self.is_in_budget = True
             self._budget.keep(self, self._received_bytes)
@@ -140,19 +140,19 @@ class AsgiRequest(RequestResponseCycle):
         return True
 
     def release_body(self) -> None:
-        """Ends the count of the body."""
+        """End the count of the body."""
         self.is_in_budget = False
         self._budget.release(self)
 
     def start(self) -> None:
-        """Runs the application, because its turn has come."""
+        """Run the application, because its turn has come."""
         connection = self._connection
         task = asyncio.get_running_loop().create_task(self.run_asgi(connection.config.loaded_app))
         task.add_done_callback(connection.server_state.tasks.discard)
         connection.server_state.tasks.add(task)
 
     def more(self, data: bytes) -> None:
-        """Takes a piece of the body."""
+        """Take a piece of the body."""
         self._received_bytes += len(data)
         if not self.response_complete:
             self.body += data
@@ -161,36 +161,36 @@ class AsgiRequest(RequestResponseCycle):
             self.message_event.set()
 
     def complete(self) -> None:
-        """Marks the body as complete."""
+        """Mark the body as complete."""
         self.is_whole = True
         self.more_body = False
         self.message_event.set()
 
     def abandon(self) -> None:
-        """Ends the request of a client that closed or was refused."""
+        """End the request of a client that closed or was refused."""
         self.disconnected = True
         self.message_event.set()
         self.flow.resume_writing()
         self.release_body()
 
     def pause(self) -> None:
-        """Pauses the answer while the client reads slowly."""
+        """Pause the answer while the client reads slowly."""
         self.flow.pause_writing()
 
     def resume(self) -> None:
         self.flow.resume_writing()
 
     def sweep(self, now: float) -> None:
-        """Does nothing: FastAPI has no time limit."""
+        """Do nothing: FastAPI has no time limit."""
 
     def stop(self) -> None:
-        """Does nothing: uvicorn ends the task."""
+        """Do nothing: uvicorn ends the task."""
 
     def continue_body(self) -> None:
-        """Does nothing: the body never waits for memory."""
+        """Do nothing: the body never waits for memory."""
 
     def reject(self, error: FitserveError) -> None:
-        """Does nothing, like `continue_body`."""
+        """Do nothing, like `continue_body`."""
 
     # --- called by the cycle ---
 
@@ -225,7 +225,7 @@ class AsgiRequest(RequestResponseCycle):
         self._connection.resume_upload()
 
     def close(self) -> None:
-        """Ends an incomplete answer. A complete answer ends by `_end_turn`."""
+        """End an incomplete answer. A complete answer ends by `_end_turn`."""
         if not self.response_complete and not self.disconnected:
             self._connection.abort_answer(self)
 

@@ -109,7 +109,7 @@ class ClientAnswer:
         return self.has_events and self._buffered is None
 
     def begin(self, upstream: UpstreamConnection, *, keep_alive: bool) -> bool:
-        """Writes the head for the client before the body. `keep_alive` without this answer, and the
+        """Write the head for the client before the body. `keep_alive` without this answer, and the
         result with it: whether the connection may serve another request."""
         self.withholds_head = False
         if (
@@ -136,7 +136,7 @@ class ClientAnswer:
         return keep_alive
 
     def write_comment(self, comment: bytes, *, keep_alive: bool) -> bool:
-        """Writes a comment of an event stream to a waiting client, after the head. `keep_alive` as
+        """Write a comment of an event stream to a waiting client, after the head. `keep_alive` as
         for `begin`."""
         if not self.has_sent_sse_head:
             head = waiting_head(
@@ -154,7 +154,7 @@ class ClientAnswer:
         return keep_alive
 
     def complete(self, upstream: UpstreamConnection, *, keep_alive: bool) -> None:
-        """Writes the end of a complete answer."""
+        """Write the end of a complete answer."""
         upstream.flush(b"0\r\n\r\n" if upstream.is_framed else b"")
         if self._buffered is None:
             return
@@ -164,7 +164,7 @@ class ClientAnswer:
             self.write_error(self._buffered.data, keep_alive=keep_alive)
 
     def break_off(self, error: FitserveError, tail: Iterable[bytes]) -> None:
-        """Ends an interrupted event stream with an error event. `tail`: the last pieces sent."""
+        """End an interrupted event stream with an error event. `tail`: the last pieces sent."""
         if not self.has_events:
             return
         event = error_event(error, self._request.endpoint.shape)
@@ -173,7 +173,7 @@ class ClientAnswer:
         self._last_event(event)
 
     def forget(self) -> None:
-        """Treats an interrupted answer that was not passed on as not started."""
+        """Treat an interrupted answer that was not passed on as not started."""
         if self.withholds_head or (self._buffered is not None and not self.has_sent_sse_head):
             self.status, self.withholds_head = 0, False
 
@@ -193,7 +193,7 @@ class ClientAnswer:
         return lines if self.permit is None else lines + self.permit.lines(plane.loop.time())
 
     def write_error(self, body: bytes | bytearray, *, keep_alive: bool) -> None:
-        """Writes the engine's error in Anthropic's form."""
+        """Write the engine's error in Anthropic's form."""
         lines = b"content-type: application/json\r\n"
         if not keep_alive:
             lines += b"connection: close\r\n"

@@ -178,7 +178,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _repeats(self, data: bytes) -> bool:
-        """Starts the request in `data` where its head equals the previous one, which need not be
+        """Start the request in `data` where its head equals the previous one, which need not be
         parsed again. Returns whether it did."""
         repeat = self._repeat
         if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.is_draining:
@@ -226,14 +226,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         return len(self._turns)
 
     def add_request(self, request: Exchange | AsgiRequest) -> None:
-        """Starts or queues a request with a complete head."""
+        """Start or queue a request with a complete head."""
         if self._is_busy():
             self._turns.append(request)
         else:
             self._begin(request)
 
     def request_complete(self, request: Exchange | AsgiRequest | None) -> None:
-        """Takes the end of a request that was read in full. None: the request was already
+        """Take the end of a request that was read in full. None: the request was already
         answered."""
         self._is_upload_paused = False
         self.deadline = math.inf
@@ -248,7 +248,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def continue_request(self, request: Exchange | AsgiRequest) -> None:
-        """Continues a request of which more body is to come."""
+        """Continue a request of which more body is to come."""
         try:
             if request is not self._current_exchange:
                 request.upload.keep_body()
@@ -262,7 +262,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.refuse_and_close(error, request.shape, request.id)
 
     def pause_upload(self) -> None:
-        """Reads the client no faster than its body is taken."""
+        """Read the client no faster than its body is taken."""
         if self._reader.is_in_body:
             self._is_upload_paused = True
             self._update_reading()
@@ -273,7 +273,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _update_reading(self) -> None:
-        """Pauses or resumes reading. A paused client has no deadline."""
+        """Pause or resume reading. A paused client has no deadline."""
         # A client that does not read its answer gets no new request read. Its body is read on,
         # because many clients send all before they read.
         must_pause = (
@@ -302,7 +302,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._current_exchange is not None or bool(self._turns)
 
     def _begin(self, request: Exchange | AsgiRequest) -> None:
-        """Gives `request` its turn."""
+        """Give `request` its turn."""
         self._current_exchange = request
         if isinstance(request, AsgiRequest):
             request.start()
@@ -312,7 +312,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _run(self, exchange: Exchange) -> None:
-        """Runs `exchange`, of whose body enough was read."""
+        """Run `exchange`, of whose body enough was read."""
         if self.transport.is_closing() or exchange is not self._current_exchange:
             # The connection closed while the previous answer was written, or this request was
             # ended.
@@ -334,7 +334,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             exchange.fail(refusals.internal_error())
 
     def _send_list(self, exchange: Exchange) -> None:
-        """Writes the list of models no faster than the client receives it."""
+        """Write the list of models no faster than the client receives it."""
         while self._unsent and not self.is_write_paused and not self.transport.is_closing():
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
             self.transport.write(piece)
@@ -343,7 +343,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.end_turn(exchange)
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
-        """Answers with an error of the gateway. Only for an exchange whose answer has not
+        """Answer with an error of the gateway. Only for an exchange whose answer has not
         started."""
         self.plane.meter.count_refusal(exchange, error)
         self.transport.write(
@@ -352,7 +352,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.end_turn(exchange)
 
     def end_turn(self, request: Exchange | AsgiRequest) -> None:
-        """Ends the turn of `request`, whose answer is complete or broken off."""
+        """End the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
         self._current_exchange = None
         is_whole = request.upload.is_whole
@@ -362,12 +362,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._close(discards_input=not is_whole)
 
     def abort_answer(self, request: AsgiRequest) -> None:
-        """Ends the connection, because the answer to `request` cannot be completed."""
+        """End the connection, because the answer to `request` cannot be completed."""
         if request is self._current_exchange:
             self._abort()
 
     def _start_next(self) -> None:
-        """Starts the next request, writes a pending refusal, or waits. The next request waits for a
+        """Start the next request, write a pending refusal, or wait. The next request waits for a
         client that still receives the answer before."""
         if self._turns and self.is_write_paused:
             return
@@ -384,7 +384,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def refuse_and_close(
         self, error: FitserveError, shape: Shape = "openai", id_: str | None = None
     ) -> None:
-        """Refuses the request being read, after the answers before it. Reads nothing more."""
+        """Refuse the request being read, after the answers before it. Reads nothing more."""
         self.is_discarding = True
         self.deadline = math.inf
         id_ = id_ or new_id()
@@ -411,7 +411,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._close(discards_input=True)
 
     def reject(self, upload: Upload, error: FitserveError) -> None:
-        """Refuses the request of this body if it is being read, in any state."""
+        """Refuse the request of this body if it is being read, in any state."""
         incoming = self._reader.incoming
         if incoming is not None and incoming.upload is upload:
             self.refuse_and_close(error, incoming.shape, incoming.id)
@@ -437,7 +437,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return headers
 
     def _close(self, *, discards_input: bool) -> None:
-        """Closes the connection after all written bytes. `discards_input`: the client may still
+        """Close the connection after all written bytes. `discards_input`: the client may still
         send; the kernel would drop the answer if the connection closed at once."""
         if discards_input and not self.transport.is_closing():
             self.is_discarding = True
@@ -450,13 +450,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._end()
 
     def _end(self) -> None:
-        """Closes once the client has received all written bytes, which may never happen."""
+        """Close once the client has received all written bytes, which may never happen."""
         self.transport.close()
         if self._stall is None:
             self._stall = limits.Stall(self.transport, self._loop.time())
 
     def _abort(self) -> None:
-        """Closes at once, and releases the engine, which could write until the loop reports the
+        """Close at once, and release the engine, which could write until the loop reports the
         lost connection."""
         request, self._current_exchange = self._current_exchange, None
         if request is not None:
@@ -466,7 +466,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- timing ---
 
     def sweep(self, time: float) -> None:
-        """Ends a request or connection that has exceeded its time."""
+        """End a request or connection that has exceeded its time."""
         if time >= self.deadline:
             self.deadline = math.inf
             if self.is_discarding:
@@ -483,7 +483,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._current_exchange.sweep(time)
 
     def shutdown(self) -> None:
-        """Finishes the current answer and starts nothing new, because the server stops."""
+        """Finish the current answer and start nothing new, because the server stops."""
         if self._turns:
             self._reader.incoming = None
         while self._turns:
@@ -499,7 +499,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._current_exchange if isinstance(self._current_exchange, Exchange) else None
 
     def drain(self) -> None:
-        """Keeps an idle connection for a short time only, because another gateway takes new
+        """Keep an idle connection for a short time only, because another gateway takes new
         connections. A request already on its way would fail if it closed at once."""
         if not (
             self._reader.is_in_head
@@ -510,6 +510,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.deadline = min(self.deadline, self._loop.time() + self.plane.keep_alive_s)
 
     def stop(self) -> None:
-        """Ends the current answer, because the time to finish is over."""
+        """End the current answer, because the time to finish is over."""
         if self._current_exchange is not None:
             self._current_exchange.stop()

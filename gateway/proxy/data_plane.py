@@ -71,7 +71,7 @@ class DataPlane:
             self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def drain(self, server: uvicorn.Server, within_s: float) -> None:
-        """Stops accepting, finishes the present requests, and ends the server once all connections
+        """Stop accepting, finish the present requests, and end the server once all connections
         are closed, or after `within_s`."""
         for listener in server.servers:
             listener.close()
@@ -125,7 +125,7 @@ class DataPlane:
         return len(exchanges)
 
     def _end_revoked_requests(self) -> None:
-        """Ends the requests whose keys may no longer send them."""
+        """End the requests whose keys may no longer send them."""
         self._checked = table = self.keys.table
         for exchange in [connection.exchange for connection in self.connections]:
             if exchange is None or exchange.key is ANONYMOUS_KEY:
@@ -139,7 +139,7 @@ class DataPlane:
                 exchange.fail(refusals.revocation())
 
     def close(self) -> None:
-        """Ends all requests and connections to engines."""
+        """End all requests and connections to engines."""
         for connection in list(self.connections):
             connection.stop()
         for pool in self._pools.values():

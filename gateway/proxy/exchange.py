@@ -198,7 +198,7 @@ class Exchange:
     # --- called by the client's connection ---
 
     def start(self) -> None:
-        """Starts the request, whose turn has come and of whose body enough is received. Raises
+        """Start the request, whose turn has come and of whose body enough is received. Raises
         FitserveError before any engine is asked."""
         plane, endpoint, upload = self.plane, self.endpoint, self.upload
         routes = plane.routes
@@ -230,7 +230,7 @@ class Exchange:
             self._route_or_queue(replica)
 
     async def _check_media(self, hosts: Iterable[str]) -> None:
-        """Resolves the hosts of the request's media, then routes the request. A client that leaves
+        """Resolve the hosts of the request's media, then route the request. A client that leaves
         cancels it."""
         try:
             await self.plane.media_hosts.check(hosts)
@@ -264,7 +264,7 @@ class Exchange:
         return permit.account.headers(permit.shape, self.plane.loop.time())
 
     def end_list(self) -> None:
-        """Ends the request for the list of models."""
+        """End the request for the list of models."""
         self._finish("answered")
 
     def may_start(self) -> bool:
@@ -276,13 +276,13 @@ class Exchange:
         return self.state != "reading" or self.upload.has_room()
 
     def abandon(self) -> None:
-        """Ends the request of a client that closed its connection."""
+        """End the request of a client that closed its connection."""
         if self.state != "done":
             self._drop_engine()
             self._finish("left")
 
     def pause(self) -> None:
-        """Reads the engine as slowly as the client reads."""
+        """Read the engine as slowly as the client reads."""
         if self._upstream is not None:
             self._upstream.transport.pause_reading()
 
@@ -291,7 +291,7 @@ class Exchange:
             self._upstream.transport.resume_reading()
 
     def sweep(self, time: float) -> None:
-        """Ends the request after a long silence of its engine. A prefill is silent too. Called
+        """End the request after a long silence of its engine. A prefill is silent too. Called
         twice a second."""
         upstream = self._upstream
         if self.state == "queued":
@@ -308,16 +308,16 @@ class Exchange:
             self.take_failure(upstream, "it has been silent for too long")
 
     def cancel(self) -> None:
-        """Ends the request on behalf of an operator."""
+        """End the request on behalf of an operator."""
         self.fail(refusals.cancellation())
 
     def stop(self) -> None:
-        """Ends the request because the gateway stops."""
+        """End the request because the gateway stops."""
         self.keep_alive = False
         self.fail(refusals.stops())
 
     def fail(self, error: FitserveError) -> None:
-        """Ends the request in any state: the engine is released, and the client receives the
+        """End the request in any state: the engine is released, and the client receives the
         error."""
         self._drop_engine()
         if self.state != "done":
@@ -326,7 +326,7 @@ class Exchange:
     # --- choosing an engine ---
 
     def _route_or_queue(self, replica: RoutedReplica | None, avoid: str | None = None) -> None:
-        """Sends the request to the replica, or queues it."""
+        """Send the request to the replica, or queue it."""
         if replica is not None:
             self.ask(replica)
         else:
@@ -352,7 +352,7 @@ class Exchange:
             self._dial = pool.dial(self)
 
     def send_request(self, upstream: UpstreamConnection) -> None:
-        """Writes the request to a replica that accepted a connection."""
+        """Write the request to a replica that accepted a connection."""
         self._dial = None
         if self.replica is not None:
             self._send(upstream, self.replica)
@@ -378,15 +378,15 @@ class Exchange:
             upload.stream_to(upstream)
 
     def pause_upload(self) -> None:
-        """Pauses the client, because the engine takes the body slowly."""
+        """Pause the client, because the engine takes the body slowly."""
         self.connection.pause_upload()
 
     def resume_upload(self) -> None:
-        """Resumes the client, because the engine took all of the received body."""
+        """Resume the client, because the engine took all of the received body."""
         self.upload.note_unsent(0)
 
     def unreachable(self, error: Exception) -> None:
-        """Retries once on another replica. A replica that accepted no connection has not seen the
+        """Retry once on another replica. A replica that accepted no connection has not seen the
         request."""
         self._dial = None
         failed_replica, route = self.replica, self.plane.routes.table.models.get(self.call.model)
@@ -404,7 +404,7 @@ class Exchange:
         self.refuse(refusals.no_connection())
 
     def _leave_frozen_replica(self, frozen_replica: RoutedReplica) -> None:
-        """Leaves a frozen replica, which may never resume."""
+        """Leave a frozen replica, which may never resume."""
         upstream = self._upstream
         if upstream is not None and upstream.is_active:
             upstream.is_active = False  # bytes arrived since the last check, so it may recover
@@ -434,7 +434,7 @@ class Exchange:
             self.refuse(refusals.frozen_engine())
 
     def _retry(self, avoid: str | None) -> None:
-        """Sends the request to another replica, before any of an answer has come."""
+        """Send the request to another replica, before any of an answer has come."""
         self._was_retried = True
         self.outcome = "unreachable"
         self._release()
@@ -447,7 +447,7 @@ class Exchange:
             self.refuse(refusal)
 
     def _retry_after_death(self) -> bool:
-        """Asks another replica where the engine dies before it answered. Returns whether there is
+        """Ask another replica where the engine dies before it answered. Returns whether there is
         one and the request is still in memory."""
         dying, body = self.replica, self._retry_body
         route = self.plane.routes.table.models.get(self.call.model)
@@ -467,14 +467,14 @@ class Exchange:
         return True
 
     def _restore_body(self, body: request_body.Body) -> None:
-        """Puts back the body, which another replica gets."""
+        """Put back the body, which another replica gets."""
         self.call.body = body
         self.upload.restore(body)
 
     # --- the engine's answer ---
 
     def head(self, upstream: UpstreamConnection, status: int) -> None:
-        """Handles the head of the answer. The client's head is written anew."""
+        """Handle the head of the answer. The client's head is written anew."""
         # Clients disagree on whether an answer of status 205 has a body.
         if not (200 <= status < 300 or 400 <= status < 600) or status == 205:
             self.fail(refusals.no_answer(status))
@@ -513,7 +513,7 @@ class Exchange:
                 self._is_stored = True
 
     def end(self, upstream: UpstreamConnection, *, is_reusable: bool) -> None:
-        """Ends a complete answer."""
+        """End a complete answer."""
         answer = self.answer
         if answer.withholds_head:
             self.keep_alive = answer.begin(upstream, keep_alive=self.keep_alive)
@@ -536,7 +536,7 @@ class Exchange:
     def _end_answer(
         self, upstream: UpstreamConnection, outcome: Outcome, *, is_reusable: bool
     ) -> None:
-        """Releases the engine's connection after the last byte is written."""
+        """Release the engine's connection after the last byte is written."""
         self._finish(outcome)
         if is_reusable and self.upload.is_whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
@@ -547,7 +547,7 @@ class Exchange:
     def take_answer(
         self, upstream: UpstreamConnection, status: int, forwarded_headers: bytes, body: bytes
     ) -> None:
-        """Handles an answer in one piece with a known head, like `head`, `first_byte` and `end`."""
+        """Handle an answer in one piece with a known head, like `head`, `first_byte` and `end`."""
         if status == _DYING_STATUS and DEATH_NOTICE in body and self._retry_after_death():
             return
         answer = self.answer
@@ -567,7 +567,7 @@ class Exchange:
     def take_failure(
         self, upstream: UpstreamConnection, reason: str, *, is_closed: bool = False
     ) -> None:
-        """Handles an engine that closed its connection (`is_closed`) or sent something
+        """Handle an engine that closed its connection (`is_closed`) or sent something
         unreadable."""
         self.answer.forget()
         if is_closed and not self.answer.status and self._retry_after_death():
@@ -583,14 +583,14 @@ class Exchange:
     # --- ends ---
 
     def _drop_engine(self) -> None:
-        """Drops the engine's connection at once."""
+        """Drop the engine's connection at once."""
         if self._dial is not None:
             self._dial.cancel()
         if self._upstream is not None:
             self._upstream.drop()
 
     def refuse(self, error: FitserveError) -> None:
-        """Ends the request with an error. A started event stream ends with an error event, any
+        """End the request with an error. A started event stream ends with an error event, any
         other started answer is cut off."""
         answer = self.answer
         answer.forget()
@@ -619,7 +619,7 @@ class Exchange:
             self.answer.permit.end(tokens, self.plane.loop.time())
 
     def _count(self) -> int:
-        """Counts the end, and returns the tokens that the request costs its key. An error in
+        """Count the end, and return the tokens that the request costs its key. An error in
         reading an engine's figures ends no request, and keeps no connection."""
         try:
             if self.state != "reading":
@@ -653,7 +653,7 @@ class Exchange:
         )
 
     def _release(self) -> None:
-        """Ends the request's work at its replica."""
+        """End the request's work at its replica."""
         if self.replica is not None:
             if self._is_stored:
                 self.plane.routes.responses.keep(

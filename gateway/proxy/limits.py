@@ -151,7 +151,7 @@ def read_head(
 
 
 def limit_send_buffer(listener: socket.socket) -> None:
-    """Limits the bytes that the kernel keeps unsent to UNSENT_BYTES. By default the kernel keeps
+    """Limit the bytes that the kernel keeps unsent to UNSENT_BYTES. By default the kernel keeps
     megabytes, which no limit here counts. Connections that `listener` accepts inherit the
     option."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

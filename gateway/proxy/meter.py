@@ -31,24 +31,24 @@ class Meter:
     """
 
     def count_start(self, exchange: Exchange) -> None:
-        """Counts a request to its chosen replica, `exchange.replica`. Called again after a
+        """Count a request to its chosen replica, `exchange.replica`. Called again after a
         retry."""
 
     def count_first_byte(self, exchange: Exchange) -> None:
-        """Counts the first byte of the answer's body."""
+        """Count the first byte of the answer's body."""
 
     def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
-        """Counts an answer of the gateway itself, with this error."""
+        """Count an answer of the gateway itself, with this error."""
 
     def count_rejection(self, error: FitserveError, id_: str, address: str) -> None:
-        """Counts the refusal of bytes that did not become a request."""
+        """Count the refusal of bytes that did not become a request."""
 
     def count_end(self, exchange: Exchange) -> None:
-        """Counts the end at the replica. The outcome is unreachable where the replica took no
+        """Count the end at the replica. The outcome is unreachable where the replica took no
         connection."""
 
     def count_completion(self, exchange: Exchange) -> None:
-        """Counts the end of a request. `exchange.outcome`: answered, left (by the client), broken
+        """Count the end of a request. `exchange.outcome`: answered, left (by the client), broken
         (by the engine), refused (by the gateway)."""
 
 

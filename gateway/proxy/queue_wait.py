@@ -46,7 +46,7 @@ class QueueWait:
         self._exchange.refuse(error)
 
     def sweep(self, time: float) -> None:
-        """Ends a wait that is too long, and sends comments. Called twice a second."""
+        """End a wait that is too long, and send comments. Called twice a second."""
         plane = self._exchange.plane
         route = plane.routes.table.models.get(self.call.model)
         if route is None:

@@ -14,9 +14,6 @@ from gateway.errors import (
     UpstreamError,
 )
 
-# `key`: the gateway has a key for the engine. The engine's own message is withheld, because it may
-# contain that key.
-
 
 def no_connection() -> EngineUnreachable:
     return EngineUnreachable(

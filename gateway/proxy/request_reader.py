@@ -74,12 +74,12 @@ class RequestReader:
         return self._parser.get_method()
 
     def close(self) -> None:
-        """Ends all reading."""
+        """End all reading."""
         self.incoming = None
         self._parser = None  # type: ignore[assignment]  # refers to this reader
 
     def read(self, data: bytes | memoryview) -> bool:
-        """Parses `data`. Returns whether all of it was complete requests."""
+        """Parse `data`. Returns whether all of it was complete requests."""
         was_in_head = self.is_in_head
         self._received_bytes = len(data) + (self._received_bytes if was_in_head else 0)
         if not self._parse(data):
@@ -99,7 +99,7 @@ class RequestReader:
         return True
 
     def discard(self, count: int) -> None:
-        """Counts the bytes of a refused client. The announced length is read, so that the client
+        """Count the bytes of a refused client. The announced length is read, so that the client
         comes to read its refusal, and little more."""
         self._received_bytes += count
         announced = next(
@@ -115,7 +115,7 @@ class RequestReader:
             transport.pause_reading()  # until its deadline
 
     def _count_body(self, count: int) -> None:
-        """Counts a read of `count` bytes that ended within a body."""
+        """Count a read of `count` bytes that ended within a body."""
         connection, first = self._connection, self._wire < 0
         if not connection.is_reading_paused:
             latest = connection.plane.loop.time() + limits.BODY_S
@@ -130,7 +130,7 @@ class RequestReader:
             connection.continue_request(self.incoming)
 
     def _parse(self, data: bytes | memoryview) -> bool:
-        """Feeds the parser. Returns whether the next bytes are for it too."""
+        """Feed the parser. Returns whether the next bytes are for it too."""
         connection = self._connection
         try:
             self._parser.feed_data(data)
@@ -150,7 +150,7 @@ class RequestReader:
         return not connection.is_discarding
 
     def _read_again(self, tail: bytes | memoryview) -> None:
-        """Reads a request for another protocol as one without that wish; Java's HTTP client asks
+        """Read a request for another protocol as one without that wish; Java's HTTP client asks
         for h2c. The parser has not read the body."""
         head = head_without_upgrade(
             self.method, self.url, self._parser.get_http_version(), self.headers

@@ -58,7 +58,7 @@ class SharedTable:
         return 0, 0
 
     def store(self, key: bytes, number: int, time: int) -> None:
-        """Writes the slot of the key. A new key takes the oldest slot of its set."""
+        """Write the slot of the key. A new key takes the oldest slot of its set."""
         tag, offset = self._place(key)
         slots = _SET.unpack_from(self._slots, offset)
         tags, times = slots[::3], slots[2::3]

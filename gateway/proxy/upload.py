@@ -50,7 +50,7 @@ class Upload:
     # --- receiving ---
 
     def more(self, data: bytes) -> None:
-        """Takes a piece of the body. Raises BadRequest; a form is read even where it streams to an
+        """Take a piece of the body. Raises BadRequest; a form is read even where it streams to an
         engine."""
         if self._request.endpoint.body == "form":
             self._read_form(data)
@@ -69,7 +69,7 @@ class Upload:
             self.body += data
 
     def complete(self) -> None:
-        """Marks the body as complete."""
+        """Mark the body as complete."""
         self.is_whole = True
         if self._upstream is not None and b"content-length" not in self._request.headers:
             self._upstream.transport.write(b"0\r\n\r\n")
@@ -124,23 +124,23 @@ class Upload:
         )
 
     def keep_body(self) -> None:
-        """Counts the received body while earlier requests are answered, or until an engine can be
+        """Count the received body while earlier requests are answered, or until an engine can be
         asked."""
         self._count_body(len(self.body))
 
     def release_body(self) -> None:
-        """Drops the body."""
+        """Drop the body."""
         self.body = b""
         if self.is_in_budget:
             self.is_in_budget = False
             self._connection.plane.body_budget.release(self)
 
     def continue_body(self) -> None:
-        """Reads more of the body, for which there is room now."""
+        """Read more of the body, for which there is room now."""
         self._connection.resume_upload()
 
     def reject(self, error: FitserveError) -> None:
-        """Refuses the request, for whose body there is no room left."""
+        """Refuse the request, for whose body there is no room left."""
         upstream = self._upstream
         if upstream is None:
             self._connection.reject(self, error)
@@ -157,17 +157,17 @@ class Upload:
     # --- sending to an engine ---
 
     def stream_to(self, upstream: UpstreamConnection) -> None:
-        """Sends the rest of the body to this connection, which has the received body."""
+        """Send the rest of the body to this connection, which has the received body."""
         self._upstream = upstream
         self.note_unsent(upstream.transport.get_write_buffer_size())
 
     def restore(self, body: Body) -> None:
-        """Puts back the whole body, which another replica gets."""
+        """Put back the whole body, which another replica gets."""
         self.body = body
         self._upstream = None
 
     def note_unsent(self, bytes_left: int) -> None:
-        """Takes note that all but `bytes_left` bytes of the received body are sent. The engine's
+        """Take note that all but `bytes_left` bytes of the received body are sent. The engine's
         connection reports later when many are left."""
         if bytes_left > SMALL_BYTES:
             self._count_body(bytes_left, is_pressed=True)

@@ -41,7 +41,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP
 
 
 def watch_peer(connection: socket.socket) -> None:
-    """Enables TCP keep-alive. Connections that a listening socket accepts inherit it."""
+    """Enable TCP keep-alive. Connections that a listening socket accepts inherit it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -129,7 +129,7 @@ class UpstreamConnection(asyncio.Protocol):
     def ask(
         self, exchange: Exchange, head: bytes, body: bytes | bytearray, *, renames: bool = False
     ) -> None:
-        """Writes a request, whose answer goes to `exchange`. `renames`: thoughts of the answer get
+        """Write a request, whose answer goes to `exchange`. `renames`: thoughts of the answer get
         their usual name."""
         self.exchange = exchange
         self.tail.clear()
@@ -146,7 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.writelines((head, body))
 
     def flush(self, last: bytes = b"") -> None:
-        """Writes the pending bytes for the client and `last` in one system call."""
+        """Write the pending bytes for the client and `last` in one system call."""
         exchange, lead, body = self.exchange, self.lead, b"".join(self._unsent_pieces)
         self.lead = b""
         self._unsent_pieces.clear()

@@ -58,7 +58,7 @@ class UpstreamPool:
         return None
 
     def give(self, connection: UpstreamConnection) -> None:
-        """Returns a connection, after a complete answer to a request that was written in full."""
+        """Return a connection, after a complete answer to a request that was written in full."""
         connection.exchange = None
         # The connection may be paused for a client that still receives the end of the answer.
         connection.transport.resume_reading()
@@ -93,11 +93,11 @@ class UpstreamPool:
                 self.connections.discard(connection)
 
     def distrust(self) -> None:
-        """Shortens reuse, because the engine closed an idle connection."""
+        """Shorten reuse, because the engine closed an idle connection."""
         self._good_s = IDLE_S
 
     def sweep(self, time: float) -> bool:
-        """Closes connections that were idle for too long. Returns whether any connection
+        """Close connections that were idle for too long. Returns whether any connection
         remains."""
         self._idle = [
             connection for connection in self._idle if not connection.transport.is_closing()

@@ -157,7 +157,7 @@ def create_app(
 
 
 def _add_routes(api: FastAPI) -> Scopes:
-    """Adds all routes and error handlers; the scopes that the routes need."""
+    """Add all routes and error handlers; the scopes that the routes need."""
     for router in _ROUTERS:
         api.include_router(router)
     answer_errors(api)
@@ -168,7 +168,7 @@ def _add_routes(api: FastAPI) -> Scopes:
 async def _run_parts(
     app: GatewayApp, front: Front, host: Host | None = None
 ) -> AsyncIterator[None]:
-    """Runs the parts of a gateway. The routes reach them at `app.api.state.gateway`."""
+    """Run the parts of a gateway. The routes reach them at `app.api.state.gateway`."""
     gateway = app.api.state.gateway = await build_parts(app, front, host)
     lifetime = Lifetime(gateway)
     await lifetime.begin()

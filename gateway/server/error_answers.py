@@ -34,7 +34,7 @@ _BASE_URL = "The base URL of a client ends in /v1 here."
 
 
 def answer_errors(api: FastAPI) -> None:
-    """Gives all errors of `api` one form."""
+    """Give all errors of `api` one form."""
     api.add_exception_handler(FitserveError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_invalid)
     api.add_exception_handler(HTTPException, _on_http)

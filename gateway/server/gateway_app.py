@@ -81,7 +81,7 @@ class GatewayApp:
         self._rate = AnswerRate()
 
     def end_streams(self) -> None:
-        """Ends endless streams, because the server stops."""
+        """End endless streams, because the server stops."""
         for end in self.on_stop:
             end()
 
@@ -102,7 +102,7 @@ class GatewayApp:
             await self._handle(scope, receive, send)
 
     def handle_loop_end(self, loop_task: asyncio.Task[None]) -> None:
-        """Ends the gateway after its loop has ended: no engine is watched any more, and the
+        """End the gateway after its loop has ended: no engine is watched any more, and the
         supervisor of this process should restart it."""
         error = None if loop_task.cancelled() else loop_task.exception()
         self.failure = "it was cancelled" if loop_task.cancelled() else "it returned"
@@ -117,7 +117,7 @@ class GatewayApp:
             self.stop()
 
     def fail(self, reason: str) -> None:
-        """Ends the gateway, because no process has the control loop."""
+        """End the gateway, because no process has the control loop."""
         self.failure = reason
         log.critical(
             "no process has the control loop, so the gateway ends; engines keep running",

@@ -63,7 +63,7 @@ class Takeover:
     _end: socket.socket = field(repr=False, kw_only=True)
 
     def take(self) -> None:
-        """Returns once the old gateway has released the data folder. Raises SettingsError."""
+        """Return once the old gateway has released the data folder. Raises SettingsError."""
         try:
             self._end.settimeout(_RELEASE_S)
             self._end.sendall(b"go\n")
@@ -79,13 +79,13 @@ class Takeover:
             ) from None
 
     def confirm(self) -> None:
-        """Tells the old gateway to end."""
+        """Tell the old gateway to end."""
         with contextlib.suppress(OSError):
             self._end.sendall(b"serving\n")
             self._end.close()
 
     async def wait_for_routes(self, routed: Callable[[], set[str]]) -> None:
-        """Returns once all models that the old gateway served have routes, or after _ADOPT_S."""
+        """Return once all models that the old gateway served have routes, or after _ADOPT_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ADOPT_S):
                 while not routed().issuperset(self.ready):  # noqa: ASYNC110

@@ -8,7 +8,7 @@ import gc
 
 
 def trim_memory() -> None:
-    """Frees unreachable objects, and empty pages of the allocator."""
+    """Free unreachable objects, and empty pages of the allocator."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -35,7 +35,7 @@ class Lifetime:
         self._lock_watch: LockWatch | None = None
 
     async def begin(self) -> None:
-        """Starts the control loop, then the workers. After a handover, models have routes first."""
+        """Start the control loop, then the workers. After a handover, models have routes first."""
         app, front, loop = self._app, self._front, self._parts.loop
         app.on_stop = (self._parts.observer.stop, self._parts.live.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
@@ -64,7 +64,7 @@ class Lifetime:
             self._lock_watch = LockWatch(settings.data, app.lock, self._lose)
 
     async def end(self) -> None:
-        """Ends the service of clients, then the control loop."""
+        """End the service of clients, then the control loop."""
         app, workers = self._app, self._front.workers
         if self._announcing is not None:
             self._announcing.cancel()
@@ -81,7 +81,7 @@ class Lifetime:
             await self._end_loop()
 
     async def _announce(self) -> None:
-        """Tells the previous gateway and the service manager, once clients are answered."""
+        """Tell the previous gateway and the service manager, once clients are answered."""
         app, workers = self._app, self._front.workers
         while not app.has_started():  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_S)
@@ -93,7 +93,7 @@ class Lifetime:
         systemd.notify(f"MAINPID={os.getpid()}", "READY=1")
 
     async def _release(self) -> list[str]:
-        """Ends the control loop for another gateway; the names of the models that have routes."""
+        """End the control loop for another gateway; the names of the models that have routes."""
         app, workers = self._app, self._front.workers
         app.is_replaced = True
         if workers is not None:
@@ -104,7 +104,7 @@ class Lifetime:
         return sorted(self._front.routed_models())
 
     async def _lose(self) -> None:
-        """Ends the control loop and the gateway, because another process owns the data folder."""
+        """End the control loop and the gateway, because another process owns the data folder."""
         app = self._app
         if not app.is_replaced:
             app.is_replaced = True
@@ -112,7 +112,7 @@ class Lifetime:
             app.fail("another gateway owns the data folder")
 
     async def _end_loop(self) -> None:
-        """Ends all that changes engines or the database."""
+        """End all that changes engines or the database."""
         gateway = self._parts
         if self._models_file is not None:
             await self._models_file.close()
@@ -138,7 +138,7 @@ class Lifetime:
         gateway.store.close()
 
     async def _end_engines(self) -> None:
-        """Ends the engines where the settings say so. Otherwise the log has the command for it."""
+        """End the engines where the settings say so. Otherwise the log has the command for it."""
         loop, host = self._parts.loop, self._parts.host
         try:
             if self._front.settings.stop_engines:

@@ -61,7 +61,7 @@ class ModelsFileWatch:
         await self._work.close()
 
     async def _check(self) -> float:
-        """Applies the file after a change. The seconds until the next check."""
+        """Apply the file after a change. The seconds until the next check."""
         try:
             current_stamp = await self._stamps.result()
         except OSError as error:

@@ -50,7 +50,7 @@ class OpenAnswer:
         await self._send(message)
 
     async def close(self) -> None:
-        """Completes an answer that was ended."""
+        """Complete an answer that was ended."""
         if self._next is not None:
             self._next.cancel()
         if self._end_event.is_set() and self._has_started and not self._is_complete:
@@ -71,7 +71,7 @@ class OpenAnswers:
         await answer.close()
 
     def end_revoked_answers(self) -> None:
-        """Ends the answers whose callers may no longer read them."""
+        """End the answers whose callers may no longer read them."""
         for answer in self._answers:
             if not answer.is_allowed():
                 answer.end()

@@ -195,7 +195,7 @@ def _server(
 
 
 def _end(server: uvicorn.Server, settings: Settings) -> None:
-    """Stops the server like SIGTERM. The kernel ends the process if that hangs, because the cause
+    """Stop the server like SIGTERM. The kernel ends the process if that hangs, because the cause
     of the failure may also block the end."""
     server.should_exit = True
     signal.alarm(math.ceil(settings.stop_grace_s) + _FINAL_TIMEOUT_S)
@@ -217,7 +217,7 @@ def _take_over(settings: Settings) -> Takeover:
 
 
 def _replace_ourselves(*_: object) -> None:
-    """Starts another process of the installed program, which takes over from this one."""
+    """Start another process of the installed program, which takes over from this one."""
     if os.getpid() == 1:
         log.warning(
             "a container ends with its first process, so another process cannot take over in it"
@@ -228,7 +228,7 @@ def _replace_ourselves(*_: object) -> None:
 
 
 def serve(settings: Settings, *, take_over: bool = False) -> None:
-    """Runs the gateway until SIGTERM or SIGINT; engines keep running. `take_over`: from the running
+    """Run the gateway until SIGTERM or SIGINT; engines keep running. `take_over`: from the running
     gateway of the data folder. Raises SettingsError, and FitserveError when the loop ends."""
     # uvicorn finishes its work, then raises the signal again. A stop of the service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -27,7 +27,7 @@ def opened_sockets() -> list[socket.socket]:
 
 
 def notify(*lines: str) -> None:
-    """Notifies the service manager, if there is one."""
+    """Notify the service manager, if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

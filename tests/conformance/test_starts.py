@@ -99,9 +99,9 @@ def difference(
 
 
 def later(version: str, rejection: Rejected) -> bool:
-    """Whether it is refused for what the engine finds once it compiles: its code for GPUs, which
-    was not asked, the shared memory that Triton's code takes, or types of Triton, which versions
-    before 0.26 look at no earlier."""
+    """Whether a plan is refused for a limit that the engine finds once it compiles: its code for
+    GPUs, which was not asked, the shared memory of Triton's code, or types of Triton, which
+    versions before 0.26 check no earlier."""
     if "is compiled for compute capability" in rejection.reasons[0]:
         return True
     at_start = [

@@ -1,6 +1,5 @@
-"""What an engine's image is called may move to another image at any moment: what was resolved once
-is what is asked and started, by Docker and by
-the agent before it."""
+"""An image's name may move to another image at any moment. Docker, and the agent before it, ask and
+start the image that was resolved first."""
 
 from __future__ import annotations
 

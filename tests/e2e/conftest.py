@@ -99,8 +99,8 @@ class Gateway:
     """`fitserve serve` on a data folder; start, kill and ask it."""
 
     forks = False
-    """Whether its process is forked from one that has imported the gateway: in tests, unless the
-    start of the process is what is tested."""
+    """Whether the process is forked from one that has imported the gateway: in all tests but those
+    of the start of the process."""
 
     def __init__(self, data: Path, log: Path, **settings: str) -> None:
         self.data = data
@@ -138,7 +138,7 @@ class Gateway:
             return Forked(command[1], command[2:], environment, (0, 1, log.fileno()), asks=True)
 
     def dead(self) -> bool:
-        """Whether it was started and has ended."""
+        """Whether the gateway was started and has ended."""
         return self.process is not None and self.process.poll() is not None
 
     def answers(self) -> bool:

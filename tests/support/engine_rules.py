@@ -62,6 +62,6 @@ def scheme_of(question: Any) -> Scheme:
 
 
 def tells_the_line(source: str) -> bool:
-    """Whether it is `file.py:12`."""
+    """Whether a source has the form `file.py:12`."""
     name, _, line = source.rpartition(":")
     return name.endswith(".py") and line.isdigit()

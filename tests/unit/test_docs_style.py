@@ -182,7 +182,8 @@ def test_the_architecture_is_a_page_for_each_part() -> None:
     targets = LINK.findall((ROOT / "docs/architecture.md").read_text())
     assert set(PARTS) <= set(targets)
     words = {
-        name: len((ROOT / "docs" / name).read_text().split()) for name in ("architecture.md", *PARTS)
+        name: len((ROOT / "docs" / name).read_text().split())
+        for name in ("architecture.md", *PARTS)
     }
     assert {name: count for name, count in words.items() if count > PART_WORDS} == {}
 

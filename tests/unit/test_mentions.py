@@ -75,7 +75,7 @@ def functions_of(path: str) -> frozenset[str]:
 
 
 def is_module(dotted: str) -> bool:
-    """Whether it is a module, or a name in a module."""
+    """Whether a dotted name is a module, or a name in a module."""
     parts = dotted.split(".")
     starts = ["/".join(parts[:size]) for size in range(2, len(parts) + 1)]
     return (

@@ -137,6 +137,32 @@ CODE = re.compile(r"`[^`]*`")
 PURPOSE = re.compile(r"(?!(?:Shared|Used) by\b)(?:[A-Z0-9]|vLLM\b|uv\b)")
 # A docstring below an attribute that only continues the attribute's name.
 NO_SUBJECT = re.compile(r"(?:Of|For|By|In|On|As|At|From|To|With|Without)\b")
+# A fragment as a docstring of a function or class: "The same without x", "Of one run".
+FRAGMENT = re.compile(
+    r"(?:Of|For|By|In|On|As|At|From|To|With|Without|That|Which|Where|Also|The same)\b"
+    r"(?! machine (?:as|of))"
+)
+# Likewise of the description of a field, which is a noun phrase or says "whether", "how", "why".
+FIELD_FRAGMENT = re.compile(
+    r"(?:of|for|by|in|on|as|at|from|to|with|without|that|those|what|who|whose|also|the same"
+    r"|its?|they)\b(?! (?:least|most) \d)"
+)
+PRONOUN_QUESTION = re.compile(r"(?:^|[.!?:] )(Whether (?:it|they)\b.{0,60})")
+# A line of a docstring that explains a name: "size: bytes of the body".
+EXPLANATION = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): \S")
+# Verbs of functions that act. Their docstrings begin with the imperative: "End the request".
+ACTS = """
+accept add answer apply ask begin build call change check clean clear close complete connect
+continue copy count create do drop enable end feed fill find finish follow forget free give handle
+hold import keep kill leave limit load log make mark move note notify parse pass pause prepare print
+put queue read record refuse register reject release remove render repair replace repeat resolve
+restore resume retry return revoke run save send set share shorten show skip start stop store take
+tell treat try turn update wait wake write
+"""
+# Behind these words a plural noun: "Ends of numbers", "Answers within the limit".
+NOUN_PHRASE = re.compile(
+    r"(?:as|at|behind|by|for|from|in|of|on|over|per|that|to|with|within|without|a|are|`\w+`)\b"
+)
 # The meaning of a parameter comes before that of its missing value.
 MISSING_MEANING = re.compile(r"\b\w+`?: None: ")
 # The names that a docstring explains: `a: ...`, `a, b: ...`.
@@ -635,12 +661,167 @@ def test_each_attribute_docstring_has_a_subject() -> None:
     ]
 
 
+def test_each_docstring_has_a_subject() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {text[:50]}; begin with a noun or a verb"
+        for path, node in definitions()
+        if FRAGMENT.match(text := ast.get_docstring(node) or "")
+    ]
+
+
+def descriptions(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and text of each description of a field."""
+    for node in nodes:
+        match node:
+            case ast.keyword(arg="description", value=ast.Constant(value=str(text)), lineno=line):
+                yield line, text
+
+
+def test_each_description_has_a_subject() -> None:
+    assert not [
+        f"{place(path, line)}: {text[:50]}; begin with a noun"
+        for path in FILES
+        for line, text in descriptions(nodes_of(path))
+        if FIELD_FRAGMENT.match(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "field", "wrong"),
+    [
+        ("The same without sizes.", "the same, of tokenizers", True),
+        ("Of one run.", "of its plan", True),
+        ("For a shell.", "its memory", True),
+        ("A line for a shell.", "bytes of memory", False),
+        ("The plans of a run.", "whether the node is there", False),
+    ],
+)
+def test_a_fragment(docstring: str, field: str, *, wrong: bool) -> None:
+    assert (FRAGMENT.match(docstring) is not None) is wrong
+    nodes = ast.walk(ast.parse(f"x: int = Field(description={field!r})"))
+    assert [FIELD_FRAGMENT.match(text) is not None for _, text in descriptions(nodes)] == [wrong]
+
+
+def test_no_question_has_a_pronoun_as_subject() -> None:
+    files = (path for folder in ("gateway", "tests") for path in (ROOT / folder).rglob("*.py"))
+    assert not [
+        f"{place(path, line)}: {match[1]}"
+        for path in sorted(files)
+        if "Whether " in path.read_text()
+        for line, text in docstrings(ast.walk(ast.parse(path.read_text())))
+        if (match := PRONOUN_QUESTION.search(" ".join(text.split())))
+    ]
+
+
+def explained_names(docstring: str) -> Iterator[tuple[list[str], bool]]:
+    """The names of each explanation, and whether a blank line parts it from the one before."""
+    is_behind_explanation = is_parted = False
+    previous = ""
+    for line in docstring.splitlines():
+        match = EXPLANATION.match(line)
+        if match and (not previous or previous.endswith((".", ":"))):
+            yield match[1].split(", "), is_behind_explanation and is_parted
+            is_behind_explanation, is_parted = True, False
+        elif not line:
+            is_parted = True
+        elif is_parted:
+            is_behind_explanation = is_parted = False
+        previous = line
+
+
+def known_names(node: ast.AST, words: set[str]) -> set[str]:
+    """Parameters, public attributes and methods, and `words` of the module."""
+    methods = {row.name for row in ast.walk(node) if isinstance(row, DEFINITIONS)}
+    packed = {
+        row.arg
+        for function in ast.walk(node)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for row in (function.args.vararg, function.args.kwarg)
+        if row is not None
+    }
+    return {*parameters_of(node), *methods, *packed, *words}
+
+
+def wrong_explanations(path: Path) -> Iterator[str]:
+    words = {
+        row.value
+        for row in nodes_of(path)
+        if isinstance(row, ast.Constant) and isinstance(row.value, str)
+    }
+    for node in nodes_of(path):
+        if isinstance(node, DEFINITIONS):
+            names = known_names(node, words)
+            for row, is_parted in explained_names(ast.get_docstring(node) or ""):
+                if is_parted:
+                    yield f"{place(path, node.lineno)}: a blank line before {row[0]}"
+                for name in set(row) - names:
+                    yield f"{place(path, node.lineno)}: {name} is no parameter, field or attribute"
+
+
+def test_docstrings_explain_names_that_exist() -> None:
+    assert not [row for path in FILES for row in wrong_explanations(path)]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "names"),
+    [
+        ("All.\n\na: one.\nb, c: two.", [(["a"], False), (["b", "c"], False)]),
+        ("All.\n\na: one.\n\nb: two.", [(["a"], False), (["b"], True)]),
+        ("All.\n\na: one.\n\nMore.\n\nb: two.", [(["a"], False), (["b"], False)]),
+        ("All of one\nkind: two.", []),
+    ],
+)
+def test_the_explained_names(docstring: str, names: list[tuple[list[str], bool]]) -> None:
+    assert list(explained_names(docstring)) == names
+
+
 def test_the_attribute_docstrings_of_a_module_are_found() -> None:
     source = 'A = 1\n"""Of a."""\nclass B:\n    """Of b."""\n    c: int\n    """Of c."""\n'
     assert list(attribute_docstrings([*ast.walk(ast.parse(source))])) == [
         (2, "Of a."),
         (6, "Of c."),
     ]
+
+
+def third_person(verb: str) -> str:
+    if verb in ("do", "have"):
+        return {"do": "does", "have": "has"}[verb]
+    if verb.endswith("y"):
+        return f"{verb[:-1]}ies"
+    return f"{verb}es" if verb.endswith(("s", "sh", "ch")) else f"{verb}s"
+
+
+THIRD_PERSONS = {third_person(verb).capitalize() for verb in ACTS.split()} | {"Has"}
+
+
+def is_third_person(docstring: str) -> bool:
+    """Whether the docstring of a function begins with a verb that is no imperative."""
+    first, _, rest = docstring.partition(" ")
+    return first in THIRD_PERSONS and not NOUN_PHRASE.match(rest.lstrip())
+
+
+def test_docstrings_of_functions_that_act_are_imperatives() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {text[:50]}; begin with the imperative"
+        for path, node in functions()
+        if is_third_person(text := ast.get_docstring(node) or "")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "wrong"),
+    [
+        ("Ends the request.", True),
+        ("Has the workers end.", True),
+        ("Retries once.", True),
+        ("Passes the answer on.", True),
+        ("End the request.", False),
+        ("Ends of whole numbers.", False),
+        ("Bytes of a token.", False),
+    ],
+)
+def test_a_docstring_in_the_third_person(docstring: str, *, wrong: bool) -> None:
+    assert is_third_person(docstring) is wrong
 
 
 def test_each_parameter_has_a_meaning_before_none() -> None:

@@ -207,7 +207,7 @@ class ReplicaState:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether its engine sleeps, and the freed memory is known."""
+        """Whether the replica's engine sleeps, and the freed memory is known."""
         return (
             self.attempt is not None
             and self.attempt.asleep is not None
@@ -303,7 +303,7 @@ class ReplicaState:
 
     @property
     def measures(self) -> bool:
-        """Whether its engine has imported its code, and looks at its GPUs."""
+        """Whether the replica's engine has imported its code, and looks at its GPUs."""
         return self.watcher is not None and self.watcher.observation.phase != Observation().phase
 
     @property

@@ -59,7 +59,7 @@ class PlanInputReader:
         }
 
     def _read(self, sources: dict[str, Sequence[str]]) -> tuple[Knowledge, dict[str, int]]:
-        """In a thread: the knowledge, and a digest of the files of each model."""
+        """The knowledge, and a digest of the files of each model. Runs in a thread."""
         facts = [(_kind(text), text) for text in self._facts()]
         helpful = [
             text for kind, text in facts if kind not in (*_REFUSAL_KINDS, *_IRRELEVANT_KINDS)

@@ -236,7 +236,7 @@ def _answers(model: ManagedModel) -> tuple[object, ...]:
 
 
 def _cause_fields(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
-    """For the log: the failure that a plan follows, and its differences."""
+    """The failure that a plan follows, and its differences, for the log."""
     if not history or (failure := history[-1].failure) is None:
         return {}
     return {

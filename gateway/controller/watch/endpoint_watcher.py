@@ -83,8 +83,8 @@ class _Refusal(msgspec.Struct):
 
 
 class EndpointKey(NamedTuple):
-    """Where the key of an endpoint is kept. `reference` is that of the wish; None: no key is
-    needed. `patience_s`: for its file system."""
+    """The place of an endpoint's key. `reference` is that of the wish; None: no key is needed.
+    `patience_s`: the time for its file system."""
 
     keys: EndpointKeys
     reference: str | None

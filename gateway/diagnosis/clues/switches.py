@@ -22,11 +22,11 @@ _MIN_PART_CHARACTERS = 7
 def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> str:
     """The variable, with its value, that switches off the feature in a message or a file's name.
 
+    Empty without one; the longest name of several. The message says what to do with a variable that
+    it names, so such a variable does not count.
+
     files: names of the innermost files of the traceback.
     variables: of the engine's version.
-
-    Empty without one; the longest name of several. A variable that the message itself names is
-    none: the message says what to do with it.
     """
     texts = [_words(message), *map(_words, files)]
     switches: list[tuple[int, str]] = []

@@ -100,7 +100,6 @@ class LogLine(NamedTuple):
 
     process: "" if the line does not name it.
     header: whether a record begins.
-
     level: None if the engine prints none.
     native: printed by compiled code of a library (glog), maybe from another thread or during the
         exit.

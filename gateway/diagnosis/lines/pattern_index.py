@@ -23,7 +23,7 @@ _ZERO_WIDTH = re.compile(r"\(\?(?:[=!]|<[=!]|P=\w+|[a-z]+(?=\)))")
 
 
 class PatternIndex:
-    """Which of several regular expressions may match a text. Case never matters."""
+    """Finds those of several regular expressions that may match a text. Case never matters."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         demands = [needles(pattern) for pattern in patterns]

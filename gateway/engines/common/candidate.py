@@ -85,7 +85,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @property
     def has_unified_memory(self) -> bool:
-        """Whether its GPUs share their memory with the host."""
+        """Whether the GPUs share their memory with the host."""
         return any(gpu.memory_kind == "unified" for gpu in self.gpus)
 
     @property
@@ -336,7 +336,7 @@ class EngineRules(EngineKind, Protocol):
         drafter: Drafter | None,
         args: Mapping[str, Scalar],
     ) -> tuple[LayerAttention, ...]:
-        """The same of layers that draft: the drafter's, or (None) the model's own."""
+        """Attention of layers that draft: the drafter's, or (None) the model's own."""
 
     def cache(self, candidate: Candidate) -> KvCache:
         """The KV cache of one rank."""

@@ -114,11 +114,11 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         return self.evolve(**fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
 
     def with_spec(self, spec: ModelSpec) -> PlanningInput:
-        """The same about another reading of the model."""
+        """A copy about another reading of the model."""
         return self if spec is self.spec else self.evolve(spec=spec)
 
     def with_env(self, env: Mapping[str, str]) -> PlanningInput:
-        """For an engine with these variables, the gateway's among them."""
+        """A copy for an engine with these variables, the gateway's among them."""
         facts = self.facts.for_env(words(env))
         if facts is self.facts and env == self.wish.env:
             return self

@@ -64,15 +64,15 @@ class Refused(Exception):
         )
 
     def knowing(self, evidence: VariantEvidence) -> Refused:
-        """The same refusal, with this evidence."""
+        """A copy with this evidence."""
         return self._with_evidence(evidence=evidence)
 
     def open(self, question: Question) -> Refused:
-        """The same refusal, which the engine's answer to the question may overrule."""
+        """A copy that the engine's answer to the question may overrule."""
         return self._with_evidence(question=question)
 
     def in_engine_words(self, answer: EngineAnswer) -> Refused:
-        """The same refusal, in the engine's own words."""
+        """A copy in the engine's own words."""
         return self._with_evidence(reason=answer.refused, source=answer.source)
 
     def _with_evidence(self, **changed_evidence: Any) -> Refused:

@@ -39,7 +39,6 @@ def choose_sleep_mode(
     """The choice of sleep mode.
 
     leaves: the reason that the model may leave its GPUs; "": none.
-
     scope: of facts learned from the plan.
     ram_bytes: of the host.
     """

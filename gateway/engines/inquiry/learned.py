@@ -131,7 +131,7 @@ async def learn(
 
 
 def keep(profile: Engine, folder: Path) -> Path:
-    """Where `Profiles` finds it. Raises OSError."""
+    """Store a profile, and return its path, where `Profiles` finds the file. Raises OSError."""
     import yaml  # commands that learn nothing read no YAML
 
     path = folder / "engines" / profile.kind / f"{profile.version}.yaml"

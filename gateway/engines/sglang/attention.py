@@ -303,7 +303,7 @@ def _steps(
     page: int | None,
     model: Subject,
 ) -> int | None:
-    """Fills `chosen_names`; returns the tokens of a page."""
+    """Fill `chosen_names`; return the tokens of a page."""
     for step in steps:
         if step.where.refusal(model) is not None:
             continue

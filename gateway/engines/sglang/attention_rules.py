@@ -58,11 +58,11 @@ class SglangBackend(Value):
     pages: tuple[int, ...] = ()
     page_of: tuple[BackendOption, ...] = ("attention", "decode")
     page_where: Check = Check()
-    starts: Check = Field(Check(), description="what its kernels refuse as they are compiled")
+    starts: Check = Field(Check(), description="sizes that its kernels refuse as they are compiled")
     causal_only: bool = Field(
-        False, description="also of layers whose tokens see later ones: with wrong results"
+        False, description="whether layers whose tokens see later ones have wrong results"
     )
-    version: Literal[3, 4] | None = Field(None, description="of FlashAttention")
+    version: Literal[3, 4] | None = Field(None, description="version of FlashAttention")
 
 
 class Replacement(Value):

@@ -44,7 +44,7 @@ class SglangKind:
         }
 
     def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
-        """The same program: the node's rank decides."""
+        """The command of every rank: one program, to which the node's rank tells its part."""
         return command
 
     def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:

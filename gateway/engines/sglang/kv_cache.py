@@ -69,7 +69,7 @@ class TokenPool(FrozenRecord, frozen=True):
         )
 
     def states(self, kv_bytes: int) -> int:
-        """Without the one that pads. _handle_max_mamba_cache in
+        """The number of states without the one that pads. Source: _handle_max_mamba_cache in
         srt/mem_cache/kv_cache_configurator.py."""
         if self.most_states is not None:
             return self.most_states

@@ -79,8 +79,9 @@ class AgentHost:
         owner: str = "",
         preface: bytes = b"",
     ) -> None:
-        """owner: the installation of the gateway.
+        """Make a host behind the agent at the socket `path`.
 
+        owner: the installation of the gateway.
         preface: a line before each call, for the program at the socket.
         """
         self._path = path

@@ -79,7 +79,6 @@ class ClusterHost:
         """link: its socket.
         owner: the installation of the gateway.
         process: ended by `close`.
-
         data: the gateway's data folder, of the environments in commands.
         answer_s: seconds that a machine may be silent.
         """

@@ -92,8 +92,9 @@ class ProcessHost:
     machines: Machines | None = None
 
     def __init__(self, data_dir: Path, most_prepared: int = 0, address: str = "127.0.0.1") -> None:
-        """most_prepared: most processes that have imported an engine, and fork the next ones.
+        """Make a host whose engines are processes of this machine.
 
+        most_prepared: most processes that have imported an engine, and fork the next ones.
         address: where engines listen, and nowhere else.
         """
         data_dir = data_dir.absolute()
@@ -581,7 +582,7 @@ async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 @contextmanager
 def as_host_error() -> Iterator[None]:
-    """Turns an error of the operating system into a HostError."""
+    """Turn an error of the operating system into a HostError."""
     try:
         yield
     except OSError as error:

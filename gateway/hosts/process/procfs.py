@@ -32,8 +32,8 @@ class ProcessStat:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs. A zombie counts until its last thread has ended, as it holds GPU
-        memory until then."""
+        """Whether the process still runs. A zombie counts until its last thread has ended, as it
+        holds GPU memory until then."""
         return self.state not in "ZX" or self.threads > 1
 
     @property

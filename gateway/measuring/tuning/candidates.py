@@ -161,7 +161,8 @@ def at_once(wish: Wish, plan: Plan) -> int:
 
 
 def _layouts(base: BasePlan) -> Iterator[PlanChange]:
-    """The same GPUs as copies, tensor parallel ranks, and groups of ranks with shared experts."""
+    """Changes that use the plan's GPUs as copies, tensor parallel ranks, or groups of ranks with
+    shared experts."""
     owner, plan = base.owner, base.plan
     ranks, copies = plan.tensor_parallel.value, plan.replicas.value
     groups, stages = plan.data_parallel.value, plan.pipeline_parallel.value

@@ -51,7 +51,9 @@ class TuningReport(Value):
     automatic: bool = Field(False, description="the gateway began it, as FITSERVE_AUTO_TUNE says")
     seconds: float = Field(description="longest time of the search")
     elapsed_s: float = 0.0
-    tried: tuple[TriedPlan, ...] = Field((), description="in their order; the first one serves")
+    tried: tuple[TriedPlan, ...] = Field(
+        (), description="trials in their order; the first one serves"
+    )
     best: int = Field(0, description="the best measured plan, by its place in `tried`")
     wish: Wish | None = Field(
         None, description="the wish that starts the best plan; None: no plan is clearly better"

@@ -97,7 +97,7 @@ class Hub:
         self.unconfirmed_repos: set[str] = set()
 
     def with_commits(self, commits: Mapping[str, str]) -> Hub:
-        """The same Hub, where names of revisions stand for these commits."""
+        """A Hub in which names of revisions stand for these commits."""
         return Hub(
             self.endpoint, self.token, self.disk.notes, models=self.disk.folder, commits=commits
         )
@@ -274,7 +274,7 @@ class Hub:
             return _retry(lambda: self._receive(url, length, offset))
 
     def _receive(self, url: str, length: int, offset: int = 0) -> bytes:
-        """At most `length` bytes of the answer, from `offset`."""
+        """Bytes of the answer from `offset`, at most `length`."""
         # The library's parse_safetensors_file_metadata keeps the whole answer in memory: all the
         # weights where a mirror ignores Range. It also refuses headers over 25 MB.
         import httpx2

@@ -89,7 +89,7 @@ class _OfferSearch:
     """Decisions by the bytes that were given for them; each decision takes a part of a second."""
 
     def __init__(self, decide: Decide, context: int, room: Mapping[str, int] | None) -> None:
-        """As `decide_with_offers`."""
+        """The parameters are those of `decide_with_offers`."""
         self._decide = decide
         self._context = context
         self._room = room

@@ -118,7 +118,7 @@ class Keys:
         self.swap(created_keys)
 
     def swap(self, created_keys: Iterable[Key], *, is_closed: bool = False) -> None:
-        """Makes `created_keys` and the keys of the settings the valid keys."""
+        """Make `created_keys` and the keys of the settings the valid keys."""
         self.table = KeyTable(
             MappingProxyType({key.digest: key for key in (*created_keys, *self._fixed_keys)}),
             is_closed,
@@ -227,7 +227,7 @@ class Keys:
 
 
 def check_local(host: bytes | None, origin: bytes | None, *, has_same_port: bool = False) -> None:
-    """Rejects web pages at a gateway without keys: Host shows DNS rebinding, Origin a foreign page.
+    """Reject web pages at a gateway without keys: Host shows DNS rebinding, Origin a foreign page.
     `has_same_port`: only pages of this very port may call, not those of other local programs.
     Raises Forbidden."""
     if host is None or not _LOCAL_HOST.fullmatch(host):
@@ -251,7 +251,7 @@ def check_local(host: bytes | None, origin: bytes | None, *, has_same_port: bool
 
 
 def check_site(site: bytes | None) -> None:
-    """Rejects a browser that acts for a page of another origin, by its header Sec-Fetch-Site; also
+    """Reject a browser that acts for a page of another origin, by its header Sec-Fetch-Site; also
     where it only follows a link. Raises Forbidden."""
     if site not in _OWN_SITES:
         raise Forbidden(

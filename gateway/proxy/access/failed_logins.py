@@ -36,7 +36,7 @@ class FailedLogins:
         self._lock = memory.lock(_LOCK) if memory is not None else contextlib.nullcontext()
 
     def count_wrong_key(self, address: str) -> None:
-        """Counts a wrong key. Raises RateLimited after too many."""
+        """Count a wrong key. Raises RateLimited after too many."""
         now, network = self._clock(), client_network(address).encode()
         with self._lock:
             count, start = self._table.get(network)
@@ -47,7 +47,7 @@ class FailedLogins:
             raise _rate_error(start + WINDOW_S - now)
 
     def accept_guessable_key(self, address: str, digest: bytes) -> None:
-        """Accepts a guessable key. Raises RateLimited if it may have been guessed just now."""
+        """Accept a guessable key. Raises RateLimited if it may have been guessed just now."""
         now, login = self._clock(), address.encode() + digest
         if self._table.get(login)[0]:
             return

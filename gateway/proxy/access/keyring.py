@@ -71,7 +71,7 @@ class Keyring:
         self._timer: threading.Timer | None = None
 
     def load(self) -> None:
-        """Makes the stored keys valid."""
+        """Make the stored keys valid."""
         stored_keys = tuple(
             StoredKey(grant=grant, digest=digest.hex(), created_at=created_at)
             for grant, digest, created_at in self._store.grants()
@@ -142,7 +142,7 @@ class Keyring:
         return key
 
     def remove(self, name: str) -> bool:
-        """Revokes a key at once; its current requests are finished. Returns whether the disk has
+        """Revoke a key at once; its current requests are finished. Returns whether the disk has
         the change; otherwise it is retried, and a gateway that starts before accepts the key.
         Raises NotFound, Conflict."""
         with self._lock:
@@ -183,13 +183,13 @@ class Keyring:
         return durable
 
     def close(self) -> None:
-        """Ends all retries."""
+        """End all retries."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
 
     def _strike(self, key: StoredKey) -> bool:
-        """Writes zeros over the digest in the file, which needs no disk space. Returns whether they
+        """Write zeros over the digest in the file, which needs no disk space. Returns whether they
         are on the disk."""
         if key.is_struck:
             return True
@@ -208,7 +208,7 @@ class Keyring:
         return True
 
     def _settle(self) -> bool:
-        """Removes revoked keys from the database, then from the file. Returns whether all is done;
+        """Remove revoked keys from the database, then from the file. Returns whether all is done;
         otherwise it is retried later."""
         if self._store.problem is None:
             with contextlib.suppress(StoreError):

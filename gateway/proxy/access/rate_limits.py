@@ -66,7 +66,7 @@ class Account:
         self._under_way += change
 
     def admit(self, shape: Shape, now: float) -> None:
-        """Counts a new request. Raises RateLimited."""
+        """Count a new request. Raises RateLimited."""
         for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and bucket.level(now) < 1:
                 wait_s = bucket.wait_s(1, now)
@@ -80,7 +80,7 @@ class Account:
             self.requests.take(1, now)
 
     def end(self, tokens: int, now: float) -> None:
-        """Counts the end of a request."""
+        """Count the end of a request."""
         self.count(-1)
         if self.tokens is not None:
             self.tokens.take(tokens, now)
@@ -151,7 +151,7 @@ class RateLimiter:
         return Account(limit, now)
 
     def keep(self, digests: Iterable[bytes]) -> None:
-        """Drops the accounts of removed keys."""
+        """Drop the accounts of removed keys."""
         valid = set(digests)
         self._accounts = {
             digest: account for digest, account in self._accounts.items() if digest in valid

@@ -208,7 +208,7 @@ def answer(status: int, body: bytes, id_: str, headers: Headers) -> bytes:
 
 
 async def send_error(send: Send, error: FitserveError, request_id: str) -> None:
-    """Answers over ASGI with the error's envelope and status. Only for a response that has not
+    """Answer over ASGI with the error's envelope and status. Only for a response that has not
     started."""
     body = dump(error.envelope())
     start = [

@@ -47,10 +47,10 @@ class BodyOwner(Protocol):
     def moved_bytes(self) -> int: ...
 
     def continue_body(self) -> None:
-        """Reads more of the body, for which there is room now."""
+        """Read more of the body, for which there is room now."""
 
     def reject(self, error: FitserveError) -> None:
-        """Refuses the request, for whose body there is no room left."""
+        """Refuse the request, for whose body there is no room left."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Share:
 class BodyBudget:
     """Shares the memory for bodies among connections.
 
-    size: bytes in all.
+    body_bytes: the largest body.
     wait_s: how long a body may wait for room.
     """
 
@@ -87,7 +87,7 @@ class BodyBudget:
         self._waiting_count = 0
 
     def grow(self, owner: BodyOwner, size: int) -> bool:
-        """Counts `size` bytes of an incomplete body. Returns whether more may come now; otherwise
+        """Count `size` bytes of an incomplete body. Returns whether more may come now; otherwise
         `continue_body` is called later.
 
         Raises Busy if there is no room for the present bytes.
@@ -109,7 +109,7 @@ class BodyBudget:
         return False
 
     def keep(self, owner: BodyOwner, size: int, *, is_pressed: bool = False) -> None:
-        """Counts `size` bytes of a body that is complete. `is_pressed`: they are on their way to
+        """Count `size` bytes of a body that is complete. `is_pressed`: they are on their way to
         the engine."""
         share = self._count(owner, size)
         self._stop_waiting(share)
@@ -118,7 +118,7 @@ class BodyBudget:
         self._wake()
 
     def release(self, owner: BodyOwner) -> None:
-        """Ends the count of a body, if any."""
+        """End the count of a body, if any."""
         share = self._shares.pop(owner, None)
         if share is None:
             return
@@ -136,7 +136,7 @@ class BodyBudget:
         return self._by_account[account] > 2 * self.size - self.used_bytes
 
     def sweep(self, time: float) -> None:
-        """Refuses bodies that waited too long, and slow bodies while others wait. Called twice a
+        """Refuse bodies that waited too long, and slow bodies while others wait. Called twice a
         second."""
         for owner, share in list(self._shares.items()):
             if not self._waiting_count or not (share.waits or share.is_pressed):
@@ -184,7 +184,7 @@ class BodyBudget:
             self._waiting_count -= 1
 
     def _wake(self) -> None:
-        """Continues waiting bodies in their order, as far as there is room for one read each."""
+        """Continue waiting bodies in their order, as far as there is room for one read each."""
         if not self._waiting_count:
             return
         promised_bytes = 0

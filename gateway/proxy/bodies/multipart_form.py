@@ -87,7 +87,7 @@ class FormReader:
         )
 
     def feed(self, data: bytes | bytearray) -> None:
-        """Reads the next piece of the body. Raises BadRequest."""
+        """Read the next piece of the body. Raises BadRequest."""
         begin = self._line[self._at : self._at + len(data)]
         if not data.startswith(begin):
             raise BadRequest(

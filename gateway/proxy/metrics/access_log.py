@@ -102,7 +102,7 @@ class AdminRequest:
         await self._send(message)
 
     def log(self) -> None:
-        """Logs the end of the request. The status is empty if its client left before the answer."""
+        """Log the end of the request. The status is empty if its client left before the answer."""
         client = self._scope.get("client")
         has_succeeded = self._status is not None and self._status < 400
         _write(

@@ -37,7 +37,7 @@ class UsageCounter:
         cached_tokens: int | None,
         estimated: int | None,
     ) -> None:
-        """Counts a request that an engine answered. `estimated`: tokens of the request and its
+        """Count a request that an engine answered. `estimated`: tokens of the request and its
         answer, for an answer without a report; None: the answer has none to report."""
         row = self._rows.get((key, model))
         if row is None:
@@ -63,7 +63,7 @@ class UsageCounter:
         return tuple(UsageRow(*row_key, *counts) for row_key, counts in dated_counts.items())
 
     def add(self, rows: Iterable[UsageRow]) -> None:
-        """Adds counts of another process, or counts that could not be stored."""
+        """Add counts of another process, or counts that could not be stored."""
         for row in rows:
             row_key = (row.day, row.key, row.model)
             if row_key not in self._dated_counts and len(self._dated_counts) >= MAX_ROWS:

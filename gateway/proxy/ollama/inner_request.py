@@ -55,7 +55,7 @@ class InnerAnswer:
         self._is_complete = self.status >= 200
 
     async def read_head(self) -> None:
-        """Reads to the end of the head. Raises ConnectionError."""
+        """Read to the end of the head. Raises ConnectionError."""
         while not self._has_head or self.status < 200:
             await self._read()
 

@@ -227,7 +227,7 @@ class _OllamaCall:
         await self._write(_lines(lines), has_more=False)
 
     async def _pass_on(self, line: bytes, answer: StreamedAnswer) -> bool:
-        """Writes the lines for a line of the event stream; whether it was an error."""
+        """Write the lines for a line of the event stream; whether it was an error."""
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"[DONE]":
             return False
@@ -241,7 +241,7 @@ class _OllamaCall:
         return is_error
 
     async def _wait_for_leave(self, task: asyncio.Task[Any] | None) -> None:
-        """Ends the task once the client has left."""
+        """End the task once the client has left."""
         await wait_for_disconnect(self._receive)
         self.is_abandoned = True
         if task is not None:

@@ -34,7 +34,7 @@ class Drains:
         self._drained_since: dict[str, float] = {}
 
     def look(self, running_names: Collection[str]) -> None:
-        """Forgets engines that no longer run."""
+        """Forget engines that no longer run."""
         self._drained_since = {
             name: start for name, start in self._drained_since.items() if name in running_names
         }
@@ -52,6 +52,6 @@ class Drains:
     async def wait_until_drained(
         self, instance: str, hurry: Callable[[], bool] = _has_no_hurry
     ) -> None:
-        """Returns once the engine has drained. `hurry`: returns True to stop the wait."""
+        """Return once the engine has drained. `hurry`: returns True to stop the wait."""
         while not (hurry() or self.is_drained(instance)):  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_S)

@@ -70,7 +70,7 @@ class InFlight(Protocol):
         """The requests in flight of all processes."""
 
     async def cancel(self, id_: str) -> int:
-        """Ends the requests with this id. The number of such requests."""
+        """End the requests with this id. The number of such requests."""
 
 
 def oldest(exchanges: Iterable[Exchange], table: RouteTable, clock_lead: float) -> RequestsInFlight:

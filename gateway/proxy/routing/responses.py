@@ -36,7 +36,7 @@ class Responses:
         self._table = table or SharedTable(RESPONSES)
 
     def record(self, response: bytes, key: Key, replica: int) -> None:
-        """Records a response. `replica`: the seed of the replica that made it."""
+        """Record a response. `replica`: the seed of the replica that made it."""
         self._table.store(response + key.digest, replica, _seconds())
 
     def maker_of(self, response: str, key: Key) -> int:
@@ -48,7 +48,7 @@ class Responses:
         return maker
 
     def keep(self, replica: int, request_bytes: int, answer_bytes: int, *, events: bool) -> None:
-        """Counts the memory that the replica's engine takes for a response."""
+        """Count the memory that the replica's engine takes for a response."""
         answer = answer_bytes // _BYTES_OF_EVENTS if events else answer_bytes
         kibibytes = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
         self._table.store(_room(replica), self._kept_kib(replica) + kibibytes, _seconds())

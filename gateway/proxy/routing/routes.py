@@ -145,7 +145,7 @@ class Routes:
     # --- waiting ---
 
     def wait(self, waiter: QueueWait) -> None:
-        """Queues a call that got no replica from `pick`. Later `waiter.go` is called with a
+        """Queue a call that got no replica from `pick`. Later `waiter.go` is called with a
         replica."""
         name = waiter.call.model
         queue = self._queues.setdefault(name, Queue())
@@ -159,7 +159,7 @@ class Routes:
             self._schedule()
 
     def forget(self, waiter: QueueWait) -> None:
-        """Removes a request from its queue."""
+        """Remove a request from its queue."""
         queue = self._queues.get(waiter.call.model)
         if queue is not None:
             queue.waits_by_request.pop(waiter, None)
@@ -184,7 +184,7 @@ class Routes:
         return overload(route, queue.retry_after_s() if queue is not None else 1, reason)
 
     def _schedule(self) -> None:
-        """Has the queues checked soon, after the current call."""
+        """Have the queues checked soon, after the current call."""
         if self._queues and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._serve_queues)
@@ -220,7 +220,7 @@ class Routes:
     # --- in flight ---
 
     def begin(self, replica: RoutedReplica, tokens: int = 1) -> None:
-        """Counts a request to `replica`. Every begin must have an end."""
+        """Count a request to `replica`. Every begin must have an end."""
         load = self._loads.get(replica.id)
         if load is None:
             self._loads[replica.id] = _Load(1, tokens, time.monotonic())
@@ -239,7 +239,7 @@ class Routes:
             self._schedule()
 
     def progress(self, replica: RoutedReplica) -> None:
-        """Notes that the engine gave a client bytes of its answer."""
+        """Note that the engine gave a client bytes of its answer."""
         load = self._loads.get(replica.id)
         if load is not None:
             load.progress_at = time.monotonic()

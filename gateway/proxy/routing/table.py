@@ -75,7 +75,6 @@ class ModelCard:
 
     adapter: source of an adapter.
     inputs: kinds of content in a message; empty: unknown.
-
     family, quantization: "" if unknown; `parameters`, `weights_bytes` of one copy and
         `memory_bytes` of all: None if unknown.
     is_on_gpu: the memory is that of GPUs.
@@ -153,7 +152,6 @@ class Call(msgspec.Struct):
     """The part of a request that the choice of a replica needs.
 
     body: the whole request in JSON, empty for a form or no body.
-
     maker: the seed of the replica that made the response to continue.
     tokens, prefix: see `gateway.proxy.routing.balance`.
     requested_name: the alias in the body.

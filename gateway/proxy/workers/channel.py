@@ -179,7 +179,7 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=end))
 
     def send(self, message: ToWorker | FromWorker) -> None:
-        """Queues a message without waiting for the other end."""
+        """Queue a message without waiting for the other end."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
 

@@ -71,7 +71,7 @@ def _no_control_process() -> NotReady:
 
 
 async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
-    """Writes the request, then ends the connection when the client leaves.
+    """Write the request, then end the connection when the client leaves.
 
     No `connection: close` is sent: an answer before the end of the body would be lost.
     """
@@ -100,7 +100,7 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
-    """Passes the answer on. Returns whether there was one. If the answer breaks off, uvicorn closes
+    """Pass the answer on. Returns whether there was one. If the answer breaks off, uvicorn closes
     the client's connection, because the application ends early."""
     answer = _ForwardedAnswer(is_head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def end_orphaned_workers(data: Path) -> bool:
-    """Ends the workers of a dead gateway on `data` after their current answers. Returns whether
+    """End the workers of a dead gateway on `data` after their current answers. Returns whether
     there were any.
 
     Only the holder of the lock of `data` may call this. A pid file descriptor makes sure that no

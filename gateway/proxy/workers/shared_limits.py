@@ -46,7 +46,7 @@ class LimitRows:
         return dict(self._rows)
 
     def forget(self, worker: int) -> None:
-        """Clears the requests of a worker that died."""
+        """Clear the requests of a worker that died."""
         for row in self._rows.values():
             _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
 

@@ -27,7 +27,7 @@ class SharedRoutes(Routes):
         self._other_loads: dict[str, int] | None = None
 
     def set_other_loads(self, in_flight: dict[str, int] | None) -> None:
-        """Takes the requests in flight at other workers, by replica id; None: unknown."""
+        """Take the requests in flight at other workers, by replica id; None: unknown."""
         self._other_loads = in_flight
         self._schedule()
 

@@ -80,7 +80,7 @@ def listen_at(path: Path, backlog: int) -> socket.socket:
 
 
 def forget(path: Path) -> None:
-    """Removes the path of `listen_control`."""
+    """Remove the path of `listen_control`."""
     with contextlib.suppress(OSError):
         path.unlink()
         if path.parent.name != "run":

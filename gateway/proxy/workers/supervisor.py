@@ -157,11 +157,11 @@ class Workers:
         return len(self._running_workers)
 
     def publish_keys(self) -> None:
-        """Sends the changed keys to all workers."""
+        """Send the changed keys to all workers."""
         self.broadcast(keys_of(self._keys, self._rows))
 
     def publish_certificate(self, pair: CertificatePair) -> None:
-        """Gives all workers the certificate in use."""
+        """Give all workers the certificate in use."""
         self._tls = NewCertificate(pair.chain, pair.key)
         self.broadcast(self._tls)
 
@@ -235,7 +235,7 @@ class Workers:
         return list(dict.fromkeys(listener for share in self._listeners for listener in share))
 
     async def hand_over(self, within_s: float) -> None:
-        """Ends the workers after a handover of the listening sockets. Returns when all have
+        """End the workers after a handover of the listening sockets. Returns when all have
         ended."""
         self._drain_event.set()
         self.broadcast(Shutdown(within_s))
@@ -245,7 +245,7 @@ class Workers:
             await asyncio.wait(self._tasks, timeout=within_s)
 
     def drain(self) -> None:
-        """Has the workers take no new connections and finish their answers."""
+        """Have the workers take no new connections and finish their answers."""
         self._drain_event.set()
         for listener in self.listeners:
             listener.close()
@@ -253,7 +253,7 @@ class Workers:
             _end(worker.process)
 
     async def close(self) -> None:
-        """Ends all workers. Returns when they have ended."""
+        """End all workers. Returns when they have ended."""
         self.drain()
         if self._watching is not None:
             await self._watching.close()
@@ -271,7 +271,7 @@ class Workers:
     # --- one worker ---
 
     async def _keep_running(self, index: int) -> None:
-        """Runs and restarts one worker."""
+        """Run and restart one worker."""
         wait_s = _BACKOFF_S
         while not self._drain_event.is_set():
             start_s = time.monotonic()
@@ -291,7 +291,7 @@ class Workers:
                         await self._drain_event.wait()
 
     async def _run(self, index: int) -> int:
-        """Starts a worker and reads its messages until it has ended. Returns the worker's exit
+        """Start a worker and read its messages until it has ended. Returns the worker's exit
         code."""
         own_end, other_end = socket.socketpair()
         listening = [listener.fileno() for listener in self._listeners[index]]
@@ -344,7 +344,7 @@ class Workers:
         )
 
     async def _read_reports(self, worker: _Worker) -> None:
-        """Reads the messages of a worker until it is gone."""
+        """Read the messages of a worker until it is gone."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 try:
@@ -370,7 +370,7 @@ class Workers:
                 self._take(worker, report)
 
     def _take(self, worker: _Worker, report: Report) -> None:
-        """Takes over the tables and queues of a report."""
+        """Take over the tables and queues of a report."""
         former_tables, worker.tables_applied = (
             (worker.tables_applied, worker.waiting_since.keys()),
             report.tables,
@@ -385,7 +385,7 @@ class Workers:
             self.routes.on_demand()
 
     async def _clean_up(self, worker: _Worker) -> int:
-        """Cleans up after a worker, whose streams have ended; keeps its counts. Returns the
+        """Clean up after a worker, whose streams have ended; keep its counts. Returns the
         worker's exit code."""
         try:
             async with asyncio.timeout(2):
@@ -406,7 +406,7 @@ class Workers:
         return code
 
     async def _watch(self) -> float:
-        """Sends each worker the loads of the others, and kills workers that hang. The seconds until
+        """Send each worker the loads of the others, and kill workers that hang. The seconds until
         the next call."""
         for worker in self._running_workers.values():
             other_loads = (

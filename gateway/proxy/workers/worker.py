@@ -83,7 +83,7 @@ class Worker:
         self._take_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
-        """Applies messages until the control process is gone."""
+        """Apply messages until the control process is gone."""
         reporting = SupervisedTask(
             partial(self._report, channel), "reports to the control process", worker=self._index
         )
@@ -128,7 +128,7 @@ class Worker:
         self.limiter.keep(self.keys.table.keys)
 
     async def _report(self, channel: Channel) -> float:
-        """Sends one report. The seconds until the next."""
+        """Send one report. The seconds until the next."""
         start_s = time.monotonic()
         if channel.unread_bytes < _MAX_UNREAD_BYTES:
             samples = None
@@ -147,7 +147,7 @@ class Worker:
         )
 
     async def send_last_report(self, channel: Channel) -> None:
-        """Sends the last counts."""
+        """Send the last counts."""
         self._send_report(channel, tuple(self._samples()))
         for _ in range(100):
             if channel.unread_bytes:
@@ -184,7 +184,7 @@ class WorkerServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops like uvicorn, then ends unfinished answers with an error."""
+        """Stop like uvicorn, then end unfinished answers with an error."""
         await super().shutdown(sockets)
         connections = self._worker.plane.connections
         self._worker.plane.close()

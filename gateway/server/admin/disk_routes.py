@@ -41,7 +41,7 @@ class EngineOnDisk(Value):
     name: str
     folder: str
     bytes: int
-    caches_bytes: int = Field(description="its compiled code, kept for its next start")
+    caches_bytes: int = Field(description="bytes of compiled code, kept for the next start")
     last_used: float
     models: tuple[str, ...] = ()
 
@@ -49,9 +49,9 @@ class EngineOnDisk(Value):
 class DiskView(Value):
     cache: str
     cache_bytes: int = Field(description="each file once, including files of no revision")
-    unfinished_bytes: int = Field(description="of running or interrupted downloads")
+    unfinished_bytes: int = Field(description="bytes of running or interrupted downloads")
     free_bytes: int
-    unused_bytes: int = Field(description="of revisions that no model of this gateway needs")
+    unused_bytes: int = Field(description="bytes of revisions that no model of this gateway needs")
     revisions: tuple[RevisionView, ...]
     engines: tuple[EngineOnDisk, ...]
 

@@ -106,7 +106,9 @@ class ModelView(Value):
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
-    start: ExpectedStart | None = Field(None, description="of this plan, with its last conditions")
+    start: ExpectedStart | None = Field(
+        None, description="expected start of this plan, with its last conditions"
+    )
     abilities: Abilities | None = Field(
         None,
         description=("tested abilities of its current or last engine; None: no engine was tested"),

@@ -27,7 +27,7 @@ class SearchBody(Value):
         "", max_length=200, description="words in the names; empty: suggestions, best first"
     )
     use: Use | None = Field(
-        None, description="of the models; None: any, and chat for suggestions without folders"
+        None, description="use of the models; None: any, and chat for suggestions without folders"
     )
     limit: int = Field(10, ge=1, le=50, description="models to read and plan")
     folders: tuple[str, ...] = Field(
@@ -55,7 +55,7 @@ class SearchedModel(Value):
 
     fits: bool
     name: str
-    source: str = Field(description="for `POST /admin/models`")
+    source: str = Field(description="source for `POST /admin/models`")
     base: str = Field(description="the repository of which this is a quantized form, or itself")
     why: str
     form: str = Field(description="the quantization of its weights")

@@ -28,7 +28,7 @@ class TuneBody(Value):
         ),
     )
     lossy: bool = Field(
-        False, description="also try a KV cache of less precision, which costs some accuracy"
+        False, description="try a KV cache of less precision, which costs some accuracy"
     )
 
 

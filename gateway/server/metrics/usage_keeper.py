@@ -28,7 +28,7 @@ class UsageKeeper:
         self._keeping = SupervisedTask(self._keep, "storing usage")
 
     async def flush(self) -> bool:
-        """Stores all counts. Returns whether they are on the disk."""
+        """Store all counts. Returns whether they are on the disk."""
         async with self._lock:
             rows = self._counter.take()
             if not rows:

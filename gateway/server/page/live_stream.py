@@ -124,11 +124,11 @@ class LiveStream:
         self._is_stopped = False
 
     def start(self) -> None:
-        """Counts traffic from now on, also without a page."""
+        """Count traffic from now on, also without a page."""
         self._counting = asyncio.create_task(self._count())
 
     async def _count(self) -> None:
-        """Adds a point every `SLOW_TICK_S` seconds. A point costs as much as a reading of
+        """Add a point every `SLOW_TICK_S` seconds. A point costs as much as a reading of
         /metrics."""
         while True:
             try:
@@ -206,7 +206,7 @@ class LiveStream:
             await asyncio.sleep(TICK_S)
 
     def stop(self) -> None:
-        """Ends all streams and starts no other, because the gateway stops."""
+        """End all streams and start no other, because the gateway stops."""
         for task in (self._task, self._counting):
             if task is not None:
                 task.cancel()
@@ -220,7 +220,7 @@ class LiveStream:
         self._rest()
 
     def _rest(self) -> None:
-        """Drops the state without readers. The next page waits for a new one."""
+        """Drop the state without readers. The next page waits for a new one."""
         if self._host_question is not None:
             self._host_question.cancel()
         self._host_question, self._host_answers = None, ((), ())

@@ -54,5 +54,5 @@ def command_line(start: EngineStart) -> list[str]:
 
 
 def text(start: EngineStart) -> str:
-    """For a shell."""
+    """The command of an engine as a line for a shell."""
     return shlex.join(command_line(start))

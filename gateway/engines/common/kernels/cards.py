@@ -19,10 +19,12 @@ class Card(Value):
     name: str
     capability: str = Field(pattern=r"^[0-9]{1,2}\.[0-9]$")
     memory_mib: int | None = Field(
-        None, gt=0, description="as nvidia-smi prints it; None: it prints none"
+        None, gt=0, description="memory as nvidia-smi prints it; None: nvidia-smi prints none"
     )
     idle_mib: int | None = Field(
-        None, gt=0, description="what CUDA counts as the card's memory: the driver keeps the rest"
+        None,
+        gt=0,
+        description=("memory of the card by CUDA's count, in MiB: the driver keeps the rest"),
     )
     unified: bool = Field(False, description="the memory is the host's")
     memory_gb_s: float = Field(gt=0, description="10^9 bytes/s")
@@ -59,9 +61,7 @@ class Card(Value):
 
 
 class CardTable(Value):
-    sources: dict[str, str] = Field(
-        description="what the names in the `sources` of a card stand for"
-    )
+    sources: dict[str, str] = Field(description="texts of the names in the `sources` of a card")
     cards: tuple[Card, ...]
 
     @model_validator(mode="after")

@@ -16,8 +16,11 @@ _NAME = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 @lru_cache(maxsize=256)
 def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "no"]:
-    """code: made for this GPU; ptx: a GPU driver makes it of an older architecture's; no: neither.
-    compiled: sm_90a, compute_80, ..."""
+    """The form of compiled code that a GPU runs: "code" for this GPU, "ptx" of an older one, which
+    the driver translates, or "no".
+
+    compiled: sm_90a, compute_80, ...
+    """
     major, _, minor = capability.partition(".")
     device, result = (int(major), int(minor)), {"no"}
     for match in filter(None, map(_NAME.fullmatch, compiled)):

@@ -36,7 +36,6 @@ class MoeChoice(NamedTuple):
 
     `none`: the engine will refuse the model. `crash`: the model loads, and fails at the first
         request; `note` says why.
-
     `unknown`: these rules do not describe the layer.
     """
 
@@ -54,8 +53,8 @@ class MoeChoice(NamedTuple):
 
 
 class Rounding(Value):
-    """Where `when` holds, sizes per rank grow to these multiples; `group`: the intermediate size
-    also to whole groups."""
+    """Multiples that sizes per rank grow to where `when` holds; `group`: the intermediate size
+    grows to whole groups too."""
 
     hidden: int = Field(1, ge=1)
     intermediate: int = Field(1, ge=1)
@@ -286,8 +285,8 @@ _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 
 def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *arguments: Any) -> MoeChoice:
-    """For a router that is not known: the backend that every kind of router gets, if all get the
-    same."""
+    """The backend of a router that is not known: that of every kind of router, if all get one
+    backend."""
     choices = [
         choose_moe(rules, shape._replace(routing=routing), *arguments) for routing in _ROUTINGS
     ]

@@ -23,10 +23,10 @@ class GpuTraits(Value):
 
 
 class GpuTable(Value):
-    sources: dict[str, str] = Field(description="where the fields of `capabilities` were read")
+    sources: dict[str, str] = Field(description="sources of the fields of `capabilities`")
     capabilities: dict[str, GpuTraits]
     schemes: dict[Kind, Format] = Field(
-        {}, description="what a GPU must multiply for weights quantized so to be faster too"
+        {}, description="format that a GPU must multiply for such weights to be faster too"
     )
 
     def traits(self, capability: str | None) -> GpuTraits | None:

@@ -39,7 +39,6 @@ class KernelChoice(NamedTuple):
 
     `none`: the engine will refuse the model. `crash`: the model loads, and fails when it first
         computes; `note` says why.
-
     `unknown`: these rules do not describe the layer.
     """
 

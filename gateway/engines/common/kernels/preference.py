@@ -11,7 +11,7 @@ from gateway.engines.common.rules.subject import Subject
 
 
 class Move(Value):
-    """Where `when` holds, the kernel `name` comes directly before another, or first, or last."""
+    """A move of the kernel `name` where `when` holds: directly before another, first or last."""
 
     when: Check
     name: str

@@ -49,8 +49,8 @@ class Linear:
     units: tuple[int, ...] = ()
 
     def part(self, numbers: Sequence[int]) -> Linear:
-        """The same in these of the model's layers alone. The constructor of a frozen value would
-        set field by field."""
+        """The linear layer in these of the model's layers alone. The constructor of a frozen value
+        would set field by field."""
         part = object.__new__(Linear)
         vars(part).update(vars(self), count=len(numbers), numbers=numbers)
         return part

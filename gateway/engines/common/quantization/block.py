@@ -18,8 +18,8 @@ class UnknownScheme(FrozenRecord, frozen=True):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is of a method or format that no rule describes: an engine that has it may
-        well compute the layer."""
+        """Whether the scheme is of a method or format that no rule describes: an engine that has it
+        may well compute the layer."""
         return self.reason.startswith("no rules for")
 
 

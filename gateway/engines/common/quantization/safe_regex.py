@@ -41,7 +41,7 @@ def tame(patterns: Iterable[str], *, matches_anywhere: bool = False) -> None:
 
 
 def _ways(pattern: str) -> float:
-    """At most how many ways there are to divide a name over this pattern; infinite where a group
+    """An upper bound of the ways to divide a name over this pattern; infinite where a group
     repeats."""
     width_of_group, ways = 0, 1.0
     choices = [1]  # of each open group

@@ -99,7 +99,7 @@ class Check(RootModel[dict[str, Any]]):
         )
 
     def asks_for(self, name: str, value: object) -> bool:
-        """Whether it may hold where the condition `name`, one of several values, has this one."""
+        """Whether the check may hold where the condition `name` has this one of its values."""
         return self.precondition is not None or value in self.root.get(name, (value,))
 
     def refusal(self, subject: Subject) -> str | None:

@@ -15,9 +15,9 @@ AttentionRole = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 class AttentionQuery(NamedTuple):
     """Attention of one layer on one rank (vLLM), or of a whole model (SGLang). None: not known.
 
-    mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads.
-    encoder: `role` distinguishes them. causal False: a decoder layer that sees ahead, as in a
-    DFlash drafter.
+    kind: with `mla`, `head_dim` is latent_dim + rope_dim; `nope_dim` and `value_dim` are of the
+    uncompressed heads. Encoders differ by `role`.
+    causal: False for a decoder layer that sees ahead, as in a DFlash drafter.
     """
 
     kind: LayerKind

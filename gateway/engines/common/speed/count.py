@@ -129,7 +129,7 @@ def _work(
     hidden_bytes: int,
     ranks: tuple[int, int, int],
 ) -> Work:
-    """The same object for equal work. ranks: of tensor parallelism, stages, groups."""
+    """The work as an object, one for equal work. ranks: of tensor parallelism, stages, groups."""
     work = Work(products, head, readings, layers, 2 * layers, hidden_bytes, *ranks)
     # Ranks of all groups exchange tokens for experts, instead of a sum within their own.
     return work if work.dp == 1 else work.evolve(reduces=2 * layers - work.expert_layers)

@@ -72,7 +72,7 @@ class Part(Value):
     flops: float = Field(gt=0, le=1)
     least_s: float = Field(0.0, ge=0, description="no layer takes less, however small")
     launch_s: float = Field(
-        0.0, ge=0, description="of the CPU, for a whole layer of experts without CUDA graphs"
+        0.0, ge=0, description="seconds of the CPU for a whole layer of experts without CUDA graphs"
     )
 
 
@@ -90,7 +90,7 @@ class WirePart(Value):
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
-    more_s: float = Field(0.0, ge=0, description="of each GPU more")
+    more_s: float = Field(0.0, ge=0, description="seconds for each further GPU")
 
 
 class Reference(Value):
@@ -135,27 +135,21 @@ class SpeedTable(Value):
 
     kernels: by a part of the kernel's name; the first match counts.
     experts: the same for products of experts.
-
     layer_s: cost of one layer beside its products with CUDA graphs.
     eager_layer_s: without graphs, without experts.
-
     graph_tokens_of: kinds of engines with graphs for all batches up to this many tokens, at most
         twice the requests of a step.
     prompt_graphs_since: first versions with graphs of prompts.
-
     step_s, request_s: time of the engine's own programs for each step, and for each request of the
         batch.
     step_of: step_s of kinds with another value.
     separate_of: kinds with steps of only prompts or only decoding.
-
     first_s: of a request before its prompt is computed.
     admit_s: of each of several requests that begin together.
     small_cache: for attention on an 8-bit KV cache.
     narrow: share of FLOP/s with heads of 64 elements or fewer.
-
     rdma, sockets: all-reduces between nodes, with RDMA and without. None: no speed of an engine
     over nodes is known.
-
     stage_s: of a message to the next stage.
     stage_wait: slowdown of stages that work together.
     band: relative error of the figures; docs/speed.md has the distribution.
@@ -192,7 +186,7 @@ class SpeedTable(Value):
     reference: Reference | None = None
 
     def for_kind(self, kind: str) -> SpeedTable:
-        """The same machine for this kind of engine."""
+        """The table of this machine for a kind of engine."""
         return self.evolve(
             step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
         )

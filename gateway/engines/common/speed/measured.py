@@ -19,7 +19,7 @@ _NANO = 1e9
 
 
 class Number(FrozenRecord, frozen=True):
-    """In bytes/s, FLOP/s or seconds. day: as 2026-11-22."""
+    """A measured number in bytes/s, FLOP/s or seconds. day: as 2026-11-22."""
 
     value: float
     day: str
@@ -34,7 +34,7 @@ class Reduce(FrozenRecord, frozen=True):
 
 
 class Measured:
-    """Where something was measured twice, the last counts."""
+    """The measurements of a machine. Of repeated ones, the last counts."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._numbers: dict[tuple[str, str], Number] = {}

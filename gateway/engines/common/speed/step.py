@@ -51,8 +51,8 @@ class StepClock:
     def _prompts_beside_s(
         self, count: float, length: float, limit: int, requests: float, beside_s: float
     ) -> float:
-        """The same in steps that decode a token of so many requests too, which takes `beside_s` of
-        the GPU."""
+        """Seconds for prompts in steps that decode a token of so many requests too, which takes
+        `beside_s` of the GPU."""
         tokens = count * length
         is_without_graphs = min(float(limit), tokens) + requests > self.graphs.prompts
         slowest_s = max(clock.launched_s for clock in (self, *self.other_stages))
@@ -152,8 +152,8 @@ class StepClock:
     def apart_per_s(
         self, requests: float, prompt_tokens: float, answer_tokens: float, limit: int
     ) -> float:
-        """The same of requests of unlike lengths, each of which begins as another ends: prompts are
-        computed few at a time."""
+        """Tokens per second of requests of unlike lengths, each of which begins as another ends:
+        prompts are computed few at a time."""
         steps = min(requests, answer_tokens)  # those that compute prompts
         decode_s = self.decode_s(requests, prompt_tokens + answer_tokens / 2)
         if self.table.separate:

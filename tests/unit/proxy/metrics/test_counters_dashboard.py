@@ -171,7 +171,7 @@ def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> Non
                 ],
             }
         )
-    # Whether it fires, not what it says.
+    # The condition of the alert, without its texts.
     without_words = [
         {name: value for name, value in rules_by_alert[alert].items() if name != "annotations"}
     ]

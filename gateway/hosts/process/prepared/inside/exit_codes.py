@@ -56,7 +56,7 @@ def become_writer(engines: dict[int, str]) -> None:
 
 
 def main(engines: dict[int, str]) -> None:
-    """Notes the exit codes of these children."""
+    """Note the exit codes of these children."""
     while engines:
         note_ends(engines)
         time.sleep(POLL_S)

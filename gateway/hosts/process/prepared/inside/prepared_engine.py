@@ -52,7 +52,7 @@ _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def main(folder: Path, restarts: int) -> None:
-    """Imports the modules of the order, then serves requests until nobody needs them."""
+    """Import the modules of the order, then serve requests until nobody needs them."""
     order = json.loads((folder / "order.json").read_text())
     watch = ImportWatch(folder)
     try:
