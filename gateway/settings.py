@@ -301,7 +301,7 @@ class Settings(BaseModel):
     )
     failpoint: str = Field(
         "",
-        description="place where the gateway kills itself in tests of recovery, as `Launch.before`",
+        description="place where a test of recovery kills the gateway, as `Launch.before`",
     )
     webhook: Secret | None = Field(
         None,

@@ -140,7 +140,10 @@ def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
     if len(location) < len(first["loc"]) and all(text.startswith(_INPUT) for text in messages):
         message = _INPUT + " or ".join(text.removeprefix(_INPUT) for text in messages)
     field = ".".join(location)
-    if first["type"] == "extra_forbidden":
+    if first["loc"][-1:] == ("[key]",) and isinstance(first["input"], int | float):
+        # YAML reads 8.9 as a number, and capabilities of GPUs are texts.
+        message = f'the key {first["input"]} is a number. Write it in quotes: "{first["input"]}"'
+    elif first["type"] == "extra_forbidden":
         message = f"there is no such field{near_name_hint(field, fields)}"
     elif first["type"] == "literal_error":
         words = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))

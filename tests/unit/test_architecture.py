@@ -204,7 +204,11 @@ def test_a_folder_holds_few_files(name: str) -> None:
         for module, path in MODULES.items()
         if folder(module) == name and path.name != "__init__.py"
     ]
-    assert len(files) <= MAX_FILES
+    assert len(files) <= MAX_FILES, (
+        f"gateway/{name.replace('.', '/')} has {len(files)} files, and a folder holds {MAX_FILES}."
+        " Put files of one subject into a subfolder with its own __init__.py, and their tests into"
+        " the same subfolder of tests; or add the new code to an existing file."
+    )
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,12 @@ def nameless() -> set[str]:
 
 
 def test_a_test_has_the_name_of_its_module() -> None:
-    assert nameless() <= set(TOGETHER.split())
+    names = nameless() - set(TOGETHER.split())
+    assert not names, (
+        f"{', '.join(sorted(names))}: name the file after a module in the same place, as"
+        " tests/unit/planner/test_decide.py after gateway/planner/decide.py, or after a module and"
+        " an aspect (test_decide_order.py)."
+    )
 
 
 # Beginnings of names of tests that have no noun as their subject: clauses, prepositions,

@@ -112,7 +112,11 @@ def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     conditions |= {
         name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)
     }
-    assert conditions <= known_texts
+    unknown = sorted(conditions - known_texts)
+    assert not unknown, (
+        f"{unknown} come from nowhere: name each as a group of a pattern, or as a row of"
+        " profiles/failures/circumstances.yaml."
+    )
 
 
 def test_each_kind_has_words_and_an_item_in_the_documents() -> None:
@@ -128,10 +132,17 @@ def test_each_kind_has_words_and_an_item_in_the_documents() -> None:
         "engine_refuses",
     }
     kinds_of_gateway |= {"withdrawn", "ram_shared"}
-    assert kinds - kinds_with_words <= kinds_of_gateway
+    wordless = kinds - kinds_with_words - kinds_of_gateway
+    assert not wordless, (
+        f"{sorted(wordless)} have no words: add a row for each to"
+        " profiles/failures/words.yaml, with words of its field."
+    )
     items = (ROOT / "docs/reliability.md").read_text().partition("## Kinds of failure")[2]
     items = items.partition("\n## ")[0]
-    assert not [kind for kind in kinds if f"`{kind}`" not in items]
+    undocumented = sorted(kind for kind in kinds if f"`{kind}`" not in items)
+    assert not undocumented, (
+        f'{undocumented} have no item: add one to "Kinds of failure" in docs/reliability.md.'
+    )
 
 
 def test_a_row_of_a_kind_without_a_cure_is_refused(tmp_path: Path) -> None:

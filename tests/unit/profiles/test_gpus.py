@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.engines.common.kernels.gpus import GpuTraits
+from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped_profiles
 
@@ -49,3 +50,11 @@ def test_a_users_file_goes_first(tmp_path: Path) -> None:
     assert table.traits("11.0") is not None
     assert table.traits("8.6") == GpuTraits(name="mine", formats=("bf16", "fp8"))
     assert table.traits("8.9") == TABLE.traits("8.9")
+
+
+def test_a_capability_without_quotes_is_refused_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "gpus.yaml").write_text("sources: {}\ncapabilities:\n  11.0: {name: Blackwell}\n")
+    with pytest.raises(
+        SettingsError, match=r'the key 11.0 is a number. Write it in quotes: "11.0"'
+    ):
+        _ = Profiles(tmp_path).gpus

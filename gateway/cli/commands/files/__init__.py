@@ -1,0 +1,1 @@
+"""Commands of files: models, settings, backups and exports."""
