@@ -24,7 +24,7 @@ NOT_HERE = {
     ("search",): "the Hub is asked in tests/local/test_documented.py",
     ("engine", "learn"): "an engine is asked in tests/e2e/test_inquiry.py",
     ("backup",): "an archive is written in tests/local/cli/commands/files/test_backup.py",
-    ("config", "check"): "it checks a file of models, in tests/local/wishes",
+    ("config", "check"): "it checks a file of models, in tests/local/cli/test_main.py",
     ("events",): "each line is JSON, see tests/local/cli/commands/test_events.py",
 }
 # Words of commands with a required word, for the model `m` of the gateway.
