@@ -60,7 +60,7 @@ def anyio_backend() -> str:
 
 
 def pytest_collection_finish() -> None:
-    """What collection made lives to the end: the garbage collector need not look at it after every
+    """Objects of collection live to the end: the garbage collector need not look at it after every
     test."""
     gc.collect()
     gc.freeze()
@@ -68,8 +68,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def kept_to_the_end() -> Iterator[None]:
-    """So does what a module's tests have imported: it would be looked at after every later test, a
-    quarter of a second each time."""
+    """So do modules that a module's tests have imported: they would be looked at after every later
+    test, a quarter of a second each time."""
     yield
     gc.collect()
     gc.freeze()

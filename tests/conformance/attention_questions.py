@@ -1,12 +1,12 @@
 """Which backend does each attention layer get? The questions, and how the engine is asked.
 
-An answer is [backend, version, valid, refused]: what the engine takes, the version of
-FlashAttention if it is that, every backend that it would take, in order of preference, and each
-other one of its list with what it refuses, in the engine's words cut to a few letters (CODES):
-"FLASH_ATTN: head kv, FLASHINFER: kv". No backend: the engine refuses the model. Where a backend is
-forced, and for vision and recurrent layers, which have no list, the last two are null. Of gemma4, a
-model whose sliding layers have heads of 256, and whose other layers have heads of `head_dim`, the
-answer is [backend, version] of the sliding ones and then of the others.
+An answer is [backend, version, valid, refused]: the engine's choice, the version of FlashAttention
+if it is that, every backend that it would take, in order of preference, and each other one of its
+list with its refusals, in the engine's words cut to a few letters (CODES): "FLASH_ATTN: head kv,
+FLASHINFER: kv". No backend: the engine refuses the model. Where a backend is forced, and for vision
+and recurrent layers, which have no list, the last two are null. Of gemma4, a model whose sliding
+layers have heads of 256, and whose other layers have heads of `head_dim`, the answer is [backend,
+version] of the sliding ones and then of the others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gateway.engines.inside.meta import fit, meta_mode
 from gateway.engines.vllm.inside.boot import configure
 from tests.support.versions import since
 
-# A capability, then which optional packages are installed where it is not what the image has.
+# A capability, then the installed optional packages where they are not those of the image.
 CAPABILITIES = (
     *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
     *("8.6 none", "9.0 none", "10.0 none", "12.0 none"),
 )
-# What the engine says of a backend that it passes over -> a code; any other reason is "other".
+# The engine's words about a backend that it passes over -> a code; any other reason is "other".
 CODES = {
     "head_size not supported": "head",
     "dtype not supported": "dtype",
@@ -202,7 +202,7 @@ def answers(version: str) -> list[list[Any]]:
 
 
 def _gemma4(q: Question) -> list[Any]:
-    """Let the engine set what it sets for this model, then ask for each of its two kinds of
+    """Let the engine set its options for this model, then ask for each of its two kinds of
     layers."""
     current: Any = importlib.import_module("vllm.config").get_current_vllm_config()
     registry: Any = importlib.import_module("vllm.v1.attention.backends.registry")
@@ -319,7 +319,7 @@ def _code(reasons: list[str]) -> str:
 
 
 def _of_the_model(q: Question) -> None:
-    """Give the current config what selection reads of the model beside the selector's own
+    """Give the current config the model's fields that selection reads beside the selector's own
     arguments."""
     current: Any = importlib.import_module("vllm.config").get_current_vllm_config()
     model: Any = current.model_config

@@ -1,5 +1,5 @@
-"""What vLLM versions between those with rules are asked about their KV cache: a model of each kind
-of content. The answers are kept in cache_answers.json.
+"""Questions about the KV cache to vLLM versions between those with rules: a model of each kind of
+content. The answers are kept in cache_answers.json.
 
 `answers` runs in the process that has booted the engine (`python -m tests.conformance.engine`).
 """

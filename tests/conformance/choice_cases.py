@@ -1,4 +1,4 @@
-"""What SGLang versions between those with rules are asked: one model for each architecture, experts
+"""Questions to SGLang versions between those with rules: one model for each architecture, experts
 of each family, dense layers and sizes of memory. known_choices.json keeps the answers.
 
 `answers` runs in the process that has booted the engine (`python -m tests.conformance.engine`).
@@ -132,8 +132,8 @@ def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
     """Version -> capability -> key of a case -> answer.
 
     Answers: [prefill, decode, page], [method, runner], a product's name, [prefill tokens, graphs,
-    share, states of a request], or `refused`. The file has what differs from the last version with
-    the capability, or from the capability before; null: no answer.
+    share, states of a request], or `refused`. The file has the differences from the last version
+    with the capability, or from the capability before; null: no answer.
     """
     answers_by_form: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     last: dict[str, dict[str, Any]] = {}

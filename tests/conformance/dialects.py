@@ -3,8 +3,8 @@ tests/conformance/dialects.json
 
 FOLDER has chat templates (`models/templates` of llama.cpp, which collects them from the models'
 repositories). Of each are kept: the marks that stand in it, those that it writes before an answer,
-and what it makes of an answer that calls a tool, and of one that was thought about. A template that
-is repaired (profiles/chat_templates.yaml) has a second row: there the answer calls the tool twice.
+and its texts for an answer that calls a tool and for one with thoughts. A template that is repaired
+(profiles/chat_templates.yaml) has a second row: there the answer calls the tool twice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ THOUGHT, ANSWER = "He asks for the weather.", "It is sunny."
 
 
 class Dialect(NamedTuple):
-    """What is kept of one template."""
+    """The kept row of one template."""
 
     name: str
     marks: list[str]
@@ -72,7 +72,7 @@ class Dialect(NamedTuple):
         return 2 if self.name.endswith(REPAIRED) else 1
 
     def template(self) -> str:
-        """What its marks say, as far as a table of marks can tell."""
+        """The meaning of its marks, as far as a table of marks can tell."""
         return f"{' '.join(self.marks)} {PROMPT} {' '.join(self.before)}"
 
 
@@ -102,7 +102,7 @@ def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -
         "raise_exception": refuse,
         "strftime_now": lambda format_: datetime(2026, 1, 1, tzinfo=UTC).strftime(format_),
     }
-    # `{% generation %}` marks what a model learns from, and renders nothing.
+    # `{% generation %}` marks the text that a model learns from, and renders nothing.
     plain = re.sub(
         r"\bgeneration(?= *-?%})", "if true", re.sub(r"\bendgeneration(?= *-?%})", "endif", text)
     )
@@ -124,7 +124,7 @@ def common_prefix_length(text: str, other_text: str) -> int:
 
 
 def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:
-    """What follows the prompt where the answer is `answer`; None: the template takes no such
+    """The text behind the prompt where the answer is `answer`; None: the template takes no such
     answer, or writes nothing of it."""
     jinja2: Any = importlib.import_module("jinja2")
     for content in (answer["content"], None):

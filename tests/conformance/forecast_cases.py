@@ -1,4 +1,4 @@
-"""Families whose forecast from config.json alone is held to what vLLM builds.
+"""Families whose forecast from config.json alone is held to vLLM's builds.
 
 Shared by question and test.
 

@@ -2,8 +2,8 @@
 scripts/engine-answers writes them.
 
 A file has the engine and its version, a digest of the questions, a table of the distinct answers,
-and for every machine (a capability, then which optional packages it has where that is not what the
-image has) their numbers, in the order of the questions.
+and for every machine (a capability, then which optional packages it has where they are not those of
+the image) their numbers, in the order of the questions.
 """
 
 from __future__ import annotations

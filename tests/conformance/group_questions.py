@@ -1,5 +1,5 @@
-"""What a rank holds in vLLM where groups of ranks have requests of their own and share the experts:
-asked of its constructors.
+"""The contents of a rank in vLLM where groups of ranks have requests of their own and share the
+experts: asked of its constructors.
 
 An answer has `weights`, bytes of one rank, and `experts`, their kernels with sizes; or `refused`,
 the engine's words.

@@ -1,4 +1,4 @@
-"""What asking engines on this machine needs, downloaded once: their sources, and an environment
+"""Downloads for questions to engines on this machine, made once: their sources, and an environment
 that can import them.
 
 The standard library alone: scripts/engine-answers imports this with a bare Python.
@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 
 
 class DownloadFolder(NamedTuple):
-    """What is downloaded once, below one folder."""
+    """Downloads that are made once, below one folder."""
 
     folder: Path
 
@@ -62,14 +62,15 @@ class DownloadFolder(NamedTuple):
         return folder
 
     def environment(self) -> str:
-        """A Python that has what the engines' sources import."""
+        """A Python with the packages that the engines' sources import."""
         folder = self._build(
             "asking.txt", lambda folder: venv.create(folder, clear=True, with_pip=True)
         )
         return str(folder / "bin/python")
 
     def older(self) -> Path:
-        """What is laid over the environment for versions before the questions' OLDER_BEFORE."""
+        """Packages that are laid over the environment for versions before the questions'
+        OLDER_BEFORE."""
         return self._build("asking-older.txt", lambda _: None)
 
     def _build(self, name: str, begin: Callable[[Path], object]) -> Path:

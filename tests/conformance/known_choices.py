@@ -67,7 +67,7 @@ class Judged(NamedTuple):
 
 
 def rule_answer(profiles: Profiles, ref: str, case: Case, capability: str) -> Any:
-    """What the rules of a version say; `unknown`: nothing."""
+    """The answers of a version's rules; `unknown`: nothing."""
     engine = profiles.engine(ref)
     rules: Any = profiles.rules([engine])[ref]
     if case.of == "memory":
@@ -179,7 +179,7 @@ def choices_of(
             judged_case.case.of == "moe" and judged_case.name in whole
         ):
             continue
-        # A model's rules are lent whole: what they say of a forced backend alone is no reason.
+        # A model's rules are lent whole: their words about a forced backend alone are no reason.
         usual = plain[judged_case.name, judged_case.capability] if judged_case.case.detail else []
         if judged_case.case.of == "attention_backends" and any(
             near in other_answer.right and not judged_case.right & other_answer.right - {near}
@@ -355,7 +355,7 @@ def _cases_with_answers(
 
 
 def _tells_nothing(case: Case, answer: Any) -> bool:
-    """Whether a reduced config is refused for what it lacks, or the layer names a runner that does
+    """Whether a reduced config is refused for missing fields, or the layer names a runner that does
     not multiply such experts."""
     if case.of == "attention_backends":
         return answer == REFUSED and not (MODELS / f"{case.model}.json").is_file()

@@ -1,7 +1,7 @@
 """The KV cache that vLLM itself plans for whole models: [[question, answer]] for every question of
 questions(version).
 
-The model is built on the meta device; its own layers say what they keep, and the engine's planner
+The model is built on the meta device; its own layers tell their cache, and the engine's planner
 says how many blocks fit into a number of bytes, how many requests, and which length it would
 suggest. Run it through `python -m tests.conformance.engine`.
 """
@@ -86,8 +86,8 @@ def config(model: str) -> dict[str, Any]:
 
 
 def _preferred_block(configuration: Any) -> int:
-    """Tokens of a block before states make it larger: what the backend of the first attention layer
-    prefers."""
+    """Tokens of a block before states make it larger: those that the backend of the first attention
+    layer prefers."""
     for layer in configuration.compilation_config.static_forward_context.values():
         backend = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
         if backend is not None and not hasattr(layer, "mamba_type"):

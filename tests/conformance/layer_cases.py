@@ -40,7 +40,7 @@ def _numbers(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]
     } | more
 
 
-# An engine learns from a GPTQ or AWQ checkpoint's headers what is quantized; these blocks say it
+# An engine learns the quantized layers from a GPTQ or AWQ checkpoint's headers; these blocks say it
 # themselves.
 QUANTS: dict[str, dict[str, Any]] = {
     "gptq": {

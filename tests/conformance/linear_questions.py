@@ -1,6 +1,6 @@
 """Which kernel does each dense linear layer get? The questions, and how the engine is asked.
 
-A question is what the planner's evaluator takes and the engine's own chooser is given. An answer is
+A question has the input of the planner's evaluator and of the engine's own chooser. An answer is
 [kernels, padded]: every kernel that accepts the layer, in order of preference (found by disabling
 one after the other), and the [k, n] that the first pads to, or null. No kernel at all: the engine
 refuses the layer. ["unknown"]: the version has no path for the scheme.
@@ -20,7 +20,7 @@ from gateway.engines.vllm.inside.answers import block_fp8
 from gateway.engines.vllm.inside.boot import configure
 from tests.support.versions import since
 
-# A capability, then which optional packages are installed where it is not what the image has.
+# A capability, then the installed optional packages where they are not those of the image.
 CAPABILITIES = (
     *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
     *(

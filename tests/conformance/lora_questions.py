@@ -1,5 +1,5 @@
-"""Which models each version serves adapters for, and what its own parser makes of the flags that
-plans have.
+"""Which models each version serves adapters for, and the reading of the flags of plans by its own
+parser.
 
 A question is a model of tests/models; an answer is true where the version has adapters for its
 class (`SupportsLoRA`), false where it has none, null where it does not know the class, or the class
@@ -58,7 +58,7 @@ def _is_supported(model: str) -> bool | None:
             if model_class is not None
             else None
         )
-    except Exception:  # its class needs what is not installed here, and says so in many ways
+    except Exception:  # its class needs missing packages, and says so in many ways
         return None
 
 

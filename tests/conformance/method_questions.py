@@ -1,6 +1,5 @@
-"""What does each version make of a quantization method as a whole? A question is a checkpoint's
-quantization block, the user's
-`--quantization` and the dtype of the activations.
+"""How does each version treat a quantization method as a whole? A question is a checkpoint's
+quantization block, the user's `--quantization` and the dtype of the activations.
 
 An answer is ["ok", METHOD], the method that the engine loads the checkpoint with, or ["refused",
 WHY]: mismatch, unknown, deprecated, capability, dtype; online, where weights that are not quantized
@@ -131,8 +130,8 @@ BLOCKS: dict[str, dict[str, Any] | None] = {
     "hqq": {"quant_method": "hqq", "weight_bits": 4},
     "aqlm": {"quant_method": "aqlm", "nbits_per_codebook": 16},
 }  # fmt: skip
-# What a user may give: of every version; --quantization of a version has only its own (the parser
-# refuses the others).
+# Values that a user may give: of every version; --quantization of a version has only its own (the
+# parser refuses the others).
 USERS = (
     "awq", "awq_marlin", "auto_awq", "auto_gptq", "bitsandbytes", "compressed-tensors",
     "experts_int8", "fbgemm_fp8", "fp8",
@@ -211,8 +210,8 @@ def _answer(q: Question) -> list[str]:
 
 
 def _online(user: str) -> Any:
-    """What `--quantization` alone means for weights that are not quantized, in the versions that
-    have names for that."""
+    """The meaning of `--quantization` alone for weights that are not quantized, in the versions
+    that have names for that."""
     with contextlib.suppress(ImportError):
         module: Any = importlib.import_module("vllm.config.quantization")
         return module.resolve_quantization_config(user or None, None)
@@ -222,7 +221,7 @@ def _online(user: str) -> Any:
 
 
 def _load(model: Any) -> None:
-    """VllmConfig's own check, without what it asks of the files."""
+    """VllmConfig's own check, without its questions about the files."""
     vllm_config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
     quantization: Any = importlib.import_module("vllm.model_executor.layers.quantization")
     class_of = quantization.get_quantization_config(model.quantization)

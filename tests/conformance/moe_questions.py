@@ -26,12 +26,12 @@ from gateway.engines.vllm.inside.model import group_up
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.versions import since
 
-# A capability, then which optional packages are installed where it is not what the image has.
+# A capability, then the installed optional packages where they are not those of the image.
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1", "9.0 none")
 
 
 class Question(NamedTuple):
-    origin: str  # who quantized: the quant_method of the checkpoint; "online": --quantization fp8
+    origin: str  # quantizer: the quant_method of the checkpoint; "online": --quantization fp8
     kind: str
     bits: int = 16
     group: int = -1
@@ -163,8 +163,8 @@ def questions(version: str) -> Iterator[Question]:
 
 
 def answers(version: str) -> list[list[Any]]:
-    """Ask the engine that this process has booted. Why it refuses is in its words, which only say
-    what the rules say too."""
+    """Ask the engine that this process has booted. The reason of a refusal is in its words, which
+    only repeat the rules."""
     return [
         answer[:1] if answer[0] == "none" else answer for answer in map(_answer, questions(version))
     ]

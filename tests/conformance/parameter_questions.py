@@ -1,10 +1,10 @@
 """Which parameters does one rank hold beside its linear layers, and how many bytes of all?
 Questions, and how they are asked.
 
-A question is a published model, unquantized, with changed fields (null: without it), and what it is
-for; an answer is {"others": [[name, count, shape, dtype]] of the uncut model, "bytes": [at each of
-TENSOR_PARALLEL, null where the engine refuses that many ranks]}. Buffers (rotary tables, scales of
-the KV cache) are not parameters.
+A question is a published model, unquantized, with changed fields (null: without it), and its
+purpose; an answer is {"others": [[name, count, shape, dtype]] of the uncut model, "bytes": [at each
+of TENSOR_PARALLEL, null where the engine refuses that many ranks]}. Buffers (rotary tables, scales
+of the KV cache) are not parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.conformance.layer_cases import PUBLISHED, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0",)
 
-# What families do with fields that the published configs do not have so.
+# Behaviour of families with fields that the published configs do not have so.
 VARIANTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("llama-3.1-8b", {"attention_bias": True, "mlp_bias": True}, "generate"),
     ("llama-3.1-8b", {"bias": True, "qkv_bias": False, "head_dim": 64}, "generate"),

@@ -1,4 +1,4 @@
-"""What each family of models is given, by engine version: tests/conformance/parser_families.txt,
+"""The parsers of each family of models, by engine version: tests/conformance/parser_families.txt,
 held to the table of parsers by test_parsers.py.
 
 python -m tests.conformance.parser_families > tests/conformance/parser_families.txt
@@ -96,7 +96,7 @@ def parsers_by_version(profiles: Profiles, family: str) -> list[str]:
 
 
 def text(profiles: Profiles) -> str:
-    """One line for each family: its name, then what each version of VERSIONS is given."""
+    """One line for each family: its name, then the parsers of each version of VERSIONS."""
     rows = [
         ("family", *VERSIONS),
         *((family, *parsers_by_version(profiles, family)) for family in FAMILIES),

@@ -1,5 +1,5 @@
-"""Which of vLLM's parsers read back what published models write when they call a tool: asked of the
-parsers themselves.
+"""The parsers of vLLM that read back the tool calls of published models: asked of the parsers
+themselves.
 
 A question is how a model writes one call (tests/conformance/dialects.json); an answer is the names
 of all parsers that find that call in it.

@@ -40,5 +40,5 @@ def _has_stages(architecture: str) -> bool | None:
             if model_class is not None
             else None
         )
-    except Exception:  # its class needs what is not installed here, and says so in many ways
+    except Exception:  # its class needs missing packages, and says so in many ways
         return None

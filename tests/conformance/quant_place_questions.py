@@ -1,4 +1,4 @@
-"""Where does vLLM find the quantization of a checkpoint, and what does it then load?
+"""Where does vLLM find the quantization of a checkpoint, and which method does it load then?
 
 A question is a name of CASES, with a digest of its files. An answer is ["ok", METHOD, KV CACHE
 DTYPE], where METHOD is "none" for weights that it takes for unquantized, or ["refused"].

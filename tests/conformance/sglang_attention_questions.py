@@ -1,15 +1,15 @@
-"""Which attention backends does SGLang take? Models x KV cache dtypes x what users force, as its
-own ServerArgs and registry say.
+"""Which attention backends does SGLang take? Models x KV cache dtypes x forced backends, as its own
+ServerArgs and registry say.
 
-An answer is [prefill backend, decode backend, tokens of a page, what computes recurrent layers,
+An answer is [prefill backend, decode backend, tokens of a page, the backend of recurrent layers,
 whether sliding layers have a pool of their own, the vision tower's backend], or the engine's
 refusal, cut. Recurrent: null, or [class, prefill kernels, decode kernels]. Vision: null for models
 without a tower, and for those whose tower was not found to ask `VisionAttention` or to be Gemma
 4's.
 
-What is asked is all of selection: what ServerArgs resolves, then the functions that make the
-backends, with classes in the backends' place that only remember what they are. What a backend
-refuses when it is made, or in its kernels, is not asked.
+The question is all of selection: the resolution of ServerArgs, then the functions that make the
+backends, with classes in the backends' place that only remember their names. Refusals of a backend
+when it is made, or in its kernels, are not asked.
 """
 
 from __future__ import annotations

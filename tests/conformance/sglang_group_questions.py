@@ -1,4 +1,4 @@
-"""What a rank holds in SGLang where groups of ranks have requests of their own and share the
+"""The contents of a rank in SGLang where groups of ranks have requests of their own and share the
 experts: asked of its constructors.
 
 Answers are those of group_questions.py.

@@ -27,7 +27,7 @@ MODEL = MODELS / "llama-3.1-8b.json"
 
 
 class Question(NamedTuple):
-    origin: str  # who quantized: the quant_method of the checkpoint; "online": --quantization fp8
+    origin: str  # quantizer: the quant_method of the checkpoint; "online": --quantization fp8
     kind: str
     bits: int
     group: int = -1
@@ -39,7 +39,7 @@ class Question(NamedTuple):
     k: int = 4096  # of the whole layer
     n: int = 4096
     tp: int = 1
-    cut: str = ""  # what ranks divide: row (k), column (n), merged (n, of two modules)
+    cut: str = ""  # divided side: row (k), column (n), merged (n, of two modules)
 
     @property
     def parts(self) -> tuple[int, int, tuple[int, ...]]:

@@ -1,5 +1,5 @@
-"""What SGLang sets by itself: models x memory of a GPU x tensor parallel size x requests x graphs,
-as its own ServerArgs resolves them.
+"""Settings that SGLang makes by itself: models x memory of a GPU x tensor parallel size x requests
+x graphs, as its own ServerArgs resolves them.
 
 An answer is (chunked prefill size, largest CUDA graph batch, share of memory), or the engine's
 error.

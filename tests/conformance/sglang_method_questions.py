@@ -1,5 +1,5 @@
-"""What does each SGLang version make of a quantization method as a whole? Questions and answers as
-in method_questions.py.
+"""How does each SGLang version treat a quantization method as a whole? Questions and answers as in
+method_questions.py.
 
 ["ok", METHOD] or ["refused", WHY]; WHY is mismatch, unknown, capability, dtype, or block, where the
 class refuses the block.

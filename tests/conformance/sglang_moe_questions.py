@@ -27,7 +27,7 @@ CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 
 class Question(NamedTuple):
     model: str
-    origin: str  # who quantized: the quant_method of the checkpoint; "online": --quantization fp8
+    origin: str  # quantizer: the quant_method of the checkpoint; "online": --quantization fp8
     kind: str
     bits: int = 16
     group: int = -1

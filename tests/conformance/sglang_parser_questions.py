@@ -1,5 +1,5 @@
-"""Which of SGLang's parsers read back what published models write when they call a tool, and when
-they think. Questions as in parser_questions.py.
+"""The parsers of SGLang that read back the tool calls and thoughts of published models. Questions
+as in parser_questions.py.
 
 An answer is the names of all parsers of tool calls that find the call in it, or of all parsers of
 thoughts that tell thought and answer apart.
@@ -80,9 +80,9 @@ def _calls(parser: Any, tools: list[Any], name: str, text: str, count: int) -> b
 
 
 def _thinks(parser: Any, name: str, text: str) -> bool:
-    """Whether the parser tells thought and answer apart; what ends a turn is not its affair. Where
-    the prompt has begun the thought, the server
-    tells the parser so by the template (managers/template_manager.py: force_reasoning)."""
+    """Whether the parser tells thought and answer apart; the end of a turn is not its affair. Where
+    the prompt has begun the thought, the server tells the parser so by the template
+    (managers/template_manager.py: force_reasoning)."""
     for has_begun in (False, True):
         try:
             thoughts, answer = parser(

@@ -1,5 +1,5 @@
-"""Where does SGLang find the quantization of a checkpoint, and what does it then load? Questions
-and answers as in quant_place_questions.py."""
+"""Where does SGLang find the quantization of a checkpoint, and which method does it load then?
+Questions and answers as in quant_place_questions.py."""
 
 from __future__ import annotations
 

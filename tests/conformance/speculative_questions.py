@@ -1,10 +1,10 @@
 """Which drafters does each version take? A question is a target, a drafter's config.json (or none)
 and --speculative-config.
 
-An answer is [method, tokens, architecture, [bytes of layers, of the embedding, of the head]]: what
-the engine makes of it, the class that it loads the drafter with, and the weights of that class on
-one of `tp` ranks; null where nothing is loaded. ["error", class, message] where it refuses;
-["unanswered", class, message] where it could not be asked.
+An answer is [method, tokens, architecture, [bytes of layers, of the embedding, of the head]]: the
+engine's reading, the class that it loads the drafter with, and the weights of that class on one of
+`tp` ranks; null where nothing is loaded. ["error", class, message] where it refuses; ["unanswered",
+class, message] where it could not be asked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Question(NamedTuple):
     tp: int = 1
     parallel: bool = False
     layers: int | None = (
-        None  # num_nextn_predict_layers of the target, where it is not what its config has
+        None  # num_nextn_predict_layers of the target, where it is not that of its config
     )
 
 
@@ -257,7 +257,7 @@ def _list(name: str) -> list[str]:
                     if place[0].startswith("vllm.")
                     else f"vllm.model_executor.models.{place[0]}"
                 )
-                with contextlib.suppress(ImportError, ValueError):  # of what is not installed
+                with contextlib.suppress(ImportError, ValueError):  # of missing packages
                     if supports(getattr(importlib.import_module(module), place[1])):
                         names.append(architecture)
     return sorted(set(names))

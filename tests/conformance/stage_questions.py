@@ -1,5 +1,5 @@
-"""What each stage of a pipeline holds in vLLM, with layers dealt out as a plan says: asked of its
-constructors, stage by stage.
+"""The contents of each stage of a pipeline in vLLM, with layers dealt out as a plan says: asked of
+its constructors, stage by stage.
 
 An answer has [bytes of weights, layers of attention] of each stage; or `refused`, the engine's
 words.

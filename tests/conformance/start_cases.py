@@ -17,8 +17,7 @@ CAPABILITIES = ("7.0", "7.5", "8.6", "8.9", "9.0")
 RESAVED = "-resaved"
 
 _SINCE = {"gemma-4-31b": "0.19", "gemma-4-31b-resaved": "0.33"}
-# Every KV cache of 8 bits is asked for where a backend's own code may refuse what its selector
-# took.
+# Every KV cache of 8 bits is asked for where a backend's own code may refuse its selector's choice.
 _CACHES = (
     ("llama-3.1-8b", "awq"),
     ("deepseek-v2-lite", "none"),
@@ -69,7 +68,7 @@ def config(model: str, quant: str) -> dict[str, Any]:
 
 
 def resave(fields: dict[str, Any]) -> dict[str, Any]:
-    """As transformers 5.20 writes what it has read."""
+    """Fields as transformers 5.20 writes them back."""
     text = dict(fields.get("text_config", fields))
     if "num_experts" in text:
         text["num_local_experts"] = text.pop("num_experts")

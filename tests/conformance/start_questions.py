@@ -1,7 +1,6 @@
-"""Whether vLLM starts a model with the flags that a plan gives it, and what it then is: asked of
-its parser, its configuration and its
-constructors, by the code that gateways ask by. The backends that a selector names are made here,
-and may refuse.
+"""Whether vLLM starts a model with the flags that a plan gives it, and the properties of the start:
+asked of its parser, its configuration and its constructors, by the code that gateways ask by. The
+backends that a selector names are made here, and may refuse.
 
 A question is (model, quantization, capability, dtype, KV cache dtype); only those of the capability
 that is booted are answered, the rest are null. An answer has `dtype`, the backends of its attention

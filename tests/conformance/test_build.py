@@ -27,12 +27,12 @@ ANSWERS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
 QUESTIONS = [(version, model, quant) for version in TRAITS for model, quant in CASES]
 
 
-# It computes in float32 and is among what is not linear here (tests/unit/models/test_families.py),
-# a linear layer there.
+# The layer computes in float32 and is among those that are not linear here
+# (tests/unit/models/test_families.py), a linear layer there.
 ELSEWHERE = {(version, "glm-4.5-air"): "model.layers.*.mlp.gate" for version in vllm_since("0.33")}
 
 
-# What the engine's quantization methods compute with.
+# Dtypes that the engine's quantization methods compute with.
 METHODS = {
     "Unquantized": "unquantized", "GPTQ": "wna16", "AutoGPTQ": "wna16", "AWQ": "wna16",
     "AutoAWQ": "wna16", "INC": "wna16",

@@ -1,4 +1,4 @@
-"""What is not a linear layer has the bytes that vLLM builds, family by family."""
+"""Parameters outside of linear layers have the bytes that vLLM builds, family by family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.published import TRAITS, model_from_config
 from tests.support.versions import since, vllm_since
 
-# There it is one of the engine's linear layers; what it holds is the same.
+# There it is one of the engine's linear layers with the same contents.
 ELSEWHERE = {
     (version, "glm-4.5-air"): "model.layers.*.mlp.gate.weight" for version in vllm_since("0.33")
 }

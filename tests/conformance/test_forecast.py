@@ -1,5 +1,5 @@
-"""How often the forecast from config.json alone is what vLLM builds: 109 families on 1, 2 and 4
-ranks, unquantized and in FP8.
+"""The share of forecasts from config.json alone that equal vLLM's builds: 109 families on 1, 2 and
+4 ranks, unquantized and in FP8.
 
     python -m benchmarks.forecast          the figure, and every case that is wrong
 """
@@ -78,7 +78,7 @@ def guess_parsers(fields: dict[str, Any]) -> tuple[str, ...]:
 def rows_apart(engine_rows: Counter[Any], planner_rows: Counter[Any]) -> tuple[int, int, str]:
     """How many kinds of layers of either side have another count on the other; of how many.
 
-    What the planner calls unknown is no answer, and is not compared.
+    An unknown of the planner is no answer, and is not compared.
     """
     # Sizes of a layer, or the head size of attention.
     size = slice(-3, -1) if planner_rows and len(next(iter(planner_rows))) == 3 else slice(1, 2)

@@ -1,5 +1,5 @@
-"""What is kept of the engines' answers belongs together: every question has its file, every engine
-its wheel, and none is stray."""
+"""The kept answers of engines belong together: every question has its file, every engine its wheel,
+and none is stray."""
 
 from __future__ import annotations
 

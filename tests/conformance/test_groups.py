@@ -1,5 +1,5 @@
-"""Ranks hold what the engines give them where groups of ranks have requests of their own and share
-the experts.
+"""Ranks hold the contents that the engines give them where groups of ranks have requests of their
+own and share the experts.
 
 The golden answers are made anew by scripts/engine-answers (tests/conformance/group_questions.py,
 sglang_group_questions.py).

@@ -1,4 +1,4 @@
-"""The kernels of dense layers: every kept answer of vLLM is what the planner says."""
+"""The kernels of dense layers: every kept answer of vLLM equals the planner's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Adapters as each vLLM reads and serves them: its own parser reads what plans say, and the profile
-names the models that it has none for.
+"""Adapters as each vLLM reads and serves them: its own parser reads the flags of plans, and the
+profile names the models that it has none for.
 
 The golden answers are made anew by scripts/engine-answers (lora_questions.py).
 """

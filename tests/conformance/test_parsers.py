@@ -1,9 +1,9 @@
-"""The parser that a plan names reads back what the model's own chat template writes, in every
-engine version that has it.
+"""The parser that a plan names reads back texts of the model's own chat template, in every engine
+version that has it.
 
 The golden answers are made anew by scripts/engine-answers (parser_questions.py, and
-sglang_parser_questions.py for SGLang, which is asked about thoughts too). parser_families.txt says
-what each family of models is given by each version.
+sglang_parser_questions.py for SGLang, which is asked about thoughts too). parser_families.txt has
+the parsers of each family of models in each version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNTRIED = {
     "gigachat3": "special tokens around the call are gone before it reads",
     "hy_v3": "the suffix of its tokens is the tokenizer's",
 }
-# What a version's own parser does not read of what the template writes.
+# The parts of the template's text that a version's own parser does not read.
 UNREAD = {
     ("0.18.0", "deepseek-ai-DeepSeek-V3.2"),
     ("0.19.1", "deepseek-ai-DeepSeek-V3.2"),
@@ -161,7 +161,7 @@ def test_sglangs_parser_reads_calls_of_the_template(version: str) -> None:
 
 
 def test_every_family_has_the_parser_of_the_table() -> None:
-    """By the registry of each version: what a version does not list it is not given."""
+    """By the registry of each version: no version is given a parser that it does not list."""
     assert len(parser_families.FAMILIES) >= 25
     assert parser_families.text(PROFILES) == parser_families.KEPT.read_text()
     for ref in parser_families.VERSIONS:

@@ -1,4 +1,4 @@
-"""What every engine version makes of a quantization method is what the planner says."""
+"""The treatment of a quantization method by every engine version equals the planner's."""
 
 from __future__ import annotations
 

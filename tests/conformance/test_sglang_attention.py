@@ -1,4 +1,4 @@
-"""The attention backends of SGLang: every kept answer of the engine is what the planner says."""
+"""The attention backends of SGLang: every kept answer of the engine equals the planner's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.engines.sglang.test_attention import model, rows, rules
 MIB = 1024**2
 
 
-# What is read of the models that are only made up for the questions.
+# The specs of models that are only made up for the questions.
 MADE_UP: dict[str, dict[str, Any]] = {
     "falcon-h1": {"recurrent": "mamba2"},
     "glm-4.7-flash": {"kind": "mla"},

@@ -1,5 +1,5 @@
-"""The kernels of SGLang, of dense layers and of experts: every kept answer of the engine is what
-the planner says."""
+"""The kernels of SGLang, of dense layers and of experts: every kept answer of the engine equals the
+planner's."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.unit.engines.common.kernels.test_sglang_kernels import (
 
 
 def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tuple[str, str]]:
-    """What the table says of the newest version in it that is not newer than this one."""
+    """The table's entry of the newest version in it that is not newer than this one."""
     return next(
         names for first_version, names in reversed(table.items()) if since(version, first_version)
     )
 
 
-# What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole
+# Layers that the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole
 # groups, or whose activations the plain kernel was not written for; INT8 from 10.0 on.
 LINEAR_UNKNOWN = {
     "0.5.10.post1": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"),
@@ -108,7 +108,7 @@ MOE_UNKNOWN = {
 }  # fmt: skip
 
 
-# What the engine does with a checkpoint that the planner refuses as a whole. Where it names the
+# The engine's treatment of a checkpoint that the planner refuses as a whole. Where it names the
 # plain method of AWQ or GPTQ, it may leave experts unquantized without a word, or have none for
 # them.
 REFUSED = ("method", "none", ["UnquantizedFusedMoEMethod", "triton"])

@@ -1,4 +1,4 @@
-"""The memory settings that SGLang derives are what the planner says."""
+"""The memory settings that SGLang derives are those of the planner."""
 
 from __future__ import annotations
 

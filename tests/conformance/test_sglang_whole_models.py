@@ -1,4 +1,4 @@
-"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each SGLang
+"""Whole models: kernels, backends, weights and KV cache of `decide` are those that each SGLang
 version builds.
 
 The golden answers are made anew by scripts/engine-answers
@@ -61,7 +61,7 @@ def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
 
 
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
-    """What became of the way in which nothing is changed."""
+    """The result of the way in which nothing is changed."""
     outcome = decision(model, quant, capability, tp)
     plain = [plan for plan in outcome.plans if plan.engine.version == version and plan.cost == 0]
     rejections = [
@@ -106,12 +106,12 @@ def attention_ours(outcome: PlanOutcome) -> list[str]:
 
 
 def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) -> list[str]:
-    """What the planner says otherwise than the engine."""
+    """Answers of the planner that differ from the engine's."""
     plan = outcome(version, *case, tp)
     if isinstance(answer, str):
         return [] if isinstance(plan, Rejected) else [f"the engine refuses: {answer}"]
     if isinstance(plan, Rejected) and plan.verdict == "runtime_fail":
-        return []  # what the rules know beyond the choice of a kernel
+        return []  # knowledge beyond the choice of a kernel
     if isinstance(plan, Rejected) and plan.verdict != "no_memory":
         return [f"the rules refuse: {plan.verdict}: {plan.reasons[0]}"]
     rows = []
@@ -142,8 +142,7 @@ def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) 
 
 @cache
 def compare_answers() -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many answers there are, and of (what differs, model and quantization) what the two
-    say."""
+    """How many answers there are, and both answers by (difference, model and quantization)."""
     answers_by_case: dict[tuple[str, str, str], dict[str, Any]] = {}
     for version in SGLANG:
         for capability in asked.CAPABILITIES:
@@ -163,7 +162,7 @@ def compare_answers() -> tuple[int, dict[tuple[str, str], list[str]]]:
     return count, differences_by_gap
 
 
-# What is known to differ: (what, models with quantizations), and why. The engine's answer wins
+# Known differences: (subject, models with quantizations), and why. The engine's answer wins
 # wherever there is one.
 GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The router is never quantized, experts that every token takes are among the others, and
@@ -245,7 +244,7 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
         ),
     ),
-    # States come in whole ones, and what is left of their share goes to tokens; encoders get a pool
+    # States come in whole ones, and the rest of their share goes to tokens; encoders get a pool
     # too.
     (
         "KV cache",

@@ -1,4 +1,4 @@
-"""Drafters: every kept answer of vLLM is what the planner says."""
+"""Drafters: every kept answer of vLLM equals the planner's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
         if not question.target:
             assert is_listed(version, question.method, answer), question
         elif answer[0] == "unanswered" or (question.tokens is None and answer[0] == "error"):
-            continue  # without a number engines refuse what we name a number for
+            continue  # without a number engines refuse such drafters
         elif answer[0] == "error":
             assert make_planner_answer(version, question).method.value == "none", (question, answer)
         else:

@@ -1,5 +1,5 @@
-"""Stages of a pipeline hold what the engines give them, also where layers are dealt out unevenly,
-as plans for unlike GPUs say.
+"""Stages of a pipeline hold the layers that the engines give them, also where layers are dealt out
+unevenly, as plans for unlike GPUs say.
 
 The golden answers are made anew by scripts/engine-answers (tests/conformance/stage_questions.py,
 sglang_stage_questions.py).
@@ -54,7 +54,7 @@ CLASSES = [
 EXACT = {"vllm": 0.0001, "sglang": 0.001}
 # Whole, these differ as much: test_sglang_whole_models.py.
 WHOLE = {"gemma-4-31b none", "qwen3.5-9b none", "qwen3.6-35b-a3b none", "gpt-oss-20b mxfp4"}
-# What an engine says of a model that it would serve without stages.
+# The engine's answer about a model that it would serve without stages.
 ABOUT_STAGES = (
     "ipeline",
     "pp_group",
@@ -168,8 +168,8 @@ def test_each_stage_holds_the_layers_of_the_engine(module: ModuleType, version: 
     ids=lambda part: part if isinstance(part, str) else engine_of(part),
 )
 def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, version: str) -> None:
-    """All that the version has were asked, not only those of tests/models; what has stages and is
-    not planned with them was refused otherwise."""
+    """All that the version has were asked, not only those of tests/models; a model that has stages
+    and is not planned with them was refused otherwise."""
     engine = PROFILES.engine(f"{engine_of(module)}=={version}")
     answers_by_case = dict(pairs(module, version, module.CAPABILITIES[0]))
     assert sum(answer is True for answer in answers_by_case.values()) >= 50

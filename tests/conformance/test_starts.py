@@ -59,7 +59,7 @@ def experts_of(start: Start) -> int:
 
 
 def outcome(decision: Decision, version: str) -> Plan | Rejected:
-    """What became of the way in which nothing is changed."""
+    """The result of the way in which nothing is changed."""
     plain = [plan for plan in decision.plans if plan.engine.version == version and plan.cost == 0]
     return (
         plain
@@ -70,7 +70,7 @@ def outcome(decision: Decision, version: str) -> Plan | Rejected:
 def difference(
     version: str, outcome: Plan | Rejected, answer: dict[str, Any], experts: int = 0
 ) -> str:
-    """What the planner says otherwise; "": nothing."""
+    """The planner's different answer; "": nothing."""
     if isinstance(outcome, Rejected):
         starts = "refused" not in answer and not (
             outcome.verdict == "runtime_fail" or later(version, outcome)

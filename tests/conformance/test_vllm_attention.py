@@ -1,4 +1,4 @@
-"""The attention backends of vLLM: every kept answer of the engine is what the planner says."""
+"""The attention backends of vLLM: every kept answer of the engine equals the planner's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.golden import golden
 from tests.support.versions import VLLM
 from tests.unit.engines.vllm.test_attention import RULES, group, rows
 
-# The engine's answers name what a backend refuses by these.
+# The engine's answers name refusals of a backend by these.
 CODES = {
     "multimodal_prefix": "prefix",
     "sliding_window": "window",
@@ -41,7 +41,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
     for machine, answers in golden(attention_questions, version).items():
         for question, query, engine_answer in zip(question_list, queries, answers, strict=True):
             if query is None and machine.endswith(" none"):
-                continue  # a whole model is planned for what the image has
+                continue  # a whole model is planned for the image
             planner_answer = (
                 gemma4(version, question, machine)
                 if query is None
@@ -55,8 +55,8 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
 def answer(
     rules: AttentionRules, question: Question, query: AttentionQuery, machine: str
 ) -> list[Any]:
-    """As the engine was asked: what it takes, what it would take, and all that the others
-    refuse."""
+    """The planner's answer in the form of the engine's: the choice, the possible backends, and all
+    refusals of the others."""
     capability, _, variant = machine.partition(" ")
     packages = frozenset({"tokenspeed_mla"}) if variant == "none" else None
     choice = choose_backend(rules, query, capability, packages, question.forced or None)
@@ -91,7 +91,7 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
         forced_name=question.forced or None,
         architecture="Gemma4ForCausalLM",
     )
-    # What is selected may refuse once it is made, which was not asked here:
+    # A selected backend may refuse once it is made, which was not asked here:
     # tests/conformance/test_starts.py.
     backends = [
         next((refusal.kernel for refusal in row.refused if refusal.at_start), row.backend)

@@ -1,4 +1,4 @@
-"""The KV cache that vLLM plans for whole models is what the planner says."""
+"""The KV cache that vLLM plans for whole models equals the planner's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_engine_answers_every_question_except_known_refusals() -> None:
         for (model, tp, _, _), answer in pairs(kv_questions, version, capability):
             if isinstance(answer, str):
                 heads = "must be divisible by tensor parallel size" in answer and tp == 8
-                # What transformers calls rope_theta moved after this version was made.
+                # The field rope_theta of transformers moved after this version was made.
                 is_known_failure = (version, model, answer) == (
                     "0.19.1",
                     "olmo-3-7b",

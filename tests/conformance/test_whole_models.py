@@ -1,4 +1,4 @@
-"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each vLLM
+"""Whole models: kernels, backends, weights and KV cache of `decide` are those that each vLLM
 version builds.
 
 The golden answers are made anew by scripts/engine-answers (tests/conformance/model_questions.py).
@@ -52,7 +52,7 @@ def decision(model: str, quant: str, capability: str) -> Decision:
 
 
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
-    """What became of the way in which nothing is changed."""
+    """The result of the way in which nothing is changed."""
     outcome = decision(model, quant, capability)
     own_rejections = [
         rejection for rejection in outcome.rejected if rejection.engine.version == version
@@ -67,7 +67,7 @@ def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> P
     return (plan_outcomes + rejections or own_rejections)[0]
 
 
-# What the engine says -> the verdicts that tell the same; the first whose words are in it.
+# Words of the engine -> the verdicts that tell the same; the first whose words are in it.
 REFUSALS = (
     ("attention heads", {"illegal_parallelism"}),
     ("Unknown quantization method", {"unsupported_quantization", "illegal_parallelism"}),
@@ -75,10 +75,10 @@ REFUSALS = (
     ("Failed to find a kernel", {"no_kernel", "illegal_parallelism"}),
     ("", {"no_kernel"}),
 )
-# What the engine makes or shrinks only while it loads: quantized weights, scales. Their bytes are
-# not compared.
+# Tensors that the engine makes or shrinks only while it loads: quantized weights, scales. Their
+# bytes are not compared.
 UNLOADED = {ONLINE, "bitsandbytes-4bit"}
-# What the rules call an engine's method that is its own kernel.
+# The rules' name of an engine's method that is its own kernel.
 NAMES = {
     "CompressedTensorsW8A16Fp8": "Marlin",
     "CompressedTensorsW4A16Fp4": "marlin",
@@ -205,7 +205,7 @@ def built_alike(
     position: int,
     outcome: PlanOutcome,
 ) -> list[str]:
-    """What the planner says otherwise of a model that the engine builds."""
+    """Different answers of the planner about a model that the engine builds."""
     lines = []
     engine_layers, counts = (
         ungrown(layers_of(model, answer, position), outcome),
@@ -236,7 +236,8 @@ def built_alike(
         )
     weights, memory = answer["weights"][position], outcome.memory
     assert memory is not None
-    # Tiles that Marlin fills up while it loads are counted here, and not among what it loads into.
+    # Tiles that Marlin fills up while it loads are counted here, and not among the tensors that it
+    # loads into.
     padded_rows = [
         row
         for row in outcome.kernels
@@ -260,7 +261,7 @@ def built_alike(
 
 
 def differences(version: str, case: tuple[str, str, str], answer: dict[str, Any]) -> list[str]:
-    """What the planner says otherwise than the engine, on any number of ranks."""
+    """Answers of the planner that differ from the engine's, on any number of ranks."""
     model, quant, capability = case
     lines = []
     for position, tp in enumerate(TENSOR_PARALLEL):
@@ -289,8 +290,8 @@ def ask_questions(version: str) -> list[tuple[tuple[str, str, str], dict[str, An
 
 @cache
 def compare_answers() -> tuple[list[str], list[str]]:
-    """Differences, and what of the planner's answers is "unknown"; case by case, since one decision
-    is of all versions."""
+    """Differences, and those of the planner's answers that are "unknown"; case by case, since one
+    decision is of all versions."""
     answers: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for version in VLLM:
         for case, answer in ask_questions(version):

@@ -4,7 +4,7 @@ A question is a model with a quantization; an answer is {layer: [bytes at each o
 of all layers of that name together, experts as `.w13` and `.w2`, and under "" of the whole model.
 null: the engine refuses that many ranks; {}: it refuses the model, or was not asked: only sizes of
 experts depend on the GPU. These are the parameters that the engine makes before it loads a
-checkpoint; what it pads only then is not among them.
+checkpoint; later padding is not among them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
 
 
 _TOKEN8 = _numbers(8, "float", "token", dynamic=True)
-# Beside those of layer_cases: what changes bytes.
+# Beside those of layer_cases: fields that change bytes.
 MORE: dict[str, dict[str, Any]] = {
     "gptq-8bit": QUANTS["gptq"] | {"bits": 8, "group_size": 32},
     "gptq-channel": QUANTS["gptq"] | {"group_size": -1},
@@ -133,7 +133,7 @@ ALL: tuple[tuple[str, str], ...] = (
 )
 
 
-# What is asked on every GPU, not on the first only.
+# Questions on every GPU, not on the first only.
 EVERYWHERE = (
     *(("gpt-oss-20b", name) for name in ("none", "mxfp4", "mxfp4-ct")),
     *(

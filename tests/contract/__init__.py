@@ -1,1 +1,1 @@
-"""One suite for every host; `harness.py` says what a host brings to it."""
+"""One suite for every host; `harness.py` has the parts that a host brings."""

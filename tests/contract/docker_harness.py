@@ -130,7 +130,7 @@ class DockerHarness:
         return max(1, sum("docker-init" not in command.split()[0] for _pid, command in rows))
 
     def sweep(self) -> None:
-        """Remove what test runs left that were killed: their containers would hold the names."""
+        """Remove remains of killed test runs: their containers would hold the names."""
         for container in self.docker.containers(all=True):
             labels = container["Labels"]
             owner = next(

@@ -1,5 +1,5 @@
-"""What a host brings to the contract suite: itself, a world that outlives it, and hands that act
-from outside."""
+"""The parts that a host brings to the contract suite: itself, a world that outlives it, and hands
+that act from outside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Harness(Protocol):
         ...
 
     async def cleanup(self) -> None:
-        """End everything that was started, and what `foreign` made."""
+        """End everything that was started, and the work of `foreign`."""
         ...
 
 

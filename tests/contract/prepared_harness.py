@@ -20,7 +20,7 @@ from tests.support.paths import FAKE_ENGINE
 from .harness import until
 from .process_harness import ProcessHarness
 
-# It tells of itself what a start decides, and then is the fake engine.
+# The program describes the properties that a start decides, and then is the fake engine.
 _MODULE = """
 import asyncio, json, os, pathlib, signal, sys
 import described, fake_engine
@@ -94,7 +94,7 @@ class PreparedHarness(ProcessHarness):
         return bool(json.loads(self.record(name).read_text())["forked"])
 
     def description(self, name: str) -> dict[str, Any]:
-        """What the engine said of itself."""
+        """The engine's description of itself."""
         log = (self.data_dir / "logs" / f"{name}.log").read_text()
         line = next(line for line in log.splitlines() if line.startswith("DESCRIBED "))
         document: dict[str, Any] = json.loads(line.removeprefix("DESCRIBED "))

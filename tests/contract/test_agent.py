@@ -1,4 +1,4 @@
-"""What a compromised gateway can do with the agent's socket: start and stop engines as plans have
+"""The power of a compromised gateway at the agent's socket: start and stop engines as plans have
 them, and nothing else."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def harness(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AgentHarn
 
 
 async def say(harness: AgentHarness, raw: bytes) -> list[dict[str, Any]]:
-    """What the agent answers to these bytes, until it closes."""
+    """The agent's answer to these bytes, until it closes."""
     async with asyncio.timeout(hang_s()):
         reader, writer = await asyncio.open_unix_connection(harness.socket, limit=2**24)
         try:
@@ -239,7 +239,7 @@ async def test_a_link_in_the_models_folder_leads_nowhere(harness: AgentHarness) 
 async def test_containers_of_others_are_not_seen_read_or_stopped(harness: AgentHarness) -> None:
     foreign_name = harness.foreign("theirs")
     foreign_container = harness.inspect("theirs")
-    # What another installation has made, under a name of ours with its own.
+    # A container of another installation, under a name of ours with its own.
     for name in (
         "theirs",
         foreign_container["Id"],
@@ -294,7 +294,7 @@ def odd(value: Any) -> st.SearchStrategy[Any]:
 async def test_no_change_of_a_spec_makes_a_container_outside_the_policy(
     harness: AgentHarness,
 ) -> None:
-    """Whatever Docker was brought to make is looked at, and so is whether the agent lives on."""
+    """All that Docker was brought to make is inspected, and the agent lives on."""
     plain = harness.make_spec("a1").model_dump(mode="json")
     mounts = [{"source": str(harness.models), "target": "/models", "read_only": True}]
     shapes = {**plain, "mounts": mounts}
@@ -380,7 +380,7 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long(harness: Ag
     idle = [socket.socket(socket.AF_UNIX) for _ in range(600)]
     for connection in idle:
         connection.connect(str(harness.socket))
-        # Whoever comes when all places are taken may be turned away before it says anything.
+        # A caller that comes when all places are taken may be turned away before it says anything.
         with contextlib.suppress(BrokenPipeError):
             connection.send(b'{"call"')
 
@@ -421,7 +421,7 @@ async def test_the_socket_is_for_its_user_alone(harness: AgentHarness) -> None:
     assert harness.socket.stat().st_mode & 0o777 == 0o600
     if os.getuid():
         pytest.skip("only root can be somebody else")
-    # As if the file let everybody in: the agent asks Linux who has the other end.
+    # As if the file let everybody in: the agent asks Linux for the owner of the other end.
     for path in (harness.socket, *harness.socket.parents[:4]):
         path.chmod(0o777)
     child = os.fork()

@@ -1,4 +1,5 @@
-"""A whole gateway on two machines: its models are planned on what is left, and on what returns."""
+"""A whole gateway on two machines: its models are planned on the remaining machines, and on those
+that return."""
 
 from __future__ import annotations
 

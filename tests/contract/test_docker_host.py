@@ -1,4 +1,4 @@
-"""What the Docker host does beyond the contract that all hosts share, against a real Docker
+"""Behaviour of the Docker host beyond the contract that all hosts share, against a real Docker
 Engine."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def program(harness: DockerHarness, script: str, **changes: Any) -> LaunchSpec:
 
 
 async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
-    """What a program prints until it ends."""
+    """The output of a program until it ends."""
     await harness.host.start(spec)
     async with asyncio.timeout(hang_s()):
         return [line.decode() async for line in harness.host.follow(spec.name)]
@@ -104,7 +104,7 @@ def containers(harness: DockerHarness) -> list[dict[str, Any]]:
     return rows
 
 
-# --- what a container is given, and what not ---
+# --- the possessions of a container ---
 
 
 async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(
@@ -840,7 +840,7 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
     assert not limits["DeviceRequests"]
     assert limits["Memory"] == limits["MemorySwap"] == script.MAX_MEMORY
     assert limits["PidsLimit"] > 0
-    # What it says is not kept on the disk.
+    # Its output is not kept on the disk.
     assert limits["LogConfig"]["Type"] == "none"
 
 

@@ -220,7 +220,7 @@ async def test_stop_forgets_an_exited_instance(harness: Harness) -> None:
     assert await harness.host.list() == []
 
 
-# --- what is not ours ---
+# --- foreign engines ---
 
 
 async def test_a_name_held_by_somebody_else_is_never_touched(harness: Harness) -> None:

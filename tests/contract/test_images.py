@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
 
 class Name:
-    """A name of this test's own in the repository of the base image, and what it is given to."""
+    """A name of this test's own in the repository of the base image, and a function that moves
+    it."""
 
     def __init__(self, harness: DockerHarness) -> None:
         self.docker = harness.docker
@@ -88,7 +89,7 @@ async def test_a_resolved_image_is_started_wherever_its_name_has_moved(
     exact = await harness.host.resolve(name.engine)
     assert exact.digest == name.base, "an image that was built here has no digest but its id"
     name.give(other_image := name.build({"other": ""}))
-    if isinstance(harness, AgentHarness):  # what the agent knows outlives it
+    if isinstance(harness, AgentHarness):  # knowledge of the agent outlives it
         harness.kill_agent()
         harness.start_agent()
     reports: list[str] = []

@@ -1,4 +1,4 @@
-"""What an image or environment may do instead of answering: both hosts tell it in a line, within
+"""Faults of an image or environment instead of an answer: both hosts tell it in a line, within
 their limits, and leave nothing behind.
 
 Each plays an engine: its `python3` is a script, or the real one with a package `vllm` of ours.
@@ -246,8 +246,8 @@ async def test_answers_before_a_failure_are_kept(
 async def test_the_memory_of_an_inquiry_is_bounded(
     engine_question: InquiryHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process by what it reserves, a container by what it uses: there the real limit would take
-    gigabytes of this machine."""
+    """A process by its reserved memory, a container by its used memory: there the real limit would
+    take gigabytes of this machine."""
     monkeypatch.setattr(script, "MAX_MEMORY", 256 << 20)
     container = isinstance(engine_question, AskedContainer)
     engine_question.play(package="b'x' * (1 << 30)" if container else f"bytearray({32 << 30})")
@@ -391,8 +391,8 @@ async def test_a_hostile_image_reads_nothing_of_this_machine(
         "/declared": "done",
         "/tmp": "done",
     }
-    # What Docker itself puts there from the disk of this machine: names of the container, which is
-    # nobody's.
+    # Files that Docker itself puts there from the disk of this machine: names of the container,
+    # which is nobody's.
     assert reading["mounts"].count("overlay") <= 1
     assert set(reading["mounts"]) <= {
         "overlay",

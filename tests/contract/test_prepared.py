@@ -80,7 +80,7 @@ async def test_a_forked_engine_sees_the_same_as_a_plain_one(harness: PreparedHar
     assert cwds == [str(harness.data_dir / "run" / name) for name in ("plain", "forked")]
     assert plain["env"]["SET_BY_IMPORT"] == "1"
     assert "DROPPED_BY_IMPORT" not in plain["env"]
-    # The file to which a fork writes what it imports is open beside those of a plain start.
+    # The file to which a fork writes its imports is open beside those of a plain start.
     assert fork.pop("number") <= plain.pop("number") + 1
     assert fork == plain
 
@@ -258,7 +258,7 @@ async def test_gpus_are_chosen_for_each_fork(harness: PreparedHarness) -> None:
 
 
 async def test_another_cache_is_another_prepared_process(harness: PreparedHarness) -> None:
-    """The code of a repository decides what is in its cache: nothing is shared with others."""
+    """The code of a repository decides the content of its cache: nothing is shared with others."""
     plain = harness.make_spec("plain").evolve(cache="one", caches={"VLLM_CACHE_ROOT": "vllm"})
     assert not await start_engine(harness, plain)
     (pid,) = await harness.prepared_pids()

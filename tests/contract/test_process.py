@@ -1,4 +1,4 @@
-"""What only the process host promises: it survives kill -9 of the gateway, shares no secret and
+"""Promises of the process host alone: it survives kill -9 of the gateway, shares no secret and
 signals no stranger."""
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ async def test_a_name_that_leads_out_of_the_folder_is_refused(
         await harness.host.stop(name, grace_s=0)
 
 
-# --- what an engine is given ---
+# --- the environment of an engine ---
 
 
 async def test_an_engine_gets_its_own_environment_and_no_secret(
@@ -520,7 +520,7 @@ async def test_a_stopped_process_is_listed_with_its_engine_and_memory(
     async def is_seen() -> bool:
         return any(process.stopped for process in await harness.host.processes("a1"))
 
-    # A signal reaches what is at work on another core a moment later.
+    # A signal reaches a process at work on another core a moment later.
     await until("one is stopped", is_seen)
     stopped_processes = [
         process for process in await harness.host.processes("a1") if process.stopped
@@ -536,7 +536,7 @@ async def test_a_stopped_process_is_listed_with_its_engine_and_memory(
 async def test_compiled_kernels_are_kept_for_starts_that_may_share_them_and_for_no_other(
     harness: ProcessHarness,
 ) -> None:
-    """Each start leaves a file in its cache, and tells what it finds there."""
+    """Each start leaves a file in its cache, and tells of the files there."""
     source = """
 import os, sys
 from pathlib import Path

@@ -24,7 +24,7 @@ from tests.support.running import model_folder
 
 
 class AgentGateway(Gateway):
-    """`launch` starts what does not run of both."""
+    """`launch` starts those of both that do not run."""
 
     def __init__(self, folder: Path, *, real: bool = False, **settings: str) -> None:
         """Not started yet. The model is `folder / "models" / "model"`; its folder holds the program

@@ -1,9 +1,10 @@
 """Gateway and all engines killed together, again and again, as by a power cut: twelve models on
 four GPUs start anew at once.
 
-`python -m tests.e2e.boot_storm --rounds 50` prints what benchmarks/notebook/reliability.md has, and
-ends with 1 where a start failed by a neighbour, a model did not get ready, or something wrong was
-learned. `--ungated` shows what it would be without the gate of starts.
+`python -m tests.e2e.boot_storm --rounds 50` prints the figures of
+benchmarks/notebook/reliability.md, and ends with 1 where a start failed by a neighbour, a model did
+not get ready, or something wrong was learned. `--ungated` shows the figures without the gate of
+starts.
 
 Everything is real but the engines and their GPUs: tests/support/memory_engine.py takes and measures
 memory as vLLM does, of GPUs that exist in a folder only (tests/support/pretended_gpus.py).
@@ -55,15 +56,15 @@ SMALL |= {
 }
 # How an attempt ends whose engine was killed.
 _KILLED = ("killed", "exited")
-# What an engine that was alone measures, give or take rounding.
+# The bytes that an engine measures alone, give or take rounding.
 _NEAR = 64 * 2**20
-# Of a GPU, what an engine that was given its bytes has less.
+# The bytes of a GPU that an engine with given bytes has less.
 _OFF = 0.02
 
 
 @dataclass
 class StormSummary:
-    """What all rounds together showed."""
+    """The results of all rounds together."""
 
     ready: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -169,7 +170,7 @@ class BootStorm:
             self.settle()
 
     def settle(self) -> None:
-        """Once all models are ready; what became of their starts is counted."""
+        """Wait until all models are ready, and count the ends of their starts."""
         began = time.monotonic()
         with contextlib.suppress(AssertionError):
             wait_for("all models are ready", self._all_ready, 2 * HANG_S, 0.05)
@@ -211,8 +212,8 @@ class BootStorm:
         self.summary.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
         file = self.gpus / "measured"
         rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        # Who is given bytes gets a little less than who measures alone, and never more; and while
-        # nobody has seen its plan start, less for what is unsure of the rest.
+        # An engine with given bytes gets a little less than one that measures alone, and never
+        # more; and before the first start of its plan, less for the unsure part of the rest.
         off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
         self.summary.short += sum(
             not (

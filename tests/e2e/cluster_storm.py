@@ -2,7 +2,7 @@
 
 `python -m tests.e2e.cluster_storm --rounds 100 --writers 3` prints the figures of
 benchmarks/notebook/reliability.md. Real Ray on two machines in network namespaces, with scripted
-engines. After each kill the cluster recovers, and is compared with what writers were told. After a
+engines. After each kill the cluster recovers, and is compared with the answers to writers. After a
 failure all logs are printed.
 """
 

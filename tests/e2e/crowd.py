@@ -44,8 +44,8 @@ WARM_S = 60.0
 
 @dataclass
 class ClientCounts:
-    """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of
-    answers that came whole."""
+    """Answers that clients saw. `first` and `whole`: seconds until the first byte and the last one,
+    of answers that came whole."""
 
     # The keys are done, broken, refused with STATUS, left, cut and timeout.
     ended: Counter[str] = field(default_factory=Counter)
@@ -169,7 +169,7 @@ class Client:
 
 
 def clients(target: Target, count: int, pipe: Connection) -> None:
-    """A process of so many clients. It ends when it is told to, and then tells what they saw."""
+    """A process of so many clients. It ends when it is told to, and then tells their answers."""
     observations = ClientCounts()
 
     async def run() -> None:
@@ -193,8 +193,8 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
-    """`run` in a process of its own, with a pipe on which it tells that it begins. What it tells at
-    the end is in the list then."""
+    """`run` in a process of its own, with a pipe on which it tells that it begins. Its last message
+    is in the list then."""
     parent_end, child_end = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(
         target=run, args=(*arguments, child_end), daemon=True
@@ -243,7 +243,7 @@ async def crowd(
             gateway.client.post("/admin/keys", json={"name": name}).json()["key"]
             for name in ("clients", "attackers")
         ]
-        await asyncio.to_thread(_add, gateway)  # what the first model opens stays open
+        await asyncio.to_thread(_add, gateway)  # files that the first model opens stay open
         await asyncio.to_thread(_remove, gateway)
         before = descriptors(pid)
         await asyncio.to_thread(_add, gateway)

@@ -1,9 +1,9 @@
 """More models than memory under clients that ask for any of them, with the gateway killed in the
-middle: who waits how long, and who leaves how often.
+middle: the waits of requests, and the leaves of models.
 
-`python -m tests.e2e.demand_storm --seconds 600` prints what docs/on-demand.md quotes, and ends with
-1 where a request failed, waited for longer than the bound, or a model left before its residence was
-over; but for those that were loaded for no request, and left before they had one.
+`python -m tests.e2e.demand_storm --seconds 600` prints the figures of docs/on-demand.md, and ends
+with 1 where a request failed, waited for longer than the bound, or a model left before its
+residence was over; but for those that were loaded for no request, and left before they had one.
 
 Everything is real but the engines and their GPU: tests/support/memory_engine.py takes memory as
 vLLM does, of a GPU that exists in a folder only.
@@ -50,8 +50,8 @@ _LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)',
 
 @dataclass
 class ClientAnswers:
-    """What the clients saw. cut: begun before the gateway that was killed was back, and broken by
-    that."""
+    """Answers that the clients saw. cut: begun before the gateway that was killed was back, and
+    broken by that."""
 
     answered: int = 0
     cut: int = 0
@@ -191,7 +191,7 @@ class DemandStorm(BootStorm):
                     )
 
     def hurried_requests(self) -> list[Hurried]:
-        """As the gateway's log tells. A line may be written a moment after what it tells of."""
+        """Loads by the gateway's log. A line may be written a moment after its event."""
         loaded: dict[str, float] = {}
         requests = []
         for line in self.gateway.log.read_text().splitlines():
@@ -209,7 +209,7 @@ class DemandStorm(BootStorm):
         return requests
 
     def longest_s(self) -> float:
-        """A request waits no longer: by what was measured of the loads and the restart, so that a
+        """A request waits no longer: by the measured times of the loads and the restart, so that a
         slow machine is allowed more time."""
         residence_s = min(MAX_S, max(MIN_S, self.slowest_load_s))
         return MODELS * (residence_s + 2 * self.slowest_load_s) + self.away_s
@@ -219,7 +219,7 @@ class DemandStorm(BootStorm):
         return PLACES * (seconds / MIN_S + 2)
 
     def problems(self, seconds: float) -> list[str]:
-        """What must not be."""
+        """The faults of a run."""
         lines = [f"failed: {why}" for why in self.answers.failed[:5]]
         if self.answers.slowest_s > self.longest_s():
             lines.append(

@@ -29,7 +29,7 @@ assert TOKENS / TOKENS_PER_S > 2 * HANG_S
 async def _stream(
     client: httpx.AsyncClient, url: str, starts: asyncio.Semaphore
 ) -> tuple[str, float]:
-    """What came, and when the connection ended."""
+    """The bytes that came, and the end of the connection."""
     body = {"model": "m", "prompt": "hi", "max_tokens": TOKENS, "stream": True}
     text = ""
     async with client.stream("POST", f"{url}/v1/completions", json=body) as response:

@@ -1,10 +1,10 @@
-"""Power cuts, simulated: what the store writes and syncs is recorded, and every disk that a cut
+"""Power cuts, simulated: writes and syncs of the store are recorded, and every disk that a cut
 might have left is opened again.
 
 `python -m tests.e2e.power_cut --points 500` prints the figures of
 benchmarks/notebook/reliability.md. Needs strace.
 
-A cut keeps what was synced before it. Of what a file was given since its last sync, any sectors may
+A cut keeps bytes that were synced before it. Of a file's bytes since its last sync, any sectors may
 be there; of the changes to a folder (a name made, renamed, removed) since its own last sync, the
 first few. Shared memory (`-shm`) is never there.
 """
@@ -41,7 +41,7 @@ _LINE = re.compile(r"(?:\d+ +)?(\w+)\((.*)\) += (\d+)")
 _TEXT = re.compile(r"(?:\\x[0-9a-f]{2})+")
 
 
-# --- what is written: changes one after the other, each said on standard output once the store has
+# --- the writer: changes one after the other, each said on standard output once the store has
 # returned ---
 
 
@@ -95,7 +95,7 @@ def content(store: Store) -> list[object]:
     return [models, attempts, len(store.facts()), [grant.name for grant, *_ in store.grants()]]
 
 
-# --- what a disk has ---
+# --- the disk ---
 
 
 class Call(NamedTuple):
@@ -110,7 +110,7 @@ class Call(NamedTuple):
 
 @dataclass
 class File:
-    """`content` is what was synced; `since` are the writes after that, (offset, data), and cuts,
+    """`content` are the synced bytes; `since` are the writes after that, (offset, data), and cuts,
     (size, None)."""
 
     content: bytes = b""
@@ -120,7 +120,7 @@ class File:
         self.content, self.since = self.content_after_cut(None), []
 
     def content_after_cut(self, chance: random.Random | None) -> bytes:
-        """With all that was written since, or with what a cut leaves of it."""
+        """The content with all later writes, or with their part that a cut leaves."""
         now = bytearray(self.content)
         for offset, data in self.since:
             if data is None:
@@ -174,7 +174,7 @@ class Disk:
         self.changes.append((path, file))
 
     def leave(self, folder: Path, chance: random.Random) -> None:
-        """Make what is left after a cut."""
+        """Make the remains of a cut."""
         names = dict(self.files)
         for path, file in self.changes[: chance.randint(0, len(self.changes))]:
             _check_name(names, path, file)
@@ -196,7 +196,7 @@ def _check_name(names: dict[str, File], path: str, file: File | None) -> None:
 
 
 def record(folder: Path, changes: int) -> list[Call]:
-    """The calls of a process that makes so many changes, with what it said in between (`said`)."""
+    """The calls of a process that makes so many changes, with its output in between (`said`)."""
     trace = folder / "trace"
     tool = ["strace", "-f", "-y", "-xx", "-s", "10000000", "-e", f"trace={CALLS}", "-o", str(trace)]
     command = [
@@ -214,7 +214,7 @@ def record(folder: Path, changes: int) -> list[Call]:
 
 
 def calls(lines: Iterable[str], folder: Path) -> Iterator[Call]:
-    """Of strace's lines those about files below this folder, and what was said; paths are from
+    """Of strace's lines those about files below this folder, and the output; paths are from
     there."""
     positions: dict[str, int] = {}
     for line in lines:
@@ -254,7 +254,7 @@ def calls(lines: Iterable[str], folder: Path) -> Iterator[Call]:
 
 
 def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict[str, int]:
-    """Cut the power at so many points, opening what is left each time. Raises AssertionError for
+    """Cut the power at so many points, opening the remains each time. Raises AssertionError for
     anything that was lost."""
     chance = random.Random(seed)
     at = sorted(chance.choices(range(len(recorded) + 1), k=points))
@@ -274,7 +274,7 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
         remaining_path = folder / f"cut-{number}"
         disk.leave(remaining_path, chance)
         states_before = [state for number, state in acknowledgements if number < point]
-        # What was being changed may be there or not.
+        # A change under way may be there or not.
         allowed = (
             states_before[-1:]
             + [state for number, state in acknowledgements if number >= point][:1]

@@ -115,7 +115,7 @@ def workers(gateway: Gateway) -> list[int]:
 async def stream(
     client: httpx.AsyncClient, gateway: Gateway, starts: asyncio.Semaphore, tokens: int = 25
 ) -> str:
-    """What came of an answer of so many tokens, whether or not it broke off. `starts` is released
+    """The outcome of an answer of so many tokens, whether or not it broke off. `starts` is released
     when its first words have come."""
     body = {"model": "m", "prompt": "hi", "max_tokens": tokens, "stream": True}
     text = ""

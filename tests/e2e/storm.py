@@ -392,7 +392,7 @@ class Storm:
                 raise
 
     def _launch(self) -> None:
-        """Start what does not run, and wait for its answer and for the writers."""
+        """Start all that does not run, and wait for its answer and for the writers."""
         if self.gateway.process is None:
             self._older = descendants(os.getpid())
         if isinstance(self.gateway, AgentGateway) or self.gateway.process is None:
@@ -543,7 +543,7 @@ class Storm:
         )
 
     def _family(self) -> set[tuple[int, int]]:
-        """The gateway, the agent, and what both started. A forked planner is a sibling."""
+        """The gateway, the agent, and the processes of both. A forked planner is a sibling."""
         pid = self.gateway.process.pid if self.gateway.process is not None else 0
         parents = [parent for (child, _), parent in processes().items() if child == pid]
         return descendants(parents[0]) if parents else set()
@@ -620,7 +620,7 @@ class Storm:
         return {"ready": len(ready), "engines": len(self.engines())}
 
     def check(self) -> None:
-        """Raises AssertionError for what was counted."""
+        """Raises AssertionError for counted faults."""
         assert not self.lost, f"acknowledged and lost: {self.lost}"
         assert not self.orphans, f"orphans: {self.orphans}"
         assert not self.twins, f"twins: {self.twins}"
@@ -680,8 +680,8 @@ class Storm:
         }
 
     def evidence(self) -> None:
-        """Beside what is in the folder anyway: how the gateway sees it, which processes there are
-        and who listens."""
+        """Beside the files of the folder: the gateway's view of it, the processes and the
+        listeners."""
         with contextlib.suppress(httpx.HTTPError, LookupError, AssertionError):
             views = [self._show(view["name"]) for view in self._models()]
             (self.folder / "shown.json").write_text(json.dumps(views, indent=1))
@@ -743,7 +743,7 @@ def run(storm: Storm, rounds: int, settle_every: int, limit_s: float) -> None:
 
 
 def end_in_order(*_: object) -> None:
-    """SIGTERM ends what was started too."""
+    """SIGTERM ends started processes too."""
     raise KeyboardInterrupt
 
 

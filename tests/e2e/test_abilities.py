@@ -1,6 +1,6 @@
-"""What a model does for apps, by the official SDK through the gateway, with the real engine: the
-demo model that thinks and calls a tool by itself,
-and is held to a call or a schema by the engine's grammars."""
+"""The abilities of a model for apps, by the official SDK through the gateway, with the real engine:
+the demo model that thinks and calls a tool by itself, and is held to a call or a schema by the
+engine's grammars."""
 
 from __future__ import annotations
 

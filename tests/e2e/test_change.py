@@ -27,8 +27,8 @@ TOKENS, PER_SECOND = 100, 50
 
 @contextlib.asynccontextmanager
 async def keep_asking(gateway: Gateway) -> AsyncIterator[Counter[str]]:
-    """Clients that ask all the time, half of them for streams: whole answers by kind. Whatever the
-    SDK raises fails the test."""
+    """Clients that ask all the time, half of them for streams: whole answers by kind. Any error of
+    the SDK fails the test."""
     counts, over = Counter[str](), asyncio.Event()
     async with openai.AsyncOpenAI(
         base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=4 * hang_s()

@@ -36,8 +36,8 @@ Jump = Callable[[int], None]
 
 @pytest.fixture
 def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
-    """A gateway with the ready model m, and what sets its clock so many seconds off the right
-    time."""
+    """A gateway with the ready model m, and a function that sets its clock so many seconds off the
+    right time."""
     offset = tmp_path / "offset"
 
     def jump(seconds: int) -> None:
@@ -167,7 +167,7 @@ def test_a_dead_engine_is_restarted_once_at_any_clock(
     gateway.until("m", "ready")
     looks(gateway)
     assert starts(gateway) == 2
-    # Also by a gateway that was away meanwhile, which adopts what it finds.
+    # Also by a gateway that was away meanwhile, which adopts running engines.
     running = engines(gateway)
     gateway.kill()
     jump(-offset)

@@ -1,4 +1,4 @@
-"""A short run of `crowd`: what it counts, and none of its figures."""
+"""A short run of `crowd`: its counts, and none of its figures."""
 
 from pathlib import Path
 

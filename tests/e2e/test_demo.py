@@ -1,5 +1,5 @@
-"""The first two minutes: `fitserve demo` from the wheel, with a scripted engine; and what is said
-of engines when a gateway ends."""
+"""The first two minutes: `fitserve demo` from the wheel, with a scripted engine; and the words
+about engines when a gateway ends."""
 
 from __future__ import annotations
 

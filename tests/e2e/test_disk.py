@@ -1,4 +1,4 @@
-"""A disk that is full or read-only under the gateway: what runs goes on, changes are refused in
+"""A disk that is full or read-only under the gateway: running engines go on, changes are refused in
 words, and it heals by itself."""
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def fill(disk: Path) -> Path:
 
 
 def is_refused(gateway: Gateway, length: int = 2000) -> bool:
-    """Many changes: the journal may have room for the first, and what one of them left of it for a
-    smaller one."""
+    """Many changes: the journal may have room for the first, and the rest of it for a smaller
+    one."""
     for number in range(200):
         body = {
             "name": f"n{number}",
@@ -412,7 +412,7 @@ def test_commands_name_the_disk_that_refuses_their_files(
     ):
         result = fitserve(folder, *arguments)
         assert result.returncode in (1, 2), arguments
-        # What happened, why, and what to do.
+        # The event, its cause, and what to do.
         words = " ".join(result.stderr.split())
         assert "Traceback" not in words, words
         assert words.count(". ") >= 1, words

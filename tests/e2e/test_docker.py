@@ -205,8 +205,8 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     mounts = {mount["Destination"]: mount for mount in container_state["Mounts"]}
     models = mounts.pop("/models")
     assert not models["RW"]
-    # Beside the weights it sees what engines of its image and its trust have compiled, and nothing
-    # else.
+    # Beside the weights it sees code that engines of its image and its trust have compiled, and
+    # nothing else.
     (compiled,) = mounts.values()
     assert (compiled["Type"], compiled["Name"].startswith("fitserve-cache-")) == ("volume", True)
     assert not [
@@ -217,7 +217,7 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
 
 
 def status_of(container: str) -> dict[str, str]:
-    """What Linux says of the first process of a container."""
+    """Linux's account of the first process of a container."""
     lines = docker("exec", "-u", "65532", container, "cat", "/proc/1/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
@@ -293,7 +293,7 @@ print(one.makefile().read())
 
 
 def test_the_gateways_container_can_start_nothing_but_an_engine(ready: Composed) -> None:
-    """What runs there is taken over: it speaks to the agent as it likes."""
+    """An engine there is taken over: it speaks to the agent as it likes."""
     (engine,) = ready.engines()
     plain = {
         "name": "x",

@@ -180,7 +180,7 @@ def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> I
 
 
 class Stream(threading.Thread):
-    """A client that reads a long answer while things happen: what came, and when each chunk did."""
+    """A client that reads a long answer while things happen: the chunks, and their times."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_a_restart_of_docker_with_live_restore_breaks_no_stream(
     assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     assert stream.is_alive()
     assert '"error"' not in stream.text
-    # What happens from now on is seen: not only events since, but what is there.
+    # All later events are seen: not only new ones, but the present state.
     daemon.docker("kill", containers_before[0])
     wait_for(
         "another engine",

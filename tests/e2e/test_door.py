@@ -56,7 +56,7 @@ def client(
         "VLLM_API_KEY": KEY,
         "HOME": str(folder),
     }
-    # What earlier starts found out about classes: 10 s of processor time.
+    # Findings of earlier starts about classes: 10 s of processor time.
     for cache_folder in (engines.parent / "caches").glob(
         f"*/*/{profile.caches['VLLM_CACHE_ROOT']}"
     ):

@@ -1,5 +1,5 @@
-"""SIGTERM under load: nothing new begins, what can finish in time does, the rest is told; the
-engines go on running."""
+"""SIGTERM under load: nothing new begins, short answers finish, the rest is told; the engines go on
+running."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STREAMS = 200
 async def stopped_under_streams(
     folder: Path, processes: int, grace_s: float
 ) -> AsyncIterator[asyncio.Future[list[str]]]:
-    """What clients are told whose answers had begun, and go no further until the file `hold` is
-    gone, when the gateway was told to
-    stop. Checks afterwards that it did, and let the engine run."""
+    """The ends of answers to clients that had begun, and go no further until the file `hold` is
+    gone, when the gateway was told to stop. Checks afterwards that it did, and let the engine
+    run."""
     hold = folder / "hold"
     settings = {"FITSERVE_STOP_GRACE_S": str(grace_s), "FITSERVE_WORKERS": str(processes)}
     with contextlib.closing(scripted_gateway(folder, ["--hold", str(hold)], **settings)) as gateway:

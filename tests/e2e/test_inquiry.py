@@ -1,4 +1,4 @@
-"""The real engine is asked in its own environment: what it says is what a start of it then has."""
+"""The real engine is asked in its own environment: its answer is true of its start."""
 
 from __future__ import annotations
 

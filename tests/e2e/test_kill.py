@@ -49,7 +49,7 @@ def test_a_death_at_an_effect_costs_one_restart(tmp_path: Path, point: str) -> N
     ) as gateway:
         gateway.environment["FITSERVE_FAILPOINT"] = point
         gateway.start()
-        # It may die before its answer is out; what it was asked for is on the disk by then.
+        # It may die before its answer is out; the order is on the disk by then.
         with contextlib.suppress(httpx.HTTPError):
             add(gateway, tmp_path)
         assert gateway.process is not None
@@ -104,7 +104,7 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         body = {"name": "m", "source": str(folder), "engines": [ENGINE]}
         response = gateway.client.post("/admin/models", json=body)
         assert response.status_code == 202, response.text
-        # It serves before it has answered what takes long.
+        # It serves before it has answered long questions.
         view = gateway.until("m", "ready")
         json_schema = view["abilities"]["json_schema"]
         assert json_schema["state"] == "unknown"
@@ -122,8 +122,8 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         assert (now != json_schema) == point.endswith("after"), now
 
 
-# Beside what serves; in its place, for one GPU has no room for two; and back, for the new engine
-# says nonsense.
+# Beside the serving one; in its place, for one GPU has no room for two; and back, for the new
+# engine says nonsense.
 _CHANGES = {
     "Adopt.before": (None, []),
     "Adopt.after": (None, []),

@@ -1,4 +1,4 @@
-"""What another user of the machine finds of a whole run: files, and engines that listen on
+"""Traces of a whole run for another user of the machine: files, and engines that listen on
 loopback."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ else:
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Gateway:
-    """A gateway with two workers, and what may be in the data folder of an older one: open to
-    all."""
+    """A gateway with two workers, and the files that the data folder of an older one may have: open
+    to all."""
     new_scripted_gateway = scripted_gateway(
         tmp_path,
         FITSERVE_WORKERS="2",
@@ -56,7 +56,7 @@ def gateway(tmp_path: Path) -> Gateway:
 
 
 def entries(data: Path) -> dict[str, str]:
-    """Every file and folder by its path in the data folder, with its mode; without what is behind
+    """Every file and folder by its path in the data folder, with its mode; without the targets of
     links."""
     modes = {}
     for folder, folders, files in os.walk(data):
@@ -119,7 +119,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
     modes[f"{weights}/config.json"] = oct(
         stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode)
     )
-    # That all of these are there shows that the run has made what it was to make.
+    # That all of these are there shows that the run has done its work.
     for name in (*FILES_OF_RUN, weights):
         assert name in modes, sorted(modes)
     open_paths = {path for path, mode in modes.items() if int(mode, 8) & 0o077}

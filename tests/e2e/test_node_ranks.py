@@ -26,7 +26,7 @@ from tests.support.separate_hosts import SeparateHosts
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
-# What the engine makes of the flags of a node.
+# The engine's reading of the flags of a node.
 READ = """
 import json, sys
 import vllm

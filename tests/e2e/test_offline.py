@@ -143,7 +143,7 @@ def test_disk_use_is_listed_and_weights_go_with_their_last_model(
     )
     assert not (cache / "models--org--name").exists()
     assert json.loads(gateway.cli("df", "--json").stdout)["revisions"] == []
-    # What was removed is brought again.
+    # Removed files are brought again.
     assert gateway.cli("add", "m", "org/name", "--wait").returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""The page with the real CPU engine, as somebody who has nothing else: a model is added, watched,
+"""The page with the real CPU engine, as for a user with nothing else: a model is added, watched,
 asked and deleted in the browser alone."""
 
 from __future__ import annotations

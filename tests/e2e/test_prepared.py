@@ -87,7 +87,7 @@ def views(gateway: Gateway) -> tuple[PreparedView, ...]:
 
 
 def taught(gateway: Gateway) -> tuple[PreparedView, ...]:
-    """The prepared processes once they have imported what engines imported before."""
+    """The prepared processes once they have imported the modules of earlier engines."""
     looker = PreparedEngines(gateway.data, 1)
     try:
         learns = any(looker._has_learned(slot) for slot in looker._slots())

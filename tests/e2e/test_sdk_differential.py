@@ -58,7 +58,7 @@ class Pair:
         return self.engine, self.gateway.url
 
     def metric_sum(self, metric: str, labels: str = "") -> float:
-        """What the engine's metrics say, summed over the series whose labels contain `labels`."""
+        """The engine's metrics, summed over the series whose labels contain `labels`."""
         lines = httpx.get(
             f"{self.engine}/metrics", trust_env=False, timeout=hang_s()
         ).text.splitlines()

@@ -131,7 +131,7 @@ def test_a_gateway_in_front_reports_each_fault_of_the_key_behind(two: Two) -> No
         if chunk.choices
     ]
     wait_for("the id in the log behind", lambda: '"id":"asked-in-front"' in rear.log.read_text())
-    # What the key may not use there is not there.
+    # Models that the key may not use there are not there.
     assert (
         front.client.post(
             "/admin/models",

@@ -51,7 +51,7 @@ def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
 
 
 def embeds(gateway: Gateway, client: openai.OpenAI, name: str) -> None:
-    """The model is loaded, and does what a model for embeddings does."""
+    """The model is loaded, and answers as a model for embeddings."""
     sentences = [
         "A cat sits on the mat.",
         "A kitten is sitting on a rug.",

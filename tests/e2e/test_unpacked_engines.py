@@ -1,7 +1,7 @@
-"""Engines for GPUs, of which only the Python sources are here, asked about stated GPUs: each says
-itself what it makes of a reported failure.
+"""Engines for GPUs, of which only the Python sources are here, asked about stated GPUs: each gives
+its own answer to a reported failure.
 
-What they import is beside the CPU engine's own packages. Failure 000: Qwen3.6-35B-A3B in 4 bits of
+Their imports are beside the CPU engine's own packages. Failure 000: Qwen3.6-35B-A3B in 4 bits of
 AutoRound, on two GPUs of capability 8.6.
 """
 
@@ -67,8 +67,8 @@ class Unpacked:
 
 
 class ParsedAnswer(NamedTuple):
-    """By engine: what it answered for each size of tensor parallelism. And what the version without
-    rules says of itself."""
+    """By engine, its answer for each size of tensor parallelism; and the answer of the version
+    without rules about itself."""
 
     answers: dict[str, dict[int, EngineAnswer]]
     version: Any

@@ -123,7 +123,7 @@ def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(
         assert result.returncode == 0, result.stderr
         assert COMMIT in result.stdout
         assert MOVED in result.stdout
-        # Who does not say yes changes nothing.
+        # An answer other than yes changes nothing.
         assert gateway.cli("update", "m").returncode != 0
         assert now(gateway)[0] == COMMIT
         completed = gateway.cli("update", "m", "--yes", "--wait")

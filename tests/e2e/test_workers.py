@@ -1,5 +1,5 @@
-"""`fitserve serve` with several workers: what is shared, what is lost when one of its processes
-dies, and what is left afterwards."""
+"""`fitserve serve` with several workers: shared state, losses when one of its processes dies, and
+remains afterwards."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
                 await asyncio.wait_for(starts.acquire(), hang_s())
             assert set(workers(gateway)) == old
             await asyncio.to_thread(gateway.start)
-            # The next gateway serves, and the old workers finish what they began.
+            # The next gateway serves, and the old workers finish their answers.
             assert old < set(workers(gateway))
             assert not before.done()
             assert not later.done()

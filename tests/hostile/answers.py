@@ -1,7 +1,7 @@
-"""Engines that misbehave: what they answer, and what of it clients may see.
+"""Engines that misbehave: their answers, and the parts that clients may see.
 
 On one connection a client asks a hostile engine once or more, then an honest one; half of the time
-all at once. Whatever the hostile engine answers, the honest one's answer comes whole and is its
+all at once. For any answer of the hostile engine, the honest one's answer comes whole and is its
 own, no answer has bytes of another's, and every answer is HTTP.
 """
 
@@ -32,8 +32,8 @@ STATUS = re.compile(
 )
 PAUSE_S = 0.002
 CLOSES_S = 0.2
-"""An engine that leaves its connection open closes it then: what a client waits for comes from the
-gateway."""
+"""An engine that leaves its connection open closes it then: a waiting client's answer comes from
+the gateway."""
 FROM_ENGINE = re.compile(rb"\r\nx-gateway-source: engine\r\n").search
 FRAMING = re.compile(rb"(?:^|\n)(content-length|transfer-encoding): ([^\r]*)\r")
 AT_ONCE_BYTES = 32 * 1024
@@ -290,8 +290,8 @@ def answers() -> list[bytes]:
 
 @dataclass(frozen=True)
 class Script:
-    """What the engine sends, where it pauses in that, and whether it closes then. Else it closes
-    after CLOSES_S."""
+    """The bytes of the engine, its pauses, and whether it closes then. Else it closes after
+    CLOSES_S."""
 
     data: bytes
     cuts: tuple[int, ...]
@@ -465,14 +465,14 @@ class Conversation:
         self._reader = self._writer = None
 
     async def run(self, random_: random.Random, script: Script) -> list[str]:
-        """What of `script` must not be."""
+        """The faults in the answers to `script`."""
         evil = [self._evil_question(random_) for _ in range(random_.choice((1, 1, 2, 3)))]
         honest = Question(body_for(self._good.model, number=next(self._numbers)))
         questions = [*evil, honest]
         at_once = random_.random() < 0.5
         self._evil.scripts.extend([script] * len(evil))
-        # What comes on a connection once the next request was written to it, of this script or the
-        # next, is the answer to that one: only of this model, and nobody can tell.
+        # Bytes that come on a connection once the next request was written to it, of this script or
+        # the next, are the answer to that one: only of this model, and nobody can tell.
         before, self._lagging = self._lagging, bool(script.cuts) or len(script.data) > AT_ONCE_BYTES
         self._late = before or self._lagging
         differences: list[str] = []
@@ -485,7 +485,7 @@ class Conversation:
             differences.append(f"no end within {HANG_S:g} s")
         self._evil.scripts.clear()
         if differences:
-            self.close()  # what comes next on it is no fault of the next script
+            self.close()  # later bytes on it are no fault of the next script
             sources = [(question.path, question.body) for question in evil]
             differences = [f"{text}; at once {at_once}, asked {sources}" for text in differences]
         return differences
@@ -507,8 +507,8 @@ class Conversation:
             differences += self._judge(question, reply)
 
     async def _all_at_once(self, questions: list[Question], differences: list[str]) -> None:
-        """What is not answered because the connection had to end is asked no more, but for what the
-        honest engine is asked."""
+        """A question without an answer, because the connection had to end, is asked no more, except
+        of the honest engine."""
         reader, writer = await self._connection()
         writer.write(b"".join(question.data for question in questions))
         last_question = questions[-1]

@@ -1,6 +1,5 @@
 """Attackers of every kind that a test of the bytes knows, as traffic beside that of honest clients:
-each opens a connection, does what it
-does until it is turned away or ATTEMPT_S are over, and begins again."""
+each opens a connection, attacks until it is turned away or ATTEMPT_S are over, and begins again."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from tests.support.patience import hang_s
 ADDRESS = "127.0.0.2"
 ATTEMPT_S = 20.0
 PAUSES_S = (0.1, 0.5)
-"""Between two attempts: the machine's own cores are not what is attacked."""
+"""Between two attempts: the machine's own cores are not the target."""
 DRIP_S = 1.0
 LARGE = 32 * 2**20
 
@@ -191,8 +190,8 @@ def attackers(target: Target, count: int, pipe: Connection) -> None:
     It ends when the pipe asks, once each kind has made an attempt: on a busy machine the first
     attempt of a process with idle priority may come late. Its answer is the attempts by kind.
     """
-    # Attackers are on machines of their own: here they take what the gateway, its engines and its
-    # honest clients leave of the processors.
+    # Attackers are on machines of their own: here they take the processor time that the gateway,
+    # its engines and its honest clients leave.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     attempts: Counter[str] = Counter()
 

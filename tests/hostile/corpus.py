@@ -1,4 +1,4 @@
-"""Requests that parsers disagree on, each with what may come of it."""
+"""Requests that parsers disagree on, each with its right results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ H2C = (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings
 
 @dataclass(frozen=True)
 class Seed:
-    """A request and what may come of it. `asks`: how often the engine is asked; None when both
+    """A request and its right results. `asks`: how often the engine is asked; None when both
     answers are right."""
 
     name: str

@@ -1,4 +1,4 @@
-"""An engine that logs the raw bytes it gets, and what of them no gateway may write."""
+"""An engine that logs the raw bytes it gets, and those that no gateway may write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALLOWED = {
     b"user-agent",
     b"connection",
 }
-# Nothing of what a client wrote there goes on but how often our own name stood in it.
+# Of a client's words there, only the count of our own name goes on.
 VIA = re.compile(rb"1\.1 fitserve(?:, 1\.1 fitserve)*")
 REPEATED = {b"accept", b"traceparent", b"tracestate"}
 BODY = b'{"id": "c-%08x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}'

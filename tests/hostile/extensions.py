@@ -24,8 +24,8 @@ UPGRADES = (
 
 
 def upgrades(model: str) -> list[Seed]:
-    """Whatever is asked for, nothing but HTTP/1.1 is spoken: refused, or read as if it had not been
-    asked for."""
+    """For any request, nothing but HTTP/1.1 is spoken: refused, or read as if it had not been asked
+    for."""
     body = body_for(model)
     inner_request = request(body)
 

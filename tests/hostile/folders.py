@@ -1,4 +1,4 @@
-"""Model folders of hostile authors, and the judge of what reading and planning them does.
+"""Model folders of hostile authors, and the judge of the effects of reading and planning them.
 
 Each folder is a good model with one to six changes: values of its JSON files, bytes of the headers
 of its weights, names, links, pipes and folders in the places of files. A path outside of the folder
@@ -94,7 +94,7 @@ QUANTIZATION = (
     {"quant_method": "bitsandbytes", "load_in_4bit": True},
 )
 _INAPPLICABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""A change to what an earlier change has broken."""
+"""A change to a part that an earlier change has broken."""
 Change = Callable[[random.Random, Path, Path], None]
 
 
@@ -104,7 +104,7 @@ class TooSlow(Exception):
 
 @dataclass
 class FolderTally:
-    """What a run over many folders found."""
+    """The findings of a run over many folders."""
 
     folders: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -380,7 +380,7 @@ _ROLES = ("source", "source", "source", "source", "source", "adapter", "drafter"
 
 
 class FolderJudge:
-    """Plans folders as the plan process does, and watches what is opened."""
+    """Plans folders as the plan process does, and watches the opened files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -451,7 +451,7 @@ class FolderJudge:
         )
 
     def problems(self, request: PlanRequest) -> Iterator[str]:
-        """What is wrong with the answer to a request."""
+        """The faults of the answer to a request."""
         began = time.process_time()
         try:
             with _time_limits():

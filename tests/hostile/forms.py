@@ -1,5 +1,5 @@
-"""Forms whose `model` is hard to find: what the gateway reads must be what Starlette reads, with
-which the engines' servers are made."""
+"""Forms whose `model` is hard to find: the gateway must read the same as Starlette, with which the
+engines' servers are made."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ class FormMutator:
 
 
 async def model_read_by_starlette(kind: bytes, body: bytes) -> tuple[bool, object]:
-    """Whether Starlette can read the form, and what it then holds for `model`."""
+    """Whether Starlette can read the form, and its value of `model` then."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body

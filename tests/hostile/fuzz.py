@@ -1,4 +1,4 @@
-"""The client that sends hostile bytes, and the judge of what came of them."""
+"""The client that sends hostile bytes, and the judge of the results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ QUIET_S = 0.15
 """A client that has heard nothing for so long ends its sending side, and to the gateway it has left
 then."""
 PATIENCES_S = (QUIET_S, 2.0, 10.0, HANG_S)
-"""What is found wrong is asked again with more patience: a busy machine is no fault of the
-gateway's."""
+"""A fault is tried again with more patience: a busy machine is no fault of the gateway's."""
 SENTINEL = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
-"""Sent after a request: its answer ends the connection, so that nobody has to wait for what never
-comes."""
+"""Sent after a request: its answer ends the connection, so that nobody has to wait for bytes that
+never come."""
 MARKS_PER_LANE = 380_000
 KINDS, SHARES = ("request", "document", "form", "answer"), (4, 3, 1, 2)
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
@@ -38,8 +37,8 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back on one connection: (status, whether an engine said it) of each answer. `rest`
-    is what is no HTTP."""
+    """The answers on one connection: (status, whether an engine said it) of each answer. `rest` are
+    bytes that are no HTTP."""
 
     answers: list[tuple[int, bool]]
     rest: bytes
@@ -52,7 +51,7 @@ class Reply:
 
 
 def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
-    """The answers in `data`, one after the other, and what does not belong to any."""
+    """The answers in `data`, one after the other, and the bytes that belong to none."""
     answers: list[tuple[int, bool]] = []
     while data:
         head = STATUS.match(data)
@@ -154,7 +153,7 @@ async def send(
 
 
 def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked_count: int) -> Iterator[str]:
-    """What must not be, of one input to which the engine was asked `asked_count` times."""
+    """The faults of one input to which the engine was asked `asked_count` times."""
     if reply.hung:
         yield f"no end within {HANG_S:g} s"
     if reply.rest:
@@ -182,8 +181,8 @@ async def judge(
     quiet_s: float = QUIET_S,
     cuts: Sequence[int] = (),
 ) -> tuple[Reply, list[str]]:
-    """One input, and what of it must not be. `asks`: how often the engine must be asked, where that
-    is known."""
+    """One input, and its faults. `asks`: how often the engine must be asked, where that is
+    known."""
     reply, problems = None, []
     for patience_s in PATIENCES_S:
         if patience_s >= quiet_s:
@@ -191,7 +190,7 @@ async def judge(
             engine.wrong.clear()
             reply = await send(port, data, quiet_s=patience_s, cuts=cuts)
             if patience_s > QUIET_S:
-                await asyncio.sleep(0.2)  # what the gateway wrote before it closed has come
+                await asyncio.sleep(0.2)  # bytes from before the close have come
             problems = list(violations(data, reply, engine, len(engine.questions)))
             if asks is not None and len(engine.questions) != asks:
                 problems.append(
@@ -205,7 +204,7 @@ async def judge(
 
 @dataclass
 class Tally:
-    """What a run of many inputs found."""
+    """The findings of a run of many inputs."""
 
     inputs: Counter[str] = field(default_factory=Counter)  # by kind
     answered: Counter[str] = field(default_factory=Counter)  # answers of engines, by kind

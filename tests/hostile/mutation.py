@@ -81,7 +81,7 @@ TOKENS = (
 
 
 class RequestMutator:
-    """Changes to requests of `seeds`. The good ones are what a change can turn bad."""
+    """Changes to requests of `seeds`. A change can turn the good ones bad."""
 
     def __init__(self, seeds: list[Seed]) -> None:
         short = [seed for seed in seeds if len(seed.data) <= SHORT]
@@ -104,7 +104,7 @@ def mutate_bytes(
     """One to four changes, and now and then a piece of one of `corpus` in it."""
     data = bytearray(whole)
     for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):
-        # Most of what parsers disagree on is in the head.
+        # Most disagreements of parsers are in the head.
         head = max(data.find(b"\r\n\r\n"), 1)
         at = random_.randrange(head if random_.random() < 0.7 else len(data) + 1) if data else 0
         match random_.randrange(11):

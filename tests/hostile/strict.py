@@ -51,7 +51,7 @@ def count_requests(data: bytes) -> int:
 
 
 def _after_chunks(data: bytes) -> bytes | None:
-    """What follows a chunked body; None when it is not one."""
+    """The bytes behind a chunked body; None when it is not one."""
     while size := CHUNK.match(data):
         data = data[size.end() :]
         if int(size[1], 16) == 0:

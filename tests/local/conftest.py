@@ -22,7 +22,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[None]:
-    """Whoever looks at what was printed finds all that was logged, and so does who reads of a
+    """A test that reads the output finds all that was logged, and so does the reader of a
     failure."""
     with printed_logs():
         yield

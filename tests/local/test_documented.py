@@ -1,5 +1,5 @@
-"""The commands of README.md and docs/ run, against a whole gateway with scripted engines. What
-cannot run here is named, with why."""
+"""The commands of README.md and docs/ run, against a whole gateway with scripted engines. Commands
+that cannot run here are named, with the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.versions import VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
-# Begins of commands that need what is not here.
+# Begins of commands that need something that is not here.
 NOT_HERE = {
     ("engine", "install"): "it downloads an engine; tests/local/cli/commands/test_install.py",
     ("engine", "warm"): "it needs the engine; tests/local/cli/test_main.py",
@@ -112,7 +112,7 @@ def reason(command: ShownCommand) -> str | None:
 
 
 class Bench:
-    """A gateway, and what the words of documents stand for on it."""
+    """A gateway, and the meanings of the words of documents on it."""
 
     def __init__(self, gateway: Running, endpoint_url: str, hub: str, folder: Path) -> None:
         """endpoint_url: the URL of an engine that the gateway did not start. hub: that of a Hub."""
@@ -203,7 +203,7 @@ async def test_documented_commands_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def _run(bench: Bench) -> AsyncIterator[str]:
-    # With the first key the gateway is closed to who has none.
+    # With the first key the gateway is closed to callers without one.
     for command in sorted(runnable(), key=lambda command: command.words[0] == "keys"):
         if command.words[0] == "keys":
             await _close_access(bench, command.words[2] if command.words[1] == "add" else "")
@@ -226,8 +226,7 @@ async def _run(bench: Bench) -> AsyncIterator[str]:
 
 
 def allowed_codes(command: ShownCommand) -> tuple[int, ...]:
-    """Exit codes of a command that did what it is for: a doctor finds something, a log does not
-    tell."""
+    """Exit codes of a command that did its work: a doctor finds something, a log does not tell."""
     return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(command.words[0], (0,))
 
 

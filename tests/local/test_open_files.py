@@ -1,4 +1,4 @@
-"""The limit on open files: raised for the gateway, never lowered, and what it was for engines."""
+"""The limit on open files: raised for the gateway, never lowered, and unchanged for engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of proxies runs, and its table says what was measured. The figures themselves are
+"""The benchmark of proxies runs, and its table names the measurements. The figures themselves are
 nobody's business here."""
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def forms(secret: str) -> Iterator[bytes]:
 
 
 async def refuse(call: Call) -> None:
-    """An endpoint that repeats what it refuses, in a text that is cut, or lists its models."""
+    """An endpoint that repeats the refused request, in a text that is cut, or lists its models."""
     header = call.headers.get("authorization", "")
     if header.startswith("Bearer ") and "refused" in call.requests[-1].decode("latin-1"):
         body = json.dumps({"error": {"message": f"{'x' * 50} the key {header[7:]} is unknown"}})

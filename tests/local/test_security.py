@@ -1,5 +1,5 @@
-"""Who gets in: the matrix of scopes, tricks with paths and hosts, guesses, and secrets that must
-not be found anywhere."""
+"""The callers that get in: the matrix of scopes, tricks with paths and hosts, guesses, and secrets
+that must not be found anywhere."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
                         column,
                         status,
                     )
-        # What a route does not take is no route.
+        # A method that a route does not take is no route.
         assert [
             await knock(gateway, keys[scope][0], "PATCH", "/admin/models") for scope in scopes
         ] == [
@@ -274,9 +274,8 @@ CANARIES = {
 
 @pytest.mark.anyio
 async def test_s10_secrets_are_found_nowhere(tmp_path: Path) -> None:
-    """Keys, the token for downloads and what was said: not in the log (the access log is on, at
-    debug), the database, the files,
-    the metrics, the errors, nor in what engines are sent of headers."""
+    """Keys, the token for downloads and prompts: not in the log (the access log is on, at debug),
+    the database, the files, the metrics, the errors, nor in the headers that engines get."""
 
     async def script(call: Call) -> None:
         if call.requests[-1].startswith(b"GET"):
@@ -347,8 +346,8 @@ def bad_requests(words: list[dict[str, str]]) -> list[Request]:
 
 
 def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[bytes]]:
-    """Uses a gateway well and badly; the key that was made there, and what it told beside answers
-    of the engine."""
+    """Uses a gateway well and badly; the key that was made there, and its answers beside those of
+    the engine."""
     words = [{"role": "user", "content": CANARIES["prompt"]}]
     admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
     answers: list[bytes] = []

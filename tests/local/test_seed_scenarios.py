@@ -1,11 +1,11 @@
 """The five reported failures, played end to end: `fitserve serve` as a process on the machines that
-reported them (as snapshots), its
-command line, its process host, and engines as processes that print what the real ones print
-whenever they are launched with what fails in reality (tests/support/seed_engine.py).
+reported them (as snapshots), its command line, its process host, and engines as processes that
+print the real ones' lines whenever they are launched with settings that fail in reality
+(tests/support/seed_engine.py).
 
 Each is played with all that is shipped, where the planner foresees the failure, and without that
-knowledge, where the failure happens, is understood, and the next plan serves. What was learned then
-is used by the next start, also of another gateway on the same data.
+knowledge, where the failure happens, is understood, and the next plan serves. The learned facts are
+used by the next start, also of another gateway on the same data.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Seed(Gateway):
         return starts
 
     def values(self, flag: str) -> list[str]:
-        """What each start gave for a flag; "" where it did not."""
+        """The value of a flag at each start; "" where it had none."""
         text = f"--{flag}"
         return [
             next(
@@ -183,7 +183,7 @@ class Seed(Gateway):
         ]
 
     def learned_scopes(self, kind: str) -> list[dict[str, str]]:
-        """The scopes of what was learned here."""
+        """The scopes of facts that were learned here."""
         facts = self.client.get("/admin/facts").json()["data"]
         return [
             fact["fact"]["scope"]

@@ -126,7 +126,7 @@ async def test_each_replica_keeps_gpus_and_plan_after_a_power_cut_in_any_start_o
         return EngineScript(model=spec.model, max_model_len=131072)
 
     async def wait_for_places(gateway: Running) -> dict[str, list[tuple[list[str], str]]]:
-        """By model, what each copy has once all serve."""
+        """The memory of each copy by model, once all serve."""
         places = {}
         for name, copies in models.items():
             async with asyncio.timeout(hang_s()):

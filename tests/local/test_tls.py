@@ -1,4 +1,4 @@
-"""TLS for clients: which versions, what a changed file does, and what the command line trusts."""
+"""TLS for clients: versions, changed files, and the trust of the command line."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
         for connection in silent:
             connection.close()
         await until(lambda: limiter.admitted_count == 0)
-        # What is no TLS, and what begins as TLS and ends there.
+        # Bytes that are no TLS, and bytes that begin as TLS and end there.
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
             [connection] = hold_connections(gateway.port, "127.0.0.1", 1)
             connection.sendall(words)

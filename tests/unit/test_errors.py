@@ -1,4 +1,4 @@
-"""What errors say of what went wrong outside, and of names that were mistyped."""
+"""The words of errors about faults outside, and about names that were mistyped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs load, and so keep or wait for: none pays for what it does not use."""
+"""The modules that programs load, and so keep or wait for: none pays for an unused one."""
 
 from __future__ import annotations
 

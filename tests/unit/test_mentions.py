@@ -39,12 +39,12 @@ VARIES = re.compile(r"\b[A-Z]{2,}\b")
 
 NAMED = "test_each_named_file_exists"
 
-# The log of what was.
+# The log of former states.
 REWRITTEN = ("CHANGELOG.md",)
 
 
 def texts() -> list[str]:
-    """Documents, and what has comments: our code and profiles. The logs of engines name files of
+    """Documents, and files with comments: our code and profiles. The logs of engines name files of
     engines."""
     code = tuple(f"{folder}/" for folder in OURS)
     return sorted(

@@ -13,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.syntax import nodes_of, package_files, tree_of
 
-# What several modules do together, by the folder of the lowest of them.
+# Tests of several modules together, by the folder of the lowest of them.
 TOGETHER = """
 local/controller/test_faults.py
 local/controller/test_gpu_loss.py
@@ -180,7 +180,7 @@ def test_a_test_without_a_subject_is_found(name: str, *, wrong: bool) -> None:
 
 
 # Words that hold no noun: pronouns, adverbs, adjectives, participles and forms of verbs. A name
-# whose last word is one of them leaves open what the thing is.
+# whose last word is one of them leaves its subject open.
 OPEN_WORDS = """
 one ones both each every all any some none never always nobody anyone nothing everything ours other
 others same most least many few more less last first next own different again there here now then
@@ -222,13 +222,13 @@ def holds_no_noun(name: str) -> bool:
 
 
 def is_open_constant(name: str) -> bool:
-    """Whether the name of a constant leaves open what it holds."""
+    """Whether the name of a constant leaves its content open."""
     first = name.strip("_").lower().split("_")[0]
     return first in (*OPEN_BEGINNINGS.split(), *BOUNDS.split()) or holds_no_noun(name)
 
 
 def is_open_function(name: str) -> bool:
-    """Whether the name of a function leaves open what it does or returns.
+    """Whether the name of a function leaves its act or result open.
 
     A verb may have an adverb behind it (`_run_all`), so only names without any other word count.
     """

@@ -1,5 +1,5 @@
-"""benchmarks/published.yaml and experts.yaml: what others measured and run is whole, sourced, and
-possible on the cards that it names."""
+"""benchmarks/published.yaml and experts.yaml: measurements and set-ups of others are whole,
+sourced, and possible on the cards that they name."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def routes() -> list[tuple[str, str]]:
     )
 
 
-# Beside the table of endpoints, and what is no route at all: it is refused as if it were one.
+# Beside the table of endpoints, and paths that are no route at all: they are refused like one.
 BESIDE = (
     ("GET", "/v1/models/{id}", "inference"),
     ("GET", "/v1/responses/{id}", "inference"),
@@ -46,7 +46,7 @@ COLUMNS = ("no key", "inference", "read", "admin")
 
 
 def allowed_answer(need: str, have: str) -> str:
-    """What a caller of that column is told: yes (the route answers), or the status of the
+    """The answer to a caller of that column: yes (the route answers), or the status of the
     refusal."""
     if need == "open" or have in (need, "admin"):
         return "yes"
@@ -54,7 +54,7 @@ def allowed_answer(need: str, have: str) -> str:
 
 
 def access_table() -> list[tuple[str, ...]]:
-    """(method and path, what each column is told) of every route that the application has, and of
+    """(method and path, answers of each column) of every route that the application has, and of
     inference."""
     rows = [(method, path, SCOPES[method, path]) for method, path in routes() if method != "HEAD"]
     inference = [(endpoint.method, endpoint.path, "inference") for endpoint in ENDPOINTS]
@@ -198,7 +198,7 @@ def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() ->
         for number in range(20):
             with pytest.raises(FitserveError):
                 keys.check(b"Bearer guess-%d" % number, "admin", address)
-    # Who was known there before goes on; who comes with it now may have guessed it.
+    # A client that was known there before goes on; a new one may have guessed it.
     assert keys.check(good, "admin", "10.0.0.1").name == "admin"
     with pytest.raises(FitserveError) as error:
         keys.check(good, "admin", "10.0.0.2")

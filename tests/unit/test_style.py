@@ -234,7 +234,7 @@ def sentence_files() -> list[Path]:
         for path in (ROOT / "scripts").iterdir()
         if path.is_file() and path.read_bytes().startswith((b"#!/usr/bin/env python3", b'"""'))
     )
-    return sorted([*FILES, *programs, *(ROOT / "tests" / "support").rglob("*.py")])
+    return sorted([*FILES, *programs, *(ROOT / "tests").rglob("*.py")])
 
 
 def places_of_vague_clauses(path: Path) -> Iterator[str]:

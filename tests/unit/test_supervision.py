@@ -26,7 +26,7 @@ def log_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]
 
 
 async def cancelled_inside() -> None:
-    """What is waited for was cancelled by somebody else."""
+    """The awaited task was cancelled by somebody else."""
     other_task = asyncio.create_task(asyncio.sleep(HANG_S))
     other_task.cancel()
     await other_task

@@ -1,5 +1,4 @@
-"""Variables of engines: what is open has values that cannot do harm, and what is closed says
-why."""
+"""Variables of engines: open ones have values that cannot do harm, and closed ones say why."""
 
 from __future__ import annotations
 

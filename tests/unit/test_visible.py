@@ -1,4 +1,4 @@
-"""What would steer a terminal is shown; what is text stays text."""
+"""Characters that would steer a terminal are shown; text stays text."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def defaults(
     choices: Mapping[str, Collection[Any]],
     files: Collection[str],
 ) -> dict[str, Any]:
-    """The default of each option that is not among `planned`; OneOf: what these files of the
-    engine make of it while the others have their defaults. Of planned ones: their choices."""
+    """The default of each option that is not among `planned`; OneOf: the values that these files of
+    the engine give it while the others have their defaults. Of planned ones: their choices."""
     options: dict[str, Any] = {}
     classes: dict[str, set[str]] = {}
     places = [path for pattern in PLACES[kind] for path in sorted(package.glob(pattern))]
@@ -128,8 +128,8 @@ def _writes(
     is_owner: bool,
     classes: Mapping[str, set[str]],
 ) -> list[tuple[FunctionNode, ast.AST, str, ast.expr | None]]:
-    """(function, place, option, value) of what may change an option after it was given. own:
-    whether the classes of this file are the engine's configuration."""
+    """(function, place, option, value) of statements that may change an option after it was given.
+    own: whether the classes of this file are the engine's configuration."""
     result: list[tuple[FunctionNode, ast.AST, str, ast.expr | None]] = []
 
     def visit(node: ast.AST, owner: str, function: FunctionNode | None) -> None:

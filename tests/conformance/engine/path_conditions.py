@@ -1,4 +1,4 @@
-"""The conditions under which a statement of a function is reached, and what they come to where some
+"""The conditions under which a statement of a function is reached, and their values where some
 names have known values: true, false or unknown.
 
 The standard library alone reads the sources.

@@ -5,7 +5,8 @@ engine that they enter.
       "traced": true}, ...]
 
 An answer has `starts`, in this order, `entered`: [file, first line] of each function that a traced
-start entered beside the imports of modules, and `devices`: what the engine says of the stated GPU.
+start entered beside the imports of modules, and `devices`: the engine's properties of the stated
+GPU.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def devices(kind: str) -> dict[str, bool]:
     result = {}
     for name in dir(type(platform)):
         if name.startswith("is_") and not inspect.signature(getattr(platform, name)).parameters:
-            with suppress(Exception):  # a predicate of what is not stated
+            with suppress(Exception):  # a predicate of an unstated property
                 result[f"{name}()"] = getattr(platform, name)()
     return {name: flag for name, flag in result.items() if isinstance(flag, bool)}
 

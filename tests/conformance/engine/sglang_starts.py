@@ -1,9 +1,9 @@
-"""What SGLang's parser and its resolution say of whole command lines: read from standard input, as
-the launched server reads them.
+"""Answers of SGLang's parser and its resolution to whole command lines: read from standard input,
+as the launched server reads them.
 
     {"memory_mib": 24576, "starts": [[{config.json}, ["--tp-size=1", ...]], ...]}
 
-An answer has the engine's words where it refuses, or what the start is then: `tp`, `graphs`
+An answer has the engine's words where it refuses, or properties of the start: `tp`, `graphs`
 (whether it captures any).
 """
 
@@ -50,6 +50,6 @@ def _graphs(arguments: Any) -> bool:
 
 
 def _backend(phase: Any) -> str:
-    """As a mapping a phase has what is not the default alone."""
+    """As a mapping, a phase has only fields without their default."""
     backend: str = phase.get("backend", "") if isinstance(phase, dict) else phase.backend
     return backend

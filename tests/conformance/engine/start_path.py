@@ -99,8 +99,8 @@ class Sources:
     """The functions of the files that starts enter, with the values of unplanned options.
 
     settings: names of flags, of fields of config.json and of the engine's configurations.
-    defaults: of the options that no plan gives (option_defaults.py). devices: what the engine says
-    of the rehearsed GPU, by attribute, or method with "()".
+    defaults: of the options that no plan gives (option_defaults.py). devices: the engine's
+    properties of the rehearsed GPU, by attribute, or method with "()".
     """
 
     def __init__(
@@ -378,7 +378,7 @@ def _is_caught(node: ast.AST, statement: ast.AST, *, raises: bool = False) -> bo
 
 
 def _inputs(function: Function, guards: list[ast.AST]) -> set[str]:
-    """The names and words in the conditions, and in what the function assigns to such names."""
+    """The names and words in the conditions, and in the function's values for such names."""
     conditions = [
         getattr(guard, name, None) for guard in guards for name in ("test", "iter", "subject")
     ]

@@ -1,4 +1,4 @@
-"""The question for structures: what vLLM builds of an architecture, as terms of config fields.
+"""The question for structures: vLLM's layers of an architecture, as terms of config fields.
 
 Asked by scripts/engine-structures, which writes gateway/models/structures.
 In the environment, ARCHITECTURES names some (default: all that the engine lists), and CONFIGS a
@@ -222,7 +222,7 @@ def _published_configs(architecture: str) -> Iterator[dict[str, Any]]:
             with suppress(Exception):
                 defaults = json.loads(read_config(plain).to_json_string(use_diff=False))
                 yield _merge(_plain(defaults), plain)
-            yield plain  # where a default hides what it follows from
+            yield plain  # where a default hides its origin
 
 
 def _defaults(architecture: str) -> Iterator[dict[str, Any]]:

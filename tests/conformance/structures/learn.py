@@ -1,4 +1,4 @@
-"""Rows of a structure from what an engine builds of a config and its variations. Pure."""
+"""Rows of a structure from an engine's builds of a config and its variations. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cluster(NamedTuple):
 
 
 class LearnedRow(NamedTuple):
-    """What an engine builds under a name. A term is None where no small one fits.
+    """Layers that an engine builds under a name. A term is None where no small one fits.
 
     when: condition; layers: of the layer number; of: the field with the number of layers; sizes:
     terms by name; first: the sizes where they were seen first; kind: the other properties.

@@ -16,7 +16,7 @@ _SHARDS = (
     ("RowParallelLinear", "row"),
 )
 _WEIGHTS = {"weight", "bias", "w13_weight", "w2_weight", "w13_bias", "w2_bias"}
-# Layers of the engine, and what their caches hold, by their kind here.
+# Layers of the engine, and the contents of their caches, by their kind here.
 _LAYERS = {
     "Attention": "full",
     "ChunkedLocalAttention": "full",

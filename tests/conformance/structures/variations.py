@@ -1,4 +1,4 @@
-"""A config and its variations, each with what the engine builds of it."""
+"""A config and its variations, each with the engine's build of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_PAIRS = 20
 
 @dataclass
 class Variations:
-    """What an engine builds of a config and of configs that differ from it in one field or two.
+    """An engine's builds of a config and of configs that differ from it in one field or two.
 
     observed: (config, rows by name); the first is the base. fixed: fields that the engine accepts
     with one value only, by dotted name.
@@ -56,7 +56,7 @@ class Variations:
         return self.observed[0][0]
 
     def ask(self, config: dict[str, Any], *paths: Path) -> None:
-        """Add what the engine builds of a config in which `paths` differ. Raises its errors."""
+        """Add the engine's build of a config in which `paths` differ. Raises its errors."""
         rows = observe(config, **self.arguments)
         self._accepted |= {".".join(path) for path in paths}
         if not self.observed or rows != self.observed[0][1]:
@@ -159,7 +159,7 @@ def _sizes(rows: Mapping[str, Row], names: Container[str] | None = None) -> dict
 
 
 def variations(config: dict[str, Any], **arguments: Any) -> Variations:
-    """What vLLM builds of a smaller config of this kind and its variations. Raises its errors."""
+    """vLLM's builds of a smaller config of this kind and its variations. Raises its errors."""
     variations = Variations(arguments)
     base = fewer_layers(config, 12)
     config_of_groups = _with_fewer_kv_heads(base)
@@ -174,8 +174,8 @@ def variations(config: dict[str, Any], **arguments: Any) -> Variations:
 
 
 def shape_fields(config: Mapping[str, Any], variations: Variations | None) -> dict[str, Any]:
-    """The fields of the config that decide what an engine builds, by dotted name: those whose
-    variation changes it or is refused. Without variations: all that may."""
+    """The fields of the config that decide an engine's build, by dotted name: those whose variation
+    changes it or is refused. Without variations: all that may."""
     config_fields = flatten(config)
     names = {".".join(path) for path, _ in _leaves(config)}
     if variations is not None and len(variations.observed) > 1:
@@ -295,7 +295,7 @@ def _other_integers(name: str, value: int) -> list[int]:
     values = [2 * value, 3 * value] if "multiple" in name else [2 * value]
     if value > 2 and value % 2 == 0 and re.search("head|group|expert", name):
         values.append(value // 2)
-    # One head or group more would not divide what engines divide by it.
+    # One head or group more would not divide the sizes that engines divide by it.
     if value <= _SMALL and not re.search("(head|group)s?$", name):
         values.append(value + 1)
     if 1 < value <= _SMALL and _OFTEN_ZERO.search(name):

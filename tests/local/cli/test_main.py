@@ -1,4 +1,4 @@
-"""The command as users type it, as a process: what it prints and its exit codes (0 ok, 1 failed, 2
+"""The command as users type it, as a process: its output and its exit codes (0 ok, 1 failed, 2
 usage, 3 no plan / not ready)."""
 
 import asyncio
@@ -27,7 +27,7 @@ from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import VLLM_REF
 
-# What commands keep between calls, away from that of whoever runs the tests.
+# The data folder of commands, away from the user's own.
 DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
 
 
@@ -510,8 +510,7 @@ async def test_mistakes_with_models_and_keys_have_clear_answers(tmp_path: Path) 
             "'bad name!' is not allowed here: a name has up to 96 letters" in result.stderr,
         ) == (2, True)
         assert "[A-Za" not in result.stderr
-        # What is wrong with a model ends a command alike, whether the gateway or the command line
-        # finds it.
+        # A model's fault ends a command alike, whether the gateway or the command line finds it.
         assert (
             (await run("add", "m", "/no/such")).returncode
             == (await run("plan", "/no/such")).returncode

@@ -1,4 +1,4 @@
-"""All commands together: the help, and what an import costs."""
+"""All commands together: the help, and the cost of an import."""
 
 from __future__ import annotations
 

@@ -428,13 +428,13 @@ async def test_a_planned_eviction_is_logged_once_however_often_it_is_planned(
         output += new.out + new.err
         return output.count("others give")
 
-    # Nobody has had its residence, and what is waited for is planned again all the time.
+    # No model has had its residence, and the awaited one is planned again all the time.
     long = (
         mock.patch("gateway.controller.decisions.eviction.MAX_S", HANG_S),
         mock.patch("gateway.controller.decisions.eviction.MIN_S", HANG_S),
     )
     residence_patch = mock.patch("gateway.controller.evictor.MIN_S", 0.05)
-    # That they were asked is known before the next plan: who was not asked leaves first, and then
+    # Their requests are known before the next plan: a model without requests leaves first, and then
     # another one would be logged.
     count_patch = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
     with long[0], long[1], residence_patch, count_patch:
@@ -581,7 +581,7 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
             await count_call(gateway, f'in_flight{{model="{name}"}} 1')
         for name in "cd":
             await add(gateway, tmp_path, name, pinned=True)
-        # One waits for what the other engine still answers, and one for its turn.
+        # One waits for the other engine's answers, and one for its turn.
         async with asyncio.timeout(hang_s()):
             while "another model is unloaded" not in "".join(
                 [(await gateway.show(name))["detail"] for name in "cd"]

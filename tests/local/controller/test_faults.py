@@ -1,4 +1,4 @@
-"""Faults around engines, and the clock: what the gateway does about each. Pure parts over a clock
+"""Faults around engines, and the clock: the acts of the gateway on each. Pure parts over a clock
 that is only a number."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         show_model(view, {})
         output = " ".join(capsys.readouterr().out.split())
         assert output.endswith("weights in fp8") is has_fp8
-        # Beside the failure stands the plan that followed, by what is other in it.
+        # Beside the failure stands the next plan, by its differences.
         follows = view["attempts"][0]["follows"]
         assert (follows["attempt"], view["attempts"][1]["follows"]) == (
             view["attempts"][1]["id"],
@@ -125,7 +125,7 @@ async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans
         assert view["attempts"][1]["otherwise"] == "no peer-to-peer access"
 
 
-# --- engines that are not what was recorded, and names that others have ---
+# --- engines unlike their records, and names that others have ---
 
 
 def healthy(launched: LaunchSpec) -> EngineScript:

@@ -28,7 +28,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 async def lost_gpus(gateway: Running, count: int) -> list[str]:
-    """What the gateway says of lost GPUs, once there are so many of them."""
+    """The gateway's words about lost GPUs, once there are so many of them."""
     async with asyncio.timeout(hang_s()):
         while True:
             document = (await gateway.client.get("/admin/hardware")).json()

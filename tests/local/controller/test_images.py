@@ -72,7 +72,7 @@ async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path:
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
         assert (await crash_engine(gateway, world))["attempts"][-1]["digest"] == OLD
-        # One that is added now takes what the name means now.
+        # One that is added now takes the present meaning of the name.
         await gateway.add("other", tmp_path / "model")
         assert (await gateway.until("other", "ready"))["attempts"][-1]["digest"] == NEW
         await gateway.client.delete("/admin/models/other")
@@ -147,7 +147,7 @@ async def test_an_image_of_another_name_reports_its_engine_and_is_started(
         assert {
             fact["stale"] for fact in facts if fact["fact"]["under"].get("image") == NIGHTLY
         } == {None}
-        # The next night: who asks for it gets the new one, which says anew what it is.
+        # The next night: a request for it gets the new one, which tells its version anew.
         world.images[NIGHTLY] = NEW
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         assert (await crash_engine(gateway, world))["plan"]["engine"]["digest"] == NEW

@@ -1,5 +1,5 @@
-"""The whole main job over the in-memory twin: what the loop does when engines behave, and when they
-do not."""
+"""The whole main job over the in-memory twin: the acts of the loop with good engines, and with bad
+ones."""
 
 import asyncio
 import functools
@@ -127,8 +127,7 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
         assert "estimated maximum model length is 1024" in first["failure"]["line"]
         assert (second["state"], second["max_model_len"]) == ("ready", 1024)
         assert starts == [4096, 1024]
-        # What was learnt stays learnt: the same model under another name goes straight to the plan
-        # that works.
+        # Learnt facts stay: the same model under another name goes straight to the plan that works.
         await gateway.add("again", source)
         assert len((await gateway.until("again", "ready"))["attempts"]) == 1
         assert starts == [4096, 1024, 1024]
@@ -519,7 +518,7 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
         assert "Nothing can be changed now" in response.json()["error"]["message"]
         assert (await gateway.client.delete("/admin/models/m")).status_code == 507
     assert list((tmp_path / "data").glob("fitserve.db.damaged-*"))
-    # The next start begins with what runs, and may be changed.
+    # The next start begins with the running plan, and may be changed.
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
         assert world.engines == engines

@@ -1,5 +1,5 @@
-"""What served once is known to work: the same plan is verified from its first moment, also after a
-restart of the gateway."""
+"""A plan that served once is known to work: the same plan is verified from its first moment, also
+after a restart of the gateway."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Pull:
 
 
 async def wait_until_listed(gateway: Running, words: str) -> None:
-    """Once `fitserve ps` (the list) shows this; the model's own view says what it is busy with."""
+    """Once `fitserve ps` (the list) shows this; the model's own view names its present work."""
     async with asyncio.timeout(hang_s()):
         while True:
             (model_row,) = (await gateway.client.get("/admin/models")).json()["data"]
@@ -67,7 +67,7 @@ async def looked_at(clock: Clock) -> None:
 
 
 def silent(spec: LaunchSpec) -> EngineScript:
-    """It says what the test makes it say, and serves when the test serves for it."""
+    """The engine prints the test's lines, and serves when the test serves for it."""
     return EngineScript(model=spec.model, serve=False)
 
 

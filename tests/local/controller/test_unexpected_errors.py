@@ -251,7 +251,7 @@ async def test_a_pass_that_breaks_is_reported_and_the_next_one_is_whole(
 async def test_health_fails_when_the_loop_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """What runs is served on, until the process ends (tests/local/server/test_app.py)."""
+    """Running models are served on, until the process ends (tests/local/server/test_app.py)."""
     monkeypatch.setattr(loop, "_MAX_BROKEN_PASSES", 3)
     world = World()
     async with running(tmp_path, healthy, world) as gateway:

@@ -1,7 +1,6 @@
-"""What real apps sent to a gateway (tests/apps, recorded from the versions that docs/apps.md names;
-long texts cut, keys and ids taken out), sent again:
-each request is answered, reaches the engine with all of its body, and is refused in words that the
-app shows.
+"""Requests of real apps to a gateway (tests/apps, recorded from the versions that docs/apps.md
+names; long texts cut, keys and ids taken out), sent again: each request is answered, reaches the
+engine with all of its body, and is refused in words that the app shows.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ async def answer_as_engines(call: Call) -> None:
 
 @asynccontextmanager
 async def gateway(folder: Path) -> AsyncIterator[tuple[Running, list[bytes], str]]:
-    """With keys and the model `m`; also what clients asked its engine, and the key of an app."""
+    """A gateway with keys and the model `m`; also the requests at its engine, and the key of an
+    app."""
     requests: list[bytes] = []
 
     async def script(call: Call) -> None:

@@ -1,5 +1,5 @@
-"""What a client hears where an engine's answer cannot be passed on as it is, or breaks off before
-any of it was passed on."""
+"""The answer to a client where an engine's answer cannot be passed on as it is, or breaks off
+before any of it was passed on."""
 
 from __future__ import annotations
 

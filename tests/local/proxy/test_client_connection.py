@@ -515,7 +515,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
         assert front in gateway.plane.connections
 
         def is_cut() -> bool:
-            # What was on its way when it was last looked at counts as taken.
+            # Bytes that were on their way at the last look count as taken.
             gateway.later(guard.STALL_S + 1)
             return upstream.calls[0].closed.is_set()
 
@@ -525,8 +525,8 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
 async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: bytes) -> None:
-    """What is left is so little that the transport asks for no pause; it waits with closing until
-    the client has taken it."""
+    """The rest is so little that the transport asks for no pause; it waits with closing until the
+    client has taken it."""
     with Gateway(stands_still=True) as gateway:
 
         async def script(call: Call) -> None:
@@ -635,7 +635,7 @@ async def test_fastapi_gets_its_requests_whole(gateway: Gateway) -> None:
             assert response.content == b"/admin/x " + b"0123456789" * 100_000
 
 
-# --- who may call ---
+# --- callers ---
 
 
 @pytest.mark.parametrize(
@@ -780,8 +780,8 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
 
 
 async def test_a_refused_client_cannot_send_for_ever() -> None:
-    """Chunks and trailers have no announced end: what is not read any more fills the kernel's
-    buffers, and then nothing is taken."""
+    """Chunks and trailers have no announced end: unread bytes fill the kernel's buffers, and then
+    nothing is taken."""
     with Gateway(app=refuse_key, stands_still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
@@ -825,7 +825,7 @@ async def test_requests_sent_ahead_stay_in_the_kernel_until_their_turn(gateway: 
         writer.write(GOOD + raw_request(large) * 14 + raw_request(large, "/echo"))
         front = await only_connection(gateway)
         await until(lambda: front.is_reading_paused)
-        gateway.later(10 * guard.BODY_S)  # what is not read has no time either
+        gateway.later(10 * guard.BODY_S)  # unread bytes have no time either
         assert front in gateway.plane.connections
         assert not front.is_discarding
         assert len(front._turns) == 1

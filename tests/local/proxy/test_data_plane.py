@@ -1,4 +1,4 @@
-"""What all connections share, where one of them fails."""
+"""State that all connections share, where one of them fails."""
 
 from __future__ import annotations
 

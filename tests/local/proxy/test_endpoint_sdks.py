@@ -1,5 +1,5 @@
-"""The rest of the surface, by the official SDKs: what an engine answers on each endpoint comes
-through byte for byte.
+"""The rest of the surface, by the official SDKs: an engine's answer on each endpoint comes through
+byte for byte.
 
 The engine here answers from a table, so that endpoints are covered which no small engine has.
 """

@@ -1,5 +1,5 @@
-"""What engines and clients do to requests that are under way: leaving, dying, talking nonsense,
-being slow, being swapped."""
+"""Acts of engines and clients on requests under way: leaving, dying, talking nonsense, being slow,
+being swapped."""
 
 from __future__ import annotations
 
@@ -245,8 +245,8 @@ async def test_an_engine_that_drips_is_waited_for_and_a_silent_one_is_given_up()
 async def test_a_slow_engine_is_not_silent_and_new_requests_do_not_hide_silence(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of
-    life, a request is not."""
+    """The measure of an engine's watcher (`Routes.silent_s`): one token in 50 s is a sign of life,
+    a request is not."""
     clock, drop = Clock(), asyncio.Semaphore(0)
     monkeypatch.setattr("gateway.proxy.routing.routes.time", clock)
 
@@ -302,7 +302,7 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
     async with stage(gateway, script) as [upstream]:
         clients = await open_many(gateway, 50)
         await until(lambda: len(upstream.requests) == 50)
-        # What a client does not take is not taken from the engine.
+        # Bytes that a client does not take are not taken from the engine.
         await until(
             lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50
         )
@@ -324,7 +324,7 @@ async def full(
 ) -> AsyncIterator[tuple[DataPlane, Upstream]]:
     """A client that has been given a whole answer and reads none of it: the gateway may write no
     more to it. `then` plays all other requests;
-    `ahead`: what the client sent with the first one."""
+    `ahead`: the bytes that the client sent with the first one."""
     plane_, fronts = list[DataPlane](), list[ClientConnection]()
 
     async def script(call: Call) -> None:
@@ -528,7 +528,7 @@ async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_the
                 writer.close()
 
 
-# --- what is counted ---
+# --- counts ---
 
 
 class Notes(Meter):
@@ -629,7 +629,7 @@ async def streams_one(call: Call) -> None:
 def frozen_first(gateway: Gateway, *urls: str) -> None:
     route = model(*urls)
     gateway.route(replace(route, replicas=route.replicas[1:], frozen=(route.replicas[0].id,)))
-    # What came since the last look counts once more.
+    # Bytes since the last look count once more.
     gateway.later(0.5)
     gateway.later(0.5)
 

@@ -82,7 +82,7 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
     await until(lambda: not gateway.plane.connections)
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        # A length with more digits moves what comes after it.
+        # A length with more digits moves the bytes after it.
         for user, reads in (
             ("u", 1),
             ("v", 1),

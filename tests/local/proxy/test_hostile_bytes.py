@@ -1,7 +1,7 @@
-"""Hostile bytes at the gateway's door: requests that parsers disagree on, each with what must come
-of it, and mutations of them.
+"""Hostile bytes at the gateway's door: requests that parsers disagree on, each with its right
+result, and mutations of them.
 
-The engine behind logs raw bytes; see tests/hostile for what must hold. `scripts/fuzz` sends as many
+The engine behind logs raw bytes; see tests/hostile for the laws. `scripts/fuzz` sends as many
 mutations as you like.
 """
 
@@ -62,7 +62,7 @@ async def engines(lanes: list[Lane]) -> list[LoggedEngine]:
 async def gateway(
     lanes: list[Lane], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
-    """Without keys, so that no change to a key hides what comes after it."""
+    """Without keys, so that no change to a key hides later changes."""
     running = serve_models(tmp_path_factory.mktemp("served"), models_of(lanes))
     server = await to_thread.run_sync(running.__enter__)
     yield server
@@ -163,7 +163,7 @@ ADMIN_TARGETS = (
     ),
 )
 NOT_ADMIN = (b"/healthz?", b"/v1/models#")
-"""What a URL of these leads to is open to the key that asks."""
+"""The target of such a URL is open to the key that asks."""
 HOSTS = (b"127.0.0.1", b"127.0.0.1/healthz?", b"127.0.0.1#", b"x/v1?a=", b"a@127.0.0.1")
 
 
@@ -206,8 +206,8 @@ async def test_each_form_names_the_model_that_starlette_reads(
 async def test_each_answer_of_a_hostile_engine_stays_with_its_request(
     gateway: Served, lanes: list[Lane]
 ) -> None:
-    """Whole and in two pieces, closed and left open; each several times, for what is remembered of
-    the one before."""
+    """Whole and in two pieces, closed and left open; each several times, for memories of the one
+    before."""
     conversation, random_ = (
         Conversation(gateway.port, lanes[0].evil, lanes[0].engine, 9_900_000),
         random.Random(1),

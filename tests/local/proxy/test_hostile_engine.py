@@ -1,4 +1,4 @@
-"""P8: what an engine sends that never ends passes through a gateway without staying in it."""
+"""P8: an endless answer of an engine passes through a gateway without staying in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data plane over real sockets: what passes through, what is refused, engines that fail."""
+"""The data plane over real sockets: passed and refused requests, engines that fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.upstream import Call, Upstream
 pytestmark = pytest.mark.anyio
 
 
-# --- what passes through ---
+# --- passed requests ---
 
 
 async def test_an_answer_passes_through_untouched(gateway: Gateway) -> None:
@@ -229,7 +229,7 @@ async def test_requests_go_to_the_replica_with_the_least_in_flight(gateway: Gate
         await answer.aclose()
 
 
-# --- what the gateway refuses itself ---
+# --- refusals of the gateway itself ---
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ async def test_trailers_without_end_are_refused_and_never_kept(
             byte_count += len(piece)
             await asyncio.wait_for(writer.drain(), HANG_S)
             await asyncio.sleep(0)
-    assert byte_count < 16 << 20  # what the kernel takes before the gateway's end is heard of
+    assert byte_count < 16 << 20  # bytes before the kernel hears of the gateway's end
     writer.close()
 
 

@@ -83,7 +83,7 @@ def read(data: bytes) -> list[Read]:
 
 
 async def talk(gateway: Gateway, hostile: Callable[[Call], Awaitable[None]], count: int) -> bytes:
-    """All that one client gets who asks the hostile engine `count` times, and then the honest
+    """All answers to one client that asks the hostile engine `count` times, and then the honest
     engine of another model."""
 
     async def honest(call: Call) -> None:
@@ -109,8 +109,8 @@ async def talk(gateway: Gateway, hostile: Callable[[Call], Awaitable[None]], cou
 
 
 def script(answers: list[list[bytes]]) -> Callable[[Call], Awaitable[None]]:
-    """Gives each answer in its pieces; closes after the last, and after what the gateway may take
-    for no answer yet."""
+    """Gives each answer in its pieces; closes after the last, and after bytes that the gateway may
+    take for no answer yet."""
     turn = 0
 
     async def run(call: Call) -> None:

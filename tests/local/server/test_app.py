@@ -71,6 +71,6 @@ def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
     assert b"the control loop has ended" in output
     assert b"the loop of a test ends" in output
     assert b"Traceback" in output
-    # Nobody is left who would take connections.
+    # Nobody is left to take connections.
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)

@@ -71,7 +71,8 @@ async def test_models_follow_changes_of_the_file(
             while (await wishes(gateway))["a"]["context"] != 1024:
                 await asyncio.sleep(0.02)
         await gateway.until("a", "ready")
-    # What went while the gateway was away goes at its start; what was added by hand stays.
+    # A model that left the file while the gateway was away goes at its start; one added by hand
+    # stays.
     write(path, f"models:\n  c: {text % ''}\n")
     async with running(tmp_path, script, models_file=path) as gateway:
         await until(gateway, {"c", "by-hand"})

@@ -40,7 +40,7 @@ def knock(port: int) -> socket.socket:
 
 
 def status(client: socket.socket) -> bytes:
-    """What it is told, without having asked where it is told to come back."""
+    """Its answer, without a further request where it is told to come back."""
     try:
         client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
         return client.recv(65536)[9:12]
@@ -66,7 +66,8 @@ async def test_few_files_allow_few_clients_and_always_a_file_for_their_engine(
                     statuses = [await asyncio.to_thread(status, client) for client in crowd]
                     assert statuses.count(b"200") <= 15
                     assert set(statuses) <= {b"200", b"503", b""}
-                    # Who is in is served, with all places taken and a crowd before the door.
+                    # Clients that are in are served, with all places taken and a crowd before the
+                    # door.
                     for _ in range(20):
                         answer = await client.post("/v1/chat/completions", json=ASK)
                         assert answer.status_code == 200, answer.text
@@ -104,7 +105,7 @@ def test_too_few_resources_refuse_the_start(tmp_path: Path, ulimit: str, reason:
 
 
 def allow(gateway: Served, more: int) -> None:
-    """Address space: what it has now, and `more` bytes."""
+    """Address space: its present size, and `more` bytes."""
     pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.prlimit(

@@ -1,4 +1,4 @@
-"""Answers that requests share: one rendering for all who ask meanwhile, of no earlier state."""
+"""Answers that requests share: one rendering for all requests meanwhile, of no earlier state."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_early_clients_are_answered_and_systemd_hears_of_readiness(
                     resident = re.search(
                         r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text()
                     )
-                    # What an idle gateway may take of the machine that is its engines'.
+                    # The memory that an idle gateway may take from its engines' machine.
                     assert resident is not None
                     assert int(resident[1]) < 85 * 1024
                     assert ready == f"MAINPID={process.pid}\nREADY=1".encode()

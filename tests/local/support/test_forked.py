@@ -1,5 +1,5 @@
-"""Forked processes are as those that begin with a new interpreter: what they print, how they end,
-what they find."""
+"""Forked processes are as those that begin with a new interpreter: their output, their end and
+their surroundings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the in-memory twin adds to the contract: faults on request, and a world that outlives the
+"""Additions of the in-memory twin to the contract: faults on request, and a world that outlives the
 host."""
 
 from __future__ import annotations

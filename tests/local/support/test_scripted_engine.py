@@ -266,7 +266,7 @@ def test_the_flags_of_the_fake_engine_become_a_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_an_engine_that_ends_while_it_is_asked_leaves_no_socket_open(turns: int) -> None:
-    """What its clients have just connected to is accepted, in one turn of the loop or another, or
+    """A connection that a client has just made is accepted, in one turn of the loop or another, or
     never."""
     clients = []
     async with FakeEngine(EngineScript(model="m"), lambda line: None) as engine:

@@ -1,4 +1,4 @@
-"""What the command line prints of a model."""
+"""The output of the command line about a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line prints of a plan."""
+"""The output of the command line about a plan."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
         flow.end()
         output = read(master)
     assert output.count("\x1b[2m") == 1
-    # What was taken back: so many columns to the left, and the rest of the line cleared.
+    # The columns that were taken back: so many to the left, and the rest of the line cleared.
     plain = re.sub(r"\x1b\[[02]m", "", output)
     while jump := re.search(r"\x1b\[(\d+)D\x1b\[K", plain):
         plain = plain[: jump.start() - int(jump[1])] + plain[jump.end() :]

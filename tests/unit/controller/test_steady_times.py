@@ -35,7 +35,7 @@ def test_a_clock_that_is_set_moves_no_time_that_was_seen_before(step_s: float) -
     with clocks(103.0, set_at + 3):
         times.begin(NAMES)
         assert times.steady("m", 4990.0) == 90.0
-        # What was noted by the new clock.
+        # The times that the new clock noted.
         assert times.steady("m", set_at + 1) == 101.0
 
 

@@ -37,7 +37,7 @@ WHOLE = CodeStep("1.3", new=sorted([function_hash(RUN, "run"), function_hash(OUT
 
 
 def versions(shape: Shape, version: str, *steps: CodeStep) -> dict[str, Scalar]:
-    """What code_versions tells of versions 1.0 to 1.3 with these changes."""
+    """The answer of code_versions for versions 1.0 to 1.3 with these changes."""
     several = {f"1.{number}": CodeStep(f"1.{number}", f"1.{number - 1}") for number in (1, 2, 3)}
     several |= {step.version: step for step in steps}
     history = CodeHistory(tuple(several), several.__getitem__, lambda: WHOLE)

@@ -1,4 +1,4 @@
-"""Cures by the case: what its circumstances call for stands first, in flags of its engine."""
+"""Cures by the case: steps for its circumstances stand first, in flags of its engine."""
 
 import re
 from functools import cache
@@ -326,9 +326,9 @@ CALLED = (
         # Python's own faults, wherever below the engine.
         ("/x/site-packages/frob_parser/core.py", "AssertionError", True),
         ("/x/site-packages/sglang/srt/frob.py", "ImportError: Please install frob", True),
-        # A library of media refuses what a client sent.
+        # A library of media refuses a client's data.
         ("/x/site-packages/torchcodec/frob.py", "RuntimeError: no video stream", False),
-        # What carries requests fails with its client.
+        # The carrier of requests fails with its client.
         ("/x/site-packages/starlette/responses.py", "AssertionError", False),
     ],
 )

@@ -1,4 +1,4 @@
-"""What logs prove: the corpus of tests/logs, cut and garbled, and what is learned from it."""
+"""Proofs in logs: the corpus of tests/logs, cut and garbled, and the facts learned from it."""
 
 import asyncio
 import time
@@ -130,8 +130,8 @@ def test_unread_lines_change_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("name", FAILED)
 def test_a_start_that_fails_is_known_when_the_proof_was_read(name: str) -> None:
-    """Long before the engine gives up: at the line itself where its text is known, and at what it
-    calls fatal otherwise."""
+    """Long before the engine gives up: at the line itself where its text is known, else at the line
+    that it calls fatal."""
     case = CASES[name]
     reader = LogReader(SIGNATURES, case["engine"].partition("==")[0])
     for number, line in enumerate(text(name).split(b"\n"), 1):
@@ -231,9 +231,8 @@ def test_no_garbled_log_makes_it_raise(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["quiet", "noisy", "starting"])
 def test_a_log_ten_times_as_long_costs_not_much_more_than_ten_times_as_much(kind: str) -> None:
-    """In CPU time, the best of several: what grows with the square would cost a hundred times.
-    benchmarks/diagnosis.py tells how
-    fast 200 MB are read."""
+    """In CPU time, the best of several: work that grows with the square would cost a hundred times.
+    benchmarks/diagnosis.py tells how fast 200 MB are read."""
 
     def cost(megabytes: int) -> float:
         cpu_times = []
@@ -385,7 +384,7 @@ class Printing:
 
 
 async def watch_log(name: str, *, ends: bool) -> Observation:
-    """What a watcher has seen of a log, once it has a proof or the log has ended."""
+    """A watcher's reading of a log, once it has a proof or the log has ended."""
     wake_event = asyncio.Event()
     lines = text(name).split(b"\n")
     settings = Settings.model_validate({"data_dir": "/nonexistent"})
@@ -435,7 +434,7 @@ async def test_the_watcher_returns_unknown_texts_at_the_end_of_the_log() -> None
     assert (await watch_log("healthy-c-awq", ends=True)).proof is None
 
 
-# --- what is learned ---
+# --- learned facts ---
 
 
 @cache
@@ -586,8 +585,7 @@ def test_a_failure_that_no_plan_helps_teaches_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAILED)
 def test_no_failure_leaves_its_plan_allowed(name: str) -> None:
-    """Each either lies outside the plan, or leaves a fact: about the plan, or about what is in
-    it."""
+    """Each either lies outside the plan, or leaves a fact about the plan or a part of it."""
     failure = proven(name)
     assert bool(learn(failed_attempt(), failure, 0.0)) is not (failure.proves == "nothing")
 

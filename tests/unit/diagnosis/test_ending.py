@@ -1,4 +1,4 @@
-"""The end of an engine whose log names no cause: what its exit code proves about the plan."""
+"""The end of an engine whose log names no cause: proofs of its exit code about the plan."""
 
 import pytest
 

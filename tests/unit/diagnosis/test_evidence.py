@@ -1,5 +1,5 @@
-"""What counts only once a log has ended: few lines of a paste, warnings before a traceback that is
-cut off, the stack of a crash."""
+"""Evidence that counts only once a log has ended: few lines of a paste, warnings before a traceback
+that is cut off, the stack of a crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(*lines: str) -> Failure:
         # A known text, and words of a field, where nothing says that it is an error.
         ("RPC call to execute_model timed out", "hang"),
         ("NVSHMEM API called before NVSHMEM initialization has completed", "nccl"),
-        # What Python says of a fault, without the exception that says so.
+        # Python's words about a fault, without its exception.
         ("name 'check_frob' is not defined", "engine_bug"),
         ("cannot import name 'Frob' from 'transformers'", "package"),
         ("'Frob' object has no attribute 'frob'", "unknown"),

@@ -1,4 +1,4 @@
-"""What is known of a flag that an engine refused."""
+"""Knowledge about a flag that an engine refused."""
 
 import pytest
 

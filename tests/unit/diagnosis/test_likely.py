@@ -1,5 +1,5 @@
-"""What words speak for: texts that no row knows, healthy logs, and that no engine is treated by
-it."""
+"""Likely kinds by words: texts that no row knows, healthy logs, and no treatment of an engine by
+them."""
 
 import pytest
 from hypothesis import given

@@ -151,8 +151,7 @@ NAN = (
 
 
 def verdict_after_service(*lines: str) -> tuple[str, str | None]:
-    """What is told of an engine that served before it printed these lines: the kind, and the line
-    that is cited."""
+    """The kind and the cited line for an engine that served before it printed these lines."""
     diagnosis = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
     return diagnosis.kind, diagnosis.line
 
@@ -340,8 +339,8 @@ def test_the_error_that_a_process_quotes_of_a_worker_is_the_cause() -> None:
 
 
 def test_state_that_an_engine_prints_beside_an_error_is_not_the_error() -> None:
-    """vLLM prints its configuration and its scheduler, at the level of errors, before it tells what
-    failed."""
+    """vLLM prints its configuration and its scheduler, at the level of errors, before it tells of
+    the failure."""
     log = """\
 ERROR 03-14 10:22:05 [dump_input.py:70] V1 LLM engine (v0.9.0) with config: model='m', quantization=None, enable_prefix_caching=True, tokenizer='m',
 ERROR 03-14 10:22:05 [dump_input.py:78] Dumping scheduler output for model execution:
@@ -756,7 +755,8 @@ def test_a_worker_that_says_that_others_may_wait_for_it_says_no_more() -> None:
 
 
 def test_a_wait_between_processes_is_told_where_nothing_else_is() -> None:
-    """vLLM prints it as information while it loads, too: only who pastes it alone means it."""
+    """vLLM prints it as information while it loads, too: only a user that pastes it alone means
+    it."""
     line = (
         "No available shared memory broadcast block found in 60 seconds. This typically happens"
         " when some processes are hanging"

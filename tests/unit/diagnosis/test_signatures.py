@@ -1,5 +1,5 @@
-"""What libraries beneath the engines say of themselves: the names and texts of whole tables, each
-with the kinds that it means."""
+"""Errors of libraries beneath the engines: the names and texts of whole tables, each with the kinds
+that it means."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from gateway.profiles.profiles import Profiles
 
 SIGNATURES = Profiles().signatures
 
-# Of cudaError_t and CUresult (driver_types.h, cuda.h and cudaGetErrorString of CUDA 12.9), by what
-# each means: runtime's name, driver's name, text.
+# Of cudaError_t and CUresult (driver_types.h, cuda.h and cudaGetErrorString of CUDA 12.9), by their
+# meaning: runtime's name, driver's name, text.
 CUDA = {
     "gpu_oom": ["MemoryAllocation OUT_OF_MEMORY out of memory"],
     "driver_too_old": [
@@ -388,7 +388,7 @@ def through(frames: tuple[str, ...], error: str, before: tuple[str, ...] = ()) -
             "TypeError: macro x takes no keyword argument 'y'",
             "tokenizer",
         ),
-        # No setting, no architecture: nobody knows what these mean for an engine.
+        # No setting, no architecture: nobody knows their meaning for an engine.
         ("starlette/datastructures.py:__init__", "AssertionError: Cannot set both", "unknown"),
         (
             "ray/dag/compiled_dag_node.py:f",
@@ -603,7 +603,7 @@ def test_an_xid_is_read_out_of_a_log_as_the_table_of_xids_has_it() -> None:
         for number in table
     }
     fatal_xids = {number for number, xid in table.items() if xid.lost}
-    # What a GPU contains ends the program, and is the GPU's fault all the same.
+    # An error that a GPU contains ends the program, and is the GPU's fault all the same.
     assert {number for number, kind in kinds.items() if kind == "gpu_lost"} == fatal_xids | {94}
     faults = {number for number, xid in table.items() if xid.action == "RESTART_APP"}
     assert {number for number, kind in kinds.items() if kind == "kernel_runtime"} == faults | {43}

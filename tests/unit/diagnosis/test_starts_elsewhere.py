@@ -1,4 +1,4 @@
-"""The band of starts on another machine: what logs of real starts say, for starts like them."""
+"""The band of starts on another machine: times of logs of real starts, for starts like them."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "TimeoutError",
             "hang",
         ),
-        # What the engine counts for requests: words of a field in it (an image's placeholders, a
+        # Figures of the engine for requests: words of a field in them (an image's placeholders, a
         # page's size) are no cause.
         (
             "vllm/v1/core/kv_cache_utils.py",

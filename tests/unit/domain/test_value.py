@@ -18,7 +18,7 @@ WIDE = re.compile(r"\\[wWdDsS][^{]*\{")
 
 
 def patterns(code: str) -> Iterator[str]:
-    """What `Field(pattern=...)` is given."""
+    """Patterns for `Field(pattern=...)`."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Field":
             yield from (

@@ -1,4 +1,4 @@
-"""What a GPU does now, as a scripted NVML tells it."""
+"""The present work of a GPU, as a scripted NVML tells it."""
 
 from __future__ import annotations
 

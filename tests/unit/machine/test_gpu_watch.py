@@ -1,5 +1,5 @@
-"""GPUs that fail: what Xids mean, when a GPU is lost, and when it is used again. NVML is a fake; no
-GPU failed for these tests."""
+"""GPUs that fail: meanings of Xids, the loss of a GPU, and its return. NVML is a fake; no GPU
+failed for these tests."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_lost_card_is_not_held_open_and_can_be_reset(
 def test_a_machine_without_gpus_is_left_alone(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And who closes the watch does not wait for its next look."""
+    """The close of the watch does not wait for its next look."""
     monkeypatch.setattr("gateway.machine.gpu_watch._DRIVER_POLL_S", 10 * HANG_S)
     gpu_watch = GpuWatch(nvml)
     gpu_watch.start(TABLE, lambda: None)

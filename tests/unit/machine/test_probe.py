@@ -1,5 +1,5 @@
-"""The probe against scripted NVML and scripted /proc: what it reads, and what it leaves out and
-says so."""
+"""The probe against scripted NVML and scripted /proc: its readings, and the notes on missing
+ones."""
 
 from __future__ import annotations
 

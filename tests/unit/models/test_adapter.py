@@ -1,5 +1,5 @@
-"""An adapter is read from its config and its headers; what no engine serves, and what was trained
-for another model, is refused with the reason."""
+"""An adapter is read from its config and its headers; an adapter that no engine serves, or of
+another model, is refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traits of experts follow config.json, and what the engine's class of the family fixes."""
+"""The traits of experts follow config.json, and the constants of the engine's class."""
 
 from __future__ import annotations
 

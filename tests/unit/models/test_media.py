@@ -1,4 +1,4 @@
-"""What a model takes beside text, by its architecture or the fields of its config."""
+"""The inputs of a model beside text, by its architecture or the fields of its config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From config.json and headers to a spec, and nothing but BadModel for what cannot be one."""
+"""From config.json and headers to a spec, and nothing but BadModel for all else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that are asked: what a decision leaves open, and what their answers change of it."""
+"""Engines that are asked: open questions of a decision, and the changes by their answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_decision(
 
 
 def answer(plan: Plan, **changes: Any) -> EngineAnswer:
-    """What an engine says that agrees with the forecast."""
+    """The answer of an engine that agrees with the forecast."""
     length, bytes_ = 16_384, 16_384 * plan.memory.kv_bytes_per_token
     engine_answer = EngineAnswer(
         kernels=tuple(

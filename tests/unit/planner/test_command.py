@@ -1,5 +1,5 @@
-"""A command line read backwards: what plans write is known again, and nothing else is taken for
-it."""
+"""A command line read backwards: flags that plans write are known again, and nothing else is taken
+for them."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_spelling_of_its_own_is_known() -> None:
     )
 )
 def test_a_flag_refused_to_users_is_refused_here(args: dict[str, bool | int | str]) -> None:
-    """Whatever the value, no flag of the gateway's passes but those that plans have."""
+    """For any value, no flag of the gateway's passes but those that plans have."""
     names = {FLAGS[name].same_as or name for name in args}
     try:
         check(*arguments(args))

@@ -203,10 +203,10 @@ def test_no_weights_are_halved_beside_a_neighbour_and_no_context_is_cut_to_nothi
     reason = decision.rejected[0].reasons[0]
     assert "beside other models it would have weights halved to fp8" in reason
     assert "131072 without them" in reason
-    # Who asks for it gets it; and what a neighbour leaves is taken where it is enough.
+    # A wish for it gets it; memory that a neighbour leaves is taken where it is enough.
     assert decide_beside(20, args={"quantization": "fp8"}).plans
     assert not decide_beside(22).plans[0].quantizes_weights
-    # The margin of the other is not touched: nothing is left beside what it was promised.
+    # The margin of the other is not touched: nothing is left beside its promised bytes.
     assert "0.00 GiB are available" in decide_beside(4).rejected[0].reasons[0]
 
 

@@ -34,7 +34,8 @@ def make_decision(gibs: int, claimed: int, context: int | None = None, **args: i
 def test_the_promises_to_engines_never_exceed_the_ram(
     gibs: int, moves: list[tuple[bool, int]]
 ) -> None:
-    """Models come and go; who came first keeps its own, and what goes gives all of it back."""
+    """Models come and go; the first keeps its own memory, and a leaving model gives all of it
+    back."""
     promises: list[tuple[int, int]] = []
     for comes, context in moves:
         if not comes and promises:

@@ -1,6 +1,5 @@
-"""What `fitserve plan` and `fitserve matrix` print for people: within a terminal's width, whole
-lines in a pipe, two sentences for
-mistakes."""
+"""The output of `fitserve plan` and `fitserve matrix` for people: within a terminal's width, whole
+lines in a pipe, two sentences for mistakes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is refused before anything is sized, and what a plan says of the engine and the GPU that it
-was given."""
+"""Refusals before anything is sized, and the words of a plan about its engine and GPU."""
 
 from __future__ import annotations
 
@@ -225,7 +224,7 @@ def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables
     assert "--is-embedding" not in decide_on(machine("3090"), VLLM_REF, model=embeds).plans[0].argv
 
 
-# --- what is known against an engine version ---
+# --- facts against an engine version ---
 
 WEAK = Advisory(id="CVE-1", summary="s", fixed_in="9.10.0", source="https://example.org")
 
@@ -316,7 +315,7 @@ def test_mxfp4_on_ampere_says_so() -> None:
     )
 
 
-# --- what was seen to work ---
+# --- facts for an engine version ---
 
 
 def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() -> None:

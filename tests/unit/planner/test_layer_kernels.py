@@ -1,4 +1,4 @@
-"""Quantized models through the whole planner: which kernel each layer gets, and what is refused."""
+"""Quantized models through the whole planner: the kernel of each layer, and the refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Flags of the user that change what the model is: the plan follows."""
+"""Flags of the user that change the model itself: the plan follows."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ SIZES: dict[str, set[int]] = {
     "granite-3.1-2b": {1, 2, 4, 8},
     "qwen1.5-moe-a2.7b": {1, 2, 4, 8},
 }
-# Shapes of which only one thing refuses, in the same way: base, changes, what may be, and the
+# Shapes of which only one thing refuses, in the same way: base, changes, allowed numbers, and the
 # reason for three GPUs.
 TWELVE = {
     "hidden_size": 768,

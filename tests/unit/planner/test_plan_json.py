@@ -38,7 +38,7 @@ FREE = ("env", "variables")
 
 
 def documented_words(text: str) -> set[str]:
-    """What stands between backticks, word by word."""
+    """The words between backticks."""
     return {
         word for quote in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.]+", quote)
     }

@@ -1,5 +1,5 @@
-"""What holds of every plan, whatever the input: models, machines and wishes that somebody made up
-to break the planner, and real ones."""
+"""Laws of every plan for any input: models, machines and wishes made up to break the planner, and
+real ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ SIZES = st.integers(0, 70) | st.sampled_from([96, 100, 127, 1000, 2880, 10**6])
 
 
 def several(count: int) -> settings:
-    """Examples differ too much for shrinking to be worth its time; what fails is printed whole."""
+    """Examples differ too much for shrinking to be worth its time; a failing one is printed
+    whole."""
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     return settings(
         max_examples=quicker(count),
@@ -143,7 +144,7 @@ def wish(**fields: Any) -> Wish:
 
 
 def sound(plan: Plan, request: Wish) -> None:
-    """What every plan keeps to."""
+    """The laws of every plan."""
     engine = ENGINES[str(plan.engine)]
     flag_names = [item.removeprefix("--").partition("=")[0] for item in plan.argv]
     flags = [name if name in engine.flags else name.removeprefix("no-") for name in flag_names]
@@ -214,7 +215,7 @@ def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(
         sound(plan, request)
 
 
-# --- real: what a fact, or more memory, may change ---
+# --- real: changes by a fact, or by more memory ---
 
 
 @st.composite
@@ -425,8 +426,8 @@ def test_the_substitute_of_a_kernel_hides_no_other_layout() -> None:
 
 
 def check_others(spec: ModelSpec, before: Decision, after: Decision, affected: set[str]) -> None:
-    """The fact took away what it is about, and what stands in for that does not rank before what
-    was better anyway."""
+    """The fact took away its subject, and the plan in its place does not rank before a better
+    one."""
     old = [plan.fingerprint for plan in before.plans]
     stay = [name for name in old if name not in affected]
     now = [plan.fingerprint for plan in after.plans]

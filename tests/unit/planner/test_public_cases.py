@@ -26,7 +26,7 @@ from tests.unit.planner.test_reported_failures import make_decision
 
 
 class PublicCase(NamedTuple):
-    """wanted: of the wish. holds: what the report says of the decision."""
+    """wanted: of the wish. holds: the report's words about the decision."""
 
     source: str
     fields: Mapping[str, Any]

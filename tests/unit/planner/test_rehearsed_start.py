@@ -1,4 +1,4 @@
-"""What a rehearsed start changes: a plan whose start the engine refuses is none."""
+"""The effect of a rehearsed start: a plan whose start the engine refuses is none."""
 
 from __future__ import annotations
 

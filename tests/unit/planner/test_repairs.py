@@ -1,5 +1,5 @@
-"""Variants of a model on an engine, and what may change after a refusal: one thing at a time, never
-what the user set."""
+"""Variants of a model on an engine, and changes after a refusal: one at a time, never a setting of
+the user."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
         assert all(
             variant.reasons["backends"][0].startswith("Marlin") for variant in backend_variants
         )
-        # What was to stand in and does not is not repaired: the other one is looked at anyway.
+        # A stand-in that fails is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in backend_variants)
     second_cures = cures(
         Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
@@ -204,7 +204,7 @@ def longer(
     args: Any = (),
     engine_: Engine = ENGINE,
 ) -> list[str]:
-    """What each variant changes that may have a longer context than this one."""
+    """The change of each variant that may have a longer context than this one."""
     variants = longer_variants(variant, context, 32_768, engine_, gpus, args)
     return [
         name

@@ -1,5 +1,5 @@
-"""Five failures that users reported, as what the planner must foresee; each with cases beside it
-that must stay possible.
+"""Five failures that users reported, which the planner must foresee; each with cases beside it that
+must stay possible.
 
 Where something was never run on that hardware, the plan says "predicted".
 """

@@ -1,4 +1,4 @@
-"""The search of one engine version: what is tried, what is told of it, and where it ends."""
+"""The search of one engine version: its tries, its words and its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
     assert "shared by 2 stages" in best.pipeline_parallel.reason
     assert "GiB are needed" in best.pipeline_parallel.reason
     assert "--pipeline-parallel-size=2" in best.argv
-    # What was refused is told as it was asked for, without the cures.
+    # A refused variant is told as it was asked for, without the cures.
     assert [
         (rejection.tensor_parallel, rejection.pipeline_parallel, rejection.verdict)
         for rejection in decision.rejected
@@ -398,7 +398,7 @@ def test_unlike_gpus_get_stages_by_memory_and_speed(
     assert max(map(_total, uneven)) > 1.2 * _total(even_plan)
     assert max(plan.max_model_len.value for plan in uneven) > 1.2 * even_plan.max_model_len.value
     assert plans[0] in uneven
-    # Who deals them out himself is not overruled.
+    # A user's own division is not overruled.
     own_plans = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **options).plans
     assert {plan.env[name] for plan in own_plans} == {f"{layers - 20},20"}
 

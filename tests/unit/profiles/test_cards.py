@@ -53,7 +53,7 @@ def test_every_source_is_used() -> None:
 
 @pytest.mark.parametrize("card", TABLE.cards, ids=NAMES)
 def test_peaks_are_those_of_the_generation(card: Card) -> None:
-    """What the tensor cores multiply follows from the capability, and narrower formats are not
+    """The formats of the tensor cores follow from the capability, and narrower formats are not
     slower."""
     traits = Profiles().gpus.traits(card.capability)
     assert traits is not None

@@ -1,4 +1,4 @@
-"""The shipped engine profiles, against what is known of each version; and the generator that writes
+"""The shipped engine profiles, against known traits of each version; and the generator that writes
 their second part."""
 
 import json
@@ -25,8 +25,8 @@ REFS = sorted(PROFILES.engine_files)
 VLLM = [ref for ref in REFS if ref.startswith("vllm")]
 SGLANG = [ref for ref in REFS if ref.startswith("sglang")]
 CUDA = [ref for ref in REFS if PROFILES.engine(ref).device == "cuda"]
-# What versions have is said by the bound from which, or before which, they have it: vLLM for CPUs
-# has vLLM's numbers.
+# Traits of versions are bounds from which, or before which, versions have them: vLLM for CPUs has
+# vLLM's numbers.
 FROM_0_19, FROM_0_26, FROM_0_32 = (
     {ref for ref in VLLM if since(ref.partition("==")[2], bound)}
     for bound in ("0.19", "0.26", "0.32")
@@ -76,7 +76,7 @@ CHOICES = [
     ("tool-call-parser", "hermes", set(VLLM)),
     ("kv-cache-dtype", "fp8", set(VLLM)),
 ]
-# What the planner and the host set, or look at in what the user gives.
+# Flags that the planner and the host set, or read among the user's.
 PLANNED = (
     "tensor-parallel-size dtype max-model-len max-num-seqs max-num-batched-tokens"
     " gpu-memory-utilization quantization kv-cache-memory-bytes enforce-eager"

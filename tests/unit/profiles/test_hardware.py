@@ -1,4 +1,4 @@
-"""The shipped machines: what they say, and that a small model is planned on each."""
+"""The shipped machines: their fields, and a plan of a small model on each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 WITH_GPUS = [name for name in NAMES if name != "cpu"]
 SMALL = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
 
-# name: (cards, what nvidia-smi prints as each one's memory in MiB, capability)
+# name: (cards, memory of each in MiB as nvidia-smi prints it, capability)
 EXPECTED = {
     "3090": (1, 24576, "8.6"),
     "2x3090": (2, 24576, "8.6"),

@@ -1,5 +1,5 @@
 """The connection to an engine: a chunk that is passed on as it came is one that the parser reads
-so, and who is asked again when."""
+so, and the times at which an engine is asked again."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def pool(clock: Clock) -> UpstreamPool:
 
 
 def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[Any, ...]:
-    """What becomes of an answer that comes in these pieces."""
+    """The result of an answer that comes in these pieces."""
     link, exchange = kind(pool(Clock())), RecordedExchange()
     link.transport = cast("asyncio.Transport", Transport())
     link.ask(cast("Any", exchange), b"", b"")
@@ -98,7 +98,7 @@ def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[A
 
 
 def unframe(data: bytes) -> tuple[bytes, bytes]:
-    """What whole chunks hold that are framed as we do, and what comes behind them."""
+    """The content of whole chunks that are framed as ours, and the bytes behind them."""
     content = b""
     while (at := data.find(b"\r\n")) > 0:
         size = int(data[:at], 16)

@@ -1,5 +1,5 @@
-"""A backup is one moment of the data folder, whatever is written meanwhile; what comes back is
-whole, or nothing is touched."""
+"""A backup is one moment of the data folder under any writes; a restored one is whole, or nothing
+is touched."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_restored_backup_is_the_former_state_with_digests_of_keys(tmp_path: Pa
             "installation",
             "learned/engines/vllm/1.yaml",
         ]
-    # Into the same folder, stopped: what was there goes aside.
+    # Into the same folder, stopped: its files go aside.
     restored_backup = restore_backup(data, archive)
     assert (restored_backup.fitserve, restored_backup.models, restored_backup.keys) == (
         "1.2.3",

@@ -66,8 +66,8 @@ def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(
     )
     assert [oct(mode(data / path) & 0o077) for path in (".", *names)] == ["0o0"] * (1 + len(names))
     assert lines[0]["files"] == len(names)
-    # What engines in containers read stays readable behind the closed folder, and what a link
-    # points to is not ours.
+    # Files that engines in containers read stay readable behind the closed folder, and the target
+    # of a link is not ours.
     assert mode(data / "models/org--name/weights") == 0o644
     assert mode(outside) == 0o755
     with capture_logs() as lines:

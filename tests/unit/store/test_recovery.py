@@ -103,8 +103,8 @@ def content(store: Store) -> list[object]:
 
 @pytest.fixture(scope="module")
 def killed_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[object]]:
-    """The files of a database whose gateway was killed, by their names, and what was
-    acknowledged."""
+    """The files of a database whose gateway was killed, by their names, and the acknowledged
+    changes."""
     file = tmp_path_factory.mktemp("killed") / "fitserve.db"
     store = open_store(file)
     installation_id(file, store)

@@ -38,7 +38,7 @@ def test_models_survive_a_reopening(store: Store) -> None:
 def test_the_database_is_durable_and_private(store: Store) -> None:
     assert store._database.connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert store._database.connection.execute("PRAGMA synchronous").fetchone()[0] == 2
-    # A damaged journal loses nothing: what was acknowledged is in the database itself.
+    # A damaged journal loses nothing: acknowledged changes are in the database itself.
     store.add_model(wish(name="a"), 1.0)
     (store.path.with_name("alone.db")).write_bytes(store.path.read_bytes())
     lone_store = Store(store.path.with_name("alone.db"))

@@ -58,7 +58,7 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
     assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == calibration[
         "facts"
     ]
-    # What an engine here would have measured too.
+    # Figures that an engine here would have measured too.
     about = {
         "what": "all_reduce",
         "gpus": uuids(HARDWARE.gpus),

@@ -1,4 +1,4 @@
-"""`fitserve completion`: the shells themselves complete with what is printed."""
+"""`fitserve completion`: the shells themselves complete with the printed scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def print_output(shell: str) -> str:
     return result.stdout
 
 
-# What is typed, with the word that is completed last, and some of what completes it.
+# The typed words, the completed one last, and some of its completions.
 TYPED = [
     (("fitserve", "re"), {"restore", "retry"}),
     (("fitserve", "engine", "in"), {"install"}),

@@ -206,7 +206,7 @@ def test_packages_that_come_later_change_the_identity_of_an_environment(
     ],
 )
 def test_a_version_is_no_way_out_of_the_folder_of_engines(tmp_path: Path, name: str) -> None:
-    """An environment is made anew where one was begun: what is there goes."""
+    """An environment is made anew where one was begun: the old files go."""
     (victim := tmp_path / "data/victim").mkdir(parents=True)
     (victim / "kept").touch()
     (tmp_path / "data/engines/vllm-..").mkdir(parents=True)

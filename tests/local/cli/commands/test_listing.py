@@ -89,8 +89,8 @@ async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
 async def test_a_third_copy_without_room_is_listed_and_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third has no room: what is listed says so, and that is told once, however often it is
-    planned again."""
+    """The third has no room: the list says so, and that is told once, however often it is planned
+    again."""
     monkeypatch.setattr("gateway.controller.fleet.managed_model.REPLAN_S", 0.05)
     plan_counts: list[int] = []
     plan = PlanSteps.plan

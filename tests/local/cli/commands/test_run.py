@@ -222,7 +222,7 @@ async def test_a_model_that_was_stopped_is_started(tmp_path: Path) -> None:
         result = await run_in_thread(run_with_pipe, gateway.url, "Hello", "m")
         assert result.returncode == 0, result.stderr
         assert SAID in result.stdout
-        # What does not serve says why, and nobody waits for ever.
+        # A model that does not serve says why, and nobody waits for ever.
         body = {"name": "away", "endpoint": "http://127.0.0.1:9/v1"}
         assert (await gateway.client.post("/admin/models", json=body)).status_code == 202
         late_result = await run_in_thread(run_with_pipe, gateway.url, "Hello", "away")

@@ -1,4 +1,4 @@
-"""What `fitserve doctor` hears from a Hub, over a socket."""
+"""Answers of a Hub to `fitserve doctor`, over a socket."""
 
 from __future__ import annotations
 

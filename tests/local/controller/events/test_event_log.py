@@ -1,4 +1,4 @@
-"""gateway.controller.events.event_log: what was told is kept."""
+"""gateway.controller.events.event_log: told events are kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """5,000 keys and 500 models with live endpoints: all are there after a start, and each is found.
-What it costs, `python -m benchmarks.many` prints."""
+`python -m benchmarks.many` prints the cost."""
 
 from __future__ import annotations
 

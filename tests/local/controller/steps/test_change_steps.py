@@ -1,5 +1,5 @@
-"""A model is changed while its clients go on: beside what serves where there is room, else in its
-place, and back where the new one fails."""
+"""A model is changed while its clients go on: beside the serving one where there is room, else in
+its place, and back where the new one fails."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_the_old_wish_is_in_force_again_if_the_new_one_fails(
         assert "gibberish" in view["change"]["detail"]
         assert view["change"]["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
         assert contexts(view) == [512]
-        # What was refused does not stand in the way of the next change.
+        # A refused change does not stand in the way of the next one.
         await change(gateway, max_context=128)
         assert (await wait_until_settled(gateway))["wish"]["max_context"] == 128
 
@@ -200,7 +200,7 @@ async def test_a_change_that_engines_do_not_see_starts_none_anew(tmp_path: Path)
         view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (5, 100)
         assert view["attempts"] == view_before["attempts"]
-        # Null is the way back to what is so by itself.
+        # Null is the way back to the default.
         await change(gateway, status=200, policy=None, min_context=None)
         view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (0, None)

@@ -1,4 +1,4 @@
-"""A plan is checked before its start: the engine's own code is asked, once, and what it says is
+"""A plan is checked before its start: the engine's own code is asked, once, and its answer is
 started."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ OWN = {
 
 
 class Code:
-    """The code of engines: what it answers, and who was asked. `refuses`: engines that refuse all.
+    """The code of engines: its answers, and the asked engines. `refuses`: engines that refuse all.
     is_blocked: it says nothing before it is let go."""
 
     def __init__(self, *refuses: str, is_blocked: bool = False) -> None:

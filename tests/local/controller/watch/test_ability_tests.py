@@ -1,6 +1,6 @@
-"""What a model does for apps is shown by its engine at its first start, kept with the attempt, and
-told everywhere; a model that does not do it
-serves all the same. Real sockets; the engines are scripted."""
+"""A model's abilities for apps are shown by its engine at its first start, kept with the attempt,
+and told everywhere; a model that does not do it serves all the same. Real sockets; the engines are
+scripted."""
 
 from __future__ import annotations
 

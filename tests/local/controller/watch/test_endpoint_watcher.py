@@ -1,4 +1,4 @@
-"""Endpoints that answer anything but what was asked: the gateway says so in the model's state, and
+"""Endpoints that answer anything but the question: the gateway says so in the model's state, and
 nothing else of it notices."""
 
 from __future__ import annotations

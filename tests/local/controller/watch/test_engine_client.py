@@ -1,5 +1,5 @@
-"""Whatever an engine answers to the gateway's own questions: bounded bytes, bounded time, and an
-error in words."""
+"""Any answer of an engine to the gateway's own questions: bounded bytes, bounded time, and an error
+in words."""
 
 from __future__ import annotations
 

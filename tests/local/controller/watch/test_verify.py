@@ -1,4 +1,4 @@
-"""What tells an engine that hangs from one that is only busy, when its clients hear nothing."""
+"""The difference between a hanging and a busy engine, when its clients hear nothing."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MODEL = ModelFiles(b"{}")
 
 @pytest.fixture
 def install(tmp_path: Path) -> Callable[[str], Inquirer]:
-    """An engine whose Python is a script: what a broken or a hostile image would have there."""
+    """An engine whose Python is a script, as of a broken or a hostile image."""
 
     def make_inquirer(program: str) -> Inquirer:
         folder = tmp_path / "engines/vllm-cpu-9.9.0"
@@ -148,8 +148,8 @@ def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(
 def test_each_environment_is_asked_in_a_process_of_its_own(
     install: Callable[[str], Inquirer],
 ) -> None:
-    """A variable keeps an engine from a kernel: a plan that sets it is not what an engine without
-    it was asked about."""
+    """A variable keeps an engine from a kernel: a plan that sets it differs from the question to an
+    engine without it."""
     inquirer = install(
         f"#!{sys.executable}\nimport json, sys\ngiven ="
         " sys.stdin.buffer\ngiven.read(int(given.readline()))\nasked ="

@@ -55,7 +55,7 @@ async def test_servers_on_other_addresses_of_other_machines_are_named() -> None:
         view = view_of(port, "127.0.0.2", "127.0.0.3", "127.0.0.4")
         membership = member(port)
         assert await exposed_servers([view], membership) == [f"two at 127.0.0.2:{port}"]
-        # A machine cannot tell of itself what others reach.
+        # A machine cannot tell by itself which of its ports others reach.
         local = membership.evolve(name="two")
         assert await exposed_servers([view], local) == []
         # On the network of the cluster it has to answer.

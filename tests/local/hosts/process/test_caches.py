@@ -1,4 +1,4 @@
-"""What engines compiled is kept until it takes too much room."""
+"""Compiled code of engines is kept until it takes too much room."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ async def test_a_child_that_floods_has_left_once_its_reader_leaves(tmp_path: Pat
         async with aclosing(flood) as lines:
             assert await anext(lines) == b"y"
             child = lines.ag_frame.f_locals["child"]
-            # asyncio reads no more until somebody has taken what it has.
+            # asyncio reads no more until somebody has taken its bytes.
             while not child.stdout._paused:
                 await asyncio.sleep(0)
         assert child.returncode is not None

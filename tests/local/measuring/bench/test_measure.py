@@ -1,5 +1,5 @@
-"""A load on real sockets: what it says of an engine whose pace is scripted, and of one that does
-not answer."""
+"""A load on real sockets: its figures of an engine with a scripted pace, and of one that does not
+answer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ async def measure(
             try:
                 return await load.measure(levels, seconds), load, engine
             finally:
-                # The gateway is waited for in this loop, which has to close what the load has let
-                # go of.
+                # The gateway is waited for in this loop, which has to close the sockets that the
+                # load has let go of.
                 await until(lambda: not gateway.plane.connections)
 
 
 async def test_the_bench_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> None:
     report, load, engine = await measure(EngineScript(model="m", tokens_per_second=200), 1, 4)
     assert report.stream is not None
-    # The engine never goes faster than its script; what delays the first token alone leaves the
+    # The engine never goes faster than its script; a delay of the first token alone leaves the
     # others less time.
     assert 0 < report.stream <= 240
     first_level, four = report.levels

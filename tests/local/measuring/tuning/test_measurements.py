@@ -67,7 +67,7 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
         speed = (await gateway.show("m"))["plan"]["speed"]
         assert speed["grade"] == "measured"
         assert speed["stream"]["value"] == pytest.approx(kept_bench["bench"]["stream"], rel=0.01)
-        # The next plan knows what was measured.
+        # The next plan knows the measurement.
         wish = {
             "name": "n",
             "source": str(folder),
@@ -111,7 +111,7 @@ async def test_a_disturbed_measurement_teaches_nothing(tmp_path: Path) -> None:
         assert response.json()["not_learned"] == "3 other requests"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         assert not [row for row in facts if row["fact"]["kind"].startswith("speed_")]
-        # What is no measurement of what runs is refused.
+        # A measurement of another plan is refused.
         for wrong in (
             {"fingerprint": "another"},
             {"stream": -1},
@@ -161,7 +161,7 @@ async def test_a_plan_measured_as_slow_is_reported_with_a_better_one(tmp_path: P
             "another plan should be"
             in (await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)).stdout
         )
-    # The next gateway says it too, from what is kept.
+    # The next gateway says it too, from its records.
     async with running(
         tmp_path, engine, gateway.world, hardware=machine("2x3090"), nvml=two_3090()
     ) as gateway:

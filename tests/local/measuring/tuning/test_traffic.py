@@ -1,5 +1,5 @@
-"""What clients are served corrects what is expected, over real sockets: engines whose counters are
-scripted."""
+"""The speed that clients see corrects the expectation, over real sockets: engines whose counters
+are scripted."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_service_slower_than_expected_is_learned_and_shown(tmp_path: Path)
                 await asyncio.sleep(0.02)
         assert speed["stream"]["value"] == pytest.approx(10, rel=0.05)
         assert speed["total"]["value"] == view["plan"]["speed"]["total"]["value"]
-        # What others are expected to give is no more than what was found of plans like it.
+        # The expectation for others is no higher than the measurements of similar plans.
         wish = {"name": "n", "source": str(folder), **WISH}
         decision = (await gateway.client.post("/admin/plan", json=wish)).json()
         assert decision["plans"][0]["speed"]["stream"]["value"] < expected_speed / 1.5

@@ -26,7 +26,7 @@ TOKEN = "hf_secret_of_the_test"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    # A token of the user who runs the gateway is not the gateway's.
+    # A token of the gateway's user is not the gateway's.
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_user")
     with FakeHub({"org/name": FakeRepo(model())}) as hub:
         yield hub
@@ -92,7 +92,7 @@ async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(
     )
     spec = load("org/name", hub=hub_of(server, tmp_path))
     assert sum(group.count for group in spec.tensors) == 3001
-    # What fills the sockets' buffers is sent, the other tens of megabytes are not.
+    # Bytes that fill the sockets' buffers are sent, the other tens of megabytes are not.
     assert server.sent_bytes() < 32 * 1024 * 1024
 
 

@@ -1,5 +1,5 @@
-"""A hostile Hub over real sockets: what it lists and sends neither leaves the folder, nor fills
-memory or disk, nor learns the token."""
+"""A hostile Hub over real sockets: its files neither leave the folder, nor fill memory or disk, nor
+learn the token."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_listing_without_end_is_given_up(
     monkeypatch.setattr(hub_module, "LISTING_BYTES", 2**20)
     server.endless.add("listing")
     assert "does not answer as a Hugging Face Hub does" in plan_refusal(server, tmp_path).message
-    # What fills the sockets' buffers is sent.
+    # Bytes that fill the sockets' buffers are sent.
     assert server.sent_bytes() < 32 * 2**20
 
 

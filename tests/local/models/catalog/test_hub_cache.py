@@ -1,5 +1,5 @@
 """gateway.models.catalog.hub_cache: the cache is that of huggingface_hub itself, shared both ways,
-and what is in it needs no Hub."""
+and its content needs no Hub."""
 
 from __future__ import annotations
 

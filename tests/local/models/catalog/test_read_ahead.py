@@ -1,4 +1,4 @@
-"""Weights in the page cache: read from the disk once, never what is there, and no more than is
+"""Weights in the page cache: read from the disk once, never cached ones, and no more than is
 allowed."""
 
 from __future__ import annotations

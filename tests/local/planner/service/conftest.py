@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def planning() -> None:
-    """Here the process that plans is what is tested."""
+    """Here the planning process is tested."""

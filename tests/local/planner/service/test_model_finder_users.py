@@ -1,4 +1,5 @@
-"""`fitserve fits` on five machines, beside what experienced users run (tests/hub/users.yaml)."""
+"""`fitserve fits` on five machines, beside the models of experienced users
+(tests/hub/users.yaml)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ STRUCTURES = ROOT / "gateway" / "models" / "structures"
 
 
 class Pair(NamedTuple):
-    """What users of a machine run. bits: of most weights."""
+    """The models that users of a machine run. bits: of most weights."""
 
     machine: str
     use: Any

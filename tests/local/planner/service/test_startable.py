@@ -1,4 +1,4 @@
-"""What `plan` says first is what `add` starts: on the command line, in the gateway, with engines as
+"""`add` starts the first plan of `plan`: on the command line, in the gateway, with engines as
 processes and in containers."""
 
 from __future__ import annotations

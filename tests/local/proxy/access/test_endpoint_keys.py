@@ -33,7 +33,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 class Door:
-    """Takes one key at a time, and says of another what `words` makes of it."""
+    """Takes one key at a time, and refuses another one with the words of `words`."""
 
     def __init__(
         self, key: str, words: Callable[[str], str] = lambda _: "That is no key of ours."
@@ -200,7 +200,7 @@ async def test_a_key_that_is_refused_is_reported_in_words_and_never_shown(
     everything = "\n".join([*states, repr(logs), *(repr(content) for content in places.values())])
     for secret in (KEY, OTHER, "sk-something-else", CLIENTS):
         assert secret not in everything
-    # Where it is laid is for who runs the gateway.
+    # Its place is for the operator of the gateway.
     assert not any("laid-1" in text for text in states[:5])
 
 

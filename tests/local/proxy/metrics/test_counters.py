@@ -63,7 +63,7 @@ def gateway() -> Iterator[Gateway]:
 
 @asynccontextmanager
 async def counting(gateway: Gateway) -> AsyncIterator[Any]:
-    """A function that gives what was counted since."""
+    """A function that gives the counts since then."""
     meter = gateway.plane.meter
     assert isinstance(meter, Metrics)
     values_before = values(render(meter.samples()))
@@ -342,7 +342,7 @@ async def test_metrics_show_the_state_of_models_and_replicas(tmp_path: Path) -> 
     assert page["process_resident_memory_bytes",] > 2**20
     assert 3 < page["process_open_fds",] <= page["process_max_fds",]
     assert [key for key in page if key[0] == "fitserve_build_info"]
-    # What never happened has no samples.
+    # An event that never happened has no samples.
     assert not [key for key in page if key[0] == "fitserve_failures_total"]
 
 

@@ -1,5 +1,5 @@
-"""Requests in flight of a data plane on a real socket: what is shown in each phase, and what
-becomes of one that is cancelled."""
+"""Requests in flight of a data plane on a real socket: the view of each phase, and the end of a
+cancelled one."""
 
 from __future__ import annotations
 

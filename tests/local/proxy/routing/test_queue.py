@@ -122,7 +122,7 @@ async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> 
             gate.let_through(20)
             assert {(await task).status_code for task in tasks} == {200}
             assert gate.max_running == 3
-            assert len(upstream.calls) == 3  # those who waited got the connections of those before
+            assert len(upstream.calls) == 3  # waiting ones got the connections of those before
 
 
 async def test_waiting_requests_are_answered_in_order_of_coming() -> None:
@@ -144,8 +144,8 @@ async def test_waiting_requests_are_answered_in_order_of_coming() -> None:
 
 
 async def test_a_request_beyond_the_queue_is_refused_at_once() -> None:
-    """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py
-    tells in how many ms."""
+    """While nobody moves: neither the engine, nor a waiting client, nor the clock.
+    benchmarks/overload.py tells in how many ms."""
     with Gateway(queue_per_model=4, stands_still=True) as gateway:
         async with start_with_gate(gateway) as (gate, upstream, client):
             tasks = [ask(client) for _ in range(5)]
@@ -449,7 +449,7 @@ async def test_a_stopping_gateway_tells_waiting_clients(
 
 
 async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() -> None:
-    """The old engine is taken out of the table, ends what it has, and dies; the new one comes when
+    """The old engine is taken out of the table, ends its requests, and dies; the new one comes when
     all clients wait."""
     stop = False
     counts: dict[int, int] = {}
@@ -520,10 +520,10 @@ async def test_a_dead_engine_without_waiting_is_a_502_and_then_a_503() -> None:
 
 
 async def test_no_place_stays_empty_at_three_times_the_load_and_the_others_are_refused() -> None:
-    """For each request that the two engines end three come. Whatever the speed of this machine: the
-    place goes to one who waits,
-    one of the three takes his, and the other two are refused while every place is taken. What share
-    of an engine's time that is, and how fast a refusal is, benchmarks/overload.py tells.
+    """For each request that the two engines end three come. At any speed of this machine: the place
+    goes to a waiting one, one of the three takes its place, and the other two are refused while
+    every place is taken. benchmarks/overload.py measures the share of an engine's time, and the
+    speed of a refusal.
     """
     capacity, queue, rounds = 5, 32, 40
     gates = Gate(), Gate()

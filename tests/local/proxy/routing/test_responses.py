@@ -1,5 +1,5 @@
 """Whose a response of /v1/responses is: over real sockets, with engines that would give it to
-anyone who knows its id."""
+anyone with its id."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = {"model": "m", "input": "x"}
 
 
 class Engine:
-    """One that keeps what it answered, as vLLM does, and gives it to everyone."""
+    """An engine that keeps its answers, as vLLM does, and gives them to everyone."""
 
     def __init__(self) -> None:
         self.ids: set[str] = set()
@@ -76,8 +76,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def uses(client: httpx.AsyncClient, key: str, id_: str) -> list[tuple[int, str]]:
-    """What comes of each thing that can be done with a response: the status, and the answer without
-    the id."""
+    """The result of each act on a response: the status, and the answer without the id."""
     answers = [
         await client.get(f"/v1/responses/{id_}", headers=bearer(key)),
         await client.get(f"/v1/responses/{id_}?stream=true", headers=bearer(key)),

@@ -1,5 +1,5 @@
-"""Workers are killed under their clients: whatever breaks off, nobody gets what belongs to another
-client or another key.
+"""Workers are killed under their clients: after any break nobody gets bytes of another client or
+another key.
 
 TOKENS=100000 in the environment makes the run with unique tokens so long, DEATHS=50 kills so many
 workers in each test.
@@ -45,8 +45,8 @@ def new_token() -> bytes:
 
 
 class Engine:
-    """Says what it was told, whole or in pieces, and keeps its responses with what they say, for
-    anyone who knows their ids."""
+    """Repeats its prompt, whole or in pieces, and keeps its responses with their texts, for anyone
+    with their ids."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -196,8 +196,8 @@ async def owns(
     secrets: dict[str, set[bytes]],
     ids_by_key: dict[str, list[str]],
 ) -> Counter[str]:
-    """Makes a response, goes on from one of its own, and tries those of the other keys. What came
-    of it."""
+    """Makes a response, goes on from one of its own, and tries those of the other keys. Returns the
+    outcome."""
     counts: Counter[str] = Counter()
 
     async def send(method: str, path: str, body: Any = None) -> httpx.Response | None:

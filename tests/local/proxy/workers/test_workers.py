@@ -1,5 +1,5 @@
-"""A gateway with two workers, in front of engines that a test runs: what counts over all workers
-counts as in one process."""
+"""A gateway with two workers, in front of engines that a test runs: limits over all workers count
+as in one process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def until(check: Any) -> None:
 
 
 async def metrics(client: httpx.AsyncClient) -> Counter[str]:
-    """By name, summed over labels, without what the start has asked for."""
+    """Counts by name, summed over labels, without the requests of the start."""
     counts: Counter[str] = Counter()
     for line in (await client.get("/metrics", headers=bearer(OWNER))).text.splitlines():
         if not line.startswith("#") and 'endpoint="models"' not in line:

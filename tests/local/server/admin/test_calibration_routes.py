@@ -1,4 +1,4 @@
-"""A gateway measures its GPUs: what nobody uses, and nothing is started there meanwhile."""
+"""A gateway measures its idle GPUs, and nothing is started there meanwhile."""
 
 from __future__ import annotations
 

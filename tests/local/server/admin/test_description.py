@@ -1,4 +1,4 @@
-"""The gateway does what GET /admin/openapi.json says."""
+"""The gateway behaves as GET /admin/openapi.json says."""
 
 from __future__ import annotations
 

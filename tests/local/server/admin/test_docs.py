@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Parts(HTMLParser):
-    """The elements of a page, and what they name elsewhere."""
+    """The elements of a page, and the targets that they name."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Facts: where they hold, when they are stale, what they change in a plan, and how a user sees,
-drops and shares them."""
+"""Facts: where they hold, when they are stale, their effect on a plan, and how a user sees, drops
+and shares them."""
 
 from __future__ import annotations
 

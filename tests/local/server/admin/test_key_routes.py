@@ -144,7 +144,7 @@ async def test_keys_outlive_the_gateway_and_its_database(tmp_path: Path) -> None
         path.unlink()
     (tmp_path / "data" / "keys.json").write_text("[{")
     async with running(tmp_path, unused_script) as server:
-        # What cannot be read lets nobody in.
+        # A key that cannot be read lets nobody in.
         assert (await ask(server, key)).status_code == 403
         assert (await server.client.get("/healthz")).status_code == 200
 

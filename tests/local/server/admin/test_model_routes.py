@@ -1,4 +1,4 @@
-"""The admin API as a client meets it: what it takes, and how it says no."""
+"""The admin API as a client meets it: its bodies, and its refusals."""
 
 import asyncio
 import sqlite3
@@ -211,7 +211,7 @@ def check_that_route_gets(route: APIRoute, name: str) -> None:
 
 
 async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Path) -> None:
-    """By the routes themselves: what a client writes for one model never asks for something of
+    """By the routes themselves: a client's words for one model never ask for something of
     another."""
     async with running(tmp_path, healthy) as gateway:
         for name in SHAPES:
@@ -421,7 +421,7 @@ async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             return (await ask.get(path, headers=headers)).status_code
 
-        # The page itself tells nothing; what it shows is asked for with a key.
+        # The page itself tells nothing; its data are asked for with a key.
         for path in ("/healthz", "/readyz", "/"):
             assert await status(path, None) == 200
         for path in (

@@ -53,7 +53,7 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
                     "/v1/chat/completions", json={**CHAT, "stream": True, **options}
                 )
             ).is_success
-        # What the gateway refuses reached no engine.
+        # Requests that the gateway refuses reached no engine.
         assert (
             await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})
         ).status_code == 404
@@ -68,7 +68,7 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).is_success
         (row,) = await usage_rows(gateway, by="model")
         assert (row["day"], row["key"], row["model"], row["requests"]) == (None, None, "m", 4)
-    # What came after the last look at it is on the disk too.
+    # Counts after the last look are on the disk too.
     with sqlite3.connect(tmp_path / "data" / "fitserve.db") as db:
         assert db.execute("SELECT sum(requests) FROM usage").fetchone() == (4,)
 

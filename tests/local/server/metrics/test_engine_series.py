@@ -1,4 +1,4 @@
-"""What engines tell of their work, on the gateway's own page of metrics."""
+"""Figures of engines on the gateway's own page of metrics."""
 
 from __future__ import annotations
 
@@ -80,8 +80,7 @@ async def test_the_series_of_an_engine_have_its_model_and_replica_and_one_name(
         assert series[f"fitserve_engine_between_tokens_seconds_count{labels}"] == 40 * looks
         series = await page(gateway, f"fitserve_engine_draft_acceptance_ratio{labels}")
         assert series[f"fitserve_engine_draft_acceptance_ratio{labels}"] == pytest.approx(0.4)
-        # Nobody who looks at the page asks an engine: what comes yet is the reading that was under
-        # way.
+        # No reader of the page asks an engine: one more reading, which was under way, may come.
         monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 3600.0)
         request_count = sum(
             b"GET /metrics" in line for engine in world.engines.values() for line in engine.log

@@ -217,7 +217,7 @@ def test_a_key_is_asked_for_once_made_shown_once_and_removed(
 
 
 async def talks(call: Call) -> None:
-    """Thinks, calls a tool, and says what the tool answered."""
+    """Thinks, calls a tool, and repeats the tool's answer."""
     if call.head[0].startswith(b"GET"):
         await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
         return
@@ -354,7 +354,7 @@ def test_the_page_works_by_keyboard_and_reports_a_lost_connection(
 
 
 def test_a_failed_visit_is_reported(browser: Browser, tmp_path: Path) -> None:
-    """What the other tests count on."""
+    """State that the other tests count on."""
     with gateway(tmp_path) as server:
         for wrong, words in (
             ("console.error('broken')", "broken"),

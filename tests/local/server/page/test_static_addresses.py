@@ -1,5 +1,5 @@
-"""The page in a real chromium: addresses that lead nowhere, what is shown before anything is known,
-errors of fields beside them, and the filters of the history."""
+"""The page in a real chromium: addresses that lead nowhere, the view before the first data, errors
+of fields beside them, and the filters of the history."""
 
 from __future__ import annotations
 

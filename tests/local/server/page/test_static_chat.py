@@ -1,5 +1,5 @@
 """The chat of the page in a real chromium: answers as Markdown, hostile answers, settings, messages
-that are written anew, pictures, and what a browser keeps."""
+that are written anew, pictures, and the store of a browser."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ PASTE = """(words) => {
   const event = new ClipboardEvent("paste", { clipboardData: data, cancelable: true });
   return !document.querySelector("#chat-ask").dispatchEvent(event);
 }"""
-# What the page makes of answers, and nothing else.
+# The page's rendering of answers, and nothing else.
 TAGS = frozenset(
     re.findall(
         r"\w+",
@@ -127,7 +127,7 @@ def chunks(text: str, size: int) -> Iterator[bytes]:
 
 
 class Talker:
-    """An engine that says `answer` in pieces of `size` letters, and keeps what it was asked."""
+    """An engine that says `answer` in pieces of `size` letters, and keeps its requests."""
 
     def __init__(self, answer: str = "Fine.", size: int = 10**9) -> None:
         self.answer, self.size = answer, size
@@ -232,7 +232,7 @@ def test_a_hostile_answer_becomes_text(tmp_path: Path, browser: Browser) -> None
             "https",
         }
         assert page.tab.evaluate("hits") == []
-        # What was kept is as harmless.
+        # The kept conversation is as harmless.
         page.tab.reload()
         expect(page.tab.locator(".message")).to_have_count(2 * len(ATTACKS) + 2)
         page.sees("<style>*{display:none}</style>")

@@ -41,7 +41,7 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
         tab.get_by_role("button", name="Update").click()
         page.sees("name: nothing newer.")
         hub.repos["org/name"].commit = moved
-        # Who says no changes nothing.
+        # An answer "no" changes nothing.
         for answer in ("Cancel", "Update"):
             tab.get_by_role("button", name="Update").click()
             expect(dialog).to_contain_text(f"{COMMIT[:12]} → {moved[:12]}")
@@ -54,7 +54,7 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
         page.sees("name is being updated.")
         tab.get_by_role("link", name="Starts").click()
         page.sees("Start 2")
-        # What served goes on until the other one does.
+        # The serving model goes on until the other one serves.
         wait_for(
             "the newer commit",
             lambda: (

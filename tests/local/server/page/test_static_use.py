@@ -21,7 +21,7 @@ from tests.support.patience import hang_s
 
 ADMIN = "page-secret-1"
 APP = re.compile(r"^\| \[([^\]]+)\]", re.MULTILINE)
-# A program sees what `console.log` of the snippet gets.
+# A program sees the values that `console.log` of the snippet gets.
 RUN = "async () => {{ const said = []; const console = {{ log: (one) => said.push(one) }};\n{}\n"
 RUN += "return said; }}"
 

@@ -84,8 +84,8 @@ def test_every_recipe_that_is_shipped_has_its_lock_file() -> None:
 
 
 def test_a_change_of_the_code_installs_no_engine_anew_in_its_image() -> None:
-    """What a layer copies is what makes it anew: of the code only the script reaches the stage that
-    has the engine."""
+    """The files that a layer copies decide when it is made anew: of the code only the script
+    reaches the stage that has the engine."""
     last = (ROOT / "docker/vllm-cpu.Dockerfile").read_text().rpartition("\nFROM ")[2]
     copies = [line.split() for line in last.splitlines() if line.startswith(("COPY", "ADD"))]
     assert [line[1:-1] for line in copies] == [

@@ -1,4 +1,4 @@
-"""What `fitserve doctor` reads, of machines that are made for it."""
+"""Readings of `fitserve doctor` on machines made for the tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who is loaded, who stays, who gives way: the table of gateway/controller/decisions/eviction.py,
-and what holds whatever the models are."""
+"""Models that are loaded, stay or give way: the table of gateway/controller/decisions/eviction.py,
+and laws that hold for all models."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> Non
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x")
     )
     assert moves(asking, a, b, c).hold_reasons == {"x": "it waits for a, b to be unloaded"}
-    # With room nobody leaves, and for what others give without leaving neither.
+    # No model leaves where there is room, or where others give enough without leaving.
     assert moves(unloaded_model("x", waited_s=1), a, b) == Moves()
     assert (
         moves(unloaded_model("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b)
@@ -126,7 +126,7 @@ def test_an_evicted_model_has_had_its_residence() -> None:
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - MIN_S + 0.1)).evictions
     assert moves(asking, serves("a", since=NOW - MIN_S + 0.1)).hold_reasons
-    # What took long to load stays as long.
+    # A model that took long to load stays as long.
     assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).evictions
     assert moves(asking, serves("a", since=NOW - 20, load_s=20)).evictions
     assert moves(asking, serves("a", since=NOW - MAX_S, load_s=900)).evictions
@@ -164,7 +164,7 @@ def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
     a, b = serves("a", had_no_request=True, **young), serves("b", had_no_request=True, **young)
     assert set(moves(asking, a, b).evictions) == {*needs}
-    # Half of the room is no use to who waits.
+    # Half of the room is no use to the waiting model.
     assert not moves(asking, a, serves("b", **young)).evictions
     assert not moves(unloaded_model("x", has_plan=False, must_evict=needs), a, b).evictions
     assert not moves(
@@ -214,7 +214,7 @@ def test_the_turn_is_of_the_longest_wait_and_an_evicted_model_comes_last() -> No
     assert moves(second, unloaded_model("b", waited_s=9, since=NOW - 1)).hold_reasons == {
         "b": "it waits for its turn after a"
     }
-    # Who could not be started anyway has no turn.
+    # A model that could not be started anyway has no turn.
     assert moves(second, unloaded_model("b", waited_s=9, can_start=False)) == Moves()
 
 
@@ -426,7 +426,7 @@ def test_the_copy_without_which_its_model_serves_leaves_before_the_only_one() ->
         ("old", 0),
         ("pair", 0),
     ]
-    # Not before an idle model, while it is asked itself; and what its owner holds dear comes later.
+    # Not before an idle model, while it is asked itself; a model of high priority comes later.
     assert eviction_order([serves("old"), serves("pair", 2, requests=1)], NOW)[0] == ("old", 0)
     assert eviction_order([serves("old"), serves("pair", 2, priority=1)], NOW)[0] == ("old", 0)
 

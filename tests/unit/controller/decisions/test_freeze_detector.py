@@ -1,4 +1,4 @@
-"""What counts as frozen, and what is only work that takes long."""
+"""Engines that count as frozen, and engines whose work only takes long."""
 
 from __future__ import annotations
 

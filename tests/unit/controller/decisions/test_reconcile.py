@@ -188,7 +188,7 @@ def test_waits_begin_with_the_second_death_of_an_engine_that_served(
         for more in (1, 2, 3)
     ]
     assert waits == [10, 20, 40]
-    # What never served waits from the first time on, and ten good minutes begin anew.
+    # A replica that never served waits from the first failure on, and ten good minutes begin anew.
     assert act(history=(failed_attempt(1, "killed"), healthy)).recheck_at == NOW - 1 + 20
     assert (
         act(
@@ -269,7 +269,7 @@ def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
         "stopping", "it makes room for x; requests in flight are answered first"
     )
     assert act(**leaves, is_drained=True) == Retire(ready)
-    # Nobody waits for what has not served yet.
+    # Nobody waits for an engine that has not served yet.
     start = attempt()
     assert act(attempt=start, instance=instance(start), leaving="stopped", is_busy=True) == Retire(
         start

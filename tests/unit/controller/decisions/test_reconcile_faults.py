@@ -1,5 +1,5 @@
-"""Crash loops, clocks that jump and lost memory: what the reconciler makes of a history of
-starts."""
+"""Decisions of the reconciler on a history of starts: crash loops, clocks that jump, lost
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a webhook's head has."""
+"""The head of a webhook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the GPUs is whose, of all models together."""
+"""The owners of all memory of the GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.makers import GIB, attempt, plan, wish
 
 
 def giving(fleet: Fleet, offer: Offer, *asking: str) -> None:
-    """The giver is planned with what it keeps, for these models."""
+    """The giver is planned with the memory that it keeps, for these models."""
     giver = fleet.models[offer.model].replicas[offer.replica]
     giver.attempt = attempt(plan=plan().evolve(cap=Cap(bytes=offer.keeps, models=asking)))
     giver.gave_to = frozenset(asking)
@@ -71,7 +71,7 @@ def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() 
         == 3 * GIB
     )
     assert "GPU-x" not in fleet.bytes_promised_to_others(receiver)
-    # What it asks for next is not given yet.
+    # Its next request is not given yet.
     assert not fleet.has_given(offer.evolve(keeps=5 * GIB), "receiver")
     giver = fleet.models["giver"].replicas[0]
     giver.attempt = None

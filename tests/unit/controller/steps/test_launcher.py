@@ -1,4 +1,5 @@
-"""gateway.controller.steps.launcher: what of the host's disk an engine's container sees."""
+"""gateway.controller.steps.launcher: the part of the host's disk that an engine's container
+sees."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ COMMIT = "0123456789" * 4
 
 
 class Docker:
-    """Keeps what would be started."""
+    """Keeps the starts instead of making them."""
 
     kind = "docker"
 

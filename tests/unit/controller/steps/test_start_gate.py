@@ -23,7 +23,7 @@ PLAN = plan().evolve(gpus=(UUID,))
 
 
 class ObservedStarts:
-    """What a test says that there is."""
+    """The engines that a test pretends."""
 
     def __init__(self) -> None:
         self.engines: dict[int, tuple[Attempt, Stage]] = {}

@@ -1,5 +1,5 @@
-"""Facts by what they are about: the same answers as a look at every fact, and no look at facts
-about something else."""
+"""Facts by their subject: the same answers as a look at every fact, and no look at facts about
+something else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_first_refusal_that_was_seen_of_a_layer_counts(
 
 
 class Looked(str):
-    """A kind of fact that counts who asks for it."""
+    """A kind of fact that counts its readers."""
 
     looks: ClassVar[Counter[str]] = Counter()
 

@@ -40,7 +40,7 @@ def test_memory_that_nvml_reads_beside_the_share_is_left_free_by_the_next_plan()
             for facts in ((), (fact,))
         )
         assert after.beside_bytes - before.beside_bytes == 2 * GIB
-    # What was left of the GPU beside the share is enough for it, so that the plan stays as it is.
+    # The rest of the GPU beside the share is enough for it, so that the plan stays as it is.
     assert (
         decide(models[0], hardware, engines, wish(), (fact,), rules=rules).plans[0].argv
         == first_plan.argv

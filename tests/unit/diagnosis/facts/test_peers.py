@@ -1,5 +1,4 @@
-"""GPUs that cannot talk to each other: what the next plan does otherwise, until they share
-nothing."""
+"""GPUs that cannot talk to each other: the changes of the next plans, until they share nothing."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def make_decision(
 def play_starts(
     failure: Failure, model: str, hardware: str, ref: str, **wishes: Any
 ) -> list[tuple[int, str]]:
-    """What is started one after the other while every start of several ranks fails so: (GPUs, what
-    is changed)."""
+    """The starts in a row while every start of several ranks fails so: (GPUs, changes)."""
     facts: tuple[Fact, ...] = ()
     steps: list[tuple[int, str]] = []
     fingerprints = set()

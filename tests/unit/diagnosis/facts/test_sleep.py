@@ -1,4 +1,4 @@
-"""What a sleep teaches: of the engine version on this kind of GPU."""
+"""The facts that a sleep teaches about the engine version on this kind of GPU."""
 
 from __future__ import annotations
 

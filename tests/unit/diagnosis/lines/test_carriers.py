@@ -1,4 +1,4 @@
-"""What carried a log is told by the first frame behind it, whoever it was."""
+"""The first frame behind a log names the program that carried it."""
 
 import pytest
 
@@ -38,7 +38,7 @@ TRACE = (
     ],
 )
 def test_frames_behind_any_carrier_are_read(carrier: str) -> None:
-    # The adapter's file is what names it: without its frames the text is not known.
+    # The adapter's file names it: without its frames the text is not known.
     assert (
         diagnose(["\n".join(carrier + line for line in TRACE).encode()], SIGNATURES)[0].kind
         == "lora"
@@ -74,7 +74,7 @@ def test_an_engines_own_record_is_no_carrier() -> None:
     assert lines.parse(f"{record} {TRACE[1]}").text.startswith("Scheduler hit")
     assert lines.parse(f"WARNING 11-21 02:22:44 [x.py:12] {TRACE[1]}").level == "WARNING"
     assert lines.parse("WARNING 11-21 02:22:44 [x.py:12] boom").level == "WARNING"
-    # Whoever writes into a record of the engine's carries none of its lines.
+    # A program that writes into a record of the engine carries none of its lines.
     quoted_record = (
         "INFO 11-21 02:22:44 [logger.py:1] Received request: prompt: 'frob ERROR 11-21 02:22:44"
         " [core.py:1] boom'"

@@ -1,4 +1,4 @@
-"""A line of a log is as long as what can be read of it at once."""
+"""A line of a log is as long as its part that can be read at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gateway.diagnosis.lines.log_lines import LogLine, clean, parse
 
 @pytest.mark.parametrize("word", ["7", "a.", "a_", "/", "a-b/c.d_"])
 def test_an_endless_word_is_cut_and_the_rest_of_its_line_is_read(word: str) -> None:
-    """Whoever writes into an engine's log could hold up the gateway: each of a hundred patterns
-    began anew at each character of such a word."""
+    """A writer of an engine's log could hold up the gateway: each of a hundred patterns began anew
+    at each character of such a word."""
     long = word * (3900 // len(word))
     text = clean(f"ERROR {long} torch.OutOfMemoryError: CUDA out of memory {long}".encode())
     assert max(map(len, re.findall(r"[\w./-]+", text))) == 256

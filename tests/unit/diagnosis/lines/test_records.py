@@ -1,4 +1,4 @@
-"""What a program carried in a record of its own is read as if the engine's log were there."""
+"""Lines that a program carried in a record of its own are read as the engine's log."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a process waits in, as py-spy prints it, leads to the steps of a hang."""
+"""The function that a process waits in, as py-spy prints it, leads to the steps of a hang."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The door of an engine whose endpoints for development are open: who brings the key comes in, and
-nobody else, by whatever path."""
+"""The door of an engine whose endpoints for development are open: only a caller with the key comes
+in, by any path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def send_request(door: Any, kind: str, *headers: bytes) -> list[Any]:
-    """What came of a request: what the door sent, or that it let it in."""
+    """The outcome of a request: the answer of the door, or its entry."""
     replies: list[Any] = []
 
     async def inside(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What is asked, and the strict reading of what comes back: an image may answer anything."""
+"""Questions, and the strict reading of answers: an image may answer anything."""
 
 from __future__ import annotations
 

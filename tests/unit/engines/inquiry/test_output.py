@@ -1,4 +1,4 @@
-"""What an inquiry says, in whatever pieces, within limits."""
+"""The output of an inquiry, in any pieces, within limits."""
 
 from __future__ import annotations
 

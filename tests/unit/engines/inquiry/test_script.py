@@ -1,4 +1,4 @@
-"""What runs inside an engine: nothing but itself, and nothing that a model brings."""
+"""The script inside an engine: nothing but itself, and no code of a model."""
 
 from __future__ import annotations
 

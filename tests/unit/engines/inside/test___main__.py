@@ -1,5 +1,4 @@
-"""What runs inside an engine's environment: which errors are the engine's words, and which are
-ours."""
+"""The program inside an engine's environment: errors in the engine's words, and errors of ours."""
 
 from __future__ import annotations
 

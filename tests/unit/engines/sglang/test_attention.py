@@ -1,5 +1,5 @@
-"""The attention backends that SGLang takes: the rules against the engine's own answers, and what
-plans say of them."""
+"""The attention backends that SGLang takes: the rules against the engine's own answers, and the
+plans that follow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_rules_name_flags_and_values_of_their_version(version: str) -> None:
     assert set(known_rules.kv_dtypes) <= set(choices)
 
 
-# --- what the rules do not cover ---
+# --- outside of the rules ---
 
 
 def test_attention_outside_the_rules_is_unknown() -> None:
@@ -185,8 +185,8 @@ def test_another_backend_is_forced_if_the_engines_own_choice_would_fail() -> Non
 
 
 def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> None:
-    """0.5.10.post1 would take it and answer with wrong embeddings; 0.5.23 tells it what an encoder
-    is."""
+    """0.5.10.post1 would take it and answer with wrong embeddings; 0.5.23 tells it which models are
+    encoders."""
     best = plan("8xb200", "0.5.10.post1", model("bge-m3"), tensor_parallel=1).plans[0]
     assert "--attention-backend=flashinfer" in best.argv
     assert "lets no token see those after it" in best.kernel_overrides.reason

@@ -53,7 +53,7 @@ def test_layers_with_a_state_are_found_where_the_version_keeps_them(
 def test_backends_are_settled_by_functions_with_and_without_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In 0.5.19 those of FP8 and FP4 read what is published, and that of 16 bits takes arguments:
+    """In 0.5.19 those of FP8 and FP4 read published arguments, and that of 16 bits takes arguments:
     every inquiry about a model failed."""
     calls: list[Any] = []
     layers_module = "sglang.srt.layers"

@@ -1,5 +1,5 @@
-"""SGLang's pool of KV cache in the words of engines/vllm/kv_cache.py, and what its memory settings
-ask of a model."""
+"""SGLang's pool of KV cache in the words of engines/vllm/kv_cache.py, and the properties that its
+memory settings ask for."""
 
 from __future__ import annotations
 

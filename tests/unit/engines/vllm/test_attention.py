@@ -207,7 +207,7 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
     assert turing[0].backend == "TORCH_SDPA"
 
 
-# --- overrides and what is not known ---
+# --- overrides and unknowns ---
 
 
 def test_a_forced_backend_stands_alone() -> None:
@@ -334,7 +334,7 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
     assert choice.backend not in {refusal.kernel for refusal in choice.refusals}
     if choice.status == "ok":
         second_choice = choose_backend(RULES[version], query, capability, None, choice.backend)
-        assert second_choice.backend == choice.backend  # what it takes may be forced
+        assert second_choice.backend == choice.backend  # a good one may be forced
 
 
 @settings(max_examples=quicker(80), deadline=None)

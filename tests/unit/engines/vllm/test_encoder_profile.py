@@ -1,4 +1,4 @@
-"""What the encoder of vLLM's profile run takes."""
+"""The memory of the encoder in vLLM's profile run."""
 
 from __future__ import annotations
 

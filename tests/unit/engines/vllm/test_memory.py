@@ -1,5 +1,6 @@
-"""What fills a GPU beside weights and KV cache (tests/unit/engines/common/layers/test_weights.py,
-tests/unit/engines/vllm/test_kv_cache.py), and how it adds up."""
+"""The memory of a GPU beside weights and KV cache
+(tests/unit/engines/common/layers/test_weights.py, tests/unit/engines/vllm/test_kv_cache.py), and
+how it adds up."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_no_line_is_lost_or_given_twice_after_a_break() -> None:
         lines_before = list(lines.feed(b"".join(log)[:at]))
         since = float(lines.resume())
         assert since in (0, 1767323041.000000005, 1767323042.000000005, 1767323043.000000005)
-        # Docker answers with what is not older than `since`, the last known entry among it.
+        # Docker answers with entries that are not older than `since`, the last known entry among
+        # it.
         later_entries = [
             entry for second, entry in enumerate(log, 1) if 1767323040 + second >= int(since)
         ]

@@ -1,4 +1,4 @@
-"""Who uses a GPU is told, and what to do; which GPUs are measured together."""
+"""The user of a GPU is named with the remedy; GPUs that are measured together."""
 
 from __future__ import annotations
 

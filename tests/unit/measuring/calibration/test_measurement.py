@@ -1,4 +1,4 @@
-"""What a child says is read strictly, and what varies is not kept."""
+"""A child's answer is read strictly, and varying numbers are not kept."""
 
 from __future__ import annotations
 

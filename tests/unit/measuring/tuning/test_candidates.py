@@ -94,7 +94,7 @@ def test_each_change_is_another_start_and_no_loss_of_quality(
         assert plan.quantization.value == base.plan.quantization.value
         assert plan.kv_cache_dtype.value in ("auto", base.plan.kv_cache_dtype.value)
         assert plan.max_model_len.value >= min(32768, base.plan.max_model_len.value)
-        # The owner's wish is kept, but for what a plan decides.
+        # The owner's wish is kept, but for the fields that a plan decides.
         fields = set(Wish.model_fields) - {"engines", "args", "speculative", *_LAYOUT}
         assert all(getattr(change.wish, name) == getattr(base.owner, name) for name in fields)
         commands.add((plan.argv, plan.replicas.value))

@@ -1,5 +1,5 @@
-"""gateway.models.catalog.catalog: a model folder read into a ModelSpec, and what is said when it
-cannot be."""
+"""gateway.models.catalog.catalog: a model folder read into a ModelSpec, and the errors of a folder
+that cannot be read."""
 
 from __future__ import annotations
 
@@ -461,7 +461,8 @@ def test_any_json_object_as_config_gives_facts_or_a_bad_model(
 async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(
     tmp_path: Path,
 ) -> None:
-    """In CPU time, the best of several: what grows with the square would cost a hundred times."""
+    """In CPU time, the best of several: work that grows with the square would cost a hundred
+    times."""
 
     async def cost(shards: int) -> float:
         folder = write(tmp_path / str(shards), experts(shards))

@@ -1,5 +1,4 @@
-"""gateway.models.catalog.safetensors: what a header says, and every way in which it can be
-wrong."""
+"""gateway.models.catalog.safetensors: the content of a header, and every fault that it can have."""
 
 from __future__ import annotations
 

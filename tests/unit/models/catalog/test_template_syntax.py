@@ -1,4 +1,4 @@
-"""What engines could not compile is refused before a model is added, with the line."""
+"""A template that engines could not compile is refused before a model is added, with the line."""
 
 from __future__ import annotations
 

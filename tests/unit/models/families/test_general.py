@@ -1,5 +1,5 @@
-"""Families that no reader knows: what their fields say agrees with readers that know, is marked as
-a guess, and yields to answers."""
+"""Families that no reader knows: the reading of their fields agrees with readers that know, is
+marked as a guess, and yields to answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.versions import VLLM_REF
 from tests.support.yaml_file import read_yaml
 
 PROFILES = Profiles()
-# What names of fields cannot tell, by how much: sizes and ties that only a family's own defaults
+# Differences that names of fields cannot tell: sizes and ties that only a family's own defaults
 # have, towers by rule of thumb.
 APART = {
     "bge-large-en-v1.5": 0.10,
@@ -196,7 +196,7 @@ def make_decision(
 
 
 def list_questions(decision: Decision) -> list[Question]:
-    """What the decision leaves open."""
+    """The open questions of the decision."""
     return [question for row in open_questions(decision) for question in row.questions]
 
 

@@ -182,7 +182,7 @@ def test_a_structure_replaces_the_guess_and_names_unknown_parts() -> None:
     assert blueprint.guessed == ("its attention",)
     assert blueprint.attention == guess.attention
     assert blueprint.linears[0].parts == (64, 16, 19)
-    # Where the config has not what the terms need, the guess stays.
+    # The guess stays where the config lacks fields of the terms.
     assert blueprint_of(CONFIG | {"rope_half": 32}, "m", structure=json.dumps(STRUCTURE)) == guess
 
 

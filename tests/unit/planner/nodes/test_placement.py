@@ -153,7 +153,7 @@ def test_one_engine_over_unlike_nodes_is_refused_in_words() -> None:
 
 
 def test_copies_take_unlike_nodes_one_after_the_other() -> None:
-    """Each replica of a model is planned with what the others hold."""
+    """Each replica of a model is planned with the memory that the others hold."""
     engine = PROFILES.engine(VERSIONS[0])
     decision, cluster = decide_over(engine, ["3090", "4090"], "llama-3.1-8b", replicas=1)
     first_plan = decision.plans[0]

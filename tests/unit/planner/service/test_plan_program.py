@@ -1,4 +1,4 @@
-"""gateway.planner.service.plan_program: what the gateway is told, however long or wrong it was."""
+"""gateway.planner.service.plan_program: answers to the gateway, however long or wrong."""
 
 from __future__ import annotations
 

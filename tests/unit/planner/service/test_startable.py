@@ -1,4 +1,4 @@
-"""What counts in a plan for this machine, and what is told of the engines that are not here."""
+"""Engines that count in a plan for this machine, and the words about engines that are not here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How models leave their GPUs, and what has to leave before a sleeping one wakes up."""
+"""The ways in which models leave their GPUs, and the models that leave before a sleeping one wakes
+up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the offers of other models the fewest are taken with which a plan has what it lacks."""
+"""Of the offers of other models, the fewest are taken that fill a plan's need."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a copy has again after something outside of its plan ended its engine, and when it is
-planned anew instead."""
+"""The plan that a copy has again after an end from outside, and the cases in which it is planned
+anew."""
 
 from __future__ import annotations
 

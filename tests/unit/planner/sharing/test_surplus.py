@@ -1,5 +1,4 @@
-"""What a model gives of its KV cache, what it keeps, and when it has everything back: models that
-come and go on one machine."""
+"""KV cache that a model gives, keeps and has back: models that come and go on one machine."""
 
 from __future__ import annotations
 
@@ -183,7 +182,7 @@ class Machine:
         self.plan_count = 0
 
     def promised_bytes(self, absent_model: str = "", *, come: bool = True) -> dict[str, int]:
-        """come: with what those have that are still to come back."""
+        """come: with the memory of those that are still to come back."""
         total: dict[str, int] = {}
         for name, held_plan in (*self.serving.items(), *(self.lost.items() if come else ())):
             for uuid in held_plan.gpus if name != absent_model else ():
@@ -198,7 +197,8 @@ class Machine:
         wish: Wish | None = None,
         **changes: Any,
     ) -> Decision:
-        """As the process that plans: what others give is free, and nobody has it any more."""
+        """As in the process that plans: memory that others give is free, and nobody holds it any
+        more."""
         promised_bytes, hardware = self.promised_bytes(name), self.free(name)
         claims_after = {
             uuid: count - (free or {}).get(uuid, 0) for uuid, count in promised_bytes.items()
@@ -220,7 +220,7 @@ class Machine:
     def free(self, absent_model: str = "") -> Hardware:
         promised_bytes = self.promised_bytes(absent_model, come=False)
         gpus = (
-            # What the driver has is not read beside engines.
+            # The driver's memory is not read beside engines.
             (
                 gpu.evolve(
                     free_bytes=max(0, (gpu.free_bytes or 0) - promised_bytes[gpu.uuid]),
@@ -284,7 +284,7 @@ class Machine:
         return [cap for cap in caps_of_copies if cap is not None]
 
     def add_copy(self, first: str, number: int) -> bool:
-        """One more copy of what serves, which nobody gives anything for."""
+        """One more copy of a serving model, which nobody gives anything for."""
         name = copy_of(first, number)
         self.wishes[name] = self.wishes[first].evolve(
             name=name, replicas=1, gpus=len(self.serving[first].gpus)
@@ -352,8 +352,8 @@ class Machine:
         )
 
     def load(self, name: str) -> tuple[Offer, ...] | None:
-        """A model that is asked: copies of others leave for it where there is no room. What left;
-        None where not even that makes room."""
+        """A model that is asked: copies of others leave for it where there is no room. Returns the
+        copies that left; None where not even that makes room."""
         self.wishes[name] = Wish(name=name, source="m", gpus="few")
         offers = leave_offers(
             [
@@ -387,7 +387,7 @@ class Machine:
             del self.wishes[name]
 
     def restart_all(self, order: list[str]) -> None:
-        """All start anew, one after the other. What they had is left to those that are still to
+        """All start anew, one after the other. Their memory is left to those that are still to
         come."""
         self.lost, self.serving = self.serving, {}
         for name in self.lost:
@@ -538,8 +538,8 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     machine.remove(f"{model_name}/asked")
     for name_of_copy in sorted(copies):
         plan_copy = machine.plan_copy(name_of_copy)
-        # Of several the first to come back may take a place of another, which is then given room by
-        # who has more than it needs.
+        # Of several the first to come back may take a place of another, which then gets room from a
+        # model with more than it needs.
         if len(copies) == 1:
             assert plan_copy, "there is room again"
             now, before = machine.serving[name_of_copy], had[name_of_copy]

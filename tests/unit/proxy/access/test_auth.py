@@ -239,8 +239,8 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So the time does not tell how much of a wrong key was right: the digest of a key that is
-    right but for one character has nothing in
-    common with the digest of the key. benchmarks/notebook/reliability.md has what the clock says.
+    right but for one character has nothing in common with the digest of the key.
+    benchmarks/notebook/reliability.md has the measured times.
     """
     comparisons: list[tuple[bytes, bytes]] = []
     looked_up: list[bytes] = []

@@ -1,5 +1,5 @@
-"""Clients are counted by network: who has a whole IPv6 /64 is one client, however many addresses
-come from there."""
+"""Clients are counted by network: a whole IPv6 /64 is one client, however many addresses come from
+there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys for endpoints are read from what is laid for them, and from nothing else."""
+"""Keys for endpoints are read from the files laid for them, and from nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which web pages may call, and what their browsers are told."""
+"""The web pages that may call, and the answers to their browsers."""
 
 from __future__ import annotations
 

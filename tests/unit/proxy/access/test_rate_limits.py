@@ -157,7 +157,7 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
             ),
             (9, 8, None),
         ),
-        # What a model or a client says of usage is in a string, where quotes are escaped.
+        # Usage in the words of a model or a client is in a string, where quotes are escaped.
         (
             (
                 b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',

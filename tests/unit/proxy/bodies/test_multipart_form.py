@@ -1,5 +1,5 @@
-"""Forms: what is read as `model` is what Starlette reads with python-multipart, as the engines do,
-or the form is refused."""
+"""Forms: `model` is read as by Starlette with python-multipart, as the engines do, or the form is
+refused."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def test_the_expressions_are_promql(tmp_path: Path) -> None:
 # the labels with which it fires.
 WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
     "EngineKeepsFailing": [
-        # Minutes apart, as failures are: what `increase` adds beyond the samples is then less than
-        # one.
+        # Minutes apart, as failures are: the addition of `increase` beyond the samples is then less
+        # than one.
         ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1x5 2x5 3x5"}, 18,
             [{"model": "m", "kind": "oom"}]),
         ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1 2 2"}, 4, []),

@@ -1,4 +1,4 @@
-"""What is counted of usage before it is kept."""
+"""The counts of usage before it is kept."""
 
 from __future__ import annotations
 

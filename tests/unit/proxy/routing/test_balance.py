@@ -1,5 +1,5 @@
-"""The choice of a replica, as arithmetic: what a call weighs, how its prompt begins, and where that
-leads."""
+"""The choice of a replica, as arithmetic: the weight of a call, the begin of its prompt, and the
+chosen replica."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def request_fields(**fields: Any) -> RequestFields:
     return read_request_fields(json.dumps({"model": "m", **fields}).encode())
 
 
-# --- what a call weighs ---
+# --- the weight of a call ---
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])

@@ -1,4 +1,4 @@
-"""The route table, the choice of a replica, and who waits for one."""
+"""The route table, the choice of a replica, and the requests that wait for one."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_table_is_independent_of_its_source() -> None:
 
 
 class Waiting(QueueWait):
-    """Somebody who waits, and what became of it."""
+    """A waiting request, and its outcome."""
 
     def __init__(self, routes: Routes, **fields: Any) -> None:
         self._routes = routes
@@ -503,7 +503,7 @@ def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> No
         # A client that leaves is forgotten.
         routes.forget(second)
         assert not routes.demand()
-        # Who waits for a place at an engine that serves asks for nothing to be loaded.
+        # A request that waits for a place at a serving engine asks for nothing to be loaded.
         routes.table = RouteTable({"m": route(dataclasses.replace(A, capacity=0))})
         routes.wait(first)
         assert words == ["m"]

@@ -1,4 +1,4 @@
-"""What workers share: limits of keys, the capacity of replicas, and the messages that tell of
+"""State that workers share: limits of keys, the capacity of replicas, and the messages that tell of
 both."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A start written for other programs says what the gateway's own container says."""
+"""A start written for other programs is that of the gateway's own container."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path:
         result = await asyncio.to_thread(fitserve, "backup", archive, **environment)
         assert result.returncode == 0, result.stderr
         assert os.stat(archive).st_mode & 0o777 == 0o600  # noqa: PTH116 - of a file that is here
-        # Who asks for a piece that is not there, or leaves, leaves nothing behind.
+        # A client that asks for a missing piece, or leaves, leaves nothing behind.
         headers = {
             "authorization": f"Bearer {environment['FITSERVE_KEY']}",
             "range": "bytes=999999999-",

@@ -1,4 +1,4 @@
-"""`fitserve export`: what is printed starts the engine, without the gateway."""
+"""`fitserve export`: the printed command starts the engine, without the gateway."""
 
 from __future__ import annotations
 

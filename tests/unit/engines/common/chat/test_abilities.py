@@ -1,5 +1,5 @@
-"""What an answer proves of tool calls, thoughts and schemas; what is asked; and what earlier
-attempts have shown already."""
+"""Proofs of tool calls, thoughts and schemas in answers; the questions; and proofs of earlier
+attempts."""
 
 from __future__ import annotations
 

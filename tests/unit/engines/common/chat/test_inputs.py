@@ -1,4 +1,4 @@
-"""What a model takes beside text stands in its config."""
+"""A model's inputs beside text stand in its config."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which parser reads what a model writes: by the marks of its chat template, and only one that the
-engine version has."""
+"""The parser of a model's texts: by the marks of its chat template, and only one that the engine
+version has."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every repair of a published chat template: a passage as it is published fails, or hides what
-happened; the repaired one does neither."""
+"""Every repair of a published chat template: a passage as it is published fails, or hides an event;
+the repaired one does neither."""
 
 from __future__ import annotations
 

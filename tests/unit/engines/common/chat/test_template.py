@@ -1,4 +1,4 @@
-"""Which chat template a model is served with, and what follows from that: parsers, flags, another
+"""The chat template that a model is served with, and its effects: parsers, flags, another
 engine."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which GPUs run what an engine was compiled for."""
+"""The GPUs that run an engine's compiled code."""
 
 import pytest
 

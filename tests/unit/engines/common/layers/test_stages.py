@@ -1,5 +1,5 @@
-"""Stages of a pipeline: what each holds, and the fullest, which decides what fits. Whole models:
-tests/conformance/test_stages.py."""
+"""Stages of a pipeline: the contents of each, and the fullest, which decides the size. Whole
+models: tests/conformance/test_stages.py."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_one_stage_is_the_model() -> None:
 
 
 def test_each_engine_gives_remaining_layers_to_its_own_stages() -> None:
-    """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one
-    more in SGLang."""
+    """The lines that both print: 'Hidden layers were unevenly partitioned' of vLLM; the last have
+    one more in SGLang."""
     whole = build(published_model("llama-3.1-8b"))
     assert [layers_of(whole, NEWEST_KIND, count) for count in (2, 3, 5)] == [
         (16, 16),

@@ -1,4 +1,4 @@
-"""What an engine is told of adapters by its own flags, what they take, and where it serves none."""
+"""An engine's own flags for adapters, their limits, and engines without adapters."""
 
 from __future__ import annotations
 

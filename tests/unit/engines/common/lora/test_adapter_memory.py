@@ -1,4 +1,4 @@
-"""What room adapters take: counted here by hand from the shapes of Llama 3.1 8B."""
+"""The memory of adapters: counted here by hand from the shapes of Llama 3.1 8B."""
 
 from __future__ import annotations
 

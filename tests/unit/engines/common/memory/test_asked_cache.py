@@ -15,7 +15,7 @@ PAGE = 4096
 
 
 def answered_cache(cache: Cache, longest: int, block: int) -> CountedCache:
-    """What an engine with this cache answers: as `cache` in gateway/engines/vllm/inside/answers.py
+    """The answer of an engine with this cache, as `cache` in gateway/engines/vllm/inside/answers.py
     asks."""
     blocks = sorted({round(2 ** (step / 4)) for step in range(80)})
     lengths = sorted({1, longest} | {count * block for count in blocks if count * block < longest})

@@ -1,5 +1,4 @@
-"""Checks: how conditions of a profile combine, and what is wrong with a profile that asks for none
-such."""
+"""Checks: combinations of a profile's conditions, and the errors of a profile with unknown ones."""
 
 from __future__ import annotations
 

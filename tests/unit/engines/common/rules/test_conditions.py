@@ -60,7 +60,7 @@ def test_every_condition_is_asked_for_by_a_rule_that_ships() -> None:
 
 @pytest.mark.parametrize("name", sorted(CONDITIONS))
 def test_a_condition_never_fails_on_a_subject_without_its_field(name: str) -> None:
-    """It is undecided, or it is about the GPU and what is installed."""
+    """The condition is undecided, or about the GPU and installed packages."""
     condition = next(check.root[name] for check in shipped_checks() if name in check.root)
     reason = CONDITIONS[name].test(condition, Subject(""))
     about_the_machine = (

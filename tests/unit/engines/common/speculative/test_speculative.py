@@ -76,7 +76,7 @@ def row(group: AttentionGroup, backend: str | None, status: Any) -> LayerAttenti
 
 
 def target(name: str, *, drafting: bool = True, **changes: Any) -> ModelSpec:
-    """A spec with what speculation looks at, from tests/models/NAME.json."""
+    """A spec with the fields that speculation reads, from tests/models/NAME.json."""
     config = json.loads((MODELS / f"{name}.json").read_text()) | changes
     text = config.get("text_config", config)
     heads = AttentionGroup(

@@ -89,7 +89,7 @@ def test_a_second_measurement_is_not_multiplied_twice() -> None:
         for fact in learn_facts(second_plan, 1.0, facts)
         if fact.kind == "speed_ratio"
     }
-    # The second run gave what the first one gave: half of what was expected at first.
+    # The second run gave as much as the first one: half of the first expectation.
     assert all(
         value == pytest.approx(500, rel=0.02) or value == pytest.approx(2000, rel=0.02)
         for value in ratios

@@ -1,5 +1,4 @@
-"""The speed model agrees with what was measured on real GPUs, and comes near to what others
-published."""
+"""The speed model agrees with measurements on real GPUs, and comes near to published ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured takes the place of a data sheet, on the scale on which the parts of peaks were
+"""Measurements take the place of a data sheet, on the scale on which the parts of peaks were
 fitted."""
 
 from __future__ import annotations

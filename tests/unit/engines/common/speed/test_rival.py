@@ -1,4 +1,4 @@
-"""What runs is compared with what might run once it was measured, and stays where the other would
+"""A running plan is compared with other plans once it was measured, and stays where the other would
 be little better."""
 
 from __future__ import annotations

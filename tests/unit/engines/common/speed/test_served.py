@@ -1,4 +1,4 @@
-"""What clients were served is compared with what is expected of the same load, and with nothing
+"""The speed that clients saw is compared with the expectation for the same load, and with nothing
 else."""
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def serve(
     output: int = 200,
     spread: float = 0.0,
 ) -> Served:
-    """What an engine counts that takes for each step, and each prompt, as long as is expected of
-    it, over `part`. As many ask at once, each again
-    when it has its answer; spread: the part of the time for which they rest in between."""
+    """The counts of an engine that takes the expected time for each step and each prompt, over
+    `part`. As many ask at once, each again when it has its answer; spread: the part of the time for
+    which they rest in between."""
     step_clock, dice, now = clock(), random.Random(at_once), 0.0
     sums = dict.fromkeys(
         ("requests", "first_s", "between", "between_s", "written", "steps", "prompt"), 0.0
@@ -208,7 +208,7 @@ def test_a_ratio_that_agrees_in_three_stretches_is_learned_and_no_less() -> None
     )
     assert fact.value == pytest.approx(1000, rel=0.1)
     assert fact.samples == 5
-    # What is known already is not written again.
+    # A known fact is not written again.
     assert learn_from_traffic(PLAN, [fast_traffic] * 3, clock(), (fact,), 6.0) == ()
     drafts = PLAN.evolve(speculation=PLAN.speculation.evolve(value="mtp"))
     assert learn_from_traffic(drafts, [fast_traffic] * 3, clock(), (), 5.0) == ()
@@ -252,8 +252,7 @@ def test_a_bench_wins_over_served_traffic() -> None:
 
 
 def rivals() -> Iterator[float]:
-    """How many times as good another plan is found, by what was served as a part of what was
-    expected."""
+    """The gain of another plan, by the served part of the expected speed."""
     for part in (1.0, 0.9, 0.7):
         other_plan = PLAN.evolve(argv=(*PLAN.argv, "--other"))
         better_plan = rival(

@@ -1,5 +1,5 @@
-"""A step takes as long as its slowest part: what is more, nearer or larger makes it slower or
-faster as on a real machine."""
+"""A step takes as long as its slowest part: number, distance and size make it slower or faster as
+on a real machine."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.patience import hang_s
 
 
 class Kernels:
-    """What a builder answers: it notes its builds."""
+    """The answer of a builder, which notes its builds."""
 
     def __init__(self, *, is_aot: bool = False, fails: bool = False) -> None:
         self.is_aot = is_aot
