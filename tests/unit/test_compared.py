@@ -20,7 +20,8 @@ FEATURES = {
     "load on request, unload when idle": "keep_alive" in Policy.model_fields,
     "engine over several machines": "cluster" in COMMANDS and "nodes" in Plan.model_fields,
     # README.md names both as not supported.
-    "GGUF; AMD and other GPUs": "GGUF are not supported" not in " ".join(README.split()),
+    "GGUF files": "GGUF are not supported" not in " ".join(README.split()),
+    "AMD and other GPUs": "Other GPUs and GGUF are not" not in " ".join(README.split()),
     "users and single sign-on": "keys" in COMMANDS,
 }
 # Statements of a page that a feature of the row makes false.
