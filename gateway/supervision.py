@@ -28,7 +28,7 @@ class Setback:
     """
 
     def __init__(self, work: str, **subject: object) -> None:
-        """work, about: fields for the log."""
+        """Begin without a setback. work, subject: fields for the log."""
         self.problem: str | None = None
         self.count = 0
         self._work = work

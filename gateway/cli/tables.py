@@ -28,11 +28,11 @@ def without_column(
     head: tuple[str, ...],
     rows: Sequence[tuple[object, ...]],
     name: str,
-    usual: Collection[object],
+    usual_values: Collection[object],
 ) -> tuple[tuple[str, ...], Sequence[tuple[object, ...]]]:
     """The table without this column, where every row has one of the usual values there."""
     place = head.index(name)
-    if any(row[place] not in usual for row in rows):
+    if any(row[place] not in usual_values for row in rows):
         return head, rows
     return (*head[:place], *head[place + 1 :]), [(*row[:place], *row[place + 1 :]) for row in rows]
 

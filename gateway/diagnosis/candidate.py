@@ -149,7 +149,7 @@ class EngineLine(NamedTuple):
     """A line of the log.
 
     message: its content without prefixes.
-    quiet: by its level no error.
+    is_quiet: by its level no error.
     """
 
     message: str

@@ -199,9 +199,9 @@ class Cures:
         by_version = self.rows.flags(engine) if engine else {}
         if not engine or not by_version:
             return None
-        described = _nearest_version(version, by_version)
-        variables = self.rows.names(engine, "user_env").get(described, frozenset())
-        return VersionSettings(described, by_version[described], variables)
+        described_version = _nearest_version(version, by_version)
+        variables = self.rows.names(engine, "user_env").get(described_version, frozenset())
+        return VersionSettings(described_version, by_version[described_version], variables)
 
     def foreign_flags(self, engine: str | None, version: str) -> frozenset[str]:
         """The flags of other versions of an engine that this version has not.
@@ -386,11 +386,11 @@ class Cures:
 def _nearest_version(version: str, by_version: Iterable[str]) -> str:
     """The described version whose settings a version has: itself, the next older one, or else the
     oldest; the newest of an unknown version."""
-    several = sorted(by_version, key=release)
-    if version in several or not version:
-        return version or several[-1]
-    older = [candidate for candidate in several if release(candidate) < release(version)]
-    return older[-1] if older else several[0]
+    versions = sorted(by_version, key=release)
+    if version in versions or not version:
+        return version or versions[-1]
+    older_versions = [candidate for candidate in versions if release(candidate) < release(version)]
+    return older_versions[-1] if older_versions else versions[0]
 
 
 def _lever_message(levers: Sequence[Lever], case: Case) -> str:
@@ -558,10 +558,10 @@ def _sets_only(step: str, earlier_steps: str) -> bool:
 
 def _omits_again(step: str, earlier_step: str) -> bool:
     """Whether a step only takes out settings that a step before takes out."""
-    named, earlier = (_SETTING_NAME.findall(text) for text in (step, earlier_step))
+    names, earlier_names = (_SETTING_NAME.findall(text) for text in (step, earlier_step))
     return (
-        bool(named)
-        and set(named) <= set(earlier)
+        bool(names)
+        and set(names) <= set(earlier_names)
         and all(_REMOVAL.match(text) for text in (step, earlier_step))
         and _LIST_PHRASE not in earlier_step
         and not _ALTERNATIVE.search(step)

@@ -88,7 +88,7 @@ class LogEvidence:
     options: those of the start.
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.
-    quoted: an exception in the middle of a line, as quoted and as the whole line.
+    quoted_candidates: an exception in the middle of a line, as quoted and as the whole line.
     complaints: lines that complain of nothing known.
     warning: a known text of the last lines.
     faults: errors of requests, by exception and place, with their number.

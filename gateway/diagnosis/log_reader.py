@@ -69,7 +69,7 @@ class LogReader:
     """Reads one engine's log. `feed` takes bytes as they come, `read` one line.
 
     engine: KIND or KIND==VERSION; None: any row may hold.
-    answered: the log shows an answer, which proves that the engine is healthy.
+    has_answered: the log shows an answer, which proves that the engine is healthy.
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:

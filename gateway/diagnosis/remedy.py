@@ -112,10 +112,12 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
         for step in steps
         if case.meets(step) and not (is_unchangeable and step.text.startswith(_OTHER_VERSION_STEPS))
     )
-    several = (text for text in filled_texts if text and not _is_refused(text, case.foreign_flags))
-    offered = (_drop_choices(text, case) for text in several)
-    narrowed = (case.options.narrow(text) for text in offered if text)
-    return tuple(text for text in narrowed if text and not case.options.rules_out(text))
+    accepted_texts = (
+        text for text in filled_texts if text and not _is_refused(text, case.foreign_flags)
+    )
+    kept_texts = (_drop_choices(text, case) for text in accepted_texts)
+    narrowed_texts = (case.options.narrow(text) for text in kept_texts if text)
+    return tuple(text for text in narrowed_texts if text and not case.options.rules_out(text))
 
 
 def _is_refused(step: str, foreign_flags: frozenset[str]) -> bool:

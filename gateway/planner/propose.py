@@ -58,12 +58,9 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         candidate, sleeps
     )
     tools, reasoning = choices.parsers(candidate)
-    flags = {
-        **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),
-        **_parser_flags(tools, reasoning, candidate.inputs.template),
-        **_ram_flags(candidate, sleeps, offload),
-        **candidate.args,
-    }
+    flags = _flags(candidate, sizes.batch, sizes, reduce=reduce.value)
+    flags |= _parser_flags(tools, reasoning, candidate.inputs.template)
+    flags |= _ram_flags(candidate, sleeps, offload) | dict(candidate.args)
     return Plan(
         model=candidate.inputs.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),

@@ -69,7 +69,7 @@ class PlacedEngine(FrozenRecord, frozen=True):
 
     stage: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces
         are made; "settled" once its memory no longer changes; "stopping" once it was told to stop.
-    since: begin of the stage, in seconds.
+    stage_since: begin of the stage, in seconds.
     measures: a start that has imported its code, and so reads the memory of its GPUs.
     is_proved: it has generated tokens.
     is_sized: its KV cache was given in bytes.

@@ -291,10 +291,12 @@ class ProfileTables:
                     entries[path.stem] |= _entries_by_name(document.get(field))
         for path in self._files_of_kind("engine_diffs", kind):
             diff = self.document(path)
-            near = entries.get(str(diff["guessed_from"]).rpartition("==")[2], {})
-            missing = (diff.get("without") or {}).get(field) or ()
-            rest = {name: value for name, value in near.items() if name not in missing}
-            entries[path.stem] = rest | _entries_by_name(diff.get(field))
+            near_entries = entries.get(str(diff["guessed_from"]).rpartition("==")[2], {})
+            missing_names = (diff.get("without") or {}).get(field) or ()
+            common_entries = {
+                name: value for name, value in near_entries.items() if name not in missing_names
+            }
+            entries[path.stem] = common_entries | _entries_by_name(diff.get(field))
         return entries
 
     def _files_of_kind(self, folder: str, kind: str) -> Iterator[Path]:

@@ -69,7 +69,7 @@ class UpstreamConnection(asyncio.Protocol):
     length: the content-length.
     is_sized: the engine says where its answer ends.
     is_framed: the client gets chunks.
-    sent: body bytes so far.
+    sent_bytes: body bytes so far.
     lead: the unsent head for the client.
 
     All bytes of one read go out in one call and one chunk, because a write costs more than all

@@ -140,7 +140,7 @@ def test_names_of_tests_are_short() -> None:
 
 
 def is_claim(name: str) -> bool:
-    """Whether the name of a test states by nouns what it checks."""
+    """Whether the name of a test states its claim by nouns."""
     return not INNER_CLAUSE.search(name) and len(name.split("_")) > MIN_TEST_WORDS
 
 

@@ -243,6 +243,7 @@ _NO_ADDRESSES = {
     "docker_network": "a name of Docker",
     "models_source": "a volume or a folder",
     "models_volume": "a name of Docker",
+    "model_folders": "paths",
     "allowed_images": "patterns of names of images, which have no user",
     "gpus": "indices and UUIDs",
     "failpoint": "a name of the code",

@@ -41,7 +41,7 @@ told said kept held found seen given asked gone done made taken known heard spok
 wanted needed shown written got put let fresh own different
 """
 # Adjectives, participles, prepositions and forms of verbs. As the whole name of a local, parameter
-# or attribute of the package they leave open what is so; a noun behind them says it.
+# or attribute of the package they leave their meaning open; a noun behind them names it.
 OPEN_VALUES = """
 about absent admitted ahead allowed answered around asking asks asleep awake bad bare before began
 begun best between beyond blocked built cached capped carried changed chosen closed common computed
@@ -696,7 +696,7 @@ def test_each_description_has_a_subject() -> None:
         ("The plans of a run.", "whether the node is there", False),
     ],
 )
-def test_a_fragment(docstring: str, field: str, *, wrong: bool) -> None:
+def test_a_fragment_of_a_sentence_is_found(docstring: str, field: str, *, wrong: bool) -> None:
     assert (FRAGMENT.match(docstring) is not None) is wrong
     nodes = ast.walk(ast.parse(f"x: int = Field(description={field!r})"))
     assert [FIELD_FRAGMENT.match(text) is not None for _, text in descriptions(nodes)] == [wrong]
@@ -985,7 +985,7 @@ def test_every_function_fits_on_a_screen() -> None:
 
 # Tables of cases, options and states, and two stories of one gateway, which are longer.
 LARGE_TEST_FUNCTIONS = """
-questions _answer answers corpus upgrades forms __init__ parse start busy_state
+questions _answer answers built_alike corpus upgrades forms __init__ parse start busy_state
 test_nobody_but_the_gateway_gets_an_answer_of_an_engine
 test_a_gateway_changes_only_the_models_that_differ_from_a_file
 test_a_key_that_is_refused_is_reported_in_words_and_never_shown

@@ -28,7 +28,7 @@ class GpuCondition(NamedTuple):
     """The condition of a card.
 
     uncorrected: memory errors since the driver was loaded that ECC could not correct.
-    remapping: memory rows wait for a reset.
+    awaits_remap: memory rows wait for a reset.
     """
 
     number: int
@@ -57,7 +57,7 @@ class HubAnswer(NamedTuple):
     status: of HTTP; None if the Hub was not reached, with the reason in `problem`.
     skew_s: this machine's clock minus the Hub's.
     user: owner of the token.
-    gated: whether a fine-grained token may read gated repositories.
+    is_gated: whether a fine-grained token may read gated repositories.
     """
 
     place: str

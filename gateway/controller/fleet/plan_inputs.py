@@ -57,17 +57,18 @@ class PlanInputs(NamedTuple):
 class Room(NamedTuple):
     """The room that a model was planned in: a digest of offers and wish, and the neighbours.
 
-    rest: digest; None if the room changed while the plan was made, so any other may help.
+    inputs_digest: of offers and wish; None if the room changed while the plan was made, so any
+        other may help.
     """
 
-    remaining_bytes: int | None
+    inputs_digest: int | None
     promised_bytes: dict[str, int]
     holders: frozenset[str]
 
     def may_help(self, former_state: Room) -> bool:
         """Whether a plan may be possible that was not. More promised bytes never allow one."""
         return (
-            self.remaining_bytes != former_state.remaining_bytes
+            self.inputs_digest != former_state.inputs_digest
             or bool(former_state.holders - self.holders)
             or any(
                 self.promised_bytes.get(name, 0) < size

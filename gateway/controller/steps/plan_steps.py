@@ -121,7 +121,7 @@ class PlanSteps:
             return
         if room_of(room()) != basis.room:
             # An engine was asked meanwhile, and the last plan may be of either room.
-            basis = basis._replace(room=basis.room._replace(remaining_bytes=None))
+            basis = basis._replace(room=basis.room._replace(inputs_digest=None))
         basis = basis._replace(answers=_answers(model))
         replica.planning.vain_plan = VainPlan(
             basis,

@@ -129,27 +129,27 @@ class Features:
 
         Empty where no frame is of a part with a switch that this version takes.
         """
-        several = [frame for frame in code.frames if not _WAY.search(frame)][-_MAX_FRAMES:]
-        frames = list(enumerate(reversed(several)))
-        standalone = (self._find_rows(code, *frame, standalone=True) for frame in frames)
-        parts = (self._find_parts(code, *frame) for frame in frames)
-        for name, switch in chain.from_iterable(chain(standalone, parts)):
+        code_frames = [frame for frame in code.frames if not _WAY.search(frame)][-_MAX_FRAMES:]
+        frames = list(enumerate(reversed(code_frames)))
+        row_matches = (self._find_rows(code, *frame, is_standalone=True) for frame in frames)
+        part_matches = (self._find_parts(code, *frame) for frame in frames)
+        for name, switch in chain.from_iterable(chain(row_matches, part_matches)):
             return {"feature": name, "feature_switch": switch}
         return {}
 
     def _find_parts(self, code: FailureCode, depth: int, frame: str) -> Iterator[tuple[str, str]]:
         """The features of one frame with their switches: those of rows first."""
-        yield from self._find_rows(code, depth, frame, standalone=False)
+        yield from self._find_rows(code, depth, frame, is_standalone=False)
         if depth <= _NAME_REACH and _OWN_FRAME.search(frame):
             yield from _parts_by_name(frame, code)
             yield from _parts_by_value(frame, code)
 
     def _find_rows(
-        self, code: FailureCode, depth: int, frame: str, *, standalone: bool
+        self, code: FailureCode, depth: int, frame: str, *, is_standalone: bool
     ) -> Iterator[tuple[str, str]]:
         """The rows of one frame, with the switch that this version takes."""
         for row, pattern in self._rows:
-            if row.standalone is not standalone or (row.faults and not code.is_fault):
+            if row.standalone is not is_standalone or (row.faults and not code.is_fault):
                 continue
             if row.engines and code.engine.partition("-")[0] not in row.engines:
                 continue
@@ -164,15 +164,17 @@ class Features:
 def _setting(switches: Iterable[FeatureSwitch], code: FailureCode) -> str:
     """The first switch that a version takes, and the first that fitserve takes too."""
     settings, options = code.settings, code.options
-    several = [switch for switch in switches if settings.takes(switch, options)] or [
+    usable_switches = [switch for switch in switches if settings.takes(switch, options)] or [
         switch for switch in switches if settings.may_omit(switch, options)
     ]
-    if not several:
+    if not usable_switches:
         return ""
-    open_switch = next((switch for switch in several if not settings.is_closed(switch)), None)
-    if open_switch is None or not settings.is_closed(several[0]):
-        return several[0].setting
-    return f"{several[0].setting}; through fitserve {open_switch.setting}"
+    open_switch = next(
+        (switch for switch in usable_switches if not settings.is_closed(switch)), None
+    )
+    if open_switch is None or not settings.is_closed(usable_switches[0]):
+        return usable_switches[0].setting
+    return f"{usable_switches[0].setting}; through fitserve {open_switch.setting}"
 
 
 def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
@@ -183,7 +185,7 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
     file = file_name.removesuffix(".py")
     names = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in (file, function)]
     words = {folder.rpartition("/")[2], *file.split("_"), *function.split("_")}
-    several: list[tuple[int, str, str]] = []
+    candidates: list[tuple[int, str, str]] = []
     for flag, spec in code.settings.flags.items():
         match = _VERB.match(flag)
         if match is None or match["part"] in _WRAPPERS:
@@ -198,9 +200,9 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
         if is_word and not setting.startswith("omit "):
             continue
         if setting and code.settings.takes(FeatureSwitch(setting=setting), code.options):
-            several.append((len(part), match["part"], setting))
-    several += _variable_by_name(file, function, code)
-    for _, name, setting in sorted(several, key=_rank):
+            candidates.append((len(part), match["part"], setting))
+    candidates += _variable_by_name(file, function, code)
+    for _, name, setting in sorted(candidates, key=_rank):
         yield name, setting
 
 

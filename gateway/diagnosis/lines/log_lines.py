@@ -99,9 +99,9 @@ class LogLine(NamedTuple):
     """A parsed line.
 
     process: "" if the line does not name it.
-    header: whether a record begins.
+    is_header: whether a record begins.
     level: None if the engine prints none.
-    native: printed by compiled code of a library (glog), maybe from another thread or during the
+    is_native: printed by compiled code of a library (glog), maybe from another thread or during the
         exit.
     """
 

@@ -56,7 +56,7 @@ _HOST_SHARE, _SMALL_SHARE, _MIN_HOST_BYTES = 8, 4, 4 * GIB
 class GroupMemory(NamedTuple):
     """Memory of a group of GPUs, in bytes.
 
-    least: of the smallest GPU; on a CPU the RAM.
+    least_bytes: of the smallest GPU; on a CPU the RAM.
     visible_bytes: CUDA's total of the smallest GPU, which is below NVML's.
     room: usable and total bytes of each; equal GPUs are listed once.
     is_measured: the free bytes were measured, on dedicated memory.

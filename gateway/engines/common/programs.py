@@ -11,10 +11,10 @@ def with_program(
     modules: words behind `-m` that start the same as the program.
     program: its name and subcommand. It is in the folder of PYTHON, if that is a path.
     """
-    python, *rest = argv
+    python, *words = argv
     for module in modules:
         place = 1 + len(module)
-        if tuple(rest[:place]) == ("-m", *module):
+        if tuple(words[:place]) == ("-m", *module):
             folder, slash, _ = python.rpartition("/")
-            return f"{folder}{slash}{program[0]}", *program[1:], *rest[place:]
+            return f"{folder}{slash}{program[0]}", *program[1:], *words[place:]
     return argv

@@ -259,11 +259,7 @@ def _row(
             status=chosen_selection.status,
             refused=chosen_selection.refused,
         )
-    name = (
-        chosen_selection.prefill
-        if chosen_selection.prefill == chosen_selection.decode
-        else f"{chosen_selection.prefill}/{chosen_selection.decode}"
-    )
+    name = "/".join(dict.fromkeys((chosen_selection.prefill, chosen_selection.decode)))
     if (group.kind == "encoder" or not group.causal) and backends[
         chosen_selection.prefill
     ].causal_only:
@@ -280,11 +276,10 @@ def _row(
             return LayerAttention(
                 **group_facts, backend=None, status="none", refused=(late_refusal,)
             )
-    version = backends[name].version if name in backends else None
     return LayerAttention(
         **group_facts,
         backend=name,
-        version=version,
+        version=backends[name].version if name in backends else None,
         block=chosen_selection.page,
         status="ok",
         reason=chosen_selection.reason,

@@ -129,17 +129,17 @@ def layer_attention(
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _class_backend(rules, target, rank.capability, architecture, forced_name)
         elif own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
-            why = f"{architecture} computes these layers itself"
-            choice = BackendChoice(backend=own_backend, status="ok", reason=why)
+            reason = f"{architecture} computes these layers itself"
+            choice = BackendChoice(backend=own_backend, status="ok", reason=reason)
         elif architecture in rules.plain_towers and group.kind == "vision":
-            why = f"the tower of {architecture} asks torch itself"
-            choice = BackendChoice(backend="torch", status="ok", reason=why)
+            reason = f"the tower of {architecture} asks torch itself"
+            choice = BackendChoice(backend="torch", status="ok", reason=reason)
         else:
             own_choice = step.backend if step and not forced_name else None
             choice = choose_backend(rules, target, rank.capability, None, forced_name or own_choice)
             if own_choice and choice.backend:
-                why = f"the engine sets this backend for {architecture}"
-                choice = choice._replace(reason=why)
+                reason = f"the engine sets this backend for {architecture}"
+                choice = choice._replace(reason=reason)
             # A tower's layers keep no cache, and have no implementation that could refuse one.
             if group.kind != "vision":
                 subject = Subject(rank.capability, frozenset(rules.packages), attention=target)
@@ -185,8 +185,8 @@ def _class_backend(
     for choice in choices:
         reason = choice.requires.refusal(subject)
         if reason is None:
-            why = f"{architecture} names it"
-            return BackendChoice(choice.backend, "ok", refusals=tuple(refusals), reason=why)
+            words = f"{architecture} names it"
+            return BackendChoice(choice.backend, "ok", refusals=tuple(refusals), reason=words)
         refusals.append(Refusal(kernel=choice.backend, reason=reason))
     return BackendChoice(backend=None, refusals=tuple(refusals), status="none")
 
@@ -306,7 +306,7 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
             version = (
                 _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
             )
-            reason = choice_reason([listed.backend for listed in rules.vision])
+            reason = choice_reason([tower_rule.backend for tower_rule in rules.vision])
             return BackendChoice(
                 tower.backend, "ok", version, refusals=tuple(refusals), reason=reason
             )

@@ -37,7 +37,7 @@ _RETRY_S = 3600.0
 class _Search(NamedTuple):
     """The running search.
 
-    began: monotonic seconds.
+    start_s: monotonic seconds.
     plans: the serving plan of that time, and its rival.
     """
 

@@ -43,14 +43,14 @@ def kv_offload(
         return int_choice(math.ceil(float(candidate.args[OFFLOAD_FLAG])), "set by the user", "user")
     if candidate.inputs.wish.goal != "agents":
         return int_choice(0, NOT_FOR_AGENTS, "planner")
-    if why := _find_objection(candidate, sleeps=sleeps):
-        return int_choice(0, why, f"profile {candidate.engine.ref}")
+    if reason := _find_objection(candidate, sleeps=sleeps):
+        return int_choice(0, reason, f"profile {candidate.engine.ref}")
     link = read_pcie_bytes_s(candidate.gpus[0])
     if link is None or speed is None or not memory.kv_bytes_per_token:
         return int_choice(0, "the speed of the GPU or of its link is not known", "speed model")
     if (computing := speed.first_token_32k_s) is None:
-        why = f"the context is shorter than {_PROMPT_TOKENS:,} tokens"
-        return int_choice(0, why, "speed model")
+        reason = f"the context is shorter than {_PROMPT_TOKENS:,} tokens"
+        return int_choice(0, reason, "speed model")
     copy_s = _PROMPT_TOKENS * memory.kv_bytes_per_token / (link * _LINK_PART)
     gain = (
         f"{_PROMPT_TOKENS:,} tokens that return have their first token after"
@@ -60,11 +60,11 @@ def kv_offload(
         return int_choice(0, f"too little is gained by it: {gain}", "speed model")
     size = _ram_bytes(candidate) // copies
     if size < _MIN_TIMES_CACHE * memory.kv_bytes:
-        why = (
+        reason = (
             f"the machine has {gib(max(0, size))} of RAM for it, hardly more than copies of the"
             f" GPU's {gib(memory.kv_bytes)}"
         )
-        return int_choice(0, why, "memory model")
+        return int_choice(0, reason, "memory model")
     return int_choice(size // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
 
 
@@ -82,12 +82,12 @@ def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:
         (bool(candidate.speculation.config), "untested beside speculative decoding"),
         (sleeps or bool(inputs.sharing.leave_reason), "untested beside sleep, and where it leaves"),
     )
-    return next((why for holds, why in reasons if holds), "")
+    return next((objection for is_true, objection in reasons if is_true), "")
 
 
 def _ram_bytes(candidate: Candidate) -> int:
     """RAM for it: a part of the rest beside other programs, within the shared memory it lies in."""
     machine = candidate.inputs.hardware
-    free = machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - _PROGRAM_BYTES
-    shared = machine.ram_total_bytes if machine.shm_bytes is None else machine.shm_bytes
-    return min(free // _RAM_PARTS, shared - free_ram_beside(shared), _MAX_BYTES)
+    free_bytes = machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - _PROGRAM_BYTES
+    shared_bytes = machine.ram_total_bytes if machine.shm_bytes is None else machine.shm_bytes
+    return min(free_bytes // _RAM_PARTS, shared_bytes - free_ram_beside(shared_bytes), _MAX_BYTES)

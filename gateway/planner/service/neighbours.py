@@ -119,13 +119,13 @@ class Neighbourhood:
 
 def named_apart(wishes: Iterable[Wish]) -> list[Wish]:
     """The wishes with names of their own, after their sources: `a`, `a-2`."""
-    named: dict[str, Wish] = {}
+    wish_by_name: dict[str, Wish] = {}
     for wish in wishes:
         base = (wish.source or "").rstrip("/").rpartition("/")[2] or wish.name
         name = next(
             name
-            for number in range(1, len(named) + 2)
-            if (name := base if number == 1 else f"{base}-{number}") not in named
+            for number in range(1, len(wish_by_name) + 2)
+            if (name := base if number == 1 else f"{base}-{number}") not in wish_by_name
         )
-        named[name] = wish.evolve(name=name)
-    return list(named.values())
+        wish_by_name[name] = wish.evolve(name=name)
+    return list(wish_by_name.values())

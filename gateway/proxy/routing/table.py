@@ -198,10 +198,10 @@ class RouteTable:
             usable_names = [
                 model.name for model in self.models.values() if model.is_visible_to(key)
             ]
-            near = near_name(name, usable_names[:_MAX_COMPARED_NAMES])
+            suggestion = near_name(name, usable_names[:_MAX_COMPARED_NAMES])
             raise ModelNotFound(
                 f"The model '{displayed}' does not exist here.",
-                hint=(f"Did you mean '{near}'? " if near else "")
+                hint=(f"Did you mean '{suggestion}'? " if suggestion else "")
                 + "GET /v1/models lists the served models.",
                 param="model",
             )

@@ -24,7 +24,9 @@ class ModelFolder(Value):
 class ModelFolders(Value):
     """The folders in a folder, by name, without hidden ones and links."""
 
-    path: str = Field(description="of the folder; empty: the folders are those of the settings")
+    path: str = Field(
+        description="path of the folder; empty: the folders are those of the settings"
+    )
     parent: str = Field(description="the folder around it; empty: those of the settings")
     folders: tuple[ModelFolder, ...]
     is_cut: bool = Field(description="whether there are more")

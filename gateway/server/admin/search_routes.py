@@ -35,8 +35,8 @@ class SearchBody(Value):
     )
     name: str = Field(
         "",
-        pattern=r"^[\w-]{0,64}$",
-        description="of the search, for `GET /admin/search/{name}`; the client makes it up",
+        max_length=64,
+        description="name of the search for `GET /admin/search/{name}`, by the client's choice",
     )
 
 

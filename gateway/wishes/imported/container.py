@@ -84,7 +84,7 @@ def volume_mounts(entries: Iterable[object]) -> list[VolumeMount]:
 class HostPaths:
     """Translates paths of a container into those of the host.
 
-    used: the mounts of the translated paths.
+    used_mounts: the mounts of the translated paths.
     notices: about paths that the host does not have.
     """
 

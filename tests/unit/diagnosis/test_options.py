@@ -202,7 +202,7 @@ def test_the_option_that_is_zero_is_the_named_one_or_the_only_size() -> None:
     assert options("non-default args: {'seed': 1}").zero_option("a % seed") == ""
 
 
-def test_a_flag_or_a_variable_gives_a_value_whatever_its_case() -> None:
+def test_flags_and_variables_give_values_in_either_case() -> None:
     start = options("export VLLM_USE_FROB=0", "non-default args: {'frob': True, 'mode': 'Slow'}")
     assert start.gives("VLLM_USE_FROB", "0")
     assert start.gives("frob", "true")

@@ -103,7 +103,7 @@ def test_the_command_imports_no_pydantic(
         (
             "--for",
             "speed",
-            "goal: Input should be 'balanced', 'latency', 'throughput', 'context' or 'agents'.",
+            "--for takes 'balanced', 'latency', 'throughput', 'context' or 'agents'.",
         ),
         ("--concurrency", "0", "Invalid value for '--concurrency': Input should be greater than"),
         ("--revision", "a b", "'a b' is not allowed here: a branch, a tag or a commit"),

@@ -130,8 +130,10 @@ def _machine_documents(
     )
     kind = engine_kind(plan.engine.kind)
     if not is_spanning:
-        single = spec.evolve(argv=kind.serve_command(spec.argv))
-        return kubernetes(engine_start(single, is_in_container=True), copies=plan.replicas.value)
+        served_spec = spec.evolve(argv=kind.serve_command(spec.argv))
+        return kubernetes(
+            engine_start(served_spec, is_in_container=True), copies=plan.replicas.value
+        )
     leader, worker = (
         engine_start(
             spec.evolve(argv=kind.serve_command(row.argv), env=row.env, gpus=row.gpus),

@@ -51,7 +51,7 @@ class ParsedAnswer(NamedTuple):
     """Content of an answer.
 
     calls: names and arguments.
-    complete: the answer ended before its token limit.
+    is_complete: the answer ended before its token limit.
     """
 
     content: str

@@ -29,7 +29,7 @@ class Linear:
     repeated where ranks outnumber them. Both are 0 elsewhere. `units` are those of Built. A `bias`
     is cut as the outputs are: not at all where `shard` cuts the inputs.
 
-    exact: its products are float32.
+    is_exact: its products are float32.
     numbers: which of the model's layers they are in.
     """
 

@@ -29,19 +29,19 @@ _LARGE_BLOCK, _LARGE_SEGMENT = 10 * MIB, 20 * MIB
 _NO_POSITIONS = ("recurrent", "vision", "encoder")
 
 
-def position_values(spec: ModelSpec, built: BuiltModel, stretch: int = 1) -> int:
+def position_values(spec: ModelSpec, built_model: BuiltModel, stretch: int = 1) -> int:
     """Numbers in the tables of sines and cosines, which every rank holds once for all layers.
 
     stretch: tables of positions in three dimensions (M-RoPE) are so many times as long.
     """
     text = spec.config.get("text_config")
     fields = text if isinstance(text, Mapping) else spec.config
-    named = fields.get("rope_parameters") or fields.get("rope_scaling")
-    ropes: Mapping[str, Any] = named if isinstance(named, Mapping) else {}
+    rope_fields = fields.get("rope_parameters") or fields.get("rope_scaling")
+    ropes: Mapping[str, Any] = rope_fields if isinstance(rope_fields, Mapping) else {}
     is_by_kind = any(isinstance(rope, Mapping) for rope in ropes.values())
     tables = {
         (group.kind if is_by_kind or "rope_local_base_freq" in fields else "", size)
-        for group in built.attention
+        for group in built_model.attention
         if group.kind not in _NO_POSITIONS
         and (size := group.head_dim - (group.value_dim or 0 if group.kind == "mla" else 0))
     }
@@ -57,24 +57,24 @@ def position_values(spec: ModelSpec, built: BuiltModel, stretch: int = 1) -> int
 
 
 @lru_cache(maxsize=256)
-def segment_bytes(built: BuiltModel, rank: Rank, table_bytes: int) -> int:
+def segment_bytes(built_model: BuiltModel, rank: Rank, table_bytes: int) -> int:
     """Bytes beyond the parameters on one rank, once PyTorch holds them and a table in segments.
 
     rank: reduced to the fields that matter (`computing`). Of unknown layers the table alone counts.
     """
-    if not built.is_known:
+    if not built_model.is_known:
         return table_bytes
-    sizes = list(_parameters(built, rank))
+    sizes = list(_parameters(built_model, rank))
     return _segments([table_bytes, *sizes]) - sum(sizes)
 
 
-def _parameters(built: BuiltModel, rank: Rank) -> Iterator[int]:
+def _parameters(built_model: BuiltModel, rank: Rank) -> Iterator[int]:
     """The bytes of each parameter, layer by layer."""
     kinds: list[tuple[int, tuple[int, ...]]] = [
         (tensor.count, (other_bytes(tensor, rank.tp, rank.dtype) // max(1, tensor.count),))
-        for tensor in built.other_tensors
+        for tensor in built_model.other_tensors
     ]
-    kinds += [(layer.count, _blocks(layer, rank)) for layer in built.linears]
+    kinds += [(layer.count, _blocks(layer, rank)) for layer in built_model.linears]
     for number in range(max((count for count, _ in kinds), default=0)):
         for count, sizes in kinds:
             if number < count:
@@ -84,30 +84,32 @@ def _parameters(built: BuiltModel, rank: Rank) -> Iterator[int]:
 def _blocks(layer: Linear, rank: Rank) -> tuple[int, int]:
     """The bytes of the weights, and of scales and biases, in one layer of this kind."""
     size = (linear_bytes(layer, rank) or 0) // max(1, layer.count)
-    cut = per_rank(layer, parts(layer, rank))
-    if cut is None or not isinstance(layer.scheme, Scheme):
+    shape = per_rank(layer, parts(layer, rank))
+    if shape is None or not isinstance(layer.scheme, Scheme):
         return size, 0
     is_plain = layer.scheme.kind == "unquantized"
     bits = 8 * ITEM_BYTES[rank.dtype] if is_plain else layer.scheme.bits
     experts = round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1
-    weights = min(size, math.prod(cut) * bits // 8 * experts)
+    weights = min(size, math.prod(shape) * bits // 8 * experts)
     return weights, size - weights
 
 
 def _segments(sizes: list[int]) -> int:
     """Bytes of the segments that hold blocks of these sizes."""
-    total, free = 0, {True: list[int](), False: list[int]()}
+    total, free_blocks = 0, {True: list[int](), False: list[int]()}
     for size in sizes:
         block = -(-size // _BLOCK_STEP) * _BLOCK_STEP
         is_small = block <= _SMALL_BLOCK
-        blocks = free[is_small]
+        blocks = free_blocks[is_small]
         if (place := bisect_left(blocks, block)) < len(blocks):
-            room = blocks.pop(place)
+            block_bytes = blocks.pop(place)
         else:
-            large = _LARGE_SEGMENT if block < _LARGE_BLOCK else -(-block // (2 * MIB)) * 2 * MIB
-            room = _SMALL_SEGMENT if is_small else large
-            total += room
-        left = room - block
-        if left >= _BLOCK_STEP if is_small else left > _SMALL_BLOCK:
-            insort(blocks, left)
+            large_segment = (
+                _LARGE_SEGMENT if block < _LARGE_BLOCK else -(-block // (2 * MIB)) * 2 * MIB
+            )
+            block_bytes = _SMALL_SEGMENT if is_small else large_segment
+            total += block_bytes
+        unused_bytes = block_bytes - block
+        if unused_bytes >= _BLOCK_STEP if is_small else unused_bytes > _SMALL_BLOCK:
+            insort(blocks, unused_bytes)
     return total

@@ -98,8 +98,8 @@ class Block(FrozenRecord, frozen=True):
     """The quantization block of a checkpoint.
 
     renames: (checkpoint, engine) module paths of the engine's model class.
-    packed: the checkpoint's modules with packed integers, if `headers_read` (layer numbers may be
-        `*`).
+    packed_names: the checkpoint's modules with packed integers, if `headers_read` (layer numbers
+        may be `*`).
     traits: of the engine version.
     """
 

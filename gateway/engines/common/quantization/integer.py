@@ -75,8 +75,8 @@ def _unquantized_checkpoint(block: Block) -> Quantization | None:
 class _ListedLayers(NamedTuple):
     """The layers that a checkpoint names.
 
-    listed: by config.json.
-    packed: by its headers.
+    listed_names: by config.json.
+    packed_names: by its headers.
     has_head: the head is quantized too.
     """
 

@@ -218,7 +218,7 @@ def _attention_work(group: AttentionGroup, rank: Rank, item_bytes: int) -> Atten
         return AttentionWork(
             group.layers * group.head_dim * stored_item_bytes,
             2.0 * group.layers * heads * (group.head_dim + value),
-            has_small_batch=stored_item_bytes == 1,
+            has_8_bit_cache=stored_item_bytes == 1,
             prompt_flops=taken_out,
         )
     kv_heads = max(1, group.kv_heads // rank.tp)
@@ -226,6 +226,6 @@ def _attention_work(group: AttentionGroup, rank: Rank, item_bytes: int) -> Atten
         group.layers * kv_heads * (group.head_dim + value) * stored_item_bytes,
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,
-        has_small_batch=stored_item_bytes == 1,
+        has_8_bit_cache=stored_item_bytes == 1,
         is_narrow=group.head_dim <= _NARROW_HEAD_ELEMENTS,
     )

@@ -396,7 +396,7 @@ def _wire(
     is_joined: bool,
     has_direct_links: bool,
 ) -> Wire:
-    """joined: by NVLink."""
+    """The link between the GPUs of a group. is_joined: by NVLink."""
     wire_part = table.reference.nvlink if table.reference else None
     if reduce is not None and is_joined and wire_part is not None:
         return Wire(
@@ -428,7 +428,7 @@ def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:
 
 
 def read_pcie_bytes_s(gpu: Gpu) -> float | None:
-    """The same by the driver's words alone; None: it said nothing."""
+    """Bytes per second that the driver reports of a GPU's PCIe link; None: it reports none."""
     generation, lanes = gpu.pcie.max_generation, gpu.pcie.max_width
     return _lanes_bytes_s(generation, lanes) if generation and lanes else None
 

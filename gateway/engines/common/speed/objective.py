@@ -106,7 +106,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
 class Penalties(NamedTuple):
     """Arguments against a plan beside its speed.
 
-    weak: the engine version has published weaknesses.
+    is_weak: the engine version has published weaknesses.
     changes: number of changes of the engine's own choices.
     older: position of the engine version behind the newest.
     copies: several engines serve it.

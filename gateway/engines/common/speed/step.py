@@ -82,7 +82,7 @@ class StepClock:
             memory = (
                 self.machine.memory
                 * (
-                    self.table.small_cache if reading.has_small_batch else self.table.attention
+                    self.table.small_cache if reading.has_8_bit_cache else self.table.attention
                 ).memory
             )
             read_bytes = reading.token_bytes * reading.visible_tokens(context) + reading.state_bytes
@@ -256,7 +256,7 @@ class StepClock:
         return self._rates(self.work.head)
 
     def _attention_flops(self, reading: AttentionWork) -> float:
-        part = (self.table.small_cache if reading.has_small_batch else self.table.attention).flops
+        part = (self.table.small_cache if reading.has_8_bit_cache else self.table.attention).flops
         return (
             self.machine.flops["bfloat16"]
             * part

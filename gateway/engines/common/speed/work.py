@@ -51,8 +51,8 @@ class AttentionWork(NamedTuple):
 
     token_bytes: of the KV cache for each token of context; `window` tokens count.
     state_bytes: read and written for each request of any length.
-    small: the cache has 8 bits.
-    narrow: heads have 64 elements or fewer.
+    has_8_bit_cache: the cache has 8 bits.
+    is_narrow: heads have 64 elements or fewer.
     flops: of one token with one token of its context.
     prompt_flops: of a prompt, if they differ.
     """
@@ -61,7 +61,7 @@ class AttentionWork(NamedTuple):
     flops: float
     window: int | None = None
     state_bytes: float = 0
-    has_small_batch: bool = False
+    has_8_bit_cache: bool = False
     is_narrow: bool = False
     prompt_flops: float = 0
 

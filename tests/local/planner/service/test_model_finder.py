@@ -160,9 +160,7 @@ def test_each_use_has_models_that_can_do_it(
     assert {model.name for model in judge_all(hub, tmp_path, use=use)} == names
 
 
-def test_the_finder_reports_each_model_that_it_reads_and_plans(
-    hub: FakeHub, tmp_path: Path
-) -> None:
+def test_the_finder_reports_each_read_and_planned_model(hub: FakeHub, tmp_path: Path) -> None:
     client = Hub(hub.url(), None, tmp_path)
     planner = OfflinePlanner(Profiles(), client)
     models, _ = find_models(client, ModelSearch("qwen", None, 20))

@@ -68,7 +68,7 @@ async def test_the_folders_are_searched_without_the_hub_and_the_reason_is_report
         answer = await search(gateway, words="tiny", folders=[str(tmp_path / "mine")])
         assert [model["source"] for model in answer["data"]] == [str(folder)]
         assert "127.0.0.1:1 cannot be reached" in answer["note"]
-        # Whoever names a folder wants its models, also those that do not chat.
+        # Of a named folder all models are listed, also those that do not chat.
         answer = await search(gateway, folders=[str(tmp_path / "mine")])
         assert [model["source"] for model in answer["data"]] == [str(folder)]
         missing = await gateway.client.post("/admin/search", json={"folders": ["/no/such"]})

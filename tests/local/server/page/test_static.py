@@ -23,7 +23,7 @@ def add_by_form(page: Visit, source: Path) -> None:
     """Type the folder of a model into the form, look at its plan, and add it as m."""
     tab = page.tab
     tab.get_by_role("link", name="Add a model").first.click()
-    # While one types, what was asked before is given up.
+    # Further typing gives up the earlier search.
     plans: list[str] = []
     tab.on(
         "requestfinished",

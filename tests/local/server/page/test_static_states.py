@@ -153,7 +153,7 @@ def test_a_message_to_a_model_that_starts_is_answered_when_it_is_ready(
         questions.append(route.request.post_data or "")
         route.fulfill(body=answer, content_type="text/event-stream")
 
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+    with gateway(tmp_path) as server, visit(browser, server.url) as page:
         tab = page.tab
         tab.route("**/admin/live", tell)
         tab.route("**/v1/chat/completions", reply)

@@ -20,9 +20,9 @@ ROWS = CURES.rows.features
 BOOL = {"type": "bool"}
 
 
-def options(**given: str) -> StartOptions:
+def options(**values: str) -> StartOptions:
     read = StartOptions()
-    read.read(f"(APIServer pid=1) INFO 08-12 [utils.py:1] non-default args: {given!r}")
+    read.read(f"(APIServer pid=1) INFO 08-12 [utils.py:1] non-default args: {values!r}")
     return read
 
 
@@ -171,7 +171,7 @@ def test_a_name_of_one_word_is_a_part_that_the_start_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "given", "switch"),
+    ("frame", "start_values", "switch"),
     [
         ("vllm/frobquant_attn.py:run", {"frob_cache_dtype": "frobquant_4bit"}, "frob-cache-dtype"),
         ("vllm/frobquant_attn.py:run", {"frob_cache_dtype": "fp8"}, None),
@@ -184,14 +184,14 @@ def test_a_name_of_one_word_is_a_part_that_the_start_set() -> None:
     ],
 )
 def test_a_part_with_the_name_of_a_value_is_of_the_option(
-    frame: str, given: dict[str, str], switch: str | None
+    frame: str, start_values: dict[str, str], switch: str | None
 ) -> None:
     flags: dict[str, dict[str, Any]] = {
         "frob-cache-dtype": {},
         "frob-backend": {"default": "frobquant"},
         "quantization": {},
     }
-    values = locate(frame, flags=flags, start=options(**given))
+    values = locate(frame, flags=flags, start=options(**start_values))
     assert values.get("feature_switch") == (f"omit --{switch}" if switch else None)
 
 

@@ -61,9 +61,9 @@ def test_an_earlier_model_gives_the_kv_cache_that_a_later_one_needs(
 ) -> None:
     name, machine = planner.machine("3090")
     models = wishes(tmp_path, "llama-3.2-1b", "granite-3.1-2b")
-    alone = planner.decide_on(models[0], name, machine).plans[0].memory
+    lone_memory = planner.decide_on(models[0], name, machine).plans[0].memory
     first, second = Neighbourhood(planner.decide_request, name, machine).plan(models)
-    assert first.plans[0].memory.promised_bytes < alone.promised_bytes
+    assert first.plans[0].memory.promised_bytes < lone_memory.promised_bytes
     assert second.takes[0].model == "llama-3.2-1b"
 
 

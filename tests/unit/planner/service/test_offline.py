@@ -72,7 +72,7 @@ def test_an_impossible_wish_is_refused(folder: Path) -> None:
 def test_a_field_or_a_word_that_is_nearly_right_is_proposed(folder: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"min_contex": 1}, "min_contex: there is no such field (did you mean min_context?)."),
-        ({"goal": "thruput"}, "'context' (did you mean throughput?)."),
+        ({"goal": "thruput"}, "or 'agents' (did you mean throughput?)."),
         ({"gpus": "fewest"}, "gpus: Input should be 'all' or 'few' or a valid integer"),
     ]
     for fields, words in wrong:

@@ -218,7 +218,7 @@ def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_
     )
     assert StepClock(wide, H100, half).pairs_s(4096) == StepClock(wide, H100, whole).pairs_s(4096)
     small = wide.evolve(
-        readings=tuple(reading._replace(has_small_batch=True) for reading in wide.readings)
+        readings=tuple(reading._replace(has_8_bit_cache=True) for reading in wide.readings)
     )
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
     assert StepClock(small, H100, quick).pairs_s(4096) == pytest.approx(
