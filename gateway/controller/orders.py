@@ -11,10 +11,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from gateway.controller.decisions.eviction import STOP_REASON
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.wish_changes import WishChanges
 from gateway.domain import Wish
 from gateway.errors import BadRequest, Conflict
@@ -164,8 +163,8 @@ class Orders:
             )
         model.is_unloaded = True
         for replica in model.replicas:
-            if _has_engine(replica):
-                replica.status = _leaving_state("its owner unloads it")
+            if replica.has_engine:
+                replica.show_leave("its owner unloads it")
         self._wake()
         return model
 
@@ -175,16 +174,13 @@ class Orders:
         _check_local(model)
         await asyncio.to_thread(self._store.set_stopped, name, is_stopped=is_stopped)
         model.is_stopped = is_stopped
-        for replica in model.replicas:  # shown until the next pass
-            if is_stopped and _has_engine(replica):
-                replica.status = _leaving_state("its owner stops it")
-            elif is_stopped:
-                replica.status = Rest("stopped", STOP_REASON)
-            elif not _has_engine(replica):
-                replica.status = Rest("starting", "its owner starts it")
         if is_stopped:
+            model.show_stop()
             model.waits_for_request = False
         else:
+            for replica in model.replicas:  # shown until the next pass
+                if not replica.has_engine:
+                    replica.status = Rest("starting", "its owner starts it")
             # A start by the owner counts as a request.
             model.used_at, model.was_evicted, model.is_unloaded = time.time(), False, False
         self._wake()
@@ -223,15 +219,6 @@ class Orders:
             self._fleet.set_apart = frozenset()
             self._fleet.unblock()
             self._wake()
-
-
-def _has_engine(replica: ReplicaState) -> bool:
-    return replica.attempt is not None or replica.is_busy
-
-
-def _leaving_state(reason: str) -> Rest:
-    """The state of an engine on its way out, shown until the next pass."""
-    return Rest("stopping", f"{reason}; requests in flight are answered first")
 
 
 def _check_local(model: ManagedModel) -> None:

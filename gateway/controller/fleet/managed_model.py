@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from gateway.controller.decisions.eviction import Eviction, Place
+from gateway.controller.decisions.eviction import STOP_REASON, Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.plan_inputs import VainPlan
 from gateway.controller.fleet.preparation import Preparation
@@ -188,6 +188,15 @@ class ReplicaState:
     @property
     def is_busy(self) -> bool:
         return self.task is not None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine runs, starts or stops."""
+        return self.attempt is not None or self.is_busy
+
+    def show_leave(self, reason: str) -> None:
+        """Show until the next pass that the engine is on its way out."""
+        self.status = Rest("stopping", f"{reason}; requests in flight are answered first")
 
     @property
     def is_launching(self) -> bool:
@@ -456,6 +465,14 @@ class ManagedModel:
     def all_replicas(self) -> list[ReplicaState]:
         """All replicas, and the trial if there is one."""
         return [*self.replicas, *([self.trial] if self.trial is not None else [])]
+
+    def show_stop(self) -> None:
+        """Show until the next pass that the owner stopped the model."""
+        for replica in self.replicas:
+            if replica.has_engine:
+                replica.show_leave("its owner stops it")
+            else:
+                replica.status = Rest("stopped", STOP_REASON)
 
     @property
     def serving(self) -> list[Attempt]:

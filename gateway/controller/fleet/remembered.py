@@ -30,6 +30,8 @@ def load_models(store: Store) -> dict[str, ManagedModel]:
         models[wish.name] = model
         live_count = _restore_replicas(store, model, attempts.get(wish.name, {}))
         model.is_stopped, model.used_at = residences.get(wish.name, (False, 0.0))
+        if model.is_stopped:
+            model.show_stop()
         # Whether running engines have requests is unknown.
         model.is_unused = not live_count
         model.was_evicted = model.waits_for_request = not model.is_stopped and any(
