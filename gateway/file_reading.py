@@ -38,6 +38,11 @@ class FileReader(Generic[Result]):
         self._patience_s = patience_s
         self._call: asyncio.Future[Result] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call runs, also one without a caller."""
+        return self._call is not None and not self._call.done()
+
     async def result(self) -> Result:
         """The result of a call that began now, or earlier and hangs. Raises the errors of the
         function, and OSError after the time."""

@@ -95,7 +95,7 @@ class Settings(BaseModel):
     model_folders: str = Field(
         "~/models,/models,/srv/models",
         description=(
-            "folders with models that the page may browse, separated by commas; empty: none"
+            "folders with models that the page may browse, separated by commas; none: no folder"
         ),
     )
     profiles_dir: Path | None = Field(
@@ -477,10 +477,12 @@ class Settings(BaseModel):
     @property
     def browsable_folders(self) -> tuple[Path, ...]:
         """Those of model_folders; without the home of a user that has none."""
+        if self.model_folders == "none":
+            return ()
         folders = []
         for text in _split(self.model_folders):
             with suppress(RuntimeError):
-                folders.append(Path(text).expanduser().absolute())
+                folders.append(Path(os.path.normpath(Path(text).expanduser().absolute())))
         return tuple(folders)
 
     @property

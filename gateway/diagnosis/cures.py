@@ -305,8 +305,7 @@ class Cures:
         return {"exceeded_flag": f"--{flag}"} if any(flag in flags for flags in names) else {}
 
     def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
-        """The neighbours of an engine's version among the described ones, as `newer_versions` and
-        `older_versions`.
+        """The neighbours of an engine's version among the described ones, as `newer` and `older`.
 
         Without a version the newest one is `newest`.
         """

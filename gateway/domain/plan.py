@@ -8,7 +8,7 @@ from typing import Literal
 
 from gateway.domain.base import Field
 from gateway.domain.choice import NOT_FOR_AGENTS, BoolChoice, Choice, IntChoice, StrChoice
-from gateway.domain.units import plural
+from gateway.domain.units import GIB, plural
 from gateway.domain.value import EngineRef, Grade, Task, Value
 
 # The device of engines on a CPU; other devices are UUIDs of GPUs.
@@ -329,6 +329,11 @@ class Plan(Value):
     def devices(self) -> tuple[str, ...]:
         """The devices whose memory it uses: UUIDs, or RAM."""
         return self.gpus or (RAM,)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of RAM for its second KV cache."""
+        return self.kv_offload_gib.value * GIB
 
     @property
     def at_once(self) -> int:

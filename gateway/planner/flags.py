@@ -16,6 +16,7 @@ from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.common.media_hosts_flag import host_arguments
 from gateway.engines.common.open_flags import closing_reason
+from gateway.engines.common.resources import OFFLOAD_FLAG
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag, near_name
 
@@ -42,6 +43,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max-total-tokens": (1, 10**9),
     "gpu-memory-utilization": (0.01, 1),
     CACHE_BYTES: (1, 2**50),
+    OFFLOAD_FLAG: (0.01, 2**16),  # GiB
 }
 
 # Flag of another engine -> the planner's name of it, which is vLLM's.

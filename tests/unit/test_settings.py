@@ -223,3 +223,10 @@ def test_a_host_of_media_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FITSERVE_MEDIA_HOSTS", "-a.example")
     with pytest.raises(SettingsError, match="is not a host"):
         load_settings()
+
+
+def test_folders_for_browsing_are_absolute_and_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITSERVE_MODEL_FOLDERS", "/models/../srv/models,/data")
+    assert load_settings().browsable_folders == (Path("/srv/models"), Path("/data"))
+    monkeypatch.setenv("FITSERVE_MODEL_FOLDERS", "none")
+    assert load_settings().browsable_folders == ()

@@ -32,7 +32,7 @@ from gateway.cli.terminal import print_message
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
 
 if TYPE_CHECKING:
-    from gateway.domain import Decision, MeasuredStart, Wish
+    from gateway.domain import Decision, Hardware, MeasuredStart, Wish
     from gateway.planner.service.neighbours import Neighbourhood
     from gateway.planner.service.startable import Startable
     from gateway.profiles.profiles import Profiles
@@ -190,6 +190,7 @@ def _neighbourhood(wish: Wish, hardware: str | None, network: str | None) -> Nei
         usage_error("Several models are planned together for one machine only.")
     name, machine = planner.machine(hardware)
     if hardware is not None:
+        _say_assumptions(name, machine)
         return Neighbourhood(planner.decide_request, name, machine)
     startable = _startable(wish, planner.profiles)
     facts, _ = records_at_rest(startable.data / "fitserve.db")
@@ -217,17 +218,23 @@ def _plan_for_cluster(
 
 def _plan_for_snapshot(wish: Wish, hardware: str) -> Decision:
     """The decision for a machine by its name or file."""
-    from gateway.domain.hardware import ASSUMED_CARD
     from gateway.planner.service.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)
-    for note in machine.notes:
-        if note.startswith(ASSUMED_CARD):
-            print_message(f"{name}: {note}")
+    _say_assumptions(name, machine)
     decision = planner.decide_on(wish, name, machine, include_alternatives=True)
     planner.profiles.documents.save()
     return decision
+
+
+def _say_assumptions(name: str, machine: Hardware) -> None:
+    """Print the card that the name of a machine was taken for."""
+    from gateway.domain.hardware import ASSUMED_CARD
+
+    for note in machine.notes:
+        if note.startswith(ASSUMED_CARD):
+            print_message(f"{name}: {note}")
 
 
 def _startable(wish: Wish, profiles: Profiles) -> Startable:

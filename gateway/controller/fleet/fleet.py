@@ -14,6 +14,7 @@ from gateway.controller.fleet.promises import (
     combined_bytes,
     last_caps,
     live_promises,
+    offloaded_promise,
     outlived_plan,
     restorable_plan,
     sum_promises,
@@ -400,6 +401,7 @@ class Fleet:
         )
         if must_stay and comes and (plan := outlived_plan(replica)) is not None:
             yield from ((uuid, plan.memory.promised_bytes) for uuid in plan.devices)
+            yield from offloaded_promise(plan)
         elif must_stay and replica.attempt is None:
             awaited_gifts = (
                 offer

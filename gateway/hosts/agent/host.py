@@ -127,13 +127,13 @@ class AgentHost:
         while True:
             try:
                 # The agent gives the log from its first line each time.
-                passed_bytes = 0
+                passed_count = 0
                 async with aclosing(self._ask(FollowCall(name=name), None)) as answers:
                     async for answer in answers:
                         if isinstance(answer, LineAnswer):
-                            passed_bytes += 1
-                            if passed_bytes > line_count:
-                                line_count = passed_bytes
+                            passed_count += 1
+                            if passed_count > line_count:
+                                line_count = passed_count
                                 yield answer.text.encode("latin-1")
             except AgentAway:
                 await asyncio.sleep(_RETRY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from gateway.file_reading import PATIENCE_S, FileReader
 _MAX_ENTRIES, _MAX_ROWS = 5000, 500
 # Folders that are read at once. A hanging mount keeps its place until it answers.
 _MAX_CALLS = 4
+# A hanging root delays the list of all of them by so much.
+_ROOT_PATIENCE_S = 2.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -42,10 +45,9 @@ class FolderList(NamedTuple):
     is_cut: bool
 
 
-def list_roots(roots: Sequence[Path]) -> FolderList:
-    """The roots that are there."""
-    rows = (FolderRow(str(root), str(root), _is_model(root)) for root in roots if root.is_dir())
-    return FolderList("", "", tuple(rows), is_cut=False)
+def read_root(root: Path) -> FolderRow | None:
+    """The row of a root; None: it is no folder, or may not be read."""
+    return FolderRow(str(root), str(root), _is_model(root)) if os.path.isdir(root) else None  # noqa: PTH112 - no error
 
 
 def list_folder(path: str, roots: Sequence[Path]) -> FolderList:
@@ -55,7 +57,8 @@ def list_folder(path: str, roots: Sequence[Path]) -> FolderList:
     that is made meanwhile. Raises BadRequest, NotFound, OSError.
     """
     folder = Path(path)
-    root = next((root for root in roots if folder.is_relative_to(root)), None)
+    outer_roots = [root for root in roots if folder.is_relative_to(root)]
+    root = max(outer_roots, key=lambda root: len(root.parts), default=None)
     if root is None or ".." in folder.parts or "\0" in path:
         places = ", ".join(map(str, roots)) or "none"
         raise BadRequest(
@@ -126,10 +129,16 @@ class FolderBrowser:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
+        self._root_readers = [
+            FileReader(partial(read_root, root), _ROOT_PATIENCE_S) for root in self._roots
+        ]
         self._readers: dict[str, FileReader[FolderList]] = {}
 
     async def folders(self, path: str) -> FolderList:
         """The folders in a folder; "": the roots. Raises BadRequest, NotFound, NotReady, Busy."""
+        if not path:
+            return await self._list_roots()
+        self._readers = {name: reader for name, reader in self._readers.items() if reader.is_busy}
         reader = self._readers.get(path)
         if reader is None:
             if len(self._readers) >= _MAX_CALLS:
@@ -138,18 +147,20 @@ class FolderBrowser:
                     hint="Try again in a few seconds.",
                     retry_after_s=5,
                 )
-            read = partial(list_folder, path) if path else list_roots
-            reader = FileReader(partial(read, roots=self._roots), PATIENCE_S)
+            reader = FileReader(partial(list_folder, path, self._roots), PATIENCE_S)
             self._readers[path] = reader
-        has_ended = True
         try:
             return await reader.result()
         except OSError as error:
-            has_ended = error.errno != errno.ETIMEDOUT
             raise NotReady(
                 f"The folder {path[:200]} cannot be read: {error.strerror or error}.",
                 hint="Its owner or its file system may refuse.",
             ) from None
-        finally:
-            if has_ended and self._readers.get(path) is reader:
-                del self._readers[path]
+
+    async def _list_roots(self) -> FolderList:
+        """The roots that are there. A root whose file system hangs is left out."""
+        answers = await asyncio.gather(
+            *(reader.result() for reader in self._root_readers), return_exceptions=True
+        )
+        rows = tuple(answer for answer in answers if isinstance(answer, FolderRow))
+        return FolderList("", "", rows, is_cut=False)

@@ -12,8 +12,10 @@ import math
 
 from gateway.domain import Choice, Memory, Speed, int_choice
 from gateway.domain.choice import NOT_FOR_AGENTS
+from gateway.domain.plan import RAM
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.candidate import Candidate
+from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.resources import OFFLOAD_FLAG, free_ram_beside
 from gateway.engines.common.speed.machine import read_pcie_bytes_s
 
@@ -58,11 +60,12 @@ def kv_offload(
     )
     if copy_s > _MAX_COPY_PART * computing.value:
         return int_choice(0, f"too little is gained by it: {gain}", "speed model")
-    size = _ram_bytes(candidate) // copies
+    free_bytes, memory_name = _free_ram(candidate)
+    size = min(free_bytes // copies, _MAX_BYTES)
     if size < _MIN_TIMES_CACHE * memory.kv_bytes:
         reason = (
-            f"the machine has {gib(max(0, size))} of RAM for it, hardly more than copies of the"
-            f" GPU's {gib(memory.kv_bytes)}"
+            f"the machine has {gib(max(0, size))} of {memory_name} for it, hardly more than copies"
+            f" of the GPU's {gib(memory.kv_bytes)}"
         )
         return int_choice(0, reason, "memory model")
     return int_choice(size // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
@@ -85,9 +88,16 @@ def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:
     return next((objection for is_true, objection in reasons if is_true), "")
 
 
-def _ram_bytes(candidate: Candidate) -> int:
-    """RAM for it: a part of the rest beside other programs, within the shared memory it lies in."""
-    machine = candidate.inputs.hardware
-    free_bytes = machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - _PROGRAM_BYTES
-    shared_bytes = machine.ram_total_bytes if machine.shm_bytes is None else machine.shm_bytes
-    return min(free_bytes // _RAM_PARTS, shared_bytes - free_ram_beside(shared_bytes), _MAX_BYTES)
+def _free_ram(candidate: Candidate) -> tuple[int, str]:
+    """Bytes for the caches of all copies, and the name of the memory that bounds them.
+
+    They are a part of the RAM that other programs and engines leave, within the shared memory that
+    they lie in.
+    """
+    machine, promised_bytes = candidate.inputs.hardware, candidate.inputs.promised_bytes
+    free_bytes = (available_ram(machine, promised_bytes) - _PROGRAM_BYTES) // _RAM_PARTS
+    if machine.shm_bytes is None:
+        return free_bytes, "RAM"
+    shared_bytes = machine.shm_bytes - free_ram_beside(machine.shm_bytes)
+    shared_bytes -= promised_bytes.get(RAM, 0)
+    return min((free_bytes, "RAM"), (shared_bytes, "shared memory (/dev/shm)"))

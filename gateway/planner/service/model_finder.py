@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gateway.domain import Decision, Hardware, ModelSpec, Plan, Quant, Wish
@@ -198,17 +198,21 @@ class ModelFinder:
 
     def _read(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
         """The specs by name, or why there is none."""
-        lock, count = Lock(), itertools.count(1)
+        lock, count, is_over = Lock(), itertools.count(1), Event()
 
         def read(model: FoundModel) -> ModelSpec:
             try:
                 return self._planner.spec(_wish(model))
             finally:
                 with lock:
-                    self._report("reading", next(count), len(models))
+                    # A reader may outlive the time for all of them.
+                    if not is_over.is_set():
+                        self._report("reading", next(count), len(models))
 
         self._report("reading", 0, len(models))
         answers = self._call_in_threads(read, models)
+        with lock:
+            is_over.set()
         return {
             model.name: answer
             if isinstance(answer, ModelSpec | FitserveError)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.domain import Cap, Decision, Hardware, Offer, Wish
+from gateway.domain.plan import RAM
 from gateway.domain.plan_request import PlanRequest
 from gateway.domain.sharing import Sharing
 from gateway.planner.sharing.surplus import cap_after_giving, surplus_offers
@@ -35,7 +36,10 @@ class _Seat:
         plan = self.decision.plans[0]
         kept_bytes = self.kept_bytes
         planned_bytes = plan.memory.promised_bytes
-        return dict.fromkeys(plan.devices, planned_bytes if kept_bytes is None else kept_bytes)
+        promises = dict.fromkeys(plan.devices, planned_bytes if kept_bytes is None else kept_bytes)
+        if plan.offloaded_bytes:
+            promises[RAM] = promises.get(RAM, 0) + plan.offloaded_bytes
+        return promises
 
     @property
     def offers(self) -> tuple[Offer, ...]:

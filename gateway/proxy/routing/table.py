@@ -16,8 +16,9 @@ from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.secret import Secret, bearer_line
 
 SHOWN_NAME = 200
-# Names that an unknown one is compared with; each costs some microseconds.
-_MAX_COMPARED_NAMES = 32
+# Names that an unknown one is compared with, and their length. The data plane waits meanwhile: for
+# a millisecond at most, if all are long and alike.
+_MAX_COMPARED_NAMES, _MAX_COMPARED_CHARACTERS = 8, 64
 # Calls of these endpoints take no place in an engine's batch, so they never wait.
 _LIGHT_ENDPOINTS = frozenset({"tokenize", "detokenize", "count_tokens"})
 
@@ -195,10 +196,13 @@ class RouteTable:
         route = self.models.get(name)
         if route is None or not key.may_use(route.alias_of or name):
             displayed = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
+            is_short = len(name) <= _MAX_COMPARED_CHARACTERS
             usable_names = [
-                model.name for model in self.models.values() if model.is_visible_to(key)
+                model.name
+                for model in self.models.values()
+                if len(model.name) <= _MAX_COMPARED_CHARACTERS and model.is_visible_to(key)
             ]
-            suggestion = near_name(name, usable_names[:_MAX_COMPARED_NAMES])
+            suggestion = near_name(name, usable_names[:_MAX_COMPARED_NAMES]) if is_short else ""
             raise ModelNotFound(
                 f"The model '{displayed}' does not exist here.",
                 hint=(f"Did you mean '{suggestion}'? " if suggestion else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from gateway.errors import Busy, NotReady
 from gateway.models.catalog import folder_browser
-from gateway.models.catalog.folder_browser import FolderBrowser, FolderList, list_folder
+from gateway.models.catalog.folder_browser import FolderBrowser, FolderList, FolderRow, list_folder
+from tests.support.patience import Patience, hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -77,3 +79,60 @@ async def test_an_unreadable_folder_says_why(
     monkeypatch.setattr(folder_browser, "list_folder", refuse)
     with pytest.raises(NotReady, match="Permission denied below 1 root"):
         await FolderBrowser([tmp_path]).folders(str(tmp_path))
+
+
+async def test_a_slow_folder_keeps_its_place_only_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+
+    def wait(path: str, roots: tuple[Path, ...]) -> FolderList:
+        if path.startswith("/slow"):
+            end.wait()
+        return FolderList(path, "", (), is_cut=not roots)
+
+    monkeypatch.setattr(folder_browser, "list_folder", wait)
+    monkeypatch.setattr(folder_browser, "PATIENCE_S", 0.01)
+    browser = FolderBrowser([tmp_path])
+    for number in range(4):
+        with pytest.raises(NotReady):
+            await browser.folders(f"/slow/{number}")
+    end.set()
+    patience = Patience(hang_s())
+    listing = None
+    while listing is None:
+        assert not patience.is_over()
+        with contextlib.suppress(Busy):
+            listing = await browser.folders("/quick")
+        await asyncio.sleep(patience.pause_s(0.01))
+    assert listing.path == "/quick"
+
+
+async def test_a_root_that_hangs_or_is_missing_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, read_root = threading.Event(), folder_browser.read_root
+
+    def hang(root: Path) -> FolderRow | None:
+        if root.name == "hanging":
+            end.wait()
+        return read_root(root)
+
+    monkeypatch.setattr(folder_browser, "read_root", hang)
+    monkeypatch.setattr(folder_browser, "_ROOT_PATIENCE_S", 0.05)
+    (tmp_path / "models").mkdir()
+    roots = [tmp_path / name for name in ("hanging", "missing", "models")]
+    try:
+        rows = (await FolderBrowser(roots).folders("")).folders
+    finally:
+        end.set()
+    assert [row.name for row in rows] == [str(tmp_path / "models")]
+
+
+def test_the_nearest_root_opens_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    link = tmp_path / "models" / "nas"
+    link.symlink_to(tmp_path / "disk")
+    listing = list_folder(str(link), [tmp_path / "models", link])
+    assert [row.name for row in listing.folders] == ["model"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain import Cap, Offer
+from gateway.domain.plan import RAM
 from gateway.planner.sharing.surplus import partial_offer, surplus_offers
 from tests.support.makers import GIB, attempt, plan, wish
 
@@ -117,3 +118,12 @@ def test_live_bytes_leave_out_bytes_that_no_engine_holds() -> None:
     fleet.set_apart = frozenset({"GPU-y"})
     assert fleet.bytes_promised_to_others(None).keys() == {*live_bytes, "GPU-x", "GPU-y"}
     assert fleet.live_bytes() == live_bytes
+
+
+def test_a_cache_in_ram_is_promised_to_its_engine() -> None:
+    fleet = Fleet()
+    server, neighbour = admit(fleet, "server", "neighbour")
+    offload = plan().kv_offload_gib.evolve(value=24)
+    server.attempt = attempt(plan=plan().evolve(kv_offload_gib=offload))
+    assert fleet.bytes_promised_to_others(neighbour)[RAM] == 24 * GIB
+    assert RAM not in fleet.bytes_promised_to_others(server)

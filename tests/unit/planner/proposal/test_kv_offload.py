@@ -8,8 +8,10 @@ import pytest
 
 from gateway.domain import Gpu, Hardware, Plan
 from gateway.domain.hardware import Pcie
+from gateway.domain.plan import RAM
 from gateway.domain.units import GIB
 from gateway.engines.common.resources import shared_memory
+from gateway.errors import BadFlag
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import case
 from tests.support.makers import wish
@@ -85,7 +87,11 @@ def test_no_other_goal_has_it(goal: str) -> None:
     ("hardware", "fields", "why"),
     [
         (machine(ram_gib=64), {}, "of RAM for it, hardly more than copies"),
-        (machine(shm_bytes=GIB // 16), {}, "the machine has 0.00 GiB of RAM for it"),
+        (
+            machine(shm_bytes=GIB // 16),
+            {},
+            "the machine has 0.00 GiB of shared memory (/dev/shm) for it",
+        ),
         (machine(), {"args": {}}, "hardly more than copies of the GPU's"),
         (machine_with_link(Pcie(max_generation=3, max_width=8)), {}, "too little is gained by it"),
         (machine_with_link(Pcie()), {}, "the speed of the GPU or of its link is not known"),
@@ -107,3 +113,29 @@ def test_a_user_may_set_it_in_any_case(goal: str) -> None:
     plan = first_plan(machine(), goal=goal, args={**SHARE, "kv-offloading-size": 24.5})
     assert (plan.kv_offload_gib.value, plan.kv_offload_gib.source) == (25, "user")
     assert FLAG + "24.5" in plan.argv
+
+
+def test_ram_that_other_engines_were_promised_is_theirs() -> None:
+    engines = PROFILES.engines(("vllm==0.26.0",), device="cuda")
+    plans = [
+        decide(
+            model_from_config(case("llama-3.1-8b", "none")),
+            machine(),
+            engines,
+            wish(goal="agents", args=SHARE),
+            PROFILES.facts,
+            rules=PROFILES.rules(engines),
+            pace=PROFILES.pace,
+            promised_bytes=promised_bytes,
+        ).plans[0]
+        for promised_bytes in ({}, {RAM: 40 * GIB}, {RAM: 200 * GIB})
+    ]
+    sizes = [plan.offloaded_bytes // GIB for plan in plans]
+    # Half of the rest, within the shared memory; at last too little is left.
+    assert sizes == [113, 81, 0]
+
+
+@pytest.mark.parametrize("size", [0, -5, 1e300])
+def test_a_size_that_no_machine_has_is_refused(size: float) -> None:
+    with pytest.raises(BadFlag, match=r"must be at least 0\.01 and at most 65536"):
+        first_plan(machine(), args={**SHARE, "kv-offloading-size": size})

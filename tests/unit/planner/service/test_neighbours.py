@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.domain import Decision, Wish
+from gateway.domain.plan import RAM
 from gateway.planner.service.neighbours import Neighbourhood, named_apart
 from gateway.planner.service.offline import OfflinePlanner
 from tests.support.paths import MODELS
@@ -40,6 +41,8 @@ def sum_promises(decisions: list[Decision]) -> Counter[str]:
     for decision in decisions:
         for plan in decision.plans[:1]:
             total.update(dict.fromkeys(plan.devices, plan.memory.promised_bytes))
+            if plan.offloaded_bytes:
+                total.update({RAM: plan.offloaded_bytes})
     return total
 
 
@@ -105,3 +108,15 @@ def test_the_command_plans_its_models_together(
     for option in ("--check", "--network=200gbit"):
         refusal = CliRunner().invoke(app, ["plan", *sources, "--hardware", "cpu", option])
         assert refusal.exit_code == 2
+
+
+def test_caches_in_ram_of_several_models_fit_the_machine(
+    planner: OfflinePlanner, tmp_path: Path
+) -> None:
+    name, machine = planner.machine("4xh100")
+    names = ("qwen3-8b", "llama-3.1-8b", "granite-3.1-2b", "llama-3.2-1b")
+    models = [wish.evolve(goal="agents") for wish in wishes(tmp_path, *names)]
+    decisions = Neighbourhood(planner.decide_request, name, machine).plan(models)
+    promised_bytes = sum_promises(decisions)[RAM]
+    assert machine.shm_bytes is not None
+    assert 0 < promised_bytes <= machine.shm_bytes

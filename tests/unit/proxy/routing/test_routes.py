@@ -530,3 +530,13 @@ def test_an_unknown_model_is_answered_with_the_near_name_that_the_key_may_use() 
     with pytest.raises(ModelNotFound) as hidden:
         table.find("secret-8", limited)
     assert "secret-8b" not in hidden.value.hint
+
+
+def test_long_names_are_never_compared() -> None:
+    """The comparison takes time by the square of the length, and requests wait meanwhile."""
+    names = ("a" * 64, "a" * 66)
+    table = RouteTable({name: route(A, name=name) for name in names})
+    for name, hint in (("a" * 65, ""), ("a" * 63, f"Did you mean '{'a' * 64}'? ")):
+        with pytest.raises(ModelNotFound) as unknown:
+            table.find(name, ANONYMOUS_KEY)
+        assert unknown.value.hint == f"{hint}GET /v1/models lists the served models."

@@ -110,7 +110,8 @@ async function searchAloud(body, status, signal) {
     return await call("POST", "/admin/search", { ...body, name }, { signal });
   } finally {
     clearInterval(timer);
-    attribute(status, "aria-busy", null);
+    // The status belongs to the next search once this one is given up.
+    if (!signal.aborted) attribute(status, "aria-busy", null);
   }
 }
 

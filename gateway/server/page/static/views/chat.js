@@ -112,7 +112,7 @@ export function chat({ live }, fixed = "") {
     pending = { view, since: live.now() };
     tellWait();
     try {
-      await startEnd(signal);
+      await startEnd(question.model, signal);
       for await (const data of events("POST", "/v1/chat/completions", question, { signal })) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
@@ -145,13 +145,19 @@ export function chat({ live }, fixed = "") {
   }
 
   /** Waits while the model starts: the gateway would refuse, or end a long wait. */
-  async function startEnd(signal) {
-    const isStarting = () => STARTING_STATES.has(live.model(fixed || model.value)?.state);
-    while (isStarting() && !signal.aborted)
-      await new Promise((resolve) => {
-        live.addEventListener("change", resolve, { once: true });
-        signal.addEventListener("abort", resolve, { once: true });
-      });
+  async function startEnd(name, signal) {
+    const isStarting = () => live.connected && STARTING_STATES.has(live.model(name)?.state);
+    await new Promise((resolve) => {
+      const check = () => {
+        if (isStarting() && !signal.aborted) return;
+        live.removeEventListener("change", check);
+        signal.removeEventListener("abort", check);
+        resolve();
+      };
+      live.addEventListener("change", check);
+      signal.addEventListener("abort", check);
+      check();
+    });
     signal.throwIfAborted();
   }
 
