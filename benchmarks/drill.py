@@ -87,13 +87,11 @@ class Drill:
         until: float,
         env: Sequence[str] = (),
     ) -> None:
-        self.gateway, self.models, self.engine, self.python, self._until = (
-            gateway,
-            models,
-            engine,
-            python,
-            until,
-        )
+        self.gateway = gateway
+        self.models = models
+        self.engine = engine
+        self.python = python
+        self._until = until
         self._options = ("--engine", engine, *(part for one in env for part in ("--env", one)))
         self.warm: dict[str, float] = {}
 

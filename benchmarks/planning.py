@@ -78,10 +78,8 @@ def specs(count: int) -> list[ModelSpec]:
     configs = [json.loads(path.read_text()) for path in sorted(MODELS.glob("*.json"))]
     blocks = [block for quant in QUANTS.values() for block in (quant, quant, None)]
     for index in range(len(configs) * len(blocks)):
-        config, block = (
-            configs[index % len(configs)],
-            blocks[(index + index // len(configs)) % len(blocks)],
-        )
+        config = configs[index % len(configs)]
+        block = blocks[(index + index // len(configs)) % len(blocks)]
         changed = config if block is None else config | {"quantization_config": block}
         try:
             found.append(

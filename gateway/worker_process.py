@@ -35,7 +35,10 @@ async def spawn(
     paths = (str(Path(__file__).parents[1]), environment.get("PYTHONPATH", ""))
     environment["PYTHONPATH"] = os.pathsep.join(paths).rstrip(os.pathsep)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", program),
+        sys.executable,
+        "-P",
+        "-m",
+        program,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE if errors else None,

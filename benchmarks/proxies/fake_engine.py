@@ -133,11 +133,9 @@ class Engine(asyncio.Protocol):
         elif len(self.body) < KEPT_BYTES and (
             b'"stream":true' in self.body or b'"stream": true' in self.body
         ):
-            self.left, self.interval_s, self.due = (
-                self.pace.chunks,
-                self.pace.interval_s,
-                self.loop.time(),
-            )
+            self.left = self.pace.chunks
+            self.interval_s = self.pace.interval_s
+            self.due = self.loop.time()
             self.transport.write(STREAM)
             self.next_chunk()
         else:

@@ -24,10 +24,8 @@ def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
         )
 
     def added_text(figures: Figures) -> str:
-        value, reference = (
-            figures.get("latency_p50_ms"),
-            results.get("nginx", {}).get("latency_p50_ms"),
-        )
+        value = figures.get("latency_p50_ms")
+        reference = results.get("nginx", {}).get("latency_p50_ms")
         return number(value, 3) + (
             f" ({value - reference:+.3f})" if value is not None and reference is not None else ""
         )
@@ -98,10 +96,8 @@ def verdicts(results: Results) -> list[str]:
     judge("idle streams, KiB each", ours.get("idle_kib"), 40, 1)
     judge("10 MiB body, p50 x nginx", ratio_to("body_p50_ms", nginx.get("body_p50_ms")), 2)
     judge("10 MiB body, resident growth, MiB", ours.get("body_growth_mib"), 64, 0)
-    alone, rates = (
-        direct.get("requests_per_s"),
-        [f.get("requests_per_s") or 0 for name, f in results.items() if name != "direct"],
-    )
+    alone = direct.get("requests_per_s")
+    rates = [f.get("requests_per_s") or 0 for name, f in results.items() if name != "direct"]
     if alone and rates:
         times = alone / max(*rates, 1)
         verdict = (

@@ -55,10 +55,8 @@ def estimate(setting: Setting, folder: Path, system: str) -> Iterator[tuple[str,
     from aiconfigurator_core.sdk.perf_database import get_database
 
     given_flags = flags(setting)
-    tensor, pipeline = (
-        int(given_flags.get("tensor-parallel-size", 1)),
-        int(given_flags.get("pipeline-parallel-size", 1)),
-    )
+    tensor = int(given_flags.get("tensor-parallel-size", 1))
+    pipeline = int(given_flags.get("pipeline-parallel-size", 1))
     replicas = int(given_flags.get("data-parallel-size", 1))
     quantization = (
         models.config(setting.model).get("quantization_config", {}).get("quant_method", "")

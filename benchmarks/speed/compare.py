@@ -116,10 +116,8 @@ def points(rows: list[dict[str, Any]]) -> list[Point]:
     for group in by_setting(rows):
         row = group[-1]
         args = args_of(row["flags"])
-        tp, pp = (
-            int(args.pop("tensor-parallel-size", 1)),
-            int(args.pop("pipeline-parallel-size", 1)),
-        )
+        tp = int(args.pop("tensor-parallel-size", 1))
+        pp = int(args.pop("pipeline-parallel-size", 1))
         made = time_kernels(
             models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args
         )

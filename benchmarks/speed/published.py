@@ -205,10 +205,8 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
                 f" {bench_row.gpu} TP {bench_row.tensor_parallel}: no plan, or no config"
             )
             continue
-        clock, most = (
-            made.clock(PROFILES.pace.table, bench_row.version),
-            made.plan.max_num_batched_tokens.value,
-        )
+        clock = made.clock(PROFILES.pace.table, bench_row.version)
+        most = made.plan.max_num_batched_tokens.value
         for figure in bench_row.figures:
             if figure.input_tokens is None and figure.concurrency > 2:
                 continue

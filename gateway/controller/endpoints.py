@@ -52,10 +52,8 @@ class Endpoints:
             model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *key_of_watch))
             # Requests go on until the endpoint was checked with the new key.
             if former_watcher is not None:
-                model.endpoints[-1].replica, model.endpoints[-1].state = (
-                    former_watcher.replica,
-                    former_watcher.state,
-                )
+                model.endpoints[-1].replica = former_watcher.replica
+                model.endpoints[-1].state = former_watcher.state
         for watcher in former_watchers.values():
             await watcher.close()
 

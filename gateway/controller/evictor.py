@@ -207,11 +207,9 @@ class Evictor:
         is_first = has_requests and not (model.has_requests or model.serving)
         if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
-                (
-                    replica.planning.blocked_reason,
-                    replica.planning.awaited_offers,
-                    replica.planning.is_outdated,
-                ) = None, (), True
+                replica.planning.blocked_reason = None
+                replica.planning.awaited_offers = ()
+                replica.planning.is_outdated = True
         model.has_requests = has_requests
 
     def _loaded_models(
@@ -233,10 +231,8 @@ class Evictor:
         models_by_instance: Mapping[str, str],
     ) -> LoadedModel | None:
         """The model as eviction sees it; `models_by_instance` maps instance names to models."""
-        name, live = (
-            model.wish.name,
-            [replica.attempt for replica in model.replicas if replica.attempt is not None],
-        )
+        name = model.wish.name
+        live = [replica.attempt for replica in model.replicas if replica.attempt is not None]
         if model.is_deleting:
             is_running = live or self._is_busy(model) or name in models_by_instance.values()
             return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
@@ -300,11 +296,9 @@ class Evictor:
                 model.used_at = now
         if time.monotonic() - self._counted_at < _COUNT_S and not has_requests:
             return
-        former_counts, self._counts, self._counted_at = (
-            self._counts,
-            self._ended_counts(),
-            time.monotonic(),
-        )
+        former_counts = self._counts
+        self._counts = self._ended_counts()
+        self._counted_at = time.monotonic()
         if former_counts is None:
             return
         for name, count in self._counts.items():

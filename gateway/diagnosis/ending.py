@@ -46,15 +46,11 @@ def exit_failure(
     elif code == 0:
         # SGLang as the first process of a container reports a dead scheduler like this.
         # So does one that was told to stop: by hand, or by a gateway before a restore.
-        words, kind = (
-            "The engine ended with exit code 0, without an order of this gateway",
-            "exited",
-        )
+        words = "The engine ended with exit code 0, without an order of this gateway"
+        kind = "exited"
     else:
-        words, kind = (
-            f"The engine ended with exit code {code}",
-            "exited" if was_ready else "unknown",
-        )
+        words = f"The engine ended with exit code {code}"
+        kind = "exited" if was_ready else "unknown"
     stage = "while it was serving" if was_ready else f"while {phase}"
     return Failure(
         kind=kind,

@@ -99,15 +99,11 @@ class Likely:
         for kind, decisive_words, words, files in self._word_patterns:
             if kind.phases and phases.isdisjoint(kind.phases):
                 continue
-            sentences, reports, files_seen = (
-                _find_words(decisive_words, message),
-                _find_words(words, message),
-                _find_words(files, frames),
-            )
-            decisive, usual_names = (
-                raised_names.intersection(kind.exceptions),
-                raised_names.intersection(kind.usual),
-            )
+            sentences = _find_words(decisive_words, message)
+            reports = _find_words(words, message)
+            files_seen = _find_words(files, frames)
+            decisive = raised_names.intersection(kind.exceptions)
+            usual_names = raised_names.intersection(kind.usual)
             points = (
                 _SENTENCE_POINTS * (min(len(sentences), _MAX_SENTENCES) + bool(decisive))
                 + min(len(reports), _MAX_SENTENCES)

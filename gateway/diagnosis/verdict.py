@@ -101,11 +101,9 @@ class LogVerdict:
             return self._error_before_death(proven) or proven
         if self._evidence.is_serving and proven is None:
             return None
-        unproven_candidates, quoted_candidates, cut_off = (
-            self._unproven(),
-            [*self._evidence.quoted_candidates[:1]],
-            self._cut_tracebacks(),
-        )
+        unproven_candidates = self._unproven()
+        quoted_candidates = [*self._evidence.quoted_candidates[:1]]
+        cut_off = self._cut_tracebacks()
         for candidates in (
             [candidate for candidate in unproven_candidates if not candidate.is_bare],
             [self._evidence.hint] if self._evidence.hint is not None else [],

@@ -21,8 +21,20 @@ from gateway.machine.nvml import Notes, Nvml
 # Instruction sets that decide over CPU kernels, in Linux's spelling (`flags` on x86, `Features` on
 # Arm).
 CPU_FEATURES = (
-    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
-    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
 )
 
 

@@ -10,8 +10,19 @@ from gateway.domain import ModelSpec
 
 # Tensors beside the weights of a quantized layer: scales, zero points, order, constants.
 _SIDE_NAMES = (
-    *("scale", "scales", "scale_inv", "zero_point", "zeros", "qzeros", "g_idx", "absmax"),
-    *("quant_map", "nested_absmax", "nested_quant_map", "weight_shape", "global_scale"),
+    "scale",
+    "scales",
+    "scale_inv",
+    "zero_point",
+    "zeros",
+    "qzeros",
+    "g_idx",
+    "absmax",
+    "quant_map",
+    "nested_absmax",
+    "nested_quant_map",
+    "weight_shape",
+    "global_scale",
 )
 _INT32_BITS = 32
 # FP4 formats and bitsandbytes keep two numbers in a byte.

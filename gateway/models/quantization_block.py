@@ -70,10 +70,8 @@ def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
         else {}
     )
     if FILE in files and _lacks_layers(block):
-        inner_block, place = (
-            _inner_block(files[FILE]),
-            "quantization_config and hf_quant_config.json",
-        )
+        inner_block = _inner_block(files[FILE])
+        place = "quantization_config and hf_quant_config.json"
         field_names = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
         block = {
             **block,

@@ -32,22 +32,18 @@ _ASKED_REASON = "the engine's own code took it when asked"
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[\w.@+-]+/)*[\w.@+-]+")
 # Fields of config.json that decide how an engine builds the model. None names a file.
 _SHAPES = (
-    *(
-        "model_type",
-        "num_hidden_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-    ),
-    *(
-        "head_dim",
-        "sliding_window",
-        "num_experts",
-        "n_routed_experts",
-        "num_local_experts",
-        "moe_intermediate_size",
-    ),
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "num_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "moe_intermediate_size",
     "kv_lora_rank",
 )
 

@@ -90,10 +90,8 @@ def _search(
     layouts = SharedLayouts(inputs)
     for engine in engines:
         try:
-            args, env = (
-                check_args(engine, wish.args),
-                engine_env(engine, wish.env, inputs.global_env),
-            )
+            args = check_args(engine, wish.args)
+            env = engine_env(engine, wish.env, inputs.global_env)
         except BadFlag as error:
             wrong_flags.append(error)
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")

@@ -22,8 +22,18 @@ _FLAT_FLAG = "json-model-override-args"
 CONFIG_FLAGS = ("hf-overrides", _FLAT_FLAG)
 # Fields of a ModelSpec that follow from config.json alone.
 _CONFIG_FIELDS = (
-    *("architecture", "model_type", "task", "dtype", "max_position", "open_limit", "guessed"),
-    *("hidden", "vocab", "attention", "experts", "config"),
+    "architecture",
+    "model_type",
+    "task",
+    "dtype",
+    "max_position",
+    "open_limit",
+    "guessed",
+    "hidden",
+    "vocab",
+    "attention",
+    "experts",
+    "config",
 )
 _TASK_FLAGS = ("convert", "runner")
 

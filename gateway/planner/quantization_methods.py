@@ -17,14 +17,12 @@ from gateway.domain import Engine, Method, MethodRule, Quant
 from gateway.engines.common.refusal import Refused
 
 # The words with which engines refuse; tests compare them with the engines' answers.
-MISMATCH, UNKNOWN, DEPRECATION, CAPABILITY, DTYPE, ONLINE = (
-    "mismatch",
-    "unknown",
-    "deprecated",
-    "capability",
-    "dtype",
-    "online",
-)
+MISMATCH = "mismatch"
+UNKNOWN = "unknown"
+DEPRECATION = "deprecated"
+CAPABILITY = "capability"
+DTYPE = "dtype"
+ONLINE = "online"
 _VERDICT = "unsupported_quantization"
 
 

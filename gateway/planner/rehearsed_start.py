@@ -21,8 +21,13 @@ _SIZE_STAGES = ("parser", "configuration", "", "cache", "graphs")
 _MEMORY_PREFIXES = tuple(f"--{flag}=" for flag in MEMORY_FLAGS)
 # Flags whose smaller values no engine refuses where it takes a larger one.
 _LIMITS = {
-    *("--max-num-seqs", "--max-running-requests", "--max-model-len", "--context-length"),
-    *("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode", "--max-cudagraph-capture-size"),
+    "--max-num-seqs",
+    "--max-running-requests",
+    "--max-model-len",
+    "--context-length",
+    "--cuda-graph-max-bs",
+    "--cuda-graph-max-bs-decode",
+    "--max-cudagraph-capture-size",
 }
 
 

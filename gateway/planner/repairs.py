@@ -137,12 +137,10 @@ def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
 
 def _parallelism_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Stages instead of divided layers."""
-    variant, refusal, max_gpus, repair_reason = (
-        refused_variant.variant,
-        refused_variant.refusal,
-        refused_variant.max_gpus,
-        refused_variant.reason,
-    )
+    variant = refused_variant.variant
+    refusal = refused_variant.refusal
+    max_gpus = refused_variant.max_gpus
+    repair_reason = refused_variant.reason
     if variant.pp * variant.dp > 1 or not refused_variant.may_set_sizes:
         return
     if not has(refused_variant.engine, "pipeline-parallel-size"):
@@ -170,12 +168,10 @@ def _parallelism_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
 
 def _backend_and_dtype_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Another attention backend, or activations that the quantization takes."""
-    variant, refusal, args, reason = (
-        refused_variant.variant,
-        refused_variant.refusal,
-        refused_variant.args,
-        refused_variant.reason,
-    )
+    variant = refused_variant.variant
+    refusal = refused_variant.refusal
+    args = refused_variant.args
+    reason = refused_variant.reason
     if (
         refusal.verdict == "no_backend"
         and not variant.backend("attention-backend")
@@ -198,11 +194,9 @@ def _backend_and_dtype_repairs(refused_variant: _RefusedVariant) -> Iterator[Var
 
 def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, a smaller cache, smaller batches, more stages, or halved weights."""
-    variant, refusal, engine = (
-        refused_variant.variant,
-        refused_variant.refusal,
-        refused_variant.engine,
-    )
+    variant = refused_variant.variant
+    refusal = refused_variant.refusal
+    engine = refused_variant.engine
     args, reason = refused_variant.args, refused_variant.reason
     if refusal.source == "fact" and not variant.conservative:
         # The batch or the graphs may have been too large.

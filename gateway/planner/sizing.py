@@ -47,10 +47,8 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     share holds too little context. Raises Refused, whose evidence has the missing memory."""
     if candidate.stage_candidates:
         return _stage_sizes(candidate, batch)
-    footprint, context_wanted = (
-        _footprint(candidate, batch),
-        wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
-    )
+    footprint = _footprint(candidate, batch)
+    context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     sizes_found, refusal = None, None
     for bounds, bound_cap in _bounds(footprint, batch):
         try:
@@ -149,11 +147,9 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
     A share is rounded from a size that differs a little at each reading. Another variant, with more
     or less beside its budget, gets no more in all.
     """
-    candidate, rules, promised_count = (
-        footprint.candidate,
-        footprint.candidate.rules,
-        restored.memory.promised_bytes,
-    )
+    candidate = footprint.candidate
+    rules = footprint.candidate.rules
+    promised_count = restored.memory.promised_bytes
     free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
     if free_bytes < promised_count:
         reason = f"it had {gib(promised_count)} of each GPU, and {gib(free_bytes)} are available"
@@ -181,11 +177,9 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
 def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
     """The budget with as much KV cache as the wish needs, also in bytes beside neighbours: some
     requests with their whole context, and where memory is the host's a usual length for all."""
-    candidate, rules, inputs = (
-        footprint.candidate,
-        footprint.candidate.rules,
-        footprint.candidate.inputs,
-    )
+    candidate = footprint.candidate
+    rules = footprint.candidate.rules
+    inputs = footprint.candidate.inputs
     context = wanted_context(inputs.spec, inputs.wish, candidate.args)
     tokens = max(
         needed_tokens(inputs.wish, inputs.spec), int(candidate.args.get("max-model-len", 0))
@@ -327,10 +321,8 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         raise Refused(
             "no_memory", reason, "fact" if is_learned else "memory model", evidence=evidence
         )
-    states, per_request = (
-        footprint.cache.states(memory.kv_bytes),
-        footprint.cache.states_per_request,
-    )
+    states = footprint.cache.states(memory.kv_bytes)
+    per_request = footprint.cache.states_per_request
     if states < per_request:
         reason = (
             f"{states} state blocks fit into {gib(memory.kv_bytes)} of KV cache, and one request"
@@ -522,11 +514,9 @@ def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     ):
         is_smaller = False  # it reads a whole input at once
     if is_smaller and variant.conservative:
-        value, reason, source = (
-            max(_MIN_TOKENS, value // 4),
-            "a smaller batch, because the plan with the usual one failed",
-            "fact",
-        )
+        value = max(_MIN_TOKENS, value // 4)
+        reason = "a smaller batch, because the plan with the usual one failed"
+        source = "fact"
     if is_smaller and variant.small and value > _MIN_TOKENS:
         value, (reason, source) = _MIN_TOKENS, variant.reasons["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing

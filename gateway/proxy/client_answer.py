@@ -74,15 +74,17 @@ class ClientAnswer:
     """
 
     __slots__ = (
-        *(
-            "_buffered",
-            "_connection",
-            "_request",
-            "accepts_chunked",
-            "has_events",
-            "withholds_head",
-        ),
-        *("id", "permit", "has_sent_sse_head", "status", "writer"),
+        "_buffered",
+        "_connection",
+        "_request",
+        "accepts_chunked",
+        "has_events",
+        "has_sent_sse_head",
+        "id",
+        "permit",
+        "status",
+        "withholds_head",
+        "writer",
     )
 
     def __init__(self, connection: ClientConnection, request: RequestHead, id_: bytes) -> None:
@@ -120,7 +122,11 @@ class ClientAnswer:
             self.writer = self._buffered = BufferedAnswer()  # its form changes
             return keep_alive
         head = answer_head(
-            *(self.status, upstream.headers, upstream.length, self.own_headers(), self.id),
+            self.status,
+            upstream.headers,
+            upstream.length,
+            self.own_headers(),
+            self.id,
             accepts_chunked=self.accepts_chunked,
             keep_alive=keep_alive,
         )

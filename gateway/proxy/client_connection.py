@@ -63,25 +63,25 @@ class ClientConnection(asyncio.BufferedProtocol):
     """A connection of a client."""
 
     __slots__ = (
-        *(
-            "_current_exchange",
-            "_loop",
-            "_pending_refusal",
-            "_reader",
-            "_repeat",
-            "_stall",
-            "_turns",
-        ),
-        *(
-            "_unsent",
-            "_is_upload_paused",
-            "address",
-            "app_state",
-            "config",
-            "deadline",
-            "is_discarding",
-        ),
-        *("place", "plane", "is_reading_paused", "server_state", "transport"),
+        "_current_exchange",
+        "_is_upload_paused",
+        "_loop",
+        "_pending_refusal",
+        "_reader",
+        "_repeat",
+        "_stall",
+        "_turns",
+        "_unsent",
+        "address",
+        "app_state",
+        "config",
+        "deadline",
+        "is_discarding",
+        "is_reading_paused",
+        "place",
+        "plane",
+        "server_state",
+        "transport",
     )
 
     def __init__(

@@ -94,10 +94,8 @@ class DataPlane:
     def date(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The server's own headers (`date`), which change once a second, as bytes."""
         if self._dated_headers is not headers:
-            self._dated_headers, self._date = (
-                headers,
-                b"".join(b"%b: %b\r\n" % pair for pair in headers),
-            )
+            self._dated_headers = headers
+            self._date = b"".join(b"%b: %b\r\n" % pair for pair in headers)
         return self._date
 
     async def requests(self) -> RequestsInFlight:

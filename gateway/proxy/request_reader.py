@@ -43,8 +43,17 @@ class RequestReader:
     """
 
     __slots__ = (
-        *("_connection", "_ignores_upgrade", "_parser", "_received_bytes", "_size", "_wire"),
-        *("headers", "is_in_body", "is_in_head", "incoming", "url"),
+        "_connection",
+        "_ignores_upgrade",
+        "_parser",
+        "_received_bytes",
+        "_size",
+        "_wire",
+        "headers",
+        "incoming",
+        "is_in_body",
+        "is_in_head",
+        "url",
     )
 
     def __init__(self, connection: ClientConnection) -> None:

@@ -33,7 +33,13 @@ class Upload:
     """
 
     __slots__ = (
-        *("_connection", "_request", "_upstream", "body", "form", "is_in_budget", "is_whole"),
+        "_connection",
+        "_request",
+        "_upstream",
+        "body",
+        "form",
+        "is_in_budget",
+        "is_whole",
     )
 
     def __init__(

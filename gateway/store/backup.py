@@ -260,11 +260,9 @@ class _Room:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files, self._learned_bytes, self._bytes_left = (
-            _MAX_FILES,
-            _MAX_LEARNED_BYTES,
-            _MAX_BACKUP_BYTES,
-        )
+        self._files = _MAX_FILES
+        self._learned_bytes = _MAX_LEARNED_BYTES
+        self._bytes_left = _MAX_BACKUP_BYTES
 
     def take(self, entry: tarfile.TarInfo) -> bool:
         """Whether an archive may have the entry. Raises StoreError where the disk is too small."""

@@ -23,8 +23,19 @@ from tests.support.versions import since
 
 # A capability, then the installed optional packages where they are not those of the image.
 CAPABILITIES = (
-    *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
-    *("8.6 none", "9.0 none", "10.0 none", "12.0 none"),
+    "7.5",
+    "8.0",
+    "8.6",
+    "8.9",
+    "9.0",
+    "10.0",
+    "10.3",
+    "12.0",
+    "12.1",
+    "8.6 none",
+    "9.0 none",
+    "10.0 none",
+    "12.0 none",
 )
 # The engine's words about a backend that it passes over -> a code; any other reason is "other".
 CODES = {
@@ -331,11 +342,9 @@ def _of_the_model(q: Question) -> None:
     if q.index_topk is not None:
         text.index_topk = q.index_topk
     model.hf_config = model.hf_text_config = text
-    model.is_mm_prefix_lm, model.is_hybrid, model.use_mla = (
-        q.multimodal_prefix,
-        False,
-        q.kind == "mla",
-    )
+    model.is_mm_prefix_lm = q.multimodal_prefix
+    model.is_hybrid = False
+    model.use_mla = q.kind == "mla"
     model.get_head_size = lambda: q.head_dim
     model.get_num_attention_heads = lambda *_: q.heads
     model.get_num_kv_heads = lambda *_: q.kv_heads

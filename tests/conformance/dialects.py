@@ -133,11 +133,9 @@ def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:
             for call in document.get("tool_calls", []):
                 call["function"]["arguments"] = arguments
             try:
-                request_text, prompt_text, whole = (
-                    render(text, ASKED),
-                    render(text, ASKED, prompt=True),
-                    render(text, [*ASKED, document]),
-                )
+                request_text = render(text, ASKED)
+                prompt_text = render(text, ASKED, prompt=True)
+                whole = render(text, [*ASKED, document])
             except (jinja2.TemplateError, TypeError, ValueError):
                 continue
             common = common_prefix_length(prompt_text, whole)

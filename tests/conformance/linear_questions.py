@@ -22,18 +22,24 @@ from tests.support.versions import since
 
 # A capability, then the installed optional packages where they are not those of the image.
 CAPABILITIES = (
-    *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
-    *(
-        "8.6 all",
-        "9.0 all",
-        "10.0 all",
-        "12.0 all",
-        "8.6 none",
-        "9.0 none",
-        "10.0 none",
-        "12.0 none",
-        "7.0",
-    ),
+    "7.5",
+    "8.0",
+    "8.6",
+    "8.9",
+    "9.0",
+    "10.0",
+    "10.3",
+    "12.0",
+    "12.1",
+    "8.6 all",
+    "9.0 all",
+    "10.0 all",
+    "12.0 all",
+    "8.6 none",
+    "9.0 none",
+    "10.0 none",
+    "12.0 none",
+    "7.0",
 )
 
 

@@ -292,11 +292,9 @@ def _quant_config(q: Question, current: Any) -> Any:
     block = quantization_block(q)
     model.quantization, model.quantization_config, model.hf_overrides = None, None, {}
     # The folder has no weights.
-    model.model, model.revision, model.allow_deprecated_quantization = (
-        str(Path(__file__).parent),
-        None,
-        False,
-    )
+    model.model = str(Path(__file__).parent)
+    model.revision = None
+    model.allow_deprecated_quantization = False
     model.model_arch_config = types.SimpleNamespace(
         quantization_config=block,
         total_num_attention_heads=32,

@@ -109,16 +109,16 @@ KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 # For each kind of model: plain, sinks, sliding, MLA, gated delta nets, mamba, without FlashInfer,
 # an encoder.
 KINDS = (
-    *(
-        "qwen3-8b",
-        "gpt-oss-20b",
-        "gemma-3-27b",
-        "deepseek-v2-lite",
-        "deepseek-v3",
-        "qwen3-next-80b-a3b",
-        "nemotron-nano-9b-v2",
-    ),
-    *("granite-4.0-h-micro", "olmo-2-13b", "bge-m3"),
+    "qwen3-8b",
+    "gpt-oss-20b",
+    "gemma-3-27b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "qwen3-next-80b-a3b",
+    "nemotron-nano-9b-v2",
+    "granite-4.0-h-micro",
+    "olmo-2-13b",
+    "bge-m3",
 )
 ASKS_VISION_ATTENTION = (
     "gemma-3-4b",

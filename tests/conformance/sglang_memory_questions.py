@@ -23,24 +23,20 @@ from tests.support.paths import MODELS
 ENGINE = "sglang"
 CAPABILITIES = ("8.6", "9.0")
 NAMES = (
-    *(
-        "llama-3.1-8b",
-        "qwen3-8b",
-        "mistral-7b-v0.3",
-        "gemma-2-9b",
-        "gemma-3-27b",
-        "gpt-oss-20b",
-        "qwen3-30b-a3b",
-        "mixtral-8x7b",
-    ),
-    *(
-        "deepseek-v2-lite",
-        "deepseek-v3",
-        "qwen3-next-80b-a3b",
-        "qwen2.5-vl-7b",
-        "qwen3-vl-8b",
-        "qwen3-embedding-0.6b",
-    ),
+    "llama-3.1-8b",
+    "qwen3-8b",
+    "mistral-7b-v0.3",
+    "gemma-2-9b",
+    "gemma-3-27b",
+    "gpt-oss-20b",
+    "qwen3-30b-a3b",
+    "mixtral-8x7b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "qwen3-next-80b-a3b",
+    "qwen2.5-vl-7b",
+    "qwen3-vl-8b",
+    "qwen3-embedding-0.6b",
 )
 # MiB, as nvidia-smi says them: 4080, A10G, 3090, 5090, A100 40G, L40S, H100, A100 80G, RTX PRO
 # 6000, H200, B200, and more.

@@ -42,24 +42,23 @@ class Question(NamedTuple):
 
 # Of these models a few schemes are asked; of the first, all of them.
 NAMES = (
-    *(
-        "qwen3-30b-a3b",
-        "mixtral-8x7b",
-        "deepseek-v3",
-        "deepseek-v2-lite",
-        "gpt-oss-20b",
-        "qwen3-next-80b-a3b",
-        "glm-4.5-air",
-    ),
-    *(
-        "qwen3-vl-30b-a3b",
-        "qwen1.5-moe-a2.7b",
-        "gemma-4-26b-a4b",
-        "minimax-m2",
-        "phi-3.5-moe",
-        "nemotron-3-nano-30b-a3b",
-    ),
-    *("ernie-4.5-21b-a3b", "granite-4.0-h-small", "deepseek-v3.2", "qwen3.6-35b-a3b"),
+    "qwen3-30b-a3b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+    "deepseek-v2-lite",
+    "gpt-oss-20b",
+    "qwen3-next-80b-a3b",
+    "glm-4.5-air",
+    "qwen3-vl-30b-a3b",
+    "qwen1.5-moe-a2.7b",
+    "gemma-4-26b-a4b",
+    "minimax-m2",
+    "phi-3.5-moe",
+    "nemotron-3-nano-30b-a3b",
+    "ernie-4.5-21b-a3b",
+    "granite-4.0-h-small",
+    "deepseek-v3.2",
+    "qwen3.6-35b-a3b",
 )
 # Asked from 0.5.11 on: 0.5.10 cannot read them with the transformers here, which is newer than its
 # own.

@@ -37,10 +37,8 @@ OVER = {"vllm": 0.0001, "sglang": 0.25}
 
 def forecast(ref: str, group: Groups) -> tuple[int, set[str]]:
     """Bytes of weights of one rank, and the kernels of its experts."""
-    spec, engine = (
-        model_from_config(case(group.model, group.quant)),
-        PROFILES.engine(ref),
-    )
+    spec = model_from_config(case(group.model, group.quant))
+    engine = PROFILES.engine(ref)
     model = build(spec, relevant_traits(spec, engine.traits))
     rank = Variant(tp=group.tp, dp=group.dp, ep=group.whole).rank("bfloat16", CAPABILITIES[0])
     rank_bytes = weights_bytes(model, rank, engine.traits)

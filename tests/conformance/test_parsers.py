@@ -99,18 +99,14 @@ def spec(dialect: Dialect) -> ModelSpec:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_the_parser_reads_calls_of_the_template(version: str) -> None:
-    engine, read = (
-        PROFILES.engine(f"vllm=={version}"),
-        dict(pairs(parser_questions, version, "9.0")),
-    )
+    engine = PROFILES.engine(f"vllm=={version}")
+    read = dict(pairs(parser_questions, version, "9.0"))
     wrong = []
     for dialect in kept_dialects():
         if dialect.calls is None:
             continue
-        planner_parser, template_parsers = (
-            PROFILES.parsers.writing(spec(dialect)).tool_parser(engine).value,
-            read[dialect.name, dialect.calls],
-        )
+        planner_parser = PROFILES.parsers.writing(spec(dialect)).tool_parser(engine).value
+        template_parsers = read[dialect.name, dialect.calls]
         if (
             planner_parser not in (NO_PARSER, *UNTRIED, *template_parsers)
             and (version, dialect.name) not in UNREAD
@@ -136,10 +132,8 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_sglangs_parser_reads_calls_of_the_template(version: str) -> None:
-    engine, templates = (
-        PROFILES.engine(f"sglang=={version}"),
-        {dialect.name: dialect for dialect in kept_dialects()},
-    )
+    engine = PROFILES.engine(f"sglang=={version}")
+    templates = {dialect.name: dialect for dialect in kept_dialects()}
     wrong = set()
     for question, read in pairs(sglang_parser_questions, version, "9.0"):
         model = spec(templates[question.model]).evolve(added_tokens=("<think>", "</think>"))

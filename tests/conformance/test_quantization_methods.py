@@ -51,7 +51,13 @@ def test_the_answers_are_of_every_kind(version: str) -> None:
         tuple(answer) for row in golden(method_questions, version).values() for answer in row
     }
     assert {why for state, why in state_pairs if state == "refused"} >= {
-        *("mismatch", "unknown", "deprecated", "dtype", "online", "block", "capability")
+        "mismatch",
+        "unknown",
+        "deprecated",
+        "dtype",
+        "online",
+        "block",
+        "capability",
     }
     assert len({method for state, method in state_pairs if state == "ok"}) > 12
 

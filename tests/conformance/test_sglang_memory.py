@@ -38,7 +38,9 @@ def test_memory_settings_are_the_engines_own(version: str) -> None:
         ):
             name, mib, tp, seqs, eager, graphs = question
             memory = static_memory(
-                *(MEMORY[version], mib, models[name]),
+                MEMORY[version],
+                mib,
+                models[name],
                 tp=tp,
                 seqs=seqs,
                 graphs=graphs,

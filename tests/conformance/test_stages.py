@@ -77,10 +77,8 @@ def planner_stages(ref: str, stages: Stages) -> list[list[int]] | None:
     """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of
     it."""
     spec, engine = spec_of(stages), PROFILES.engine(ref)
-    model, whole = (
-        build(spec, relevant_traits(spec, engine.traits)),
-        parts_of_every_stage(engine, spec.architecture),
-    )
+    model = build(spec, relevant_traits(spec, engine.traits))
+    whole = parts_of_every_stage(engine, spec.architecture)
     if field_against_stages(model, engine, spec.architecture):
         return None
     rank = Rank(

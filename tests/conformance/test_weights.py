@@ -124,10 +124,8 @@ def test_experts_are_dealt_whole_with_expert_parallelism() -> None:
 
 
 def test_online_fp8_halves_quantized_weights() -> None:
-    plain, online = (
-        body_of("qwen3-8b", "none"),
-        case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}},
-    )
+    plain = body_of("qwen3-8b", "none")
+    online = case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}}
     fp8_model = build(model_from_config(online))
     assert [linear_bytes(layer, Rank(tp=2)) for layer in plain.linears] == [
         2 * (linear_bytes(layer, Rank(tp=2)) or 0) for layer in fp8_model.linears

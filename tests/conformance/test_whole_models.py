@@ -207,10 +207,8 @@ def built_alike(
 ) -> list[str]:
     """Different answers of the planner about a model that the engine builds."""
     lines = []
-    engine_layers, counts = (
-        ungrown(layers_of(model, answer, position), outcome),
-        layers_ours(outcome),
-    )
+    engine_layers = ungrown(layers_of(model, answer, position), outcome)
+    counts = layers_ours(outcome)
     # The towers are modules of transformers, whose layers are torch's.
     if version == "0.19.1" and model.startswith("gemma-4"):
         towers = ("vision_tower.", "audio_tower.")

@@ -146,10 +146,10 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
     host, refusal = harness.host, "The agent refuses: "
     if not isinstance(harness, AgentHarness):
         images = AllowedImages([repository(BASE_IMAGE)])
-        host, refusal = (
-            DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed_images=images),
-            "",
+        host = DockerHost(
+            harness.network, harness.instance, timeout_s=HANG_S, allowed_images=images
         )
+        refusal = ""
         harness.hosts.append(host)
     for image in (
         "somebody/else:1",

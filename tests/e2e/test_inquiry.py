@@ -92,10 +92,8 @@ def test_an_installed_version_reports_its_own_number(engine_data: Path) -> None:
     assert result.returncode == 0, result.stderr
     profiles = Profiles(learned_path=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
-    new_engine, known_engine = (
-        Engine.model_validate(yaml.safe_load(path.read_text())),
-        profiles.engine(ENGINE),
-    )
+    new_engine = Engine.model_validate(yaml.safe_load(path.read_text()))
+    known_engine = profiles.engine(ENGINE)
     assert (new_engine.flags, set(new_engine.architectures), new_engine.user_env) == (
         known_engine.flags,
         set(known_engine.architectures),

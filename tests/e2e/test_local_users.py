@@ -68,9 +68,20 @@ def entries(data: Path) -> dict[str, str]:
 
 
 FILES_OF_RUN = (
-    *("fitserve.db", "fitserve.db-wal", "fitserve.db-shm", "gateway.lock", "installation"),
-    *("keys.json", "profiles.msgpack", "hub", "home", "run/m-r0-a1", "run/control.sock"),
-    *("instances/m-r0-a1.json", "live/m-r0-a1.json", "logs/m-r0-a1.log"),
+    "fitserve.db",
+    "fitserve.db-wal",
+    "fitserve.db-shm",
+    "gateway.lock",
+    "installation",
+    "keys.json",
+    "profiles.msgpack",
+    "hub",
+    "home",
+    "run/m-r0-a1",
+    "run/control.sock",
+    "instances/m-r0-a1.json",
+    "live/m-r0-a1.json",
+    "logs/m-r0-a1.log",
 )
 
 

@@ -179,10 +179,8 @@ def test_no_other_machine_reaches_an_engine(ready: Gateway) -> None:
 def test_no_other_user_of_the_machine_gets_an_answer_of_an_engine(ready: Gateway) -> None:
     """The key is in the closed record of the process, and in no command line."""
     record = json.loads((ready.data / "instances" / f"{serving(ready)}.json").read_text())
-    engine, body = (
-        f"http://127.0.0.1:{record['port']}/v1/completions",
-        {"model": "demo", "prompt": "Hello", "max_tokens": 1},
-    )
+    engine = f"http://127.0.0.1:{record['port']}/v1/completions"
+    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
     assert httpx.post(engine, json=body, trust_env=False, timeout=hang_s()).status_code == 401
     answer = httpx.post(
         engine,

@@ -135,10 +135,8 @@ def test_an_evicted_model_sleeps_and_wakes_as_the_same_engine(
         ask(storm, name)
     assert sorted(state(storm, name) for name in names) == ["asleep", "ready", "ready"]
     (sleeper,) = (name for name in names if state(storm, name) == "asleep")
-    attempt_before, memory = (
-        attempts(storm, sleeper)[-1],
-        storm.gateway.show(sleeper)["plan"]["memory"],
-    )
+    attempt_before = attempts(storm, sleeper)[-1]
+    memory = storm.gateway.show(sleeper)["plan"]["memory"]
     assert min(attempt_before["asleep"]["gave"].values()) > 0.9 * (
         memory["weights_bytes"] + memory["kv_bytes"]
     ), attempt_before["asleep"]

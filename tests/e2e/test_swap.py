@@ -116,10 +116,8 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
         )
         assert not [attempt["failure"] for attempt in attempts if attempt["failure"]]
         for before, after in pairwise(attempts):
-            load_s, left_s = (
-                after["ready_at"] - after["started_at"],
-                after["started_at"] - before["ended_at"],
-            )
+            load_s = after["ready_at"] - after["started_at"]
+            left_s = after["started_at"] - before["ended_at"]
             assert left_s >= 0, "never both at once"
             sys.stdout.write(
                 f"{after['instance']}: {load_s:.1f} s from start to proof, {left_s:.1f} s after the"

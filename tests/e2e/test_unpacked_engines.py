@@ -140,10 +140,8 @@ def kernels(answer: EngineAnswer) -> set[str]:
 
 
 def test_0_19_1_has_no_kernel_for_half_of_a_layer(parsed_answers: ParsedAnswer) -> None:
-    halves, whole = (
-        parsed_answers.answers["vllm==0.19.1"][2],
-        parsed_answers.answers["vllm==0.19.1"][1],
-    )
+    halves = parsed_answers.answers["vllm==0.19.1"][2]
+    whole = parsed_answers.answers["vllm==0.19.1"][1]
     assert "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refused
     assert (
         "MarlinLinearKernel cannot implement due to: Weight output_size_per_partition = 32"

@@ -43,45 +43,37 @@ CHUNKED = b"transfer-encoding: chunked"
 EVIL = b'{"choices":[{"message":{"content":"%b"}}]}' % MARK
 SMUGGLED = whole_answer(EVIL)
 TOKENS = (
-    *(
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b"\r\n\r\n",
-        b"\x00",
-        b" ",
-        b":",
-        b";",
-        b"0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n",
-        b"HTTP/1.0 ",
-        b"HTTP/1.1 ",
-    ),
-    *(
-        b"content-length: 0\r\n",
-        b"content-length: 7\r\n",
-        CHUNKED + b"\r\n",
-        b"transfer-encoding: identity\r\n",
-        b"connection: close\r\n",
-    ),
-    *(
-        b"connection: upgrade\r\nupgrade: h2c\r\n",
-        b"100 Continue",
-        b"204 No Content",
-        b"304 Not Modified",
-        b"101 Switching Protocols",
-    ),
-    *(
-        b"content-encoding: gzip\r\n",
-        b"\xed\xa0\x80",
-        b'"\\ud800"',
-        b"data: ",
-        b"\n\n",
-        b"ffffffffffffffff",
-        b"-1",
-        MARK,
-        SMUGGLED,
-    ),
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"\r\n\r\n",
+    b"\x00",
+    b" ",
+    b":",
+    b";",
+    b"0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.0 ",
+    b"HTTP/1.1 ",
+    b"content-length: 0\r\n",
+    b"content-length: 7\r\n",
+    CHUNKED + b"\r\n",
+    b"transfer-encoding: identity\r\n",
+    b"connection: close\r\n",
+    b"connection: upgrade\r\nupgrade: h2c\r\n",
+    b"100 Continue",
+    b"204 No Content",
+    b"304 Not Modified",
+    b"101 Switching Protocols",
+    b"content-encoding: gzip\r\n",
+    b"\xed\xa0\x80",
+    b'"\\ud800"',
+    b"data: ",
+    b"\n\n",
+    b"ffffffffffffffff",
+    b"-1",
+    MARK,
+    SMUGGLED,
 )
 
 
@@ -102,58 +94,39 @@ def answers() -> list[bytes]:
     in_chunks, of_events = chunks(EVIL[:9], EVIL[9:]), chunks(events, end_event)
     headers = [b"x-%d: a" % number for number in range(3000)]
     return [
-        *(answer(ok, JSON, body=EVIL), answer(ok, JSON, CHUNKED, body=in_chunks, length=None)),
-        *(
-            answer(ok, EVENTS, CHUNKED, body=of_events, length=None),
-            answer(ok, EVENTS, body=events + end_event),
-        ),
-        *(
-            answer(ok, JSON, body=EVIL, length=None),
-            answer(ok, JSON, b"connection: close", body=EVIL),
-        ),
-        *(
-            answer(b"400 Bad Request", JSON, body=EVIL),
-            answer(b"500 Internal Server Error", JSON, body=EVIL),
-        ),
+        answer(ok, JSON, body=EVIL),
+        answer(ok, JSON, CHUNKED, body=in_chunks, length=None),
+        answer(ok, EVENTS, CHUNKED, body=of_events, length=None),
+        answer(ok, EVENTS, body=events + end_event),
+        answer(ok, JSON, body=EVIL, length=None),
+        answer(ok, JSON, b"connection: close", body=EVIL),
+        answer(b"400 Bad Request", JSON, body=EVIL),
+        answer(b"500 Internal Server Error", JSON, body=EVIL),
         # answers that have no body, and bring one
-        *(
-            answer(no_content),
-            answer(no_content, length=b"0"),
-            answer(no_content, length=b"000"),
-            answer(no_content, JSON, body=EVIL),
-        ),
-        *(
-            answer(no_content, JSON, body=SMUGGLED),
-            answer(no_content, body=SMUGGLED, length=b"0"),
-            answer(no_content, body=SMUGGLED, length=None),
-        ),
-        *(
-            answer(no_content, CHUNKED, body=in_chunks, length=None),
-            answer(no_content, CHUNKED, body=SMUGGLED, length=None),
-        ),
-        *(
-            answer(no_content, EVENTS, CHUNKED, body=of_events, length=None),
-            answer(no_content, EVENTS, body=SMUGGLED),
-        ),
-        *(
-            answer(no_change),
-            answer(no_change, JSON, body=SMUGGLED),
-            answer(no_change, CHUNKED, body=in_chunks, length=None),
-        ),
-        *(
-            answer(b"205 Reset Content", JSON, body=EVIL),
-            answer(b"205 Reset Content", body=SMUGGLED, length=b"0"),
-        ),
+        answer(no_content),
+        answer(no_content, length=b"0"),
+        answer(no_content, length=b"000"),
+        answer(no_content, JSON, body=EVIL),
+        answer(no_content, JSON, body=SMUGGLED),
+        answer(no_content, body=SMUGGLED, length=b"0"),
+        answer(no_content, body=SMUGGLED, length=None),
+        answer(no_content, CHUNKED, body=in_chunks, length=None),
+        answer(no_content, CHUNKED, body=SMUGGLED, length=None),
+        answer(no_content, EVENTS, CHUNKED, body=of_events, length=None),
+        answer(no_content, EVENTS, body=SMUGGLED),
+        answer(no_change),
+        answer(no_change, JSON, body=SMUGGLED),
+        answer(no_change, CHUNKED, body=in_chunks, length=None),
+        answer(b"205 Reset Content", JSON, body=EVIL),
+        answer(b"205 Reset Content", body=SMUGGLED, length=b"0"),
         # answers before the answer
         *(answer(b"100 Continue", length=None) * count + SMUGGLED for count in (1, 20, 5000)),
         *(
             answer(b"103 Early Hints", b"link: " + MARK, length=None) * count + SMUGGLED
             for count in (1, 2000)
         ),
-        *(
-            answer(b"100 Continue", body=SMUGGLED),
-            answer(b"102 Processing", CHUNKED, body=SMUGGLED, length=None),
-        ),
+        answer(b"100 Continue", body=SMUGGLED),
+        answer(b"102 Processing", CHUNKED, body=SMUGGLED, length=None),
         answer(
             b"101 Switching Protocols",
             b"connection: upgrade",
@@ -168,18 +141,12 @@ def answers() -> list[bytes]:
             answer(ok, JSON, body=EVIL, length=length)
             for length in (b"0", b"3", b"9999", b"-1", b"+9", b"0x9", b"1e1", b"", b" ")
         ),
-        *(
-            answer(ok, JSON, body=EVIL, length=b"0%d" % len(EVIL)),
-            answer(ok, JSON, body=EVIL, length=b"9" * 30),
-        ),
-        *(
-            answer(ok, JSON, b"content-length: 5", body=EVIL),
-            answer(ok, JSON, CHUNKED, body=in_chunks),
-        ),
-        *(
-            answer(ok, JSON, CHUNKED, body=EVIL, length=None),
-            answer(ok, JSON, b"transfer-encoding: gzip, chunked", body=in_chunks, length=None),
-        ),
+        answer(ok, JSON, body=EVIL, length=b"0%d" % len(EVIL)),
+        answer(ok, JSON, body=EVIL, length=b"9" * 30),
+        answer(ok, JSON, b"content-length: 5", body=EVIL),
+        answer(ok, JSON, CHUNKED, body=in_chunks),
+        answer(ok, JSON, CHUNKED, body=EVIL, length=None),
+        answer(ok, JSON, b"transfer-encoding: gzip, chunked", body=in_chunks, length=None),
         answer(
             ok, JSON, CHUNKED, body=in_chunks.replace(b"9\r\n", b"ffffffff\r\n", 1), length=None
         ),
@@ -208,33 +175,21 @@ def answers() -> list[bytes]:
         answer(ok, EVENTS, CHUNKED, body=of_events[:-2] + b"a: b\r\n" * 40_000, length=None),
         answer(ok, JSON, CHUNKED, body=in_chunks[:-2] + b"a" * 200_000, length=None),
         # heads
-        *(
-            answer(ok, JSON, *headers, body=EVIL),
-            answer(ok, JSON, b"x: " + b"a" * 200_000, body=EVIL),
-            answer(ok, b"a" * 200_000),
-        ),
-        *(
-            b"HTTP/1.1 200 " + b"O" * 200_000,
-            b"H" * 200_000,
-            b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 40_000,
-            b"\r\n" * 50_000,
-        ),
-        *(
-            answer(ok, b"content-type: a\rb: c", body=EVIL),
-            answer(ok, b"content-type: \xff\x00", body=EVIL),
-        ),
-        *(
-            answer(ok, b"content-type: application/json\n set-cookie: a", body=EVIL),
-            answer(ok, JSON, JSON, body=EVIL),
-        ),
-        *(
-            answer(ok, JSON, b"retry-after: \r\n \r\n x", body=EVIL),
-            answer(ok, JSON, b"x-gateway-source: gateway", body=EVIL),
-        ),
-        *(
-            answer(ok, JSON, b"content-encoding: gzip", body=EVIL),
-            answer(ok, JSON, b"cache-control: " + b"a" * 600, body=EVIL),
-        ),
+        answer(ok, JSON, *headers, body=EVIL),
+        answer(ok, JSON, b"x: " + b"a" * 200_000, body=EVIL),
+        answer(ok, b"a" * 200_000),
+        b"HTTP/1.1 200 " + b"O" * 200_000,
+        b"H" * 200_000,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 40_000,
+        b"\r\n" * 50_000,
+        answer(ok, b"content-type: a\rb: c", body=EVIL),
+        answer(ok, b"content-type: \xff\x00", body=EVIL),
+        answer(ok, b"content-type: application/json\n set-cookie: a", body=EVIL),
+        answer(ok, JSON, JSON, body=EVIL),
+        answer(ok, JSON, b"retry-after: \r\n \r\n x", body=EVIL),
+        answer(ok, JSON, b"x-gateway-source: gateway", body=EVIL),
+        answer(ok, JSON, b"content-encoding: gzip", body=EVIL),
+        answer(ok, JSON, b"cache-control: " + b"a" * 600, body=EVIL),
         *(
             answer(status, JSON, body=EVIL)
             for status in (b"000 ", b"099 x", b"199 x", b"299 x", b"302 Found", b"600 x", b"999 x")
@@ -247,15 +202,13 @@ def answers() -> list[bytes]:
             SMUGGLED.replace(b"HTTP/1.1", version, 1)
             for version in (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"ICY", b"http/1.1")
         ),
-        *(
-            EVIL,
-            b"",
-            b"\x00" * 1000,
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            SMUGGLED.replace(b"\r\n", b"\n"),
-            SMUGGLED[:20],
-            SMUGGLED[:-9],
-        ),
+        EVIL,
+        b"",
+        b"\x00" * 1000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        SMUGGLED.replace(b"\r\n", b"\n"),
+        SMUGGLED[:20],
+        SMUGGLED[:-9],
         # bodies
         answer(
             ok,
@@ -384,10 +337,8 @@ async def receive(reader: asyncio.StreamReader) -> Received | None:
         status, lines = int(match[1]), match[2].lower()
         closes = b"connection: close\r\n" in lines
         framing = FRAMING.findall(lines)
-        lengths, chunk_codings = (
-            [value for name, value in framing if name == b"content-length"],
-            (b"transfer-encoding", b"chunked") in framing,
-        )
+        lengths = [value for name, value in framing if name == b"content-length"]
+        chunk_codings = (b"transfer-encoding", b"chunked") in framing
         if len(framing) > 1 or (framing and not chunk_codings and not lengths[0].isdigit()):
             raise NotHttp(f"framed twice: {head!r}")
         if status < 200:

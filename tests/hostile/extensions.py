@@ -7,19 +7,26 @@ from tests.hostile.corpus import H2C, Seed, body_for, chunks, request
 
 CHUNKED = b"transfer-encoding: chunked"
 WEBSOCKET = (
-    *(b"connection: upgrade", b"upgrade: websocket"),
-    *(b"sec-websocket-version: 13", b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="),
+    b"connection: upgrade",
+    b"upgrade: websocket",
+    b"sec-websocket-version: 13",
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
 )
 UPGRADES = (
-    *(
-        b"WebSocket",
-        b"websocket, h2c",
-        b"h2c, websocket",
-        b"websocket/13",
-        b"\twebsocket",
-        b"websocket\x00",
-    ),
-    *(b"TLS/1.0", b"HTTP/2.0", b"IRC/6.9", b"", b",", b"*", b"\xff\xfe", b"a" * 5000),
+    b"WebSocket",
+    b"websocket, h2c",
+    b"h2c, websocket",
+    b"websocket/13",
+    b"\twebsocket",
+    b"websocket\x00",
+    b"TLS/1.0",
+    b"HTTP/2.0",
+    b"IRC/6.9",
+    b"",
+    b",",
+    b"*",
+    b"\xff\xfe",
+    b"a" * 5000,
 )
 
 

@@ -241,10 +241,8 @@ async def test_a_starting_model_gives_memory_and_its_taker_is_planned_meanwhile(
                 await asyncio.sleep(0.02)
         view_before = await gateway.until("first", "starting")
         await gateway.add("second", source, engines=["vllm==0.26.0"])
-        giver_view, taker_view = (
-            await gateway.until("first", "ready"),
-            await gateway.until("second", "ready"),
-        )
+        giver_view = await gateway.until("first", "ready")
+        taker_view = await gateway.until("second", "ready")
         assert giver_view["plan"]["cap"]["models"] == ["second"]
         assert promised_bytes(giver_view) < promised_bytes(view_before)
         assert [(attempt["state"], attempt["failure"]) for attempt in giver_view["attempts"]] == [

@@ -43,11 +43,9 @@ PIECES = 8
 
 def weights_of(config: dict[str, Any]) -> int:
     """Bytes of a Llama in 16 bits."""
-    hidden_size, inner, layers = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_hidden_layers"],
-    )
+    hidden_size = config["hidden_size"]
+    inner = config["intermediate_size"]
+    layers = config["num_hidden_layers"]
     kv_width = hidden_size * config["num_key_value_heads"] // config["num_attention_heads"]
     layer = 2 * hidden_size * hidden_size + 2 * hidden_size * kv_width + 3 * hidden_size * inner
     return int(2 * (layers * layer + 2 * config["vocab_size"] * hidden_size))

@@ -14,11 +14,9 @@ from tests.support.model_files import entries
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """All tensors of a LlamaForCausalLM of this config.json."""
-    hidden_size, inner, vocab = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["vocab_size"],
-    )
+    hidden_size = config["hidden_size"]
+    inner = config["intermediate_size"]
+    vocab = config["vocab_size"]
     head = config.get("head_dim") or hidden_size // config["num_attention_heads"]
     q, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
     shapes_by_name: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden_size)}

@@ -1013,3 +1013,38 @@ def test_few_functions_have_many_parameters() -> None:
         if len(names) >= MANY_PARAMETERS:
             wide.append(f"{place(path, node.lineno)}: {node.name} has {len(names)}")
     assert len(wide) <= MAX_WIDE_FUNCTIONS, "\n".join(wide)
+
+
+def folded_tuples(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and text of each statement that assigns several values over several lines, and of each
+    row that is unpacked where its elements could stand."""
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Tuple()], value=ast.Tuple()):
+                if node.end_lineno != node.lineno:
+                    yield node.lineno, ast.unparse(node.targets[0])
+            case ast.Starred(value=ast.Tuple(elts=[_, *_]) | ast.List(elts=[_, *_])):
+                yield node.lineno, ast.unparse(node)
+
+
+def test_a_statement_assigns_one_value_and_rows_are_flat() -> None:
+    files = [*FILES, *sorted((ROOT / "tests").rglob("*.py"))]
+    assert not [
+        f"{place(path, line)}: {text}"
+        for path in files
+        for line, text in folded_tuples(nodes_of(path))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("a, b = (\n    1,\n    2,\n)", 1),
+        ("a = (*('b', 'c'), *('d',))", 2),
+        ("a, b = 1, 2", 0),
+        ("a, b = pair(\n    1,\n)", 0),
+        ("a = (*b, 'c')", 0),
+    ],
+)
+def test_a_folded_tuple_is_found(source: str, count: int) -> None:
+    assert len([*folded_tuples(ast.walk(ast.parse(source)))]) == count

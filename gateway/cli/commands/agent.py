@@ -38,10 +38,8 @@ async def _serve(settings: Settings) -> None:
     stop = stop_event()
     host = DockerHost(settings.docker_network, _installation_id(settings.data))
     try:
-        allowed_images, resolved_images = (
-            profiles.allowed_images(settings.allowed_images),
-            ResolvedImages(settings.data / "images.json"),
-        )
+        allowed_images = profiles.allowed_images(settings.allowed_images)
+        resolved_images = ResolvedImages(settings.data / "images.json")
         async with Agent(host, profiles.engine, models, allowed_images, resolved_images).serving(
             settings.agent
         ):

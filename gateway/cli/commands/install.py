@@ -87,11 +87,9 @@ def script(
 ) -> str:
     """The installation as a shell script that needs only uv; packages and hashes are in it. Raises
     InstallFailed."""
-    recipe, folder, sources = (
-        _recipe(engine),
-        engine_dir(settings.data, engine),
-        _package_sources(wheels),
-    )
+    recipe = _recipe(engine)
+    folder = engine_dir(settings.data, engine)
+    sources = _package_sources(wheels)
     lock_file = profiles.install_file(engine)
     lock = folder / "lock.txt"
     create, fill, verify = _commands(

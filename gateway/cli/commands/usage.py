@@ -14,8 +14,12 @@ from gateway.cli.tables import print_table
 from gateway.cli.terminal import say
 
 _SUMS = (
-    *("requests", "prompt_tokens", "completion_tokens", "cached_tokens"),
-    *("untold_requests", "estimated_tokens"),
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "untold_requests",
+    "estimated_tokens",
 )
 _HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNCOUNTED", "ESTIMATED")
 

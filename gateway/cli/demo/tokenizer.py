@@ -10,14 +10,12 @@ SENTENCE = (
     " to.\n"
 )
 
-BOS, EOS, SYSTEM, USER, ASSISTANT, END = (
-    "<|begin|>",
-    "<|end_of_text|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-)
+BOS = "<|begin|>"
+EOS = "<|end_of_text|>"
+SYSTEM = "<|system|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+END = "<|end|>"
 SPECIAL_TOKENS = (BOS, EOS, SYSTEM, USER, ASSISTANT, END)
 # The answer of the thinking model to any prompt: a thought, then a tool call in Hermes form. The
 # tags of the thought are tokens that stay in the text.

@@ -105,14 +105,10 @@ def gpu_conditions(nvml: Nvml | None = None) -> list[GpuCondition]:
             if card is None:
                 continue
             name = _read(library.nvmlDeviceGetName, card) or b"?"
-            persistence, display = (
-                _read(library.nvmlDeviceGetPersistenceMode, card),
-                _read(library.nvmlDeviceGetDisplayActive, card),
-            )
-            modes, rows = (
-                _read(library.nvmlDeviceGetEccMode, card),
-                _read(library.nvmlDeviceGetRemappedRows, card),
-            )
+            persistence = _read(library.nvmlDeviceGetPersistenceMode, card)
+            display = _read(library.nvmlDeviceGetDisplayActive, card)
+            modes = _read(library.nvmlDeviceGetEccMode, card)
+            rows = _read(library.nvmlDeviceGetRemappedRows, card)
             kind = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
             conditions.append(
                 GpuCondition(

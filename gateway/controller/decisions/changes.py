@@ -301,25 +301,21 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
 _CHOICES = [
     (name, name.replace("_", " "))
     for name in (
-        *(
-            "tensor_parallel",
-            "pipeline_parallel",
-            "expert_parallel",
-            "data_parallel",
-            "replicas",
-            "dtype",
-            "quantization",
-            "kv_cache_dtype",
-        ),
-        *(
-            "speculation",
-            "loras",
-            "chat_template",
-            "tool_parser",
-            "reasoning_parser",
-            "max_model_len",
-            "max_num_seqs",
-        ),
+        "tensor_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+        "data_parallel",
+        "replicas",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "speculation",
+        "loras",
+        "chat_template",
+        "tool_parser",
+        "reasoning_parser",
+        "max_model_len",
+        "max_num_seqs",
         "max_num_batched_tokens",
     )
 ]

@@ -79,11 +79,9 @@ class Observer:
 
         Returns the removals that happened while no gateway ran, for `start`. Raises StoreError.
         """
-        bounds, reported_attempts, models = (
-            store.events.bounds(),
-            store.events.of_attempts(),
-            store.events.models(),
-        )
+        bounds = store.events.bounds()
+        reported_attempts = store.events.of_attempts()
+        models = store.events.models()
         oldest_events = store.events.events_after(bounds.oldest - 1, 1)
         oldest_at = oldest_events[0].at if oldest_events else time.time()
         event_ids = {number for number, _ in reported_attempts}
@@ -157,11 +155,9 @@ class Observer:
             for name, model in self._models.items():
                 fingerprint = _fingerprint(model)
                 if fingerprint != self._reported_fingerprints.get(name):
-                    self._reported_fingerprints[name], former_model, self._now[name] = (
-                        fingerprint,
-                        self._now.get(name),
-                        _report(model),
-                    )
+                    self._reported_fingerprints[name] = fingerprint
+                    former_model = self._now.get(name)
+                    self._now[name] = _report(model)
                     self._events.tell(
                         events_of_model(former_model, self._now[name], self._stages, now)
                     )
@@ -287,17 +283,15 @@ def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
 
 
 _MODEL_VALUES = attrgetter(
-    *(
-        "wish",
-        "is_deleting",
-        "is_stopped",
-        "forgiven_at",
-        "generation",
-        "change",
-        "trial",
-        "absence",
-        "setback.problem",
-    )
+    "wish",
+    "is_deleting",
+    "is_stopped",
+    "forgiven_at",
+    "generation",
+    "change",
+    "trial",
+    "absence",
+    "setback.problem",
 )
 _REPLICA_VALUES = attrgetter("attempt", "status", "progress", "planning.awaited_offers", "eviction")
 

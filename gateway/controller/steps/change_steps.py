@@ -112,17 +112,10 @@ class ChangeSteps:
         replica.succession.has_made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
-        (
-            replica.generation,
-            replica.succession.must_be_replaced,
-            replica.succession.unrouted_at,
-            replica.planning.blocked_reason,
-        ) = (
-            generation,
-            False,
-            None,
-            None,
-        )
+        replica.generation = generation
+        replica.succession.must_be_replaced = False
+        replica.succession.unrouted_at = None
+        replica.planning.blocked_reason = None
         replica.setback.clear()
         return True
 

@@ -209,11 +209,9 @@ class PlanSteps:
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
         replica.planning.vain_looks, replica.planning.vain_plan = 0, None
-        replica.attempt, replica.planning.requested_copies, replica.planning.gifts = (
-            await self._attempts.begin(replica, plan),
-            set(),
-            (),
-        )
+        replica.attempt = await self._attempts.begin(replica, plan)
+        replica.planning.requested_copies = set()
+        replica.planning.gifts = ()
         log.info(
             "planned",
             model=replica.model,

@@ -147,10 +147,8 @@ class ReplicaPlanner:
         )
         if result.plan is None or result.plan.cap != cap:
             return None
-        fixed_plan, actual_cap = (
-            plan_for_images(result.plan, model.pins),
-            cap.evolve(bytes=result.plan.memory.promised_bytes),
-        )
+        fixed_plan = plan_for_images(result.plan, model.pins)
+        actual_cap = cap.evolve(bytes=result.plan.memory.promised_bytes)
         return fixed_plan.evolve(question=None, cap=actual_cap)
 
 

@@ -169,11 +169,9 @@ class ReplicaSteps:
             and not replica.planning.awaited_offers
             and waited_s > replica.planning.replan_s
         ):
-            (
-                replica.planning.blocked_reason,
-                replica.planning.looks_again,
-                replica.planning.vain_plan,
-            ) = None, True, None
+            replica.planning.blocked_reason = None
+            replica.planning.looks_again = True
+            replica.planning.vain_plan = None
             replica.planning.vain_looks += 1
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:

@@ -56,11 +56,9 @@ class ShrinkSteps:
             if now is None or now.id != old_attempt.id:
                 await self._attempts.drop(attempt)
                 return
-            replica.attempt, replica.succession.has_made_room, replica.gave_to = (
-                attempt,
-                True,
-                frozenset(requester),
-            )
+            replica.attempt = attempt
+            replica.succession.has_made_room = True
+            replica.gave_to = frozenset(requester)
             # It may have become ready meanwhile.
             await self._attempts.end(replica, now)
         except FitserveError as error:

@@ -142,17 +142,10 @@ class SleepSteps:
         await self._save(replica, attempt.evolve(asleep=None))
         # Its requests are let through from here on: the state says so at the same moment.
         replica.status = Rest("ready")
-        (
-            replica.wake_times,
-            replica.planning.blocked_reason,
-            replica.planning.awaited_offers,
-            replica.planning.requested_copies,
-        ) = (
-            (at, time.time()),
-            None,
-            (),
-            set(),
-        )
+        replica.wake_times = (at, time.time())
+        replica.planning.blocked_reason = None
+        replica.planning.awaited_offers = ()
+        replica.planning.requested_copies = set()
         log.info(
             "woke up",
             model=replica.model,

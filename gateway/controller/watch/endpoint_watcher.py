@@ -163,10 +163,8 @@ class EndpointWatcher:
         if replica is not None:
             self._rest_s = 0.0
             return self._interval_s * self._stretch() * random.uniform(0.9, 1.1)  # noqa: S311
-        first_s, longest_s = (
-            min(_FIRST_REST_S, self._interval_s),
-            _MAX_REST_FACTOR * self._interval_s,
-        )
+        first_s = min(_FIRST_REST_S, self._interval_s)
+        longest_s = _MAX_REST_FACTOR * self._interval_s
         self._rest_s = min(max(2 * self._rest_s, first_s), longest_s)
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 

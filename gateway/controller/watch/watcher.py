@@ -222,10 +222,8 @@ class Watcher:
         if self.observation.answering:
             self._compiles = ""
             return None
-        former_phase, self._compiles = (
-            self._compiles,
-            compiling(process.command for process in await self._processes()),
-        )
+        former_phase = self._compiles
+        self._compiles = compiling(process.command for process in await self._processes())
         if former_phase and not self._compiles and self.observation.phase.startswith(COMPILATION):
             self.note(phase=PHASE_LABELS.get(self._reader.progress.phase, "starting"))
         self._tell_phase()
@@ -321,10 +319,8 @@ class Watcher:
     async def _work(self) -> float:
         """Check whether the core works behind a server that answers. Returns the seconds until the
         next look."""
-        waited_s, mute = (
-            self._silent_s(self.name),
-            self._freeze.silent_seconds(time.monotonic()) > 0,
-        )
+        waited_s = self._silent_s(self.name)
+        mute = self._freeze.silent_seconds(time.monotonic()) > 0
         if (waited_s is None and not mute) or not self.observation.verified:
             return self._settings.health_interval_s
         self._freeze.note_metrics(

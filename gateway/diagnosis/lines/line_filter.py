@@ -172,10 +172,8 @@ class LineFilter:
 
     def _last_lines(self) -> None:
         """Handle the last lines without the filter, as a hanging engine says there why it waits."""
-        lines, total = (
-            self._end[:-1].rsplit(b"\n", _TAIL_LINES)[-_TAIL_LINES:] if self._end else [],
-            self.number,
-        )
+        lines = self._end[:-1].rsplit(b"\n", _TAIL_LINES)[-_TAIL_LINES:] if self._end else []
+        total = self.number
         for self.number, raw in enumerate(lines, total - len(lines) + 1):
             if self.number > self._handed_count:
                 self._handle(raw)

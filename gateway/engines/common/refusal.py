@@ -49,19 +49,15 @@ class Refused(Exception):
         question: Question | None = None,
     ) -> None:
         super().__init__(reason)
-        self.verdict, self.reason, self.source, self.layer, self.kernel = (
-            verdict,
-            reason,
-            source,
-            layer,
-            kernel,
-        )
-        self.dtypes, self.cache, self.evidence, self.question = (
-            dtypes,
-            cache,
-            evidence or VariantEvidence(),
-            question,
-        )
+        self.verdict = verdict
+        self.reason = reason
+        self.source = source
+        self.layer = layer
+        self.kernel = kernel
+        self.dtypes = dtypes
+        self.cache = cache
+        self.evidence = evidence or VariantEvidence()
+        self.question = question
 
     def knowing(self, evidence: VariantEvidence) -> Refused:
         """A copy with this evidence."""

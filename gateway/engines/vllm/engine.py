@@ -385,10 +385,8 @@ class VllmRules(VllmKind):
             or candidate.variant.conservative
         ):
             return None
-        usual_share, share = (
-            usual_budget.flags["gpu-memory-utilization"],
-            self._share(footprint, _MAX_UTILIZATION),
-        )
+        usual_share = usual_budget.flags["gpu-memory-utilization"]
+        share = self._share(footprint, _MAX_UTILIZATION)
         if share <= float(usual_share):
             return None
         warning = (

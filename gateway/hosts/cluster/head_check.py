@@ -47,7 +47,10 @@ async def check_head(membership: Membership, inherited: Mapping[str, str]) -> No
     check_ray()
     check_token(membership.token_file)
     asking_process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway.hosts.cluster.head_check", membership.head),
+        sys.executable,
+        "-m",
+        "gateway.hosts.cluster.head_check",
+        membership.head,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -59,8 +59,11 @@ class LinkProcess:
     async def _run_once(self) -> bool:
         """Run the process until it ends. Returns whether it ever answered."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.hosts.cluster.link"),
-            *(self._membership.head, str(self.path)),
+            sys.executable,
+            "-m",
+            "gateway.hosts.cluster.link",
+            self._membership.head,
+            str(self.path),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

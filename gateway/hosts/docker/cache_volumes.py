@@ -89,11 +89,9 @@ def give_folders(
     with tarfile.open(fileobj=archive_stream, mode="w") as folders:
         for folder in sorted({*spec.caches.values()}):
             entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode, entry.uid = (
-                tarfile.DIRTYPE,
-                0o700,
-                int(labels.get("fitserve.user", "0")),
-            )
+            entry.type = tarfile.DIRTYPE
+            entry.mode = 0o700
+            entry.uid = int(labels.get("fitserve.user", "0"))
             folders.addfile(entry)
     client.put_archive(container, FOLDER, archive_stream.getvalue())
 

@@ -160,11 +160,9 @@ class PullProgress:
     def _event(self, event: dict[str, Any]) -> None:
         if "error" in event:
             self.error = str(event["error"])
-        layer, status, detail = (
-            event.get("id", ""),
-            event.get("status", ""),
-            event.get("progressDetail") or {},
-        )
+        layer = event.get("id", "")
+        status = event.get("status", "")
+        detail = event.get("progressDetail") or {}
         if status in ("Pulling fs layer", "Waiting"):
             self._unknown_layers.add(layer)
         elif status == "Downloading":

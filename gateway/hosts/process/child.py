@@ -41,10 +41,8 @@ async def lines_of(
             hint="Install the engine again.",
         ) from error
     output = InquiryOutput()
-    feeding, listening = (
-        asyncio.create_task(_feed(child, input_bytes)),
-        asyncio.create_task(_listen(child, output)),
-    )
+    feeding = asyncio.create_task(_feed(child, input_bytes))
+    listening = asyncio.create_task(_listen(child, output))
     try:
         while child.stdout and (text := await child.stdout.read(_CHUNK)):
             for line in output.add_output(text):

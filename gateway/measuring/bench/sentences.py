@@ -17,8 +17,14 @@ _PREDICATES = (
     "explains",
 )
 _THINGS = (
-    *("an old clock", "the narrow bridge", "a basket of apples", "the plan of the house"),
-    *("a letter from Lisbon", "the broken engine", "three blue chairs", "the map of the coast"),
+    "an old clock",
+    "the narrow bridge",
+    "a basket of apples",
+    "the plan of the house",
+    "a letter from Lisbon",
+    "the broken engine",
+    "three blue chairs",
+    "the map of the coast",
 )
 _TIMES = ("before the rain begins", "on a quiet evening", "while the others sleep", "every spring")
 _SENTENCES = tuple(

@@ -127,10 +127,8 @@ class DriverMeasurer:
         checked = min(size, _CHECKED_BYTES)
         copy(checked)
         self.wait()
-        sent_buffer, received_buffer = (
-            ctypes.create_string_buffer(checked),
-            ctypes.create_string_buffer(checked),
-        )
+        sent_buffer = ctypes.create_string_buffer(checked)
+        received_buffer = ctypes.create_string_buffer(checked)
         self.call("cuMemcpyDtoH_v2", sent_buffer, source, _SIZE(checked))
         self.use(pair[1])
         self.call("cuMemcpyDtoH_v2", received_buffer, target, _SIZE(checked))

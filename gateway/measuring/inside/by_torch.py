@@ -144,10 +144,8 @@ class TorchMeasurer:
         ranks = self.process_group(group)
         for size in self.question["reduce_bytes"]:
             if size <= _SMALL_REDUCE_BYTES:
-                data, graph = (
-                    torch.zeros(size // 4, dtype=torch.float32, device=self.device),
-                    torch.cuda.CUDAGraph(),
-                )
+                data = torch.zeros(size // 4, dtype=torch.float32, device=self.device)
+                graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     for _ in range(_GRAPH_LAUNCHES):
                         dist.all_reduce(data, group=ranks)

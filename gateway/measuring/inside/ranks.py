@@ -89,11 +89,9 @@ def run_part(
     ranks: list[RankProcess], job: dict[str, Any], limit_s: float, result: dict[str, Any]
 ) -> bool:
     """Run a part on all ranks and collect its numbers. False ends the measurement."""
-    deadline_s, waiting_ranks, are_all_done = (
-        time.monotonic() + limit_s,
-        {rank.answers: rank for rank in ranks},
-        True,
-    )
+    deadline_s = time.monotonic() + limit_s
+    waiting_ranks = {rank.answers: rank for rank in ranks}
+    are_all_done = True
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             rank.send(job)

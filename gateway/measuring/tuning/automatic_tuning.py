@@ -122,10 +122,8 @@ class AutomaticTuning:
         )
 
     async def _begin(self, name: str) -> None:
-        options, plans = (
-            SearchOptions(_SEARCH_S, is_automatic=True),
-            _plans(self._fleet.model(name)),
-        )
+        options = SearchOptions(_SEARCH_S, is_automatic=True)
+        plans = _plans(self._fleet.model(name))
         try:
             try:
                 await self._tunings.begin(name, options)

@@ -23,12 +23,10 @@ from gateway.measuring.tuning.figures import worth_of
 from gateway.planner.explain import rival_words
 from gateway.planner.flags import canonical
 
-_TOKENS, _SEQS, _EAGER, _KV_DTYPE = (
-    "max-num-batched-tokens",
-    "max-num-seqs",
-    "enforce-eager",
-    "kv-cache-dtype",
-)
+_TOKENS = "max-num-batched-tokens"
+_SEQS = "max-num-seqs"
+_EAGER = "enforce-eager"
+_KV_DTYPE = "kv-cache-dtype"
 # A batch below the least makes prompts slow; one above the most takes memory and gives nothing.
 _MIN_TOKENS, _MAX_TOKENS = 512, 65536
 # Fewer requests at once than this free no memory that counts.

@@ -148,11 +148,9 @@ class ServedTraffic:
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
         """Ended requests of other models on the same GPUs. None while one of them starts, stops or
         works."""
-        gpus, counts, ended_counts = (
-            set(attempt.plan.gpus),
-            dict[str, float](),
-            self.request_counts(),
-        )
+        gpus = set(attempt.plan.gpus)
+        counts = dict[str, float]()
+        ended_counts = self.request_counts()
         for name, model in self._models.items():
             for replica_beside in model.all_replicas:
                 shares = any(

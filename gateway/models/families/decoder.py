@@ -34,11 +34,9 @@ def _decoder(
     is_tied: bool = False,
 ) -> Blueprint:
     """A decoder of equal layers with the norms `surrounding_names`."""
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     linears = attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, has_out_bias))
     linears += mlp(
         f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=has_mlp_bias

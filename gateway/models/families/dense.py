@@ -26,11 +26,9 @@ _QK_NORM = {"qwen3", "gemma3_text"}
 
 
 def dense(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     is_fused = family == "phi3"
     qkv_bias, out_bias, mlp_bias = _biases(fields, family)
     linears = attention(

@@ -43,11 +43,9 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
     queries only. These layers have no cache and belong to no attention group, unless the engine
     keeps a place for them.
     """
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     shared_count = fields.integer("num_kv_shared_layers", default=0, minimum=0)
     if shared_count >= len(numbers):
         raise fields.wrong("num_kv_shared_layers", "less than the number of layers")
@@ -149,10 +147,8 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
 def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
     """(KV heads, head size) of the full layers: one value, or one per layer from transformers
     5.19."""
-    kv_heads, head_dim = (
-        fields.integer("num_key_value_heads"),
-        fields.integer("head_dim", default=256),
-    )
+    kv_heads = fields.integer("num_key_value_heads")
+    head_dim = fields.integer("head_dim", default=256)
     if fields.config.get("per_layer_config") is None:
         global_heads = (
             fields.integer("num_global_key_value_heads", default=kv_heads)

@@ -63,10 +63,8 @@ def _replicated_layer(
 
 def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
     blocks = layer_numbers(_layers(fields, 16))
-    hidden, width = (
-        fields.integer("hidden_size", default=768),
-        fields.integer("intermediate_size", default=3072),
-    )
+    hidden = fields.integer("hidden_size", default=768)
+    width = fields.integer("intermediate_size", default=3072)
     head, patch = fields.integer("head_dim", default=64), fields.integer("patch_size", default=16)
     query = fields.integer("num_attention_heads", default=12) * head
     key = fields.integer("num_key_value_heads", default=12) * head
@@ -113,10 +111,8 @@ def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorG
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
     """A conformer behind two convolutions that halve 128 mel bins each."""
     blocks, hidden = layer_numbers(_layers(fields, 12)), fields.integer("hidden_size", default=1024)
-    output, kernel = (
-        fields.integer("output_proj_dims", default=1536),
-        fields.integer("conv_kernel_size", default=5),
-    )
+    output = fields.integer("output_proj_dims", default=1536)
+    kernel = fields.integer("conv_kernel_size", default=5)
     channels = fields.config.get("subsampling_conv_channels", [128, 32])
     if (
         not isinstance(channels, list)

@@ -280,10 +280,8 @@ def _latent(
 ) -> tuple[list[Built], AttentionGroup]:
     """Latent attention: latents are replicated, heads are sharded."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim", default=64)
-    nope_dim, value = (
-        fields.integer("qk_nope_head_dim", default=128),
-        fields.integer("v_head_dim", default=128),
-    )
+    nope_dim = fields.integer("qk_nope_head_dim", default=128)
+    value = fields.integer("v_head_dim", default=128)
     rank = fields.largest(("q_lora_rank",), default=0)
     linears = [
         Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
@@ -343,10 +341,8 @@ def _recurrent(
             fields.source,
         )
     inner_size = fields.largest(("mamba_d_ssm", "mamba_intermediate_size"), default=0)
-    heads, rows = (
-        fields.largest(STATE_HEADS, default=0),
-        fields.largest(STATE_ROWS, default=0),
-    )
+    heads = fields.largest(STATE_HEADS, default=0)
+    rows = fields.largest(STATE_ROWS, default=0)
     columns = fields.largest(STATE_COLUMNS, default=0)
     expand = fields.largest(("mamba_expand", "expand"), default=2) if columns else 1
     inner_size = inner_size or heads * rows or expand * hidden

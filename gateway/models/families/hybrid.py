@@ -24,11 +24,9 @@ from gateway.models.families.parts import (
 
 
 def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     full_numbers = _full_layers(fields, numbers)
     recurrent = sorted(set(numbers) - set(full_numbers))
     parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)

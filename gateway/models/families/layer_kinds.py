@@ -196,10 +196,8 @@ def _full_layers(fields: Fields, layers: int) -> set[int] | None:
         step = fields.integer("full_attention_interval")
         return {number for number in range(layers) if (number + 1) % step == 0}
     if config.get("attn_layer_period"):
-        step, first = (
-            fields.integer("attn_layer_period"),
-            fields.integer("attn_layer_offset", default=0, minimum=0),
-        )
+        step = fields.integer("attn_layer_period")
+        first = fields.integer("attn_layer_offset", default=0, minimum=0)
         return {number for number in range(layers) if number % step == first}
     return None
 

@@ -41,11 +41,9 @@ _NEMOTRON = _KINDS | {
 
 def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     """Granite 4: every layer has an MLP, and experts where the config has them."""
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     kinds = _kinds(fields, fields.config.get("layer_types"), _KINDS)
     if len(kinds) != len(numbers):
         raise fields.wrong("layer_types", f"a list of {len(numbers)} times mamba or attention")

@@ -27,16 +27,12 @@ from gateway.models.families.parts import (
 
 def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
     """Phi-MoE: norms and head have a bias."""
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
-    count, block, bias = (
-        fields.integer("num_local_experts"),
-        f"{layer}.block_sparse_moe",
-        fields.flag("attention_bias"),
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
+    count = fields.integer("num_local_experts")
+    block = f"{layer}.block_sparse_moe"
+    bias = fields.flag("attention_bias")
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
         router(f"{block}.gate", numbers, hidden, count),
@@ -52,16 +48,12 @@ def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
 
 def minimax(fields: Fields, family: str, path: str) -> Blueprint:
     """MiniMax-M2: norms over all heads, sharded like the heads, and a router in float32."""
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
-    count, block, layers = (
-        fields.integer("num_local_experts"),
-        f"{layer}.block_sparse_moe",
-        len(numbers),
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
+    count = fields.integer("num_local_experts")
+    block = f"{layer}.block_sparse_moe"
+    layers = len(numbers)
     heads, kv_heads, head_dim = heads_of(fields, family)
     linears = [
         *attention(
@@ -86,17 +78,13 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
 
 def ernie(fields: Fields, family: str, path: str) -> Blueprint:
     """ERNIE 4.5: a range of layers has experts, with a router in float32."""
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     sparse_numbers = _ernie_sparse_layers(fields, numbers)
-    dense_numbers, block, bias = (
-        sorted(set(numbers) - set(sparse_numbers)),
-        f"{layer}.mlp",
-        fields.flag("use_bias"),
-    )
+    dense_numbers = sorted(set(numbers) - set(sparse_numbers))
+    block = f"{layer}.mlp"
+    bias = fields.flag("use_bias")
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
         *mlp(block, dense_numbers, hidden, fields.integer("intermediate_size"), bias=bias),
@@ -119,10 +107,8 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
 def _ernie_sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     """Source: Ernie4_5_MoeDecoderLayer (models/ernie45_moe.py:337 of 0.33.0); -1 is the last
     layer."""
-    first, step = (
-        fields.integer("moe_layer_start_index", default=1, minimum=0),
-        fields.integer("moe_layer_interval", default=1),
-    )
+    first = fields.integer("moe_layer_start_index", default=1, minimum=0)
+    step = fields.integer("moe_layer_interval", default=1)
     last = fields.integer("moe_layer_end_index", default=-1, minimum=-1)
     last = len(numbers) - 1 if last == -1 else last
     return [number for number in numbers if first <= number <= last and (number + 1) % step == 0]

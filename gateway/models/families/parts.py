@@ -369,10 +369,8 @@ def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -
 
 def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     """The layers with experts. Source: Qwen3MoeDecoderLayer (models/qwen3_moe.py)."""
-    step, dense = (
-        fields.integer("decoder_sparse_step", default=1),
-        fields.config.get("mlp_only_layers") or [],
-    )
+    step = fields.integer("decoder_sparse_step", default=1)
+    dense = fields.config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
         raise fields.wrong("mlp_only_layers", "a list of layer numbers")
     dense_numbers = set(dense)
@@ -389,10 +387,8 @@ def late_moe(
     A router in float32 (Glm4MoE in models/glm4_moe.py) does not count as a linear layer.
     """
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
-    first, step = (
-        fields.integer("first_k_dense_replace", minimum=0),
-        fields.integer("moe_layer_freq", default=1),
-    )
+    first = fields.integer("first_k_dense_replace", minimum=0)
+    step = fields.integer("moe_layer_freq", default=1)
     sparse_numbers = [number for number in numbers if number >= first and number % step == 0]
     dense_numbers = sorted(set(numbers) - set(sparse_numbers))
     linears = (

@@ -26,11 +26,9 @@ from gateway.models.families.parts import (
 
 
 def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     count, block = fields.integer("num_local_experts"), f"{layer}.block_sparse_moe"
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers),
@@ -42,11 +40,9 @@ def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
 
 
 def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     count = fields.integer("num_local_experts")
     linears = [
         *attention(fields, family, f"{layer}.attn", numbers, biases=(True, True)),
@@ -81,11 +77,9 @@ def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
 
 
 def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = (
-        layer_numbers(fields),
-        fields.integer("hidden_size"),
-        f"{path}.layers.*",
-    )
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     mlps, parameters = late_moe(fields, layer, numbers, has_float_router=True)
     linears = (
         attention(

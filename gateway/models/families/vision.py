@@ -64,15 +64,11 @@ def qwen2_tower(top: Fields) -> Blueprint:
     """The tower of Qwen2.5-VL. Missing sizes have the defaults of Qwen2_5_VLVisionConfig."""
     fields = _tower(top)
     blocks, hidden = _depth(fields, 32), fields.integer("hidden_size", default=3584)
-    heads, width = (
-        fields.integer("num_heads", default=16),
-        fields.integer("intermediate_size", default=3420),
-    )
+    heads = fields.integer("num_heads", default=16)
+    width = fields.integer("intermediate_size", default=3420)
     merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2
-    patch, frames = (
-        fields.integer("patch_size", default=14),
-        fields.integer("temporal_patch_size", default=2),
-    )
+    patch = fields.integer("patch_size", default=14)
+    frames = fields.integer("temporal_patch_size", default=2)
     path, channels = "visual.blocks.*", fields.integer("in_channels", "in_chans", default=3)
     output_size = fields.integer("out_hidden_size", default=3584)
     linears = [
@@ -105,11 +101,9 @@ def qwen2_tower(top: Fields) -> Blueprint:
 def qwen_vision(top: Fields) -> Blueprint:
     """The tower of Qwen3.5 (models/qwen3_vl.py)."""
     fields = Fields(top.mapping("vision_config", {}), top.source)
-    depth, hidden, width = (
-        fields.integer("depth"),
-        fields.integer("hidden_size"),
-        fields.integer("intermediate_size"),
-    )
+    depth = fields.integer("depth")
+    hidden = fields.integer("hidden_size")
+    width = fields.integer("intermediate_size")
     if depth > _MAX_QWEN_BLOCKS:
         raise fields.wrong("depth", f"at most {_MAX_QWEN_BLOCKS}")
     blocks = range(depth)
@@ -148,10 +142,8 @@ def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
 
     Missing sizes have the defaults of Qwen3VLVisionConfig.
     """
-    patch, frames = (
-        fields.integer("patch_size", default=16),
-        fields.integer("temporal_patch_size", default=2),
-    )
+    patch = fields.integer("patch_size", default=16)
+    frames = fields.integer("temporal_patch_size", default=2)
     return [
         tensor(
             "visual.patch_embed.proj.weight",
@@ -208,15 +200,11 @@ def pixtral_tower(top: Fields) -> Blueprint:
     """The tower of Mistral 3. Missing sizes have the defaults of PixtralVisionConfig."""
     fields, text = _tower(top), Fields(top.mapping("text_config", {}), top.source)
     blocks = layer_numbers(Fields({"num_hidden_layers": 24} | dict(fields.config), fields.source))
-    hidden, width = (
-        fields.integer("hidden_size", default=1024),
-        fields.integer("intermediate_size", default=4096),
-    )
+    hidden = fields.integer("hidden_size", default=1024)
+    width = fields.integer("intermediate_size", default=4096)
     heads = fields.integer("num_attention_heads", default=16)
-    head, patch = (
-        fields.integer("head_dim", default=max(1, hidden // heads)),
-        fields.integer("patch_size", default=16),
-    )
+    head = fields.integer("head_dim", default=max(1, hidden // heads))
+    patch = fields.integer("patch_size", default=16)
     path, text_hidden = "vision_tower.transformer.layers.*", text.integer("hidden_size")
     merged_size = hidden * top.integer("spatial_merge_size", default=2) ** 2
     names, bias = ("q_proj", "k_proj", "v_proj"), top.flag("multimodal_projector_bias")

@@ -18,11 +18,9 @@ def engine_variables(
 ) -> dict[str, Choice[str]]:
     """The reason for each variable of the engine. `env`: the operator's variables, and those that
     the variant adds."""
-    engine, wish_env, global_env = (
-        candidate.engine,
-        candidate.inputs.wish.env,
-        candidate.inputs.global_env,
-    )
+    engine = candidate.engine
+    wish_env = candidate.inputs.wish.env
+    global_env = candidate.inputs.global_env
     variables_found = _start_method(candidate, sizes.scope, env)
     for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
         variables_found[name] = str_choice(

@@ -57,10 +57,8 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
     """The warning with the figures of memory that GPU and host share."""
     if not candidate.has_unified_memory:
         return []
-    total, free_bytes = (
-        min(gpu.total_bytes or 0 for gpu in candidate.gpus),
-        min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus),
-    )
+    total = min(gpu.total_bytes or 0 for gpu in candidate.gpus)
+    free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
     share = candidate.args.get("gpu-memory-utilization")
     counted_gpus = (
         [

@@ -27,10 +27,8 @@ _NOISE_BYTES = 64 * MIB
 
 def why_not_sleep(plan: Plan, machine: Hardware) -> str:
     """Why the free RAM cannot hold the weights of the sleeping engine; "": it can."""
-    needed_bytes, free_bytes = (
-        plan.memory.weights_bytes * max(1, len(plan.gpus)),
-        machine.ram_available_bytes,
-    )
+    needed_bytes = plan.memory.weights_bytes * max(1, len(plan.gpus))
+    free_bytes = machine.ram_available_bytes
     if needed_bytes + free_ram_beside(machine.ram_total_bytes) <= free_bytes:
         return ""
     return (

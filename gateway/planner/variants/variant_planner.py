@@ -187,11 +187,9 @@ class VariantPlanner:
     def _predict_kernels(self, placed_candidate: Candidate) -> Candidate:
         """The candidate with the kernels that the rules predict. Raises Refused."""
         inputs, engine, rules = self.inputs, self.engine, self.rules
-        built_model, variant, gpus = (
-            placed_candidate.built_model,
-            placed_candidate.variant,
-            placed_candidate.gpus,
-        )
+        built_model = placed_candidate.built_model
+        variant = placed_candidate.variant
+        gpus = placed_candidate.gpus
         capability = gpus[0].capability if gpus else None
         method = gate_method(
             inputs, engine, self.canonical, variant, placed_candidate.dtype.value, capability

@@ -99,10 +99,8 @@ class Account:
         for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if bucket is None:
                 continue
-            remaining, full_s = (
-                max(0, math.floor(bucket.level(now))),
-                bucket.wait_s(bucket.size, now),
-            )
+            remaining = max(0, math.floor(bucket.level(now)))
+            full_s = bucket.wait_s(bucket.size, now)
             if shape == "anthropic":
                 name, reset = b"anthropic-ratelimit-" + unit + b"-%b", _moment(full_s)
             else:

@@ -25,8 +25,14 @@ _STEMS = ("image", "audio", "video")
 # Fields that engines pass on as data, without fetching anything.
 _INERT_FIELDS = frozenset(
     (
-        *("functions", "metadata", "response_format", "structured_outputs", "tool_choice"),
-        *("chat_template_kwargs", "guided_json", "tools"),
+        "functions",
+        "metadata",
+        "response_format",
+        "structured_outputs",
+        "tool_choice",
+        "chat_template_kwargs",
+        "guided_json",
+        "tools",
     )
 )
 # Fields at any depth that describe the work of tools and earlier answers.
@@ -40,8 +46,19 @@ _NO_FIELDS: frozenset[str] = frozenset()
 # Texts beside a medium that describe it.
 _WORDS = frozenset(
     (
-        *("caption", "cache_control", "detail", "filename", "format", "id", "media_type"),
-        *("mime_type", "name", "text", "title", "type", "uuid"),
+        "caption",
+        "cache_control",
+        "detail",
+        "filename",
+        "format",
+        "id",
+        "media_type",
+        "mime_type",
+        "name",
+        "text",
+        "title",
+        "type",
+        "uuid",
     )
 )
 _BASE64 = re.compile(r"(?!/(?!9j/))[A-Za-z0-9+/_=\s-]*")

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 # Header lines of the caller that belong to the caller's own connection.
 _CONNECTION_HEADERS = frozenset(
     {
-        *(b"connection", b"content-length", b"content-type", b"expect", b"keep-alive"),
-        *(b"accept-encoding", b"transfer-encoding", b"upgrade", b"te", b"trailer", b"accept"),
+        b"connection",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"keep-alive",
+        b"accept-encoding",
+        b"transfer-encoding",
+        b"upgrade",
+        b"te",
+        b"trailer",
+        b"accept",
     }
 )
 _READ_BYTES = 64 * 1024

@@ -78,8 +78,13 @@ _COMMANDS = {
 }
 # Headers of an answer of /v1 that the caller gets too.
 _ANSWER_HEADERS = (
-    *(b"access-control-", b"x-ratelimit-", b"retry-after", b"x-request-id", b"vary"),
-    *(b"www-authenticate", b"allow"),
+    b"access-control-",
+    b"x-ratelimit-",
+    b"retry-after",
+    b"x-request-id",
+    b"vary",
+    b"www-authenticate",
+    b"allow",
 )
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -23,17 +23,17 @@ _ADDRESS = b"x-fitserve-client"
 # Headers of one connection, written anew on the next.
 _CONNECTION_HEADERS = frozenset(
     {
-        *(
-            b"connection",
-            b"keep-alive",
-            b"proxy-connection",
-            b"te",
-            b"trailer",
-            b"transfer-encoding",
-            b"upgrade",
-            b"expect",
-        ),
-        *(b"date", b"server", _ADDRESS),
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"expect",
+        b"date",
+        b"server",
+        _ADDRESS,
     }
 )
 _PIECE_BYTES = 64 * 1024

@@ -360,21 +360,17 @@ class Workers:
                         query.set_result(report)
                     continue
                 worker.has_reported = True
-                worker.reported_at, worker.missed_reports, worker.loads = (
-                    time.monotonic(),
-                    0,
-                    report.loads,
-                )
+                worker.reported_at = time.monotonic()
+                worker.missed_reports = 0
+                worker.loads = report.loads
                 worker.samples = worker.samples if report.samples is None else report.samples
                 self._usage.add(report.usage)
                 self._take(worker, report)
 
     def _take(self, worker: _Worker, report: Report) -> None:
         """Take over the tables and queues of a report."""
-        former_tables, worker.tables_applied = (
-            (worker.tables_applied, worker.waiting_since.keys()),
-            report.tables,
-        )
+        former_tables = (worker.tables_applied, worker.waiting_since.keys())
+        worker.tables_applied = report.tables
         worker.waiting_since = {
             name: worker.reported_at - waited_s for name, waited_s in report.waiting.items()
         }

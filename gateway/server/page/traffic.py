@@ -60,11 +60,9 @@ class TrafficHistory:
 
     def add(self, samples: Iterable[Sample], time: float) -> Point | None:
         """The next point; None: there is no earlier count to compare with, or none for long."""
-        counts, former_counts, seconds = (
-            _count_samples(samples),
-            self._former_counts,
-            time - self._at,
-        )
+        counts = _count_samples(samples)
+        former_counts = self._former_counts
+        seconds = time - self._at
         self._former_counts, self._at = counts, time
         if former_counts is None or not 0 < seconds <= MAX_GAP_S:
             return None

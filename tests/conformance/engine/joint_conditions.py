@@ -16,21 +16,28 @@ from tests.conformance.engine.path_conditions import Evaluator, FunctionNode, On
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # Calls that change no variable.
 _PURE = {
-    *("isinstance", "issubclass", "len", "getattr", "hasattr", "str", "int", "bool", "type", "set"),
-    *(
-        "get_args",
-        "sorted",
-        "max",
-        "min",
-        "any",
-        "all",
-        "tuple",
-        "list",
-        "dict",
-        "range",
-        "repr",
-        "print",
-    ),
+    "isinstance",
+    "issubclass",
+    "len",
+    "getattr",
+    "hasattr",
+    "str",
+    "int",
+    "bool",
+    "type",
+    "set",
+    "get_args",
+    "sorted",
+    "max",
+    "min",
+    "any",
+    "all",
+    "tuple",
+    "list",
+    "dict",
+    "range",
+    "repr",
+    "print",
 }
 _POSITIVE = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _MAX_VALUES, _MAX_ATOMS = 512, 10

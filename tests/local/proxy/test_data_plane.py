@@ -30,10 +30,8 @@ class Failing:
 
 async def test_a_connection_that_fails_does_not_end_the_limits_of_the_others() -> None:
     with Gateway(stands_still=True) as gateway:
-        failing, clients = (
-            Failing(),
-            [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(4)],
-        )
+        failing = Failing()
+        clients = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(4)]
         await until(lambda: len(gateway.plane.connections) == 4)
         gateway.plane.connections.add(failing)  # type: ignore[arg-type]
         gateway.later(FIRST_BYTE_S + 1)

@@ -141,26 +141,20 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
 
 
 ADMIN_TARGETS = (
-    *(
-        b"/admin/models",
-        b"//admin/models",
-        b"/v1/../admin/models",
-        b"/v1/models/../../admin/models",
-        b"/%61dmin/models",
-    ),
-    *(
-        b"/admin%2fmodels",
-        b"/healthz/../admin/models",
-        b"/healthz?/admin/models",
-        b"/admin;/models",
-        b"/admin/models/",
-        b"/ADMIN/models",
-    ),
-    *(
-        b"http://127.0.0.1/admin/models",
-        b"http://127.0.0.1/healthz/../admin/models",
-        b"/v1/models#/../admin/models",
-    ),
+    b"/admin/models",
+    b"//admin/models",
+    b"/v1/../admin/models",
+    b"/v1/models/../../admin/models",
+    b"/%61dmin/models",
+    b"/admin%2fmodels",
+    b"/healthz/../admin/models",
+    b"/healthz?/admin/models",
+    b"/admin;/models",
+    b"/admin/models/",
+    b"/ADMIN/models",
+    b"http://127.0.0.1/admin/models",
+    b"http://127.0.0.1/healthz/../admin/models",
+    b"/v1/models#/../admin/models",
 )
 NOT_ADMIN = (b"/healthz?", b"/v1/models#")
 """The target of such a URL is open to the key that asks."""
@@ -208,10 +202,8 @@ async def test_each_answer_of_a_hostile_engine_stays_with_its_request(
 ) -> None:
     """Whole and in two pieces, closed and left open; each several times, for memories of the one
     before."""
-    conversation, random_ = (
-        Conversation(gateway.port, lanes[0].evil, lanes[0].engine, 9_900_000),
-        random.Random(1),
-    )
+    conversation = Conversation(gateway.port, lanes[0].evil, lanes[0].engine, 9_900_000)
+    random_ = random.Random(1)
     scripts = [
         Script(data, cuts, closes)
         for data in answers()

@@ -149,10 +149,8 @@ def test_a_terminal_is_its_own() -> None:
 
 @pytest.mark.anyio
 async def test_a_program_ends_with_its_input_and_when_it_is_killed() -> None:
-    first, second = (
-        await spawn("gateway.planner.service.plan_program", {}),
-        await spawn("gateway.planner.service.plan_program", {}),
-    )
+    first = await spawn("gateway.planner.service.plan_program", {})
+    second = await spawn("gateway.planner.service.plan_program", {})
     assert (first.returncode, second.returncode) == (None, None)
     first.stdin.write_eof()
     assert await first.wait() == first.returncode == 0

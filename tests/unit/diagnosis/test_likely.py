@@ -102,10 +102,8 @@ def test_one_word_of_a_field_says_nothing() -> None:
 
 
 def test_the_first_kind_of_equal_points_is_meant() -> None:
-    kind_words, other_kind_words = (
-        KindWords(kind="one", sure=("frob",)),
-        KindWords(kind="other", sure=("frob",)),
-    )
+    kind_words = KindWords(kind="one", sure=("frob",))
+    other_kind_words = KindWords(kind="other", sure=("frob",))
     shape = Shape("", "a frob", (), "load")
     assert [
         Likely(kinds).guess([shape])

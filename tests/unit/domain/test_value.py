@@ -63,10 +63,8 @@ def test_a_name_of_another_form_is_refused_with_allowed_forms(name: str) -> None
 
 def test_an_evolved_value_equals_the_copy_of_pydantic() -> None:
     wish = Wish(name="m", source="s", gpus=2)
-    evolved_wish, wish_copy = (
-        wish.evolve(gpus=4, context=8192),
-        wish.model_copy(update={"gpus": 4, "context": 8192}),
-    )
+    evolved_wish = wish.evolve(gpus=4, context=8192)
+    wish_copy = wish.model_copy(update={"gpus": 4, "context": 8192})
     assert evolved_wish == wish_copy
     assert evolved_wish.model_fields_set == wish_copy.model_fields_set
     assert evolved_wish.model_dump_json() == wish_copy.model_dump_json()

@@ -218,11 +218,9 @@ def test_a_known_failure_of_a_kernel_still_counts_once_the_engine_chose_it() -> 
     )
     engines = [PROFILES.engine(VLLM_REF)]
     model = published_model("llama-3.1-8b", quantization_config=QUANTS["gptq"])
-    hardware, rules, answers = (
-        PROFILES.hardware("2x3090"),
-        PROFILES.rules(engines),
-        {make_question(forecast): answer(forecast)},
-    )
+    hardware = PROFILES.hardware("2x3090")
+    rules = PROFILES.rules(engines)
+    answers = {make_question(forecast): answer(forecast)}
     decision = decide(model, hardware, engines, wish(), [fact], rules=rules, answers=answers)
     assert any(
         rejection.verdict == "known_bad" and kernel in rejection.reasons[0]
@@ -232,11 +230,9 @@ def test_a_known_failure_of_a_kernel_still_counts_once_the_engine_chose_it() -> 
 
 def test_a_known_crash_of_the_kernel_of_experts_still_counts_once_it_was_chosen() -> None:
     engines = [PROFILES.engine(SGLANG_REF)]
-    hardware, rules, model = (
-        PROFILES.hardware("2x3090"),
-        PROFILES.rules(engines),
-        published_model("mixtral-8x7b", quantization_config=QUANTS["fp8"]),
-    )
+    hardware = PROFILES.hardware("2x3090")
+    rules = PROFILES.rules(engines)
+    model = published_model("mixtral-8x7b", quantization_config=QUANTS["fp8"])
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
         return decide(

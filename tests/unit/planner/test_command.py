@@ -202,10 +202,8 @@ def test_the_quiet_flag_is_known_by_its_whole_name_alone() -> None:
 def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
     sleeps = SMALL.evolve(key_env="KEY", sleeps=True)
     env = dict([DEV_MODE])
-    plain_command, command_with_door = (
-        sleeps.container_command,
-        wrap_command(sleeps.container_command, "KEY"),
-    )
+    plain_command = sleeps.container_command
+    command_with_door = wrap_command(sleeps.container_command, "KEY")
 
     def check_behind(argv: tuple[str, ...], env: dict[str, str]) -> None:
         check_command(sleeps, (*argv, *OWN), env, model="m", port=8000, folder="/models")

@@ -445,10 +445,8 @@ def test_an_engine_that_failed_at_a_task_is_planned_for_others() -> None:
     assert {rejection.verdict for rejection in decision.rejected} == {"known_bad"}
 
 
-SOUND, WEAK = (
-    EngineRef(kind="vllm", version="9.8.0", image="e"),
-    EngineRef(kind="vllm", version="9.9.0", image="e"),
-)
+SOUND = EngineRef(kind="vllm", version="9.8.0", image="e")
+WEAK = EngineRef(kind="vllm", version="9.9.0", image="e")
 ORDER = {str(WEAK): (True, 0), str(SOUND): (False, 1)}
 
 

@@ -15,9 +15,18 @@ from tests.support.published import published_model
 
 PROFILES = Profiles()
 MODELS = (
-    *("llama-3.1-8b", "gpt-oss-20b", "gemma-3-27b", "deepseek-v3", "qwen3-next-80b-a3b"),
-    *("qwen3-vl-8b", "nemotron-nano-9b-v2", "bge-m3", "minimax-m2", "granite-4.0-h-small"),
-    *("llama-3.1-8b+awq", "qwen3-30b-a3b+awq"),
+    "llama-3.1-8b",
+    "gpt-oss-20b",
+    "gemma-3-27b",
+    "deepseek-v3",
+    "qwen3-next-80b-a3b",
+    "qwen3-vl-8b",
+    "nemotron-nano-9b-v2",
+    "bge-m3",
+    "minimax-m2",
+    "granite-4.0-h-small",
+    "llama-3.1-8b+awq",
+    "qwen3-30b-a3b+awq",
 )
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

@@ -245,10 +245,8 @@ def plan_order(plans: tuple[Plan, ...], fingerprints: set[str]) -> list[str]:
 @given(specs(), REAL, REFS)
 def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware, ref: str) -> None:
     second_model = model_from_config(copy.deepcopy(spec.config))
-    first_decision, second = (
-        make_decision(spec, hardware, ref),
-        make_decision(second_model, hardware, ref),
-    )
+    first_decision = make_decision(spec, hardware, ref)
+    second = make_decision(second_model, hardware, ref)
     assert first_decision.model_dump_json() == second.model_dump_json()
 
 
@@ -382,10 +380,8 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     """Qwen3-VL in FP8 blocks on eight B200: some ranks have no kernel for a layer, whose cure is
     another, and one that fails."""
     fields = PUBLISHED["qwen3-vl-8b"] | {"quantization_config": QUANTS["fp8-ct-block"]}
-    spec, hardware = (
-        model_from_config(fields),
-        PROFILES.hardware("8xb200"),
-    )
+    spec = model_from_config(fields)
+    hardware = PROFILES.hardware("8xb200")
     scope = {"kernel": "w8a8_block_fp8_matmul_deepgemm", "scheme": "fp8_block"}
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
     before, after = (
@@ -404,10 +400,8 @@ def test_the_substitute_of_a_kernel_hides_no_other_layout() -> None:
     """Seed-OSS in INT8 on two 3090: there are eighteen backends to force, of which few compute
     these layers."""
     fields = PUBLISHED["seed-oss-36b"] | {"quantization_config": QUANTS["int8"]}
-    spec, hardware = (
-        model_from_config(fields),
-        PROFILES.hardware("2x3090"),
-    )
+    spec = model_from_config(fields)
+    hardware = PROFILES.hardware("2x3090")
     for k in ("13824", "27648"):
         scope = {"kernel": "CutlassInt8ScaledMMLinearKernel", "k": k}
         fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
@@ -453,10 +447,10 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, affected: s
         # step of the ranking (of any use, as wanted) that the plan it stands in for had missed:
         # from there on the ranking prefers few GPUs.
         least_context = min(COMFORTABLE_CONTEXT, spec.max_position)
-        context, missing_contexts = (
-            first_plan.max_model_len.value,
-            [p.max_model_len.value for p in before.plans if p.fingerprint in affected],
-        )
+        context = first_plan.max_model_len.value
+        missing_contexts = [
+            p.max_model_len.value for p in before.plans if p.fingerprint in affected
+        ]
         is_reached = any(
             least < step <= context
             for least in missing_contexts
@@ -510,10 +504,8 @@ def test_the_least_context_is_never_undercut(
 def test_the_order_of_two_plans_does_not_depend_on_a_third(
     name: str, machine: str, data: st.DataObject
 ) -> None:
-    spec, hardware = (
-        model_from_config(config(name)),
-        PROFILES.hardware(machine),
-    )
+    spec = model_from_config(config(name))
+    hardware = PROFILES.hardware(machine)
     wish = Wish(
         name="m",
         source="m",

@@ -371,10 +371,8 @@ def test_unlike_gpus_get_stages_by_memory_and_speed(
 ) -> None:
     """The 5090 holds a third more and reads twice as fast."""
     engine = PROFILES.engine(ref)
-    spec, pair = (
-        published_model(model, quantization_config=QUANTS[quant]),
-        PROFILES.hardware("5090+3090"),
-    )
+    spec = published_model(model, quantization_config=QUANTS[quant])
+    pair = PROFILES.hardware("5090+3090")
     options: dict[str, Any] = {
         "rules": PROFILES.rules([engine]),
         "pace": PROFILES.pace,

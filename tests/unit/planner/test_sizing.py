@@ -45,10 +45,8 @@ MACHINES = {
 
 
 def make_decision(name: str, hardware: Hardware, engine: str = VLLM_REF, **wish: Any) -> Decision:
-    spec, request = (
-        published_model(name),
-        Wish.model_validate({"name": "m", "source": name, **wish}),
-    )
+    spec = published_model(name)
+    request = Wish.model_validate({"name": "m", "source": name, **wish})
     # Their images are not made for every processor; memory does not ask for it.
     known_engine = ENGINES[engine].evolve(machines=())
     return decide(spec, hardware, [known_engine], request, rules=RULES)

@@ -90,11 +90,9 @@ def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement()
 
 
 def test_engines_with_sized_caches_do_not_disturb_each_other() -> None:
-    sized_holder, other_holder, measuring = (
-        holder("a", "G0", is_sized=True),
-        holder("b", "G0", is_sized=True),
-        holder("c", "G0"),
-    )
+    sized_holder = holder("a", "G0", is_sized=True)
+    other_holder = holder("b", "G0", is_sized=True)
+    measuring = holder("c", "G0")
     assert not [*disturbances((sized_holder,), (sized_holder, other_holder))]
     assert {
         name for name, _ in disturbances((sized_holder, measuring), (sized_holder, measuring))

@@ -181,8 +181,14 @@ def test_no_two_machines_share_a_card() -> None:
 @pytest.mark.parametrize(
     ("name", "nvlinks"),
     [
-        *[("2xa100-40g", 12), ("8xa100-80g", 12), ("8xh100", 18), ("8xb200", 18)],
-        *[("2xh100", 18), ("4xh100", 18), ("8xh200", 18), ("8xh20", 18)],
+        ("2xa100-40g", 12),
+        ("8xa100-80g", 12),
+        ("8xh100", 18),
+        ("8xb200", 18),
+        ("2xh100", 18),
+        ("4xh100", 18),
+        ("8xh200", 18),
+        ("8xh20", 18),
     ],
 )
 def test_boards_with_switches_join_every_pair(name: str, nvlinks: int) -> None:

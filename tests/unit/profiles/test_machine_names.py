@@ -81,8 +81,12 @@ def test_machines_of_a_cluster_may_be_composed() -> None:
 @pytest.mark.parametrize(
     ("name", "maker"),
     [
-        *[("mi300x", "AMD"), ("2x rx 7900 xtx", "AMD"), ("strix halo", "AMD")],
-        *[("arc b580", "Intel"), ("gaudi3", "Intel"), ("m4 max", "Apple")],
+        ("mi300x", "AMD"),
+        ("2x rx 7900 xtx", "AMD"),
+        ("strix halo", "AMD"),
+        ("arc b580", "Intel"),
+        ("gaudi3", "Intel"),
+        ("m4 max", "Apple"),
     ],
 )
 def test_cards_of_other_makers_are_refused(name: str, maker: str) -> None:

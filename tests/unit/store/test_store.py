@@ -255,10 +255,8 @@ def test_a_database_of_version_5_pins_each_model_to_its_served_commits(
         ("a", later, None),
         ("b", later, None),
     ):
-        model, drafter = (
-            plain.model.evolve(source="org/name", revision=commit),
-            plain.model.evolve(source="org/drafter", revision=draft_commit),
-        )
+        model = plain.model.evolve(source="org/name", revision=commit)
+        drafter = plain.model.evolve(source="org/drafter", revision=draft_commit)
         attempt = store.add_attempt(
             name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0
         )

@@ -48,10 +48,8 @@ class CountedCache(FrozenRecord, frozen=True):
         next_index = min(bisect_left(points, length, key=_tokens), len(points) - 1)
         if next_index == 0 or _tokens(points[next_index]) == length:
             return points[next_index][1]
-        (short_length, short_bytes), (long_length, long_bytes) = (
-            points[next_index - 1],
-            points[next_index],
-        )
+        (short_length, short_bytes) = points[next_index - 1]
+        (long_length, long_bytes) = points[next_index]
         # The longest request fills its last block in part: a whole one costs the same. The second
         # length is one block.
         block_tokens = _tokens(points[min(1, len(points) - 2)])

@@ -106,11 +106,9 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
             if weights is None
             else unknown_scheme("its weights are not described by an object")
         )
-    bits, kind, strategy = (
-        weights.get("num_bits", 8),
-        weights.get("type", "int"),
-        weights.get("strategy"),
-    )
+    bits = weights.get("num_bits", 8)
+    kind = weights.get("type", "int")
+    strategy = weights.get("strategy")
     group = weights.get("group_size") or -1
     is_symmetric = weights.get("symmetric", True) is not False
     is_ordered = weights.get("actorder") in ("group", "dynamic")

@@ -43,12 +43,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 _NAMES, _NUMBERS = _adapter(tuple[str, ...]), _adapter(tuple[int, ...])
-_NAME, _NUMBER, _YES_NO, _YES = (
-    _adapter(str),
-    _adapter(int),
-    _adapter(bool),
-    _adapter(Literal[True]),
-)
+_NAME = _adapter(str)
+_NUMBER = _adapter(int)
+_YES_NO = _adapter(bool)
+_YES = _adapter(Literal[True])
 _SIZE = _adapter(Annotated[int, Field(ge=1)])
 
 # --- parts of most conditions: the part of the subject that is read, and the comparison of its
@@ -364,10 +362,8 @@ def _tile_rows(rows: int, subject: Subject) -> str:
     row_bytes = (1 << (attention.head_dim - 1).bit_length()) * (
         4 if attention.dtype == "float32" else 2
     )
-    available_bytes, needed_bytes = (
-        _SHARED_KIB.get(subject.capability, _MIN_SHARED_KIB),
-        rows * row_bytes // 1024,
-    )
+    available_bytes = _SHARED_KIB.get(subject.capability, _MIN_SHARED_KIB)
+    needed_bytes = rows * row_bytes // 1024
     if needed_bytes <= available_bytes:
         return ""
     return (

@@ -54,10 +54,8 @@ def expected_speed(
     held_requests = load.kv_tokens // (read + answer_tokens) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held_requests))
     used_replicas = min(load.replicas, load.concurrency)
-    short_prompt, has_long_prompts = (
-        min(_SHORT_PROMPT_TOKENS, load.context),
-        load.context >= _LONG_PROMPT_TOKENS,
-    )
+    short_prompt = min(_SHORT_PROMPT_TOKENS, load.context)
+    has_long_prompts = load.context >= _LONG_PROMPT_TOKENS
     key = (
         at_once,
         used_replicas,

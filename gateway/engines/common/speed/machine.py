@@ -252,10 +252,8 @@ def machine_of(
         link is not None and link.nvlinks
         for link in (links.get(_ends(*pair)) for pair in combinations(gpus, 2))
     )
-    reference, reduce = (
-        pace.table.reference,
-        measured_rates.all_reduce(gpus, links) if len(gpus) > 1 else None,
-    )
+    reference = pace.table.reference
+    reduce = measured_rates.all_reduce(gpus, links) if len(gpus) > 1 else None
     if reduce is not None and (
         not (reference and reference.nvlink)
         if is_joined
@@ -350,10 +348,8 @@ def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured_rates: Measured) -> _Peaks |
     for product, formats in _FORMATS.items():
         # Of a card without a data sheet something is better than nothing, though parts of it are a
         # little less.
-        number, part = (
-            measured_rates.number(gpu, product),
-            reference.part(product) if reference else 1.0 if card is None else None,
-        )
+        number = measured_rates.number(gpu, product)
+        part = reference.part(product) if reference else 1.0 if card is None else None
         if number is None or part is None:
             continue
         days[product] = number.day

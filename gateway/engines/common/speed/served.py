@@ -224,10 +224,8 @@ def ratios(plan: Plan, traffic: Served, clock: StepClock) -> dict[str, float]:
     """The ratio of each figure of Speed: measured speed relative to the expectation for this
     load."""
     limit, at_once = plan.max_num_batched_tokens.value, traffic.at_once
-    length, new_tokens = (
-        traffic.prompt / traffic.requests,
-        (traffic.prompt - traffic.cached) / traffic.requests,
-    )
+    length = traffic.prompt / traffic.requests
+    new_tokens = (traffic.prompt - traffic.cached) / traffic.requests
     context = min(length + traffic.written / traffic.requests / 2, float(plan.max_model_len.value))
     step_s = clock.decode_s(at_once, context)
     reads_s = clock.prompts_s(traffic.requests, new_tokens, limit) if new_tokens >= 1 else 0.0

@@ -184,11 +184,9 @@ class StepClock:
             # this is the innermost loop of planning.
             count, read_bytes, limit = tokens, item.bytes, 1.0
             if item.experts:
-                count, read_bytes, limit = (
-                    gathered_tokens,
-                    item.bytes_of_step(gathered_tokens),
-                    item.busiest(gathered_tokens),
-                )
+                count = gathered_tokens
+                read_bytes = item.bytes_of_step(gathered_tokens)
+                limit = item.busiest(gathered_tokens)
             seconds += max(
                 (read_bytes + item.passed_bytes * count) / memory,
                 item.flops * count * limit / flops,
@@ -234,10 +232,8 @@ class StepClock:
     def _rates(self, product: Product) -> tuple[float, float, float]:
         """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one
         of them."""
-        part, flops = (
-            self.table.part(product.kernel, experts=product.experts > 0),
-            self.machine.flops,
-        )
+        part = self.table.part(product.kernel, experts=product.experts > 0)
+        flops = self.machine.flops
         peak = flops.get(product.multiplied) or flops.get("bfloat16") or flops["float16"]
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
 

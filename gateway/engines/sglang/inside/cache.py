@@ -24,10 +24,8 @@ _SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dict[str, Any]:
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
     of so many tokens."""
-    page, longest_context = (
-        int(resolve_argument(configuration.arguments, "page_size")),
-        int(configuration.model.context_len),
-    )
+    page = int(resolve_argument(configuration.arguments, "page_size"))
+    longest_context = int(configuration.model.context_len)
     count = _counter(configuration, built_model, memory_bytes)
 
     def bytes_for(tokens: int) -> int:

@@ -22,44 +22,36 @@ from .model import Configured, configured_of, model_of
 
 # Functions that multiply, of either version.
 DENSE = (
-    *(
-        "fp8_scaled_mm",
-        "triton_scaled_mm",
-        "flashinfer_bmm_fp8",
-        "_apply_fallback_scaled_mm",
-        "_scaled_mm",
-        "int8_scaled_mm",
-    ),
-    *(
-        "w8a8_block_fp8_matmul_deepgemm",
-        "triton_w8a8_block_fp8_linear",
-        "gemm_fp8_nt_groupwise",
-        "fp8_blockwise_scaled_mm",
-    ),
-    *(
-        "apply_fp8_marlin_linear",
-        "apply_gptq_marlin_linear",
-        "apply_awq_marlin_linear",
-        "apply_fp4_marlin_linear",
-    ),
-    *("awq_dequantize", "gptq_gemm", "fp4_gemm", "mm_bf16_fp4", "try_sm120_fp8_linear"),
-    *(
-        "flashinfer_mxfp8_blockscaled_linear",
-        "deepgemm_w8a8_mxfp8_linear_with_fallback",
-        "triton_mxfp8_blockscaled_linear",
-    ),
+    "fp8_scaled_mm",
+    "triton_scaled_mm",
+    "flashinfer_bmm_fp8",
+    "_apply_fallback_scaled_mm",
+    "_scaled_mm",
+    "int8_scaled_mm",
+    "w8a8_block_fp8_matmul_deepgemm",
+    "triton_w8a8_block_fp8_linear",
+    "gemm_fp8_nt_groupwise",
+    "fp8_blockwise_scaled_mm",
+    "apply_fp8_marlin_linear",
+    "apply_gptq_marlin_linear",
+    "apply_awq_marlin_linear",
+    "apply_fp4_marlin_linear",
+    "awq_dequantize",
+    "gptq_gemm",
+    "fp4_gemm",
+    "mm_bf16_fp4",
+    "try_sm120_fp8_linear",
+    "flashinfer_mxfp8_blockscaled_linear",
+    "deepgemm_w8a8_mxfp8_linear_with_fallback",
+    "triton_mxfp8_blockscaled_linear",
 )
 # Modules that define or import them, and are themselves imported only when a layer needs them.
 LATE_MODULES = (
-    *(
-        "srt.hardware_backend.gpu.quantization.awq_kernels",
-        "srt.hardware_backend.gpu.quantization.gptq_kernels",
-    ),
-    *(
-        "srt.layers.quantization.marlin_utils_fp4",
-        "srt.layers.quantization.marlin_utils_fp8",
-        "kernels.ops.gemm",
-    ),
+    "srt.hardware_backend.gpu.quantization.awq_kernels",
+    "srt.hardware_backend.gpu.quantization.gptq_kernels",
+    "srt.layers.quantization.marlin_utils_fp4",
+    "srt.layers.quantization.marlin_utils_fp8",
+    "kernels.ops.gemm",
 )
 
 

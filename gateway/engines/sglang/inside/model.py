@@ -31,8 +31,13 @@ _BACKEND_MODULES |= {"quantization.unquant": "bf16_gemm"}
 
 # Functions of a tensor that tell its values.
 _VALUES = (
-    *("item", "__float__", "__bool__", "allclose"),
-    *("unique", "_unique2", "_return_output"),
+    "item",
+    "__float__",
+    "__bool__",
+    "allclose",
+    "unique",
+    "_unique2",
+    "_return_output",
 )
 
 

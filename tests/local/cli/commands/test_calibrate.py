@@ -51,8 +51,11 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
     calibration = calibrate.run_calibration()
     assert [row[1] for row in calibrate.fact_rows(calibration["facts"])] == [
-        *("memory", "memory"),
-        *("peer_access", "peer_latency", "peer"),
+        "memory",
+        "memory",
+        "peer_access",
+        "peer_latency",
+        "peer",
     ]
     database = tmp_path / "data/fitserve.db"
     assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == calibration[

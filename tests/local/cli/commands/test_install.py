@@ -62,11 +62,9 @@ def test_an_engine_comes_from_a_folder_of_wheels_alone(
 ) -> None:
     monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
-    settings, new_engine, wheels = (
-        Settings(data_dir=tmp_path / "data"),
-        made_of("tinyengine==1.0", torch_backend="cpu"),
-        tmp_path / "wheels",
-    )
+    settings = Settings(data_dir=tmp_path / "data")
+    new_engine = made_of("tinyengine==1.0", torch_backend="cpu")
+    wheels = tmp_path / "wheels"
     with pytest.raises(BadRequest, match="There is no folder"):
         install(new_engine, Profiles(), settings, lambda _: None, wheels)
     wheel(wheels, "tinyengine", "1.0", "tinypart>=2")
@@ -84,10 +82,8 @@ def test_an_engine_comes_from_a_folder_of_wheels_alone(
 
 def test_a_script_installs_the_same_with_uv_alone(tmp_path: Path) -> None:
     wheel(wheels := tmp_path / "wheels", "tinyengine", "1.0")
-    settings, new_engine = (
-        Settings(data_dir=tmp_path / "the data"),
-        made_of("tinyengine==1.0", without=("tinyother",)),
-    )
+    settings = Settings(data_dir=tmp_path / "the data")
+    new_engine = made_of("tinyengine==1.0", without=("tinyother",))
     text = script(new_engine, Profiles(), settings, wheels)
     assert not list(settings.data.parent.glob("the data"))
     subprocess.run(

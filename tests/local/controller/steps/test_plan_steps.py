@@ -202,9 +202,7 @@ async def test_a_gpu_that_was_taken_while_an_engine_was_asked_is_not_missed(tmp_
     await planning.plan(model)
     assert model.replicas[0].planning.blocked_reason == "the GPU is full"
 
-    other_model.replicas[0].attempt, other_model.replicas[0].planning.blocked_reason = (
-        None,
-        "stopped",
-    )
+    other_model.replicas[0].attempt = None
+    other_model.replicas[0].planning.blocked_reason = "stopped"
     fleet.unblock({"m"})
     assert await planning.make_plans(), "the last plan was made beside the other model"

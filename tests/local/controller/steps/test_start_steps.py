@@ -329,11 +329,9 @@ class Fetch:
     """The fetch of weights: how it begins, and how it ends. `words`: its progress."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, words: str = "") -> None:
-        self.start_event, self.let_go, self.ended = (
-            asyncio.Event(),
-            asyncio.Event(),
-            asyncio.Event(),
-        )
+        self.start_event = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.ended = asyncio.Event()
         self.error: Exception | None = None
         self._words = words
         bring = Launcher.bring

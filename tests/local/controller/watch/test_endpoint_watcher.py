@@ -266,19 +266,18 @@ def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script
 @pytest.mark.parametrize(
     ("state", "wait_s", "shown_state"),
     [
-        *(
-            ("ready", 0, "ready"),
-            ("asleep", 600, "asleep"),
-            ("starting", 0, "starting"),
-            ("no_plan", 600, "asleep"),
-        ),
-        *(("stopped", 600, "asleep"), ("backing_off", 0, "backing_off")),
-        *(
-            ("no_plan", 0, "unreachable"),
-            ("quarantined", 0, "unreachable"),
-            ("unreachable", 0, "unreachable"),
-        ),
-        *(("stopped", 0, "unreachable"), ("a state of tomorrow", 0, "ready"), (["x"], {}, "ready")),
+        ("ready", 0, "ready"),
+        ("asleep", 600, "asleep"),
+        ("starting", 0, "starting"),
+        ("no_plan", 600, "asleep"),
+        ("stopped", 600, "asleep"),
+        ("backing_off", 0, "backing_off"),
+        ("no_plan", 0, "unreachable"),
+        ("quarantined", 0, "unreachable"),
+        ("unreachable", 0, "unreachable"),
+        ("stopped", 0, "unreachable"),
+        ("a state of tomorrow", 0, "ready"),
+        (["x"], {}, "ready"),
     ],
 )
 async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(

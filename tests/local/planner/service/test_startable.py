@@ -67,10 +67,8 @@ async def test_the_command_line_and_the_gateway_make_equal_plans(tmp_path: Path,
     planner = MachinePlanner(
         data, child, GpuWatch(read=lambda _: MACHINE), inquirer, PROFILES, images_of_gateway
     )
-    offline, startable = (
-        AMachine(PROFILES, Hub(None, None, tmp_path)),
-        Startable(data, process, images_of_gateway),
-    )
+    offline = AMachine(PROFILES, Hub(None, None, tmp_path))
+    startable = Startable(data, process, images_of_gateway)
     first: set[str] = set()
     try:
         for fields in WISHES:

@@ -354,7 +354,10 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
             await client.aclose()
     await asyncio.wait_for(listening, hang_s())
     assert [event["kind"] for event in events if event["kind"] != "model.state"] == [
-        *("gateway.started", "model.added", "endpoint.reached", "gateway.stopped")
+        "gateway.started",
+        "model.added",
+        "endpoint.reached",
+        "gateway.stopped",
     ]
 
 

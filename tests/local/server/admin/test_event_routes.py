@@ -89,15 +89,17 @@ async def test_the_life_of_a_model_is_reported_with_its_evidence(tmp_path: Path)
     kinds = [event["kind"] for event in events]
     kinds_without_states = [kind for kind in kinds if kind not in ("engine.phase", "model.state")]
     assert kinds_without_states == [
-        *(
-            "gateway.started",
-            "model.added",
-            "plan.chosen",
-            "engine.started",
-            "engine.failed",
-            "plan.fallback",
-        ),
-        *("engine.started", "engine.proven", "engine.ready", "model.removing", "model.removed"),
+        "gateway.started",
+        "model.added",
+        "plan.chosen",
+        "engine.started",
+        "engine.failed",
+        "plan.fallback",
+        "engine.started",
+        "engine.proven",
+        "engine.ready",
+        "model.removing",
+        "model.removed",
     ]
     assert {"starting", "verifying", "ready", "stopping"} >= {
         event["data"]["state"] for event in events if event["kind"] == "model.state"
@@ -134,9 +136,14 @@ async def test_a_returning_client_gets_missed_events_over_a_restart(tmp_path: Pa
         event["kind"] for event in later if event["kind"] not in ("engine.phase", "model.state")
     ]
     assert kinds == [
-        *("engine.started", "engine.proven", "engine.ready", "gateway.stopped"),
+        "engine.started",
+        "engine.proven",
+        "engine.ready",
+        "gateway.stopped",
         # The engine that went on is not told anew.
-        *("gateway.started", "model.removing", "model.removed"),
+        "gateway.started",
+        "model.removing",
+        "model.removed",
     ]
 
 

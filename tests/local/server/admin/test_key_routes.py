@@ -318,10 +318,8 @@ async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) 
 
 async def test_a_key_has_its_requests_per_minute(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (server, upstream):
-        key, other_key = (
-            await make(server, "app", requests_per_minute=3),
-            await make(server, "other"),
-        )
+        key = await make(server, "app", requests_per_minute=3)
+        other_key = await make(server, "other")
         good = [await ask(server, key) for _ in range(3)]
         assert [answer.status_code for answer in good] == [200] * 3
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == [

@@ -119,15 +119,13 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
             case EndTrial():
                 trial = None
             case GoInPlace(index):
-                now[index], trial = (
-                    replica(
-                        index,
-                        now[index].generation,
-                        serves=now[index].serves,
-                        must_be_replaced=True,
-                    ),
-                    None,
+                now[index] = replica(
+                    index,
+                    now[index].generation,
+                    serves=now[index].serves,
+                    must_be_replaced=True,
                 )
+                trial = None
             case StopRouting(index):
                 now[index] = replica(
                     index, now[index].generation, must_be_replaced=True, is_unrouted=True

@@ -240,10 +240,8 @@ def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
 
 
 def test_a_request_brings_back_only_loadable_models() -> None:
-    idle_model, requested_model = (
-        unloaded_model("x", has_plan=False),
-        unloaded_model("x", has_plan=False, waited_s=1),
-    )
+    idle_model = unloaded_model("x", has_plan=False)
+    requested_model = unloaded_model("x", has_plan=False, waited_s=1)
     assert is_loadable(unloaded_model("x"), ())
     # It was planned with all that others could give, and found nothing.
     assert not is_loadable(idle_model, ())

@@ -390,10 +390,8 @@ def test_an_engine_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
 
 @pytest.mark.parametrize("gave", [{"GPU-0": 5}, None])
 def test_a_sleeping_engine_that_dies_or_has_to_end_just_ends(gave: dict[str, int] | None) -> None:
-    sleeping_attempt, proof = (
-        sleeper(gave),
-        Failure(kind="hang", phase="serving", message="it hangs"),
-    )
+    sleeping_attempt = sleeper(gave)
+    proof = Failure(kind="hang", phase="serving", message="it hangs")
     assert act(attempt=sleeping_attempt, instance=None) == Retire(sleeping_attempt)
     assert act(
         attempt=sleeping_attempt, instance=instance(sleeping_attempt, "exited"), is_requested=True

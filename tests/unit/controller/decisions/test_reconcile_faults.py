@@ -106,10 +106,8 @@ def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
 
 
 def test_a_clock_set_back_does_not_forgive_later_failures() -> None:
-    old_failed_attempt, new_failed_attempt = (
-        failed_attempt(1, START - 10),
-        failed_attempt(2, START - DAY),
-    )
+    old_failed_attempt = failed_attempt(1, START - 10)
+    new_failed_attempt = failed_attempt(2, START - DAY)
     assert attempts_that_count(
         [old_failed_attempt, failed_attempt(2, START + 1)], START, START + 2
     ) == (failed_attempt(2, START + 1),)

@@ -104,10 +104,8 @@ def test_a_changed_model_is_reported(
 
 def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
-    model_in_change, model_without_plan = (
-        model(change=change),
-        model(change=change.evolve(refused="no plan")),
-    )
+    model_in_change = model(change=change)
+    model_without_plan = model(change=change.evolve(refused="no plan"))
     (event,) = events_of_model(OLD, model_in_change, ReportedStages(), NOW)
     assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
     assert kinds(model_in_change, model_without_plan) == ["model.change_refused"]
@@ -153,10 +151,8 @@ def test_every_step_of_a_start_is_reported_once(
 
 
 def test_abilities_that_an_engine_shows_while_it_serves_are_reported_once() -> None:
-    reported_stages, late = (
-        ReportedStages(),
-        Abilities.uniform(Ability(state="proven", evidence="it did")),
-    )
+    reported_stages = ReportedStages()
+    late = Abilities.uniform(Ability(state="proven", evidence="it did"))
     first_model = model(ReportedReplica(0, (ready(),), watched=1))
     second = model(ReportedReplica(0, (ready().evolve(abilities=late),), watched=1))
     assert kinds(OLD, first_model, reported_stages)[-1] == "engine.ready"

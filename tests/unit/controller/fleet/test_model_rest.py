@@ -128,10 +128,8 @@ def test_a_model_rests_until_something_changes() -> None:
 
 
 def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
-    rests, model = (
-        RestingModels(),
-        resting({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0}),
-    )
+    rests = RestingModels()
+    model = resting({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0})
     rests.note([model], False, 100.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)

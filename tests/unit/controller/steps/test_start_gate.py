@@ -222,11 +222,9 @@ def test_the_gate_knows_a_tried_plan_beside_a_serving_one() -> None:
 
 
 async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
-    observations, shared_plan = (
-        ObservedStarts(),
-        plan(
-            replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
-        ),
+    observations = ObservedStarts()
+    shared_plan = plan(
+        replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
     )
     start_gate = gate(observations)
     start_gate.look([])

@@ -20,10 +20,8 @@ OOM = Failure(
 def test_memory_that_nvml_reads_beside_the_share_is_left_free_by_the_next_plan() -> None:
     profiles = Profiles()
     hardware, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    rules, models = (
-        profiles.rules(engines),
-        [published_model("llama-3.1-8b"), published_model("llama-3.2-1b")],
-    )
+    rules = profiles.rules(engines)
+    models = [published_model("llama-3.1-8b"), published_model("llama-3.2-1b")]
     first_plan = decide(models[0], hardware, engines, wish(), rules=rules).plans[0]
     start: Attempt = attempt(plan=first_plan)
     used_bytes = first_plan.memory.promised_bytes + 2 * GIB

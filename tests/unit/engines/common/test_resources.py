@@ -70,10 +70,8 @@ def test_only_a_container_is_told_where_it_may_write() -> None:
 
 
 def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() -> None:
-    first_plan, second = (
-        plan("2x3090"),
-        plan("2x3090").evolve(model=plan().model.evolve(source="/models/other")),
-    )
+    first_plan = plan("2x3090")
+    second = plan("2x3090").evolve(model=plan().model.evolve(source="/models/other"))
     caching = engine(caches={"VLLM_CACHE_ROOT": "vllm"})
     assert resources.cache(first_plan, engine(), remote_code=False) == ""
     assert resources.cache(first_plan, caching, remote_code=False) == resources.cache(

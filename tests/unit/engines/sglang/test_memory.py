@@ -65,20 +65,17 @@ def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) 
         "kv-cache-dtype": "fp8_e4m3",
     }
     assert spell_flags(engine(version), flags) == (
-        *(
-            f"--{tp}=4",
-            "--dtype=bfloat16",
-            "--context-length=8192",
-            "--max-running-requests=64",
-            "--chunked-prefill-size=2048",
-        ),
-        *(
-            "--mem-fraction-static=0.8",
-            "--disable-cuda-graph",
-            "--disable-custom-all-reduce",
-            f"--{ep}=4",
-        ),
-        *("--moe-runner-backend=triton", "--kv-cache-dtype=fp8_e4m3"),
+        f"--{tp}=4",
+        "--dtype=bfloat16",
+        "--context-length=8192",
+        "--max-running-requests=64",
+        "--chunked-prefill-size=2048",
+        "--mem-fraction-static=0.8",
+        "--disable-cuda-graph",
+        "--disable-custom-all-reduce",
+        f"--{ep}=4",
+        "--moe-runner-backend=triton",
+        "--kv-cache-dtype=fp8_e4m3",
     )
 
 

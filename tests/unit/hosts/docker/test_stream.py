@@ -102,10 +102,8 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
     assert str(progress) == "pulling some/image:1"
     progress.feed(events({"status": "Already exists", "id": "a"}, downloading("b", 1.5, 6)))
     assert str(progress) == "pulling some/image:1: 1.5 of more than 6.0 GiB"
-    first_event, second = (
-        events(downloading("c", 1.6, 2.2))[:20],
-        events(downloading("c", 1.6, 2.2))[20:],
-    )
+    first_event = events(downloading("c", 1.6, 2.2))[:20]
+    second = events(downloading("c", 1.6, 2.2))[20:]
     progress.feed(first_event)
     progress.feed(second)
     assert str(progress) == "pulling some/image:1: 3.1 of 8.2 GiB"

@@ -86,10 +86,8 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
         "18 NVLinks",
     )
     measurements = Measured(facts)
-    memory, reduce = (
-        measurements.number(TWO.gpus[0], "memory"),
-        measurements.all_reduce(TWO.gpus, TWO.links),
-    )
+    memory = measurements.number(TWO.gpus[0], "memory")
+    reduce = measurements.all_reduce(TWO.gpus, TWO.links)
     assert memory is not None
     assert reduce is not None
     assert (memory.value, memory.day) == (4.1e12, "2027-01-15")

@@ -65,10 +65,8 @@ OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 
 def guess(fields: dict[str, Any]) -> Blueprint:
     top = Fields(fields, "m")
-    text, around = (
-        general.decoder(with_defaults(text_of(top).fields), "model"),
-        general.towers(top),
-    )
+    text = general.decoder(with_defaults(text_of(top).fields), "model")
+    around = general.towers(top)
     return Blueprint(
         text.linears,
         text.attention + around.attention,
@@ -159,10 +157,8 @@ def test_layers_with_no_or_two_attentions_keep_their_caches(
 )
 def test_a_block_that_says_nonsense_is_a_layer_without_an_mlp(odd: dict[str, Any]) -> None:
     fields = shape("nemotron-super-49b")
-    whole, partial_blueprint = (
-        guess(fields),
-        guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]}),
-    )
+    whole = guess(fields)
+    partial_blueprint = guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]})
     assert sum(group.layers for group in partial_blueprint.attention) == 49
     assert 0 < elements(whole) - elements(partial_blueprint) < 1e9
 
@@ -353,51 +349,35 @@ def test_the_text_model_stands_where_configs_put_it_and_a_known_one_is_read_exac
 
 NAMES = st.sampled_from(
     [
-        *(
-            [
-                "num_layers",
-                "decoder_layers",
-                "decoder_attention_heads",
-                "ffn_hidden_size",
-                "num_dense_layers",
-                "moe_layers",
-                "moe_layers_enum",
-                "mlp_layer_types",
-            ]
-        ),
-        *(
-            [
-                "attn_layer_period",
-                "attn_layer_offset",
-                "full_attention_interval",
-                "linear_attn_config",
-                "hybrid_layer_pattern",
-                "attn_type_list",
-            ]
-        ),
-        *(
-            [
-                "layers_block_type",
-                "hybrid_override_pattern",
-                "vision_config",
-                "audio_config",
-                "thinker_config",
-                "llm_config",
-                "mamba_d_state",
-                "head_dim",
-            ]
-        ),
-        *(
-            [
-                "moe_layer_freq",
-                "expert_layer_period",
-                "n_shared_experts",
-                "v_head_dim",
-                "sliding_window",
-                "attention_chunk_size",
-                "tie_word_embeddings",
-            ]
-        ),
+        "num_layers",
+        "decoder_layers",
+        "decoder_attention_heads",
+        "ffn_hidden_size",
+        "num_dense_layers",
+        "moe_layers",
+        "moe_layers_enum",
+        "mlp_layer_types",
+        "attn_layer_period",
+        "attn_layer_offset",
+        "full_attention_interval",
+        "linear_attn_config",
+        "hybrid_layer_pattern",
+        "attn_type_list",
+        "layers_block_type",
+        "hybrid_override_pattern",
+        "vision_config",
+        "audio_config",
+        "thinker_config",
+        "llm_config",
+        "mamba_d_state",
+        "head_dim",
+        "moe_layer_freq",
+        "expert_layer_period",
+        "n_shared_experts",
+        "v_head_dim",
+        "sliding_window",
+        "attention_chunk_size",
+        "tie_word_embeddings",
     ]
 )
 VALUES = st.one_of(

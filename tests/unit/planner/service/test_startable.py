@@ -66,10 +66,8 @@ def test_containers_start_images_that_may_be_pulled(tmp_path: Path) -> None:
 
 def test_a_missing_engine_is_named_with_its_command_and_its_gain(tmp_path: Path) -> None:
     startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
-    old_decision, new_decision = (
-        decision(with_speed(OLD, 100, 1000)),
-        decision(with_speed(NEW, 110, 1500)),
-    )
+    old_decision = decision(with_speed(OLD, 100, 1000))
+    new_decision = decision(with_speed(NEW, 110, 1500))
     explained_decision = startable.explain_engines(
         old_decision,
         [OLD],

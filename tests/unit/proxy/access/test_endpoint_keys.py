@@ -61,24 +61,20 @@ def test_a_missing_key_is_reported_without_its_text_and_place(
 @pytest.mark.parametrize(
     "reference",
     [
-        *(
-            "sk-live-0123456789",
-            "env:HF_TOKEN",
-            "env:FITSERVE_ADMIN_KEY",
-            "env:FITSERVE_ENDPOINT_KEYS",
-            "env:FITSERVE_ENDPOINT_KEYX",
-        ),
-        *(
-            "file:/etc/shadow",
-            "file:../keys.json",
-            "file:..",
-            "file:a/b",
-            "file:",
-            "file:a\n",
-            "FILE:a",
-            "env:",
-            "",
-        ),
+        "sk-live-0123456789",
+        "env:HF_TOKEN",
+        "env:FITSERVE_ADMIN_KEY",
+        "env:FITSERVE_ENDPOINT_KEYS",
+        "env:FITSERVE_ENDPOINT_KEYX",
+        "file:/etc/shadow",
+        "file:../keys.json",
+        "file:..",
+        "file:a/b",
+        "file:",
+        "file:a\n",
+        "FILE:a",
+        "env:",
+        "",
     ],
 )
 def test_only_an_allowed_reference_can_name_a_key(reference: str) -> None:

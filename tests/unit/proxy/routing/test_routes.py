@@ -122,10 +122,8 @@ def test_a_follow_up_goes_to_the_maker_of_its_response_while_that_lives() -> Non
 
 
 def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
-    responses, first_key, another = (
-        Responses(),
-        *(Key(name, name.encode() * 32, SCOPES) for name in "ab"),
-    )
+    responses = Responses()
+    first_key, another = (Key(name, name.encode() * 32, SCOPES) for name in "ab")
     responses.record(b"resp_1", first_key, B.seed)
     assert responses.maker_of("resp_1", first_key) == B.seed
     for key, response in (
@@ -145,10 +143,8 @@ def test_pick_goes_round_among_equals() -> None:
 
 def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
     routes = Routes()
-    first_route, second = (
-        route(A, B),
-        route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n"),
-    )
+    first_route = route(A, B)
+    second = route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n")
     counts = Counter(pick(routes, first_route if turn % 2 else second).id for turn in range(40))
     assert counts == {"a": 10, "b": 10, "c": 10, "d": 10}
 

@@ -71,7 +71,11 @@ async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     async with tune(tmp_path, paced_script(FAST, start_delay_s=3600)) as gateway:
         old_model = await add_model(gateway, tmp_path)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.__main__", "tune", "m"),
+            sys.executable,
+            "-m",
+            "gateway.__main__",
+            "tune",
+            "m",
             env={**os.environ, "FITSERVE_URL": gateway.url},
             stderr=subprocess.DEVNULL,
         )

@@ -100,10 +100,8 @@ def test_a_second_measurement_is_not_multiplied_twice() -> None:
 def test_similar_plans_are_corrected_and_others_are_not() -> None:
     plan = make_decision().plans[0]
     facts = learn_facts(plan, 0.5)
-    base, longer = (
-        stream(make_decision(max_context=4096)),
-        stream(make_decision(facts, max_context=4096)),
-    )
+    base = stream(make_decision(max_context=4096))
+    longer = stream(make_decision(facts, max_context=4096))
     assert longer == pytest.approx(base / 2, rel=0.02)
     # Of other ranks only half is believed, and of another engine version nothing.
     two, corrected_plan = (

@@ -119,11 +119,9 @@ def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
     two, of = list(H100.gpus[:2]), WIRE
     latency = of.latency_s * 1e9
     time_ns = latency + (1 << 26) / (450e9 * of.part) * 1e9
-    machine_before, machine_after = (
-        make_machine(H100, 2),
-        make_machine(
-            H100, 2, reduce_facts(H100, two, b16384=round(latency), b67108864=round(time_ns))
-        ),
+    machine_before = make_machine(H100, 2)
+    machine_after = make_machine(
+        H100, 2, reduce_facts(H100, two, b16384=round(latency), b67108864=round(time_ns))
     )
     assert machine_before is not None
     assert machine_before.wire is not None

@@ -90,20 +90,16 @@ def test_more_of_anything_takes_longer(name: str) -> None:
 
 
 def test_ranks_that_reach_each_other_badly_gain_little() -> None:
-    lone_step_clock, pair_work = (
-        StepClock(work("llama-3.1-8b"), H100, TABLE),
-        work("llama-3.1-8b", tp=2),
-    )
+    lone_step_clock = StepClock(work("llama-3.1-8b"), H100, TABLE)
+    pair_work = work("llama-3.1-8b", tp=2)
     near = StepClock(pair_work, H100, TABLE).decode_s(1, 1000)
     far = StepClock(pair_work, H100.evolve(wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
     assert near < lone_step_clock.decode_s(1, 1000) < far
 
 
 def test_stages_help_many_requests_and_never_one() -> None:
-    lone_step_clock, staged_clock = (
-        StepClock(work("llama-3.1-8b"), H100, TABLE),
-        StepClock(work("llama-3.1-8b", pp=2), H100, TABLE),
-    )
+    lone_step_clock = StepClock(work("llama-3.1-8b"), H100, TABLE)
+    staged_clock = StepClock(work("llama-3.1-8b", pp=2), H100, TABLE)
     assert staged_clock.decode_s(1, 1000) > lone_step_clock.decode_s(1, 1000)
     totals = [clock.total_per_s(256, 1024, 256, 8192) for clock in (lone_step_clock, staged_clock)]
     assert totals[0] < totals[1] < 2 * totals[0]
@@ -194,10 +190,8 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
     spec = published_model("llama-3.1-8b")
 
     def attention_s(kv_dtype: str) -> float:
-        model, rank = (
-            Model(spec.hidden, spec.vocab, spec.experts),
-            Rank(kv_dtype=kv_dtype, capability="9.0"),
-        )
+        model = Model(spec.hidden, spec.vocab, spec.experts)
+        rank = Rank(kv_dtype=kv_dtype, capability="9.0")
         clock = StepClock(
             work_of(model, build(spec, frozenset()), rank, (), frozenset()), H100, free
         )
