@@ -69,13 +69,13 @@ def disk_fault(folder: Path, error: BaseException | None = None) -> DiskFault | 
     return None
 
 
-def refused_write(error: OSError) -> StoreError | None:
+def write_error(error: OSError) -> StoreError | None:
     """The error in words of a file that a disk did not take; None: the disk is not the cause."""
     if error.errno not in DISK_ERRORS:
         return None
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))
-        return unwritten(f"{path} could not be written", path.parent, error, "")
+        return unwritten_error(f"{path} could not be written", path.parent, error, "")
     if error.errno in _NO_PERMISSION:  # of a connection as well
         return None
     return StoreError(
@@ -84,7 +84,7 @@ def refused_write(error: OSError) -> StoreError | None:
     )
 
 
-def unwritten(
+def unwritten_error(
     path_words: str,
     folder: Path,
     error: OSError | sqlite3.Error,

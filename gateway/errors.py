@@ -190,7 +190,7 @@ def near_name_hint(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {suggestion}?)" if suggestion else ""
 
 
-def no_such_model(name: str, models: Mapping[str, str]) -> NotFound:
+def no_model_error(name: str, models: Mapping[str, str]) -> NotFound:
     """The error for an unknown name. models: the main name of each model by all its names."""
     suggestion = near_name(name, models)
     hint = f"Did you mean {models[suggestion]}? " if suggestion else ""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.cli.client import error_from, stream_lines
+from gateway.cli.client import answer_error, stream_lines
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import StandardStreams, StreamedText, print_message, say, typed_lines
 from gateway.domain.units import plural
@@ -207,7 +207,7 @@ class Chat:
                 continue
             event = json.loads(data)
             if "error" in event:
-                raise error_from(event)
+                raise answer_error(event)
             self._usage = event.get("usage") or self._usage
             for choice in event.get("choices") or ():
                 delta = choice.get("delta") or {}

@@ -60,11 +60,11 @@ def call(
                     raise
                 response = client.request(method, path, json=body, headers=headers)
         except httpx.HTTPError as error:
-            raise _unreachable(client, error) from None
+            raise _unreachable_error(client, error) from None
         except UnicodeEncodeError:
             raise BadRequest(_NO_TEXT, hint="Type it again.") from None
         if response.is_error:
-            raise _error_of(client, response)
+            raise _response_error(client, response)
         try:
             answer: Answer = response.json()
         except ValueError:
@@ -89,10 +89,10 @@ def stream(
             with client.stream(method, path, params=query, json=body) as response:
                 if response.is_error:
                     response.read()
-                    raise _error_of(client, response)
+                    raise _response_error(client, response)
                 yield from response.iter_raw()
         except httpx.HTTPError as error:
-            raise _unreachable(client, error) from None
+            raise _unreachable_error(client, error) from None
 
 
 def stream_lines(path: str, body: Any) -> Iterator[str]:
@@ -107,7 +107,7 @@ def stream_lines(path: str, body: Any) -> Iterator[str]:
         yield tail
 
 
-def error_from(answer: Any) -> FitserveError:
+def answer_error(answer: Any) -> FitserveError:
     """The error in the body of an answer."""
     return _reported_error(500, json.dumps(answer).encode())
 
@@ -217,7 +217,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
         ) from None
 
 
-def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
+def _unreachable_error(client: httpx.Client, error: Exception) -> NotReady:
     import httpx
 
     if isinstance(error, httpx.ReadTimeout):
@@ -231,7 +231,7 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
     )
 
 
-def _error_of(client: httpx.Client, response: httpx.Response) -> FitserveError:
+def _response_error(client: httpx.Client, response: httpx.Response) -> FitserveError:
     """The error of an answer that was read."""
     if _SOURCE not in response.headers:
         return _foreign_program_error(client, response.status_code)

@@ -16,7 +16,7 @@ from gateway.cli.client import gateway_url
 from gateway.cli.options import TYPO_ERROR, mistyped_message
 from gateway.cli.registry import SectionedGroup
 from gateway.cli.terminal import print_message, say
-from gateway.disk_fault import refused_write
+from gateway.disk_fault import write_error
 from gateway.errors import FitserveError
 from gateway.version import __version__
 
@@ -47,7 +47,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
-        if (refusal := refused_write(error)) is None:
+        if (refusal := write_error(error)) is None:
             raise
         print_message(f"fitserve: {refusal}")
         sys.exit(refusal.exit_code)

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.errors import FitserveError
 from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
+from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room_error
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
@@ -135,7 +135,7 @@ class AsgiRequest(RequestResponseCycle):
             and not self.is_in_budget
             and self._budget.is_crowded(self.account)
         ):
-            raise no_room()
+            raise no_room_error()
         self.keep_body()
         return True
 

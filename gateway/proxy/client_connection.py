@@ -134,7 +134,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.place is None:
             self.place = self.plane.connection_limiter.admit(self.address)
         if self.place == "refused":
-            self.refuse_and_close(refusals.too_many_connections())
+            self.refuse_and_close(refusals.connection_limit_error())
         elif self.place == "out":
             transport.abort()
 
@@ -472,7 +472,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self.is_discarding:
                 self._abort()
             elif self._reader.is_in_head or self._reader.is_in_body:
-                self.refuse_and_close(refusals.too_slow())
+                self.refuse_and_close(refusals.slow_request_error())
             else:
                 self._end()
         elif (self._stall is not None and self._stall.is_over(time)) or (

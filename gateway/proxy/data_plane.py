@@ -134,7 +134,7 @@ class DataPlane:
                 or "inference" not in key.scopes
                 or (exchange.model and not key.may_use(exchange.model))
             ):
-                exchange.fail(refusals.revocation())
+                exchange.fail(refusals.revocation_error())
 
     def close(self) -> None:
         """End all requests and connections to engines."""

@@ -61,7 +61,7 @@ from gateway.proxy.access import rate_limits
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.bodies import request_body
-from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
+from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room_error
 from gateway.proxy.client_answer import ClientAnswer
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.engine_request import engine_request
@@ -234,7 +234,7 @@ class Exchange:
             and hops(self.request_head.headers) >= MAX_HOPS
             and any(candidate.is_remote for candidate in route.replicas)
         ):
-            raise refusals.loops(route.name, MAX_HOPS)
+            raise refusals.loop_error(route.name, MAX_HOPS)
         if self.key.limit is not None:
             self.answer.permit = plane.limiter.admit(self.key, endpoint.shape, self.started_at)
         if unknown_hosts:
@@ -324,12 +324,12 @@ class Exchange:
 
     def cancel(self) -> None:
         """End the request on behalf of an operator."""
-        self.fail(refusals.cancellation())
+        self.fail(refusals.cancellation_error())
 
     def stop(self) -> None:
         """End the request because the gateway stops."""
         self.keep_alive = False
-        self.fail(refusals.stops())
+        self.fail(refusals.shutdown_error())
 
     def fail(self, error: FitserveError) -> None:
         """End the request in any state: the engine is released, and the client receives the
@@ -346,7 +346,7 @@ class Exchange:
             self.ask(replica)
         else:
             if self.upload.is_crowded():
-                raise no_room()
+                raise no_room_error()
             self.upload.keep_body()
             self.state = "queued"
             self._wait = QueueWait(self, avoid)
@@ -416,7 +416,7 @@ class Exchange:
             return
         self.outcome = "unreachable"
         self._release()
-        self.refuse(refusals.no_connection())
+        self.refuse(refusals.connection_error())
 
     def _leave_frozen_replica(self, frozen_replica: RoutedReplica) -> None:
         """Leave a frozen replica, which may never resume."""
@@ -436,7 +436,7 @@ class Exchange:
         self._drop_engine()
         self._dial = None
         if not restartable:
-            self.refuse(refusals.frozen_in_answer())
+            self.refuse(refusals.frozen_answer_error())
         elif (
             self.upload.is_whole
             and not self._was_retried
@@ -446,7 +446,7 @@ class Exchange:
                 self._restore_body(body)
             self._retry(None)
         else:
-            self.refuse(refusals.frozen_engine())
+            self.refuse(refusals.frozen_engine_error())
 
     def _retry(self, avoid: str | None) -> None:
         """Send the request to another replica, before any of an answer has come."""
@@ -492,11 +492,11 @@ class Exchange:
         """Handle the head of the answer. The client's head is written anew."""
         # Clients disagree on whether an answer of status 205 has a body.
         if not (200 <= status < 300 or 400 <= status < 600) or status == 205:
-            self.fail(refusals.no_answer(status))
+            self.fail(refusals.status_error(status))
             return
         if status == _UNAUTHORIZED_STATUS:
             self.fail(
-                refusals.missing_authorization(
+                refusals.engine_key_error(
                     has_key=self.replica is not None and self.replica.key is not None
                 )
             )
@@ -540,7 +540,7 @@ class Exchange:
             if not complete:
                 log.warning("%s: %s ended its stream early", self.id, self.replica)
                 upstream.flush()
-                self.fail(refusals.ended_early())
+                self.fail(refusals.incomplete_stream_error())
                 return
         answer.complete(upstream, keep_alive=self.keep_alive)
         outcome: Outcome = "broken" if error >= _SERVER_ERROR else "answered"
@@ -590,9 +590,7 @@ class Exchange:
         log.warning("%s: %s broke off: %s", self.id, self.replica, reason)
         upstream.flush()
         self.fail(
-            refusals.engine_broke_off_in_answer()
-            if self.answer.status
-            else refusals.engine_broke_off()
+            refusals.broken_answer_error() if self.answer.status else refusals.engine_end_error()
         )
 
     # --- ends ---

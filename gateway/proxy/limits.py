@@ -131,7 +131,7 @@ def read_head(
         received_bytes > HEAD_BYTES
         and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES
     ):
-        raise head_too_large()
+        raise head_too_large_error()
     if version == "1.0":
         values.pop(b"expect", None)  # RFC 9110, 10.1.1: HTTP/1.0 has no interim answers.
     host = values.get(b"host")
@@ -157,7 +157,7 @@ def limit_send_buffer(listener: socket.socket) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-def head_too_large() -> HeadTooLarge:
+def head_too_large_error() -> HeadTooLarge:
     return HeadTooLarge(
         f"The head of the request is over {HEAD_BYTES} bytes.",
         hint="Send fewer or shorter headers.",
@@ -170,7 +170,7 @@ def max_wire_bytes(size: int) -> int:
     return HEAD_BYTES + 8 * size
 
 
-def framing_too_large() -> BadRequest:
+def framing_too_large_error() -> BadRequest:
     return BadRequest(
         "The framing of the body is far larger than the body.",
         hint="Send larger chunks and no trailers.",

@@ -59,7 +59,9 @@ class QueueWait:
             self._state = state
         if time - self._waiting_since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
             reason = f"this request has waited for {time - self._waiting_since:.0f} s"
-            self.reject(plane.routes.refusal(route, reason) if ready else route.not_ready())
+            self.reject(
+                plane.routes.queue_error(route, reason) if ready else route.not_ready_error()
+            )
         elif self._streams and time - self._commented_at >= plane.limits.waiting_comment_s > 0:
             self._commented_at = time
             exchange = self._exchange

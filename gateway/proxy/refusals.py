@@ -15,14 +15,14 @@ from gateway.errors import (
 )
 
 
-def no_connection() -> EngineUnreachable:
+def connection_error() -> EngineUnreachable:
     return EngineUnreachable(
         "The engine of this model does not accept connections.",
         hint="The gateway restarts it if it died; try again.",
     )
 
 
-def frozen_engine() -> NotReady:
+def frozen_engine_error() -> NotReady:
     return NotReady(
         "The engine of this model has stopped answering.",
         hint="The gateway replaces it unless it resumes; try again.",
@@ -30,42 +30,42 @@ def frozen_engine() -> NotReady:
     )
 
 
-def frozen_in_answer() -> UpstreamError:
+def frozen_answer_error() -> UpstreamError:
     return UpstreamError(
         "The engine stopped in the middle of its answer.",
         hint="Send the request again; the answer so far is incomplete.",
     )
 
 
-def engine_broke_off() -> UpstreamError:
+def engine_end_error() -> UpstreamError:
     return UpstreamError(
         "The engine broke off before it answered.",
         hint="Try again; the engine's log has the cause.",
     )
 
 
-def engine_broke_off_in_answer() -> UpstreamError:
+def broken_answer_error() -> UpstreamError:
     return UpstreamError(
         "The engine broke off in its answer.",
         hint="Send the request again; the answer so far is incomplete.",
     )
 
 
-def ended_early() -> UpstreamError:
+def incomplete_stream_error() -> UpstreamError:
     return UpstreamError(
         "The engine ended its stream without the end of its answer.",
         hint="Send the request again; the answer so far is incomplete.",
     )
 
 
-def no_answer(status: int) -> UpstreamError:
+def status_error(status: int) -> UpstreamError:
     return UpstreamError(
         f"The engine answered with status {status}, which is no answer to an inference request.",
         hint="Check that the model's endpoint is the address of an OpenAI-compatible server.",
     )
 
 
-def missing_authorization(*, has_key: bool) -> UpstreamError:
+def engine_key_error(*, has_key: bool) -> UpstreamError:
     """`has_key`: the gateway has one for the engine. The client's own key was good, and the
     engine's words may repeat the gateway's."""
     reason = (
@@ -79,7 +79,7 @@ def missing_authorization(*, has_key: bool) -> UpstreamError:
     )
 
 
-def loops(model: str, hops: int) -> LoopDetected:
+def loop_error(model: str, hops: int) -> LoopDetected:
     return LoopDetected(
         f"This request has passed {hops} gateways; the endpoints of {model} may form a loop.",
         hint="The operator sees the endpoints of each gateway with `fitserve show`.",
@@ -89,21 +89,21 @@ def loops(model: str, hops: int) -> LoopDetected:
 # --- of the gateway ---
 
 
-def cancellation() -> Cancelled:
+def cancellation_error() -> Cancelled:
     return Cancelled(
         "The operator of this gateway ended this request.",
         hint="Ask the operator before you send it again.",
     )
 
 
-def revocation() -> Cancelled:
+def revocation_error() -> Cancelled:
     return Cancelled(
         "The key of this request was revoked, or may no longer use its model.",
         hint="Send the request again with another key.",
     )
 
 
-def stops() -> NotReady:
+def shutdown_error() -> NotReady:
     return NotReady("The gateway is stopping.", hint="Try again in a moment.", retry_after_s=5)
 
 
@@ -114,13 +114,13 @@ def internal_error() -> FitserveError:
     )
 
 
-def too_many_connections() -> Busy:
+def connection_limit_error() -> Busy:
     return Busy(
         "The gateway has too many connections.", hint="Try again in a second.", retry_after_s=1
     )
 
 
-def no_memory() -> Busy:
+def memory_error() -> Busy:
     return Busy(
         "The gateway has no memory for this request.",
         hint="Try again in a second.",
@@ -131,22 +131,22 @@ def no_memory() -> Busy:
 # --- of the client ---
 
 
-def not_http() -> BadRequest:
+def protocol_error() -> BadRequest:
     return BadRequest(
         "The bytes received are not an HTTP request.",
         hint="Check the client and any proxy before the gateway.",
     )
 
 
-def no_websockets() -> BadRequest:
+def websocket_error() -> BadRequest:
     return BadRequest(
         "WebSockets are not supported.", hint='Send "stream": true to receive events.'
     )
 
 
-def too_many_ahead() -> BadRequest:
+def pipeline_error() -> BadRequest:
     return BadRequest("Too many requests wait on this connection.", hint="Use more connections.")
 
 
-def too_slow() -> TooSlow:
+def slow_request_error() -> TooSlow:
     return TooSlow("The request did not arrive in time.", hint="Send it without pauses.")

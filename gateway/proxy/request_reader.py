@@ -16,7 +16,7 @@ from gateway.proxy import limits, refusals
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api import endpoints
 from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.api.protocol import known_id, new_id, too_large
+from gateway.proxy.api.protocol import known_id, new_id, too_large_error
 from gateway.proxy.asgi_request import AsgiRequest
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.heads import RequestHead, head_without_upgrade, request_lines, upgrade_of
@@ -100,7 +100,7 @@ class RequestReader:
                 connection.deadline = connection.plane.loop.time() + limits.HEAD_S
             self._size += len(data) if was_in_head else 0
             if self._size > limits.HEAD_BYTES:
-                connection.refuse_and_close(limits.head_too_large())
+                connection.refuse_and_close(limits.head_too_large_error())
             return False
         if self.is_in_body:
             self._count_body(len(data))
@@ -133,7 +133,7 @@ class RequestReader:
             )
         self._wire = 0 if first else self._wire + count
         if self._wire > limits.max_wire_bytes(self._size):
-            connection.refuse_and_close(limits.framing_too_large())
+            connection.refuse_and_close(limits.framing_too_large_error())
             connection.transport.pause_reading()  # no ordinary client goes on after this
         elif self.incoming is not None:
             connection.continue_request(self.incoming)
@@ -153,9 +153,9 @@ class RequestReader:
             if connection.is_discarding:
                 pass
             elif isinstance(error.__context__, MemoryError):
-                connection.refuse_and_close(refusals.no_memory())
+                connection.refuse_and_close(refusals.memory_error())
             else:
-                connection.refuse_and_close(refusals.not_http())
+                connection.refuse_and_close(refusals.protocol_error())
         return not connection.is_discarding
 
     def _read_again(self, tail: bytes | memoryview) -> None:
@@ -202,15 +202,15 @@ class RequestReader:
         request: Exchange | AsgiRequest
         try:
             if upgrade is not None:
-                raise refusals.no_websockets()
+                raise refusals.websocket_error()
             if connection.pipelined_count >= limits.MAX_PIPELINED_REQUESTS:
-                raise refusals.too_many_ahead()
+                raise refusals.pipeline_error()
             version = self._parser.get_http_version()
             headers = limits.read_head(self.url, self.headers, version, self._received_bytes)
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
             if int(headers.get(b"content-length", b"0")) > plane.limits.body_bytes:
-                raise too_large(plane.limits.body_bytes)
+                raise too_large_error(plane.limits.body_bytes)
             keep_alive = (
                 version == "1.1" and self._parser.should_keep_alive() and not plane.is_draining
             )
@@ -249,7 +249,7 @@ class RequestReader:
         self._size += len(data)
         try:
             if self._size > connection.plane.limits.body_bytes:
-                raise too_large(connection.plane.limits.body_bytes)
+                raise too_large_error(connection.plane.limits.body_bytes)
             request.upload.more(data)
         except FitserveError as error:
             connection.refuse_and_close(error, request.shape, request.id)

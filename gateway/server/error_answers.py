@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.disk_fault import refused_write
+from gateway.disk_fault import write_error
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.proxy.api.endpoints import lacks_prefix
 from gateway.proxy.api.protocol import error_headers, request_id
@@ -70,7 +70,7 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_disk(request: Request, error: Exception) -> JSONResponse:
     """The answer for a file that could not be written; any other error is a bug."""
-    refusal = refused_write(error) if isinstance(error, OSError) else None
+    refusal = write_error(error) if isinstance(error, OSError) else None
     if refusal is None:
         raise error
     return await _on_error(request, refusal)

@@ -28,7 +28,7 @@ from typing import IO, Annotated, NamedTuple, Self
 
 import msgspec
 
-from gateway.disk_fault import unwritten
+from gateway.disk_fault import unwritten_error
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store import database_files
 from gateway.store.database import Damaged, Database, foreign_part
@@ -111,7 +111,7 @@ def write_backup(data: Path, output: IO[bytes], version: str) -> None:
             for path in sorted((data / _FOLDER).rglob("*.yaml")):
                 _add(archive, str(path.relative_to(data)), path.read_bytes())
     except OSError as error:
-        raise unwritten("The backup could not be written", data, error, "") from None
+        raise unwritten_error("The backup could not be written", data, error, "") from None
     finally:
         for path in (
             copy,
@@ -142,7 +142,7 @@ def restore_backup(
             path.rename(data / path.name)
         return Restored(manifest.fitserve, manifest.made_at, *counts, former_folder)
     except OSError as error:
-        raise unwritten(f"{data} cannot be written", data.parent, error, "") from None
+        raise unwritten_error(f"{data} cannot be written", data.parent, error, "") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -177,7 +177,7 @@ def _copy_database(data: Path, copy: Path) -> None:
             target.commit()
             problem = target.execute("PRAGMA integrity_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        raise unwritten(
+        raise unwritten_error(
             f"The database {source} could not be copied", copy.parent, error, ""
         ) from None
     if problem != "ok":
@@ -214,25 +214,25 @@ def _unpack(archive: Path, draft: Path) -> _Manifest:
                 is_good = _belongs(entry) and room.take(entry)
                 content = entries.extractfile(entry) if is_good else None
                 if content is None or (manifest is None) != (entry.name == _MANIFEST):
-                    raise _no_backup(archive, f"{entry.name[:100]!r} does not belong in one")
+                    raise _no_backup_error(archive, f"{entry.name[:100]!r} does not belong in one")
                 if manifest is None:
                     manifest = msgspec.json.decode(content.read(_MAX_HEADER_BYTES), type=_Manifest)
                     _check_version(manifest)
                 else:
                     _write_out(content, draft / entry.name, archive)
     except RecursionError:
-        raise _no_backup(archive, "its folders are nested too deeply") from None
+        raise _no_backup_error(archive, "its folders are nested too deeply") from None
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
-        raise _no_backup(archive, str(error) or type(error).__name__) from None
+        raise _no_backup_error(archive, str(error) or type(error).__name__) from None
     except OSError as error:
         if error.errno is None:  # gzip's own error over its contents
-            raise _no_backup(archive, str(error)) from None
+            raise _no_backup_error(archive, str(error)) from None
         raise BadRequest(
             f"{archive} cannot be read: {error.strerror}.",
             hint="Give a file that `fitserve backup` wrote.",
         ) from None
     if manifest is None or not (draft / _DATABASE).is_file():
-        raise _no_backup(archive, "it has no database")
+        raise _no_backup_error(archive, "it has no database")
     return manifest
 
 
@@ -244,7 +244,7 @@ def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
                 file.write(piece)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise _no_backup(
+            raise _no_backup_error(
                 archive, f"{path.name[:100]!r} cannot be in it ({error.strerror})"
             ) from None
         if error.errno is None:
@@ -320,11 +320,11 @@ def _check_database(database: Path, archive: Path) -> tuple[int, int, int]:
     Raises BadRequest for a damaged database, StoreError.
     """
     if (problem := foreign_part(database)) is not None:
-        raise _no_backup(archive, f"its database is damaged: {problem}")
+        raise _no_backup_error(archive, f"its database is damaged: {problem}")
     try:
         opened_database = Database(database, is_mirrored=False)
     except Damaged as error:
-        raise _no_backup(archive, f"its database is damaged: {error.problem}") from None
+        raise _no_backup_error(archive, f"its database is damaged: {error.problem}") from None
     try:
         models, keys, facts = (
             int(opened_database.rows(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608
@@ -347,7 +347,7 @@ def _set_aside(data: Path) -> Path | None:
     return former_folder
 
 
-def _no_backup(archive: Path, reason: str) -> BadRequest:
+def _no_backup_error(archive: Path, reason: str) -> BadRequest:
     return BadRequest(
         f"{archive} is not a complete backup: {reason}. Nothing was changed.",
         hint="Give a file that `fitserve backup` wrote.",

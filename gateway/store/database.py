@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gateway.disk_fault import ROOM_BYTES, disk_fault, unwritten
+from gateway.disk_fault import ROOM_BYTES, disk_fault, unwritten_error
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import database_files
@@ -235,7 +235,7 @@ class Database:
             and (problem := self.connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
             != "ok"
         ):
-            raise self._damage(problem)
+            raise self._damage_error(problem)
         if version == 0:
             with transaction(self.connection) as db:
                 self._execute(SCHEMA + KEYS + ";".join(ADDITIONS))
@@ -249,9 +249,9 @@ class Database:
         if 0 < version < VERSION:
             self._seal_all()
         if (problem := broken_seal(self.connection)) is not None:
-            raise self._damage(problem)
+            raise self._damage_error(problem)
         if self.connection.execute("SELECT 1 FROM meta WHERE key='instance'").fetchone() is None:
-            raise self._damage("it does not name its installation")
+            raise self._damage_error("it does not name its installation")
 
     def _seal_all(self) -> None:
         with transaction(self.connection) as db:
@@ -262,7 +262,7 @@ class Database:
         for statement in statements.split(";"):
             self.connection.execute(statement)
 
-    def _damage(self, problem: str) -> Damaged:
+    def _damage_error(self, problem: str) -> Damaged:
         damage = Damaged(
             f"The database {self.path} is damaged: {problem}.",
             hint="Move the file away to start with an empty database.",
@@ -289,7 +289,7 @@ class Database:
                 else getattr(error, "sqlite_errorcode", None)
             )
             if doing == "opened" and code is not None and code & 0xFF not in HARMLESS_CODES:
-                raise self._damage(str(error)) from None
+                raise self._damage_error(str(error)) from None
             if (
                 doing != "opened"
                 and self._mirror is not None
@@ -306,4 +306,4 @@ class Database:
                 raise StoreError(
                     f"{problem_words}: {error}. Nothing was changed.", hint="Restore a backup."
                 ) from None
-            raise unwritten(problem_words, self.path.parent, error) from None
+            raise unwritten_error(problem_words, self.path.parent, error) from None

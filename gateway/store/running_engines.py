@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.disk_fault import unwritten
+from gateway.disk_fault import unwritten_error
 from gateway.domain import Attempt, Value, Wish
 from gateway.logging import Logger
 from gateway.store import atomic_file
@@ -42,7 +42,7 @@ class RunningEngines:
             atomic_file.write(self._folder / f"{name}.json", entry.model_dump_json().encode())
         except OSError as error:
             problem_words = f"{self._folder} cannot be written"
-            raise unwritten(
+            raise unwritten_error(
                 problem_words, self._folder, error, "The engine is not started."
             ) from None
 

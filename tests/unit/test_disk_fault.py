@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.disk_fault import disk_fault, refused_write, unwritten
+from gateway.disk_fault import disk_fault, unwritten_error, write_error
 
 WORDS = {
     errno.EROFS: ("is read-only", "Mount it for writing"),
@@ -25,7 +25,9 @@ WORDS = {
 @pytest.mark.parametrize("number", sorted(WORDS))
 def test_the_error_of_a_write_names_folder_cause_and_cure(tmp_path: Path, number: int) -> None:
     cause, cure = WORDS[number]
-    error = unwritten("The thing was not written", tmp_path, OSError(number, os.strerror(number)))
+    error = unwritten_error(
+        "The thing was not written", tmp_path, OSError(number, os.strerror(number))
+    )
     assert error.status == 507
     assert cause in error.message
     assert str(tmp_path) in error.message
@@ -35,7 +37,9 @@ def test_the_error_of_a_write_names_folder_cause_and_cure(tmp_path: Path, number
 
 def test_a_folder_that_can_be_written_has_no_fault(tmp_path: Path) -> None:
     assert disk_fault(tmp_path) is None
-    error = unwritten("The thing was not written", tmp_path, sqlite3.OperationalError("locked"))
+    error = unwritten_error(
+        "The thing was not written", tmp_path, sqlite3.OperationalError("locked")
+    )
     assert error.message == f"The thing was not written: locked in {tmp_path}. Nothing was changed."
 
 
@@ -67,8 +71,8 @@ def test_an_error_of_sqlite_without_a_reason_is_asked_of_the_disk(
 
 def test_a_file_that_the_disk_refuses_is_named() -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/keys.json")
-    assert "/data/keys.json could not be written" in str(refused_write(full))
+    assert "/data/keys.json could not be written" in str(write_error(full))
     # A write to an open file has no name, and a refusal without one may be a connection's.
-    assert "No space left" in str(refused_write(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    assert refused_write(OSError(errno.EPERM, os.strerror(errno.EPERM))) is None
-    assert refused_write(ConnectionResetError(errno.ECONNRESET, "reset")) is None
+    assert "No space left" in str(write_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert write_error(OSError(errno.EPERM, os.strerror(errno.EPERM))) is None
+    assert write_error(ConnectionResetError(errno.ECONNRESET, "reset")) is None

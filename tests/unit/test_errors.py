@@ -8,7 +8,7 @@ import socket
 import httpx
 import pytest
 
-from gateway.errors import no_such_model, short_reason
+from gateway.errors import no_model_error, short_reason
 
 
 def test_a_refused_connection_is_reported_without_numbers() -> None:
@@ -36,6 +36,6 @@ def test_an_error_without_words_is_told_by_its_name() -> None:
 
 def test_a_name_that_was_mistyped_is_told_the_nearest() -> None:
     names = {"qwen": "qwen", "gpt-4o": "qwen", "llama": "llama"}
-    assert "Did you mean qwen?" in no_such_model("qwn", names).hint
-    assert "Did you mean qwen?" in no_such_model("gpt-4", names).hint
-    assert "Did you mean" not in no_such_model("zzz", names).hint
+    assert "Did you mean qwen?" in no_model_error("qwn", names).hint
+    assert "Did you mean qwen?" in no_model_error("gpt-4", names).hint
+    assert "Did you mean" not in no_model_error("zzz", names).hint

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, error_from, stream_lines
+from gateway.cli.client import answer_error, call, stream_lines
 from gateway.cli.options import Json, Revision, absolute_source
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import progress_bar, say
@@ -55,7 +55,7 @@ def download(source: str, revision: str | None) -> Any:
         for line in stream_lines("/admin/pull", {"source": source, "revision": revision}):
             message = json.loads(line)
             if "error" in message:
-                raise error_from(message)
+                raise answer_error(message)
             # Files that are being checked are complete.
             done_bytes = message["total"] if message["checking"] else message["done"]
             show_progress(done_bytes, message["total"])

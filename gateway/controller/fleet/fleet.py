@@ -22,7 +22,7 @@ from gateway.controller.fleet.promises import (
 from gateway.diagnosis.ending import is_environmental
 from gateway.domain import Attempt, Failure, Offer, Plan, Promise, Sharing, Wish
 from gateway.domain.value import MAX_BYTES
-from gateway.errors import Conflict, no_such_model
+from gateway.errors import Conflict, no_model_error
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import gift_bytes
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
@@ -67,7 +67,7 @@ class Fleet:
                 for candidate in self.models.values()
                 for alias in (candidate.wish.name, *candidate.wish.aliases)
             }
-            raise no_such_model(name, names)
+            raise no_model_error(name, names)
         return model
 
     def replicas(self) -> Iterator[ReplicaState]:

@@ -114,7 +114,7 @@ class Inquirer:
                     read_answers, lines, unknown_questions, source
                 )
             except BadAnswer as error:
-                problem = _nonsense(engine, error)
+                problem = _nonsense_error(engine, error)
                 continue
             await asyncio.to_thread(self._cache.keep, new_answers, source, gpus, model)
             result |= new_answers
@@ -141,7 +141,7 @@ class Inquirer:
                 (answer for line in lines if (answer := read_version(line)) is not None), None
             )
         except BadAnswer as error:
-            raise _nonsense(engine, error) from None
+            raise _nonsense_error(engine, error) from None
         if answer is None:
             raise problem or HostError(
                 f"{engine} did not describe itself within {limit_s:g} s.",
@@ -156,7 +156,7 @@ class Inquirer:
         try:
             kind, version = next((read_engine(line) for line in lines), (None, None))
         except BadAnswer as error:
-            raise _nonsense(engine, error) from None
+            raise _nonsense_error(engine, error) from None
         if kind is None:
             raise problem or HostError(
                 f"The image {engine.image} did not name its engine within {limit_s:g} s.",
@@ -188,7 +188,7 @@ class Inquirer:
                 async for line in lines:
                     result.append(line)
                     if len(result) > _MAX_LINES:
-                        problem = _nonsense(engine, BadAnswer("its lines have no end"))
+                        problem = _nonsense_error(engine, BadAnswer("its lines have no end"))
                         break
         except TimeoutError:
             pass  # also while the host removed the process: the failure stays
@@ -207,7 +207,7 @@ def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
     return start_asked.argv == start.argv and is_near
 
 
-def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:
+def _nonsense_error(engine: EngineRef, error: BadAnswer) -> HostError:
     return HostError(
         f"{engine} gave an unusable answer: {error}.",
         hint="Check that the image or environment holds the engine that its name says.",

@@ -50,7 +50,7 @@ class InquiryOutput:
         self._words.extend(line[-_MAX_LINE_CHARACTERS:] for line in lines if line.strip())
         self._unfinished_line = tail[-_MAX_LINE_CHARACTERS:]
 
-    def failure(self, code: int) -> HostError:
+    def exit_error(self, code: int) -> HostError:
         """The error of a process that ended with this exit code. A negative code is a signal."""
         if code in _KILL_EXIT_CODES:
             limit = f"{MAX_MEMORY >> 30} GiB"

@@ -207,20 +207,22 @@ class AgentHost:
                 if isinstance(answer, DoneAnswer):
                     return
         except FileNotFoundError:
-            raise self._unreachable(f"there is no socket {self._path}") from None
+            raise self._unreachable_error(f"there is no socket {self._path}") from None
         except PermissionError:
-            raise self._unreachable(f"this user may not use the socket {self._path}") from None
+            raise self._unreachable_error(
+                f"this user may not use the socket {self._path}"
+            ) from None
         except TimeoutError:
-            raise self._unreachable(f"it hangs, at {self._path}") from None
+            raise self._unreachable_error(f"it hangs, at {self._path}") from None
         except (OSError, ValueError, ValidationError) as error:
-            raise self._unreachable(f"{error}, at {self._path}") from None
+            raise self._unreachable_error(f"{error}, at {self._path}") from None
         finally:
             if writer is not None:
                 writer.transport.abort()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
 
-    def _unreachable(self, reason: str) -> AgentAway:
+    def _unreachable_error(self, reason: str) -> AgentAway:
         return AgentAway(
             f"The agent does not answer: {reason}.",
             hint=(

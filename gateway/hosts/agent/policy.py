@@ -43,7 +43,9 @@ def check_engine(
     name any image of this machine.
     """
     if (requested_ref.kind, requested_ref.version) != (engine.kind, engine.version):
-        raise _refusal(f"this is the profile of {engine.ref}, not of {str(requested_ref)[:80]!r}")
+        raise _policy_error(
+            f"this is the profile of {engine.ref}, not of {str(requested_ref)[:80]!r}"
+        )
     if not allowed_images.allows(requested_ref.image or ""):
         message, hint = allowed_images.refusal(requested_ref.image or "")
         raise AgentRefusal(f"The agent refuses: {message[0].lower()}{message[1:]}", hint=hint)
@@ -79,29 +81,31 @@ def check_launch(
         and _FINGERPRINT.fullmatch(spec.fingerprint)
     )
     if not field_names or not 0 <= spec.attempt < 2**53:
-        raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not valid")
+        raise _policy_error(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not valid")
     if any(mount != models for mount in spec.mounts):
-        raise _refusal(
+        raise _policy_error(
             f"engines mount {models.source} at {models.target}, read-only, and nothing else"
         )
     if spec.nodes or spec.node:
-        raise _refusal("an engine over several nodes may not be started, nor one of another node")
+        raise _policy_error(
+            "an engine over several nodes may not be started, nor one of another node"
+        )
     check_gpus(spec.gpus)
     if spec.gpus and engine.device == "cpu":
-        raise _refusal(f"{engine.ref} runs on no GPU")
+        raise _policy_error(f"{engine.ref} runs on no GPU")
     if spec.scratch != engine.scratch:
-        raise _refusal(f"the writable folders of {engine.ref} must be those of its profile")
+        raise _policy_error(f"the writable folders of {engine.ref} must be those of its profile")
     # The cache also depends on the image, which the agent's own host adds.
     if spec.caches != engine.caches or not _CACHE.fullmatch(spec.cache):
-        raise _refusal(f"the cache folders of {engine.ref} must be those of its profile")
+        raise _policy_error(f"the cache folders of {engine.ref} must be those of its profile")
     if (spec.key_env, spec.key_option) != (engine.key_env, engine.key_option):
-        raise _refusal(f"the key option of {engine.ref} must be that of its profile")
+        raise _policy_error(f"the key option of {engine.ref} must be that of its profile")
     if spec.forked_calls not in ((), engine_kind(engine.kind).forked_calls):
-        raise _refusal(f"the forked calls of {engine.ref} must be those of its kind")
+        raise _policy_error(f"the forked calls of {engine.ref} must be those of its kind")
     if spec.kernel_warmups not in ((), engine_kind(engine.kind).kernel_warmups):
-        raise _refusal(f"the warm-ups of {engine.ref} must be those of its kind")
+        raise _policy_error(f"the warm-ups of {engine.ref} must be those of its kind")
     if spec.kernel_builds not in ({}, engine_kind(engine.kind).kernel_builds):
-        raise _refusal(f"the kernel builds of {engine.ref} must be those of its kind")
+        raise _policy_error(f"the kernel builds of {engine.ref} must be those of its kind")
     bounds = {
         "shared memory": (0, spec.shm_bytes, _MAX_SHARED_BYTES),
         "port": (1024, spec.port, 65535),
@@ -110,23 +114,23 @@ def check_launch(
     }
     for name, (minimum, value, maximum) in bounds.items():
         if not minimum <= value <= maximum:
-            raise _refusal(f"the {name} must be {minimum} to {maximum}")
+            raise _policy_error(f"the {name} must be {minimum} to {maximum}")
     try:
         check_command(
             engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target
         )
         check_environment(engine, spec.env)
     except BadFlag as error:
-        raise _refusal(error.message.rstrip(".")) from None
+        raise _policy_error(error.message.rstrip(".")) from None
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:
     """Raises AgentRefusal for values that could ask Docker for more than GPUs."""
     if len(gpus) > _MAX_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
-        raise _refusal("GPUs must be named by UUID, each once")
+        raise _policy_error("GPUs must be named by UUID, each once")
 
 
-def _refusal(reason: str) -> AgentRefusal:
+def _policy_error(reason: str) -> AgentRefusal:
     return AgentRefusal(
         f"The agent refuses: {reason}.",
         hint=(

@@ -267,7 +267,7 @@ class ClusterHost:
             if not view.drained
         ]
         if not nodes:
-            raise _no_machine()
+            raise _no_machine_error()
         return Cluster(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
 
     async def machine_views(self) -> Sequence[MachineView]:
@@ -296,7 +296,7 @@ class ClusterHost:
         """The machines that start engines. Raises HostError if there is none."""
         names = {view.name for view in await self.views() if not view.drained}
         if not names:
-            raise _no_machine()
+            raise _no_machine_error()
         return [self.node(name) for name in sorted(names)]
 
     async def _candidates(self, name: str) -> Sequence[NodeHost]:
@@ -498,7 +498,7 @@ async def node_states(link: Path) -> dict[str, str]:
     return {str(node["name"]): str(node["state"]) for node in nodes}
 
 
-def _no_machine() -> HostError:
+def _no_machine_error() -> HostError:
     return HostError(
         "No machine of the cluster starts engines.",
         hint="`fitserve cluster status` shows lost and drained machines.",

@@ -40,7 +40,7 @@ class NodeHost(AgentHost):
     async def drain(self, *, is_drained: bool) -> NodeView | None:
         return (await self.final_answer(DrainCall(drained=is_drained), self._timeout_s)).node
 
-    def _unreachable(self, reason: str) -> AgentAway:
+    def _unreachable_error(self, reason: str) -> AgentAway:
         return AgentAway(
             f"The machine {self.name} does not answer: {reason}.",
             hint="Run `fitserve cluster status`. Its `fitserve cluster join` has a log.",

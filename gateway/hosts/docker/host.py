@@ -221,7 +221,7 @@ class DockerHost:
                         for line in output.add_output(text):
                             yield line
                 if code := int(json.loads(await ended_reader.read())["StatusCode"]):
-                    raise output.failure(code)
+                    raise output.exit_error(code)
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
                 f"Docker broke off the answer of {engine}: {error}.",

@@ -52,7 +52,7 @@ class LocalImages:
         image = await self._docker.call(partial(_image, self.name_of(engine)))
         if image is None:
             if engine.digest is not None:
-                raise _missing_image(engine)
+                raise _missing_image_error(engine)
             raise HostError(
                 f"The image {engine.image} is not on this machine yet.",
                 hint=f"Pull it: `docker pull {engine.image}`.",
@@ -65,7 +65,7 @@ class LocalImages:
         if await self._docker.call(partial(_has_image, image)):
             return
         if image.startswith("sha256:"):
-            raise _missing_image(engine)
+            raise _missing_image_error(engine)
         progress = PullProgress(image)
         try:
             await self._pull(image, progress, report)
@@ -114,7 +114,7 @@ def _image(image: str, client: APIClient) -> Attributes | None:
     return attributes
 
 
-def _missing_image(engine: EngineRef) -> HostError:
+def _missing_image_error(engine: EngineRef) -> HostError:
     return HostError(
         f"The image of {engine} from its first start or question, {engine.digest}, is no longer"
         " on this machine.",

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
-from gateway.disk_fault import unwritten
+from gateway.disk_fault import unwritten_error
 from gateway.domain import EngineRef
 from gateway.engines.inquiry import script
 from gateway.errors import HostError
@@ -43,7 +43,7 @@ def _temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
                 shutil.rmtree(leftover, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
     except OSError as error:
-        fault = unwritten(f"The folder {folder} cannot be used", folder, error, "")
+        fault = unwritten_error(f"The folder {folder} cannot be used", folder, error, "")
         raise HostError(fault.message, hint=fault.hint) from error
 
 

@@ -49,7 +49,7 @@ async def lines_of(
                 yield line
         await listening
         if code := await child.wait():
-            raise output.failure(code)
+            raise output.exit_error(code)
     finally:
         feeding.cancel()
         listening.cancel()

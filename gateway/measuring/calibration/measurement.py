@@ -100,15 +100,15 @@ def read_measurement(lines: Iterable[bytes], count: int) -> Measurement:
     try:
         measurement = _Line.model_validate_json(next(iter(lines), b"")).measured
     except ValidationError as error:
-        raise _invalid_answer(
+        raise _invalid_answer_error(
             str(error.errors(include_url=False, include_input=False)[0]["msg"])
         ) from None
     if any(index >= count for number in measurement.numbers for index in number.gpus):
-        raise _invalid_answer("it names GPUs outside the question")
+        raise _invalid_answer_error("it names GPUs outside the question")
     return measurement
 
 
-def _invalid_answer(reason: str) -> HostError:
+def _invalid_answer_error(reason: str) -> HostError:
     return HostError(
         f"The GPU measurement returned an invalid answer: {reason}.",
         hint="Check the engine's image or environment.",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from gateway.disk_fault import unwritten
+from gateway.disk_fault import unwritten_error
 from gateway.domain.units import MIB
 from gateway.domain.wish import commit_key
 from gateway.errors import BadModel, short_reason
@@ -175,7 +175,7 @@ class Hub:
             or len(sizes) > MAX_FILES
             or min(sizes.values(), default=0) < 0
         ):
-            raise self._foreign_answer()
+            raise self._foreign_answer_error()
         if COMMIT.fullmatch(revision or "") and commit[0] != revision:
             raise BadModel(
                 f"{self.place} returned {repo} at commit {commit[0]} instead of {revision}.",
@@ -232,11 +232,11 @@ class Hub:
         except (ValueError, RecursionError):
             rows = None
         if not isinstance(rows, list):
-            raise self._foreign_answer()
+            raise self._foreign_answer_error()
         models = [row | {"tags": _texts(row.get("tags"))} for row in rows if isinstance(row, dict)]
         return [row for row in models if not _FOREIGN_FORMATS.intersection(row["tags"])]
 
-    def _foreign_answer(self) -> HubUnreachable:
+    def _foreign_answer_error(self) -> HubUnreachable:
         return HubUnreachable(
             f"{self.place} does not answer as a Hugging Face Hub does.",
             hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
@@ -326,7 +326,7 @@ class Hub:
             yield
         except errors.LocalEntryNotFoundError as error:
             # The library raises it when the Hub failed and the cache has no copy.
-            raise self._explain(error.__cause__ or error, repo, revision) from None
+            raise self._download_error(error.__cause__ or error, repo, revision) from None
         except (
             errors.HfHubHTTPError,
             httpx2.HTTPError,
@@ -334,9 +334,9 @@ class Hub:
             errors.HFValidationError,
             OSError,
         ) as error:
-            raise self._explain(error, repo, revision) from None
+            raise self._download_error(error, repo, revision) from None
 
-    def _explain(self, error: BaseException, repo: str, revision: str | None) -> BadModel:
+    def _download_error(self, error: BaseException, repo: str, revision: str | None) -> BadModel:
         from huggingface_hub import errors
 
         if isinstance(error, errors.HFValidationError):
@@ -363,7 +363,7 @@ class Hub:
                 hint="The repository changed during the download. Try again.",
             )
         if isinstance(error, errors.HfHubHTTPError):
-            return self._explain_status(error.response.status_code, error, repo)
+            return self._status_error(error.response.status_code, error, repo)
         if isinstance(error, errors.OfflineModeIsEnabled):
             return HubUnreachable(
                 f"{self.place} gets no request, because HF_HUB_OFFLINE is set.",
@@ -376,7 +376,7 @@ class Hub:
             )
         if isinstance(error, OSError) and error.errno is not None:
             path = Path(os.fsdecode(error.filename or self.disk.notes))
-            disk_error = unwritten(f"{path} cannot be written", path.parent, error, "")
+            disk_error = unwritten_error(f"{path} cannot be written", path.parent, error, "")
             return BadModel(disk_error.message, hint=disk_error.hint)
         return HubUnreachable(
             f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
@@ -384,7 +384,7 @@ class Hub:
             hint=f"Check the network, or give a model folder on this machine; {repo} is none.",
         )
 
-    def _explain_status(self, status: int, error: BaseException, repo: str) -> BadModel:
+    def _status_error(self, status: int, error: BaseException, repo: str) -> BadModel:
         from huggingface_hub import errors
 
         if status == 401 and self.token and not isinstance(error, errors.RepositoryNotFoundError):

@@ -20,14 +20,14 @@ class Fields:
         self.config = config
         self.source = source
 
-    def wrong(self, name: str, must: str) -> BadModel:
+    def wrong_field_error(self, name: str, must: str) -> BadModel:
         return BadModel(
             f"config.json of {self.source} has {name}={quote(self.config.get(name))}; it must be"
             f" {must}.",
             hint="Repair config.json, or download the model again from its publisher.",
         )
 
-    def missing(self, name: str) -> BadModel:
+    def missing_field_error(self, name: str) -> BadModel:
         return BadModel(
             f"config.json of {self.source} has no `{name}`.",
             hint="Is this a transformers language model?",
@@ -44,10 +44,10 @@ class Fields:
                 or not isinstance(value, int)
                 or not minimum <= value <= _MAX_INTEGER
             ):
-                raise self.wrong(name, f"a whole number from {minimum} to 10^12")
+                raise self.wrong_field_error(name, f"a whole number from {minimum} to 10^12")
             return value
         if default is None:
-            raise self.missing(names[0])
+            raise self.missing_field_error(names[0])
         return default
 
     def largest(self, names: Sequence[str], default: int | None = None) -> int:
@@ -71,21 +71,21 @@ class Fields:
     def word(self, name: str) -> str:
         value = self.config.get(name)
         if value is None:
-            raise self.missing(name)
+            raise self.missing_field_error(name)
         if not isinstance(value, str) or not WORD.fullmatch(value):
-            raise self.wrong(name, "a name")
+            raise self.wrong_field_error(name, "a name")
         return value
 
     def first_word(self, name: str) -> str:
         values = self.config.get(name)
         if not values:
-            raise self.missing(name)
+            raise self.missing_field_error(name)
         if (
             not isinstance(values, list)
             or not isinstance(values[0], str)
             or not WORD.fullmatch(values[0])
         ):
-            raise self.wrong(name, "a list of names")
+            raise self.wrong_field_error(name, "a list of names")
         return values[0]
 
     def mapping(self, name: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,7 +93,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, Mapping):
-            raise self.wrong(name, "an object")
+            raise self.wrong_field_error(name, "an object")
         return value
 
 

@@ -106,7 +106,7 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
         fields.config.get("num_experts")
         or fields.config.get("activation_function", "swiglu") != "swiglu"
     ):
-        raise fields.wrong("activation_function", "swiglu, without experts")
+        raise fields.wrong_field_error("activation_function", "swiglu, without experts")
     width = fields.integer("intermediate_size", "n_inner", default=4 * hidden)
     projected, bias = fields.flag("qkv_proj_bias"), fields.flag("mlp_fc1_bias")
     linears = (
@@ -129,7 +129,7 @@ def _size(fields: Fields) -> tuple[int, int]:
     """(hidden size, heads)."""
     hidden, heads = fields.integer(*HIDDEN_SIZE), fields.integer(*HEADS)
     if hidden % heads:
-        raise fields.wrong(
+        raise fields.wrong_field_error(
             next(name for name in HEADS if name in fields.config),
             f"a divisor of the hidden size, {hidden}",
         )

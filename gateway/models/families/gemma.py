@@ -48,7 +48,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
     layer = f"{path}.layers.*"
     shared_count = fields.integer("num_kv_shared_layers", default=0, minimum=0)
     if shared_count >= len(numbers):
-        raise fields.wrong("num_kv_shared_layers", "less than the number of layers")
+        raise fields.wrong_field_error("num_kv_shared_layers", "less than the number of layers")
     first = len(numbers) - shared_count
     width = fields.integer("intermediate_size")
     linears = mlp(f"{layer}.mlp", numbers[:first], hidden, width)
@@ -127,7 +127,7 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
         or len(kinds) != len(numbers)
         or not all(kind in layer_types for kind in kinds)
     ):
-        raise fields.wrong(
+        raise fields.wrong_field_error(
             "layer_types", f"a list of {len(numbers)} times full_attention or sliding_attention"
         )
     full_numbers = [
@@ -164,7 +164,9 @@ def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
     for number in full_numbers:
         layer_fields = layers.get(str(number), {})
         if not isinstance(layer_fields, Mapping):
-            raise fields.wrong("per_layer_config", "an object with an object for each layer")
+            raise fields.wrong_field_error(
+                "per_layer_config", "an object with an object for each layer"
+            )
         layer = Fields(layer_fields, fields.source)
         full_heads.add(
             (
@@ -173,7 +175,9 @@ def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
             )
         )
     if len(full_heads) != 1:
-        raise fields.wrong("per_layer_config", "the same for all layers of full attention")
+        raise fields.wrong_field_error(
+            "per_layer_config", "the same for all layers of full attention"
+        )
     return full_heads.pop()
 
 

@@ -61,7 +61,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
     layers, hidden = layers_of(fields), fields.largest(HIDDEN_SIZE)
     if layers > _MAX_LAYERS:
-        raise fields.wrong(
+        raise fields.wrong_field_error(
             next(name for name in LAYER_COUNT if name in fields.config), f"at most {_MAX_LAYERS}"
         )
     kinds = layer_kinds(fields, layers)

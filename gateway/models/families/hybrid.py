@@ -143,7 +143,7 @@ def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
         or len(kinds) != len(numbers)
         or not all(kind in layer_types for kind in kinds)
     ):
-        raise fields.wrong(
+        raise fields.wrong_field_error(
             "layer_types", f"a list of {len(numbers)} times full_attention or linear_attention"
         )
     return [number for number, kind in enumerate(kinds) if kind == "full_attention"]

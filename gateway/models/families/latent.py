@@ -48,7 +48,7 @@ def latent_attention(
     parameters = norms(path, len(numbers), latent, "kv_a_layernorm")
     # null: no low rank. transformers reads a missing field as 1536.
     if "q_lora_rank" not in fields.config:
-        raise fields.missing("q_lora_rank")
+        raise fields.missing_field_error("q_lora_rank")
     if fields.config["q_lora_rank"] is None:
         linears = [
             Built(f"{path}.q_proj", numbers, hidden, (query,), "column", heads=heads),

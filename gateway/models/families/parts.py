@@ -158,7 +158,9 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
             hint="Start an engine elsewhere, and add it: `fitserve add NAME --endpoint URL`.",
         )
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
-        raise fields.wrong("layer_types", f"a list with one kind for each of {layers} layers")
+        raise fields.wrong_field_error(
+            "layer_types", f"a list with one kind for each of {layers} layers"
+        )
     return kinds
 
 
@@ -198,7 +200,7 @@ _MAX_LAYERS = 2000
 def layer_numbers(fields: Fields) -> range:
     layers = fields.integer(*LAYERS)
     if layers > _MAX_LAYERS:
-        raise fields.wrong(
+        raise fields.wrong_field_error(
             next(name for name in LAYERS if name in fields.config), f"at most {_MAX_LAYERS}"
         )
     return range(layers)
@@ -372,7 +374,7 @@ def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
-        raise fields.wrong("mlp_only_layers", "a list of layer numbers")
+        raise fields.wrong_field_error("mlp_only_layers", "a list of layer numbers")
     dense_numbers = set(dense)
     return [
         number for number in numbers if (number + 1) % step == 0 and number not in dense_numbers
@@ -412,7 +414,7 @@ def late_moe(
         )
     linears += experts(path, sparse_numbers, hidden, width, count)
     if "n_shared_experts" not in fields.config:
-        raise fields.missing("n_shared_experts")
+        raise fields.missing_field_error("n_shared_experts")
     if fields.config["n_shared_experts"]:
         linears += mlp(
             f"{path}.shared_experts",

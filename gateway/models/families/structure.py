@@ -197,7 +197,7 @@ class _Reader:
             return (0,)
         count = self.size(row["of"])
         if count > _MAX_LAYERS:
-            raise self._fields.wrong(row["of"], f"at most {_MAX_LAYERS}")
+            raise self._fields.wrong_field_error(row["of"], f"at most {_MAX_LAYERS}")
         if row["layers"] == "all":
             return range(count)
         return [number for number in range(count) if self.term(row["layers"], number)]

@@ -164,7 +164,7 @@ class ModelPlanner:
             request.include_uninstalled and not request.machine_name and uninstalled_engines
         )
         if not engines and (uninstalled_engines or startable.installed_only) and not is_optional:
-            raise startable.refusal(uninstalled_engines, model_name)
+            raise startable.no_engine_error(uninstalled_engines, model_name)
         return engines, uninstalled_engines
 
     def _learn_from_traffic(
@@ -242,7 +242,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         decision = self._decide_request()
         if decision.plans:
             return decision.evolve(gpu_choice=self._gpu_choice(decision.plans[0]))
-        return decision.evolve(refusal=tuple(refusal_lines(decision)))
+        return decision.evolve(no_engine_error=tuple(refusal_lines(decision)))
 
     def _gpu_choice(self, first: Plan) -> str:
         """The words on the GPUs of the first plan; "": nobody reads them, or nobody can choose.

@@ -118,7 +118,7 @@ class PlanProcess:
         except (EOFError, ConnectionError):
             code = await self._exit_code()
             log.warning("the process that plans ended", source=source[:200], code=code)
-            raise _death(source, code) from None
+            raise _death_error(source, code) from None
         finally:
             if not is_whole:
                 await self.close()
@@ -191,7 +191,7 @@ def planning_error(source: str, fields: dict[str, str | None]) -> FitserveError:
     )
 
 
-def _death(source: str, code: int | None) -> FitserveError:
+def _death_error(source: str, code: int | None) -> FitserveError:
     """The error for a request whose process ended."""
     if code == -signal.SIGXCPU:
         return BadModel(

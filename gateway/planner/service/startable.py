@@ -38,7 +38,7 @@ class Startable(NamedTuple):
             (installed_engines if self.can_start(engine) else uninstalled_engines).append(engine)
         return installed_engines, uninstalled_engines
 
-    def refusal(self, uninstalled_engines: Sequence[Engine], model: str) -> NoPlan:
+    def no_engine_error(self, uninstalled_engines: Sequence[Engine], model: str) -> NoPlan:
         """The error if no engine that could serve the model can start."""
         if not self.installed_only and self.images is not None and uninstalled_engines:
             message, hint = self.images.refusal(uninstalled_engines[0].image)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.disk_fault import unwritten
+from gateway.disk_fault import unwritten_error
 from gateway.domain import Value
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
@@ -254,4 +254,6 @@ class Keyring:
         try:
             atomic_file.write(self._file, _STORED_KEYS.dump_json(stored_keys))
         except OSError as error:
-            raise unwritten(f"{self._file} cannot be written", self._file.parent, error) from None
+            raise unwritten_error(
+                f"{self._file} cannot be written", self._file.parent, error
+            ) from None

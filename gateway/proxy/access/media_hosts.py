@@ -77,14 +77,14 @@ class MediaHosts:
             if is_allowed is None:
                 unknown_hosts.append(host)
             elif not is_allowed:
-                raise media_urls.host_refusal(host)
+                raise media_urls.host_error(host)
         return unknown_hosts
 
     async def check(self, hosts: Iterable[str]) -> None:
         """Resolve the hosts. Raises BadRequest, Busy."""
         for host in hosts:
             if not await self._resolve(host):
-                raise media_urls.host_refusal(host)
+                raise media_urls.host_error(host)
 
     async def _resolve(self, host: str) -> bool:
         """Whether all addresses of a name are public. Raises Busy."""

@@ -70,11 +70,11 @@ class Account:
         for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and bucket.level(now) < 1:
                 wait_s = bucket.wait_s(1, now)
-                raise self._refusal(
+                raise self._limit_error(
                     f"more than its {bucket.size} {unit} per minute", wait_s, shape, now
                 )
         if self.limit is not None and self.under_way() >= self.limit:
-            raise self._refusal(f"its {self.limit} concurrent requests", 1, shape, now)
+            raise self._limit_error(f"its {self.limit} concurrent requests", 1, shape, now)
         self.count(1)
         if self.requests is not None:
             self.requests.take(1, now)
@@ -85,7 +85,7 @@ class Account:
         if self.tokens is not None:
             self.tokens.take(tokens, now)
 
-    def _refusal(self, reason: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
+    def _limit_error(self, reason: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
         seconds = max(1, math.ceil(wait_s))
         error = RateLimited(
             f"The key has used {reason}.", hint=f"Try again in {seconds} s.", retry_after_s=seconds

@@ -117,7 +117,7 @@ def without_store(fields: Mapping[str, msgspec.Raw]) -> bytes:
     return msgspec.json.encode({**fields, "store": False})
 
 
-def too_large(limit_bytes: int) -> TooLarge:
+def too_large_error(limit_bytes: int) -> TooLarge:
     return TooLarge(
         f"The request body is over {limit_bytes} bytes.",
         hint="Send a smaller body, or raise FITSERVE_BODY_LIMIT_BYTES.",

@@ -37,7 +37,7 @@ class RequestFields(msgspec.Struct):
     def name(self) -> str:
         """The name of the model. Raises BadRequest."""
         if self.model is _NO_VALUE:
-            raise no_model()
+            raise missing_model_error()
         try:
             return _NAME.decode(self.model)
         except DECODE_ERRORS:
@@ -84,5 +84,5 @@ class ToolFields(msgspec.Struct):
     tool_choice: msgspec.Raw = _NO_VALUE
 
 
-def no_model() -> BadRequest:
+def missing_model_error() -> BadRequest:
     return BadRequest("The request body has no `model`.", hint=_MODELS_HINT, param="model")

@@ -105,7 +105,7 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     return frozenset(names)
 
 
-def host_refusal(host: str) -> BadRequest:
+def host_error(host: str) -> BadRequest:
     return BadRequest(
         f"Media of the host '{host[:_EXCERPT]}' are not fetched: its address is not public or not"
         " known, or the gateway does not allow it.",

@@ -117,13 +117,13 @@ class FormReader:
             if joined_data[start - 2 : start] != b"\r\n" or not (
                 b"\r\n".startswith(next_bytes) or b"--".startswith(next_bytes)
             ):
-                raise _ambiguous("its boundary occurs where no part begins or ends")
+                raise _ambiguous_form_error("its boundary occurs where no part begins or ends")
             if next_bytes == b"--":
                 trailer = joined_data[end + 2 :]
                 break
             start = joined_data.find(self._line, end)
         if trailer is not None and not b"\r\n".startswith(trailer):
-            raise _ambiguous("bytes follow its end")
+            raise _ambiguous_form_error("bytes follow its end")
         self._trailer = trailer
         self._tail = joined_data[-(len(self._line) + 3) :]
 
@@ -143,13 +143,15 @@ class FormReader:
         name, value = self._name.lower(), self._header
         self._name = self._header = b""
         if name in self._headers or _CONTROL.search(value):
-            raise _ambiguous("a part has two headers of one name, or one with control characters")
+            raise _ambiguous_form_error(
+                "a part has two headers of one name, or one with control characters"
+            )
         self._headers[name] = value
 
     def _headers_end(self) -> None:
         match = _DISPOSITION.fullmatch(self._headers.get(b"content-disposition", b""))
         if match is None:
-            raise _ambiguous(
+            raise _ambiguous_form_error(
                 'a part does not begin with `Content-Disposition: form-data; name="..."` and at'
                 " most a plain filename"
             )
@@ -158,7 +160,7 @@ class FormReader:
             return
         encoding = self._headers.get(b"content-transfer-encoding", b"").lower()
         if name != b"model" or match["file"] or encoding not in _PLAIN_ENCODINGS or self._has_model:
-            raise _ambiguous("`model` occurs twice, or is not a plain field", "model")
+            raise _ambiguous_form_error("`model` occurs twice, or is not a plain field", "model")
         self._has_model = self._is_in_model = True
         self._value, self._value_at = b"", -1
 
@@ -178,7 +180,7 @@ class FormReader:
         if _CONTROL.search(self._value):
             # A line break in the value may be the beginning of a delimiter, so the place of the
             # value is unknown.
-            raise _ambiguous("`model` has control characters", "model")
+            raise _ambiguous_form_error("`model` has control characters", "model")
         try:
             value = self._value.decode()
         except UnicodeDecodeError:
@@ -189,7 +191,7 @@ class FormReader:
         self.field = Field(value, start, start + len(self._value))
 
 
-def _ambiguous(reason: str, param: str | None = None) -> BadRequest:
+def _ambiguous_form_error(reason: str, param: str | None = None) -> BadRequest:
     hint = (
         "Send each field once, without escapes, without blanks around `=`, and without quotes or"
         " backslashes in names."

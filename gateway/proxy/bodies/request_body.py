@@ -14,7 +14,7 @@ from gateway.proxy.api.protocol import (
     with_model,
     without_store,
 )
-from gateway.proxy.api.request_fields import ToolFields, no_model
+from gateway.proxy.api.request_fields import ToolFields, missing_model_error
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
 from gateway.proxy.routing import balance
 from gateway.proxy.routing.routes import Routes
@@ -64,7 +64,7 @@ def read_call(
         return call, route, content
     if form is not None:
         if form.field is None:
-            raise no_model()
+            raise missing_model_error()
         call = Call(endpoint.name, form.field.value)
         content = b'content-type: multipart/form-data; boundary="%b"\r\n' % form.boundary
     else:

@@ -112,9 +112,9 @@ class OllamaApp:
         except ConnectionError:
             await call.refuse(UpstreamError("The answer was cut off.", hint="Try again."))
         except OSError:
-            await call.refuse(refusals.too_many_connections())
+            await call.refuse(refusals.connection_limit_error())
         except MemoryError:
-            await call.refuse(refusals.no_memory())
+            await call.refuse(refusals.memory_error())
         except RecursionError:
             await call.refuse(
                 BadRequest("The body is nested too deeply.", hint="Send flatter objects.")
@@ -369,7 +369,7 @@ def _answer_event(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except DECODE_ERRORS:
-        raise _unreadable() from None
+        raise _unreadable_answer_error() from None
 
 
 @contextmanager
@@ -378,10 +378,10 @@ def _readable_answer() -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError):
-        raise _unreadable() from None
+        raise _unreadable_answer_error() from None
 
 
-def _unreadable() -> UpstreamError:
+def _unreadable_answer_error() -> UpstreamError:
     return UpstreamError(
         "The engine's answer is not one of its API.", hint="The engine's log may have the cause."
     )

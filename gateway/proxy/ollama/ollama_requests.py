@@ -46,7 +46,7 @@ def chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
     """The request of /api/chat. Raises BadRequest."""
     messages = body.get("messages") or []
     if not isinstance(messages, list):
-        raise _wrong("messages", "a list of messages")
+        raise _wrong_field_error("messages", "a list of messages")
     if not messages:
         return _load_request(body)
     fields = _settings(body) | {"messages": _messages(messages)}
@@ -59,7 +59,7 @@ def generate_request(body: Mapping[str, Any]) -> OpenAIRequest:
     """The request of /api/generate. Raises BadRequest."""
     prompt, fields = body.get("prompt") or "", _settings(body)
     if not isinstance(prompt, str):
-        raise _wrong("prompt", "a text")
+        raise _wrong_field_error("prompt", "a text")
     if not prompt:
         return _load_request(body)
     suffix = body.get("suffix")
@@ -108,7 +108,7 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """Model, sampling, form of the answer and thoughts."""
     options = body.get("options") or {}
     if not isinstance(options, Mapping):
-        raise _wrong("options", "an object")
+        raise _wrong_field_error("options", "an object")
     fields = {"model": body.get("model")}
     fields |= {_OPTIONS[name]: value for name, value in options.items() if name in _OPTIONS}
     limit = options.get("num_predict")
@@ -121,7 +121,7 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
         schema = {"name": "answer", "schema": answer_form}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif answer_form:
-        raise _wrong("format", '"json" or a JSON schema')
+        raise _wrong_field_error("format", '"json" or a JSON schema')
     if isinstance(thinks := body.get("think"), bool):
         fields["chat_template_kwargs"] = {"enable_thinking": thinks}
     elif isinstance(thinks, str):
@@ -137,11 +137,11 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
     count = 0
     for message in messages:
         if not isinstance(message, Mapping):
-            raise _wrong("messages", "a list of objects")
+            raise _wrong_field_error("messages", "a list of objects")
         fields = {"role": message.get("role"), "content": _content(message)}
         if calls := message.get("tool_calls"):
             if not isinstance(calls, list):
-                raise _wrong("tool_calls", "a list of functions with a name")
+                raise _wrong_field_error("tool_calls", "a list of functions with a name")
             fields["tool_calls"] = []
             for call in calls:
                 function = _function(call)
@@ -168,7 +168,7 @@ def _take_call(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) ->
 def _function(call: Any) -> dict[str, str]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _wrong("tool_calls", "a list of functions with a name")
+        raise _wrong_field_error("tool_calls", "a list of functions with a name")
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"name": function["name"], "arguments": text}
@@ -179,7 +179,7 @@ def _content(message: Mapping[str, Any]) -> Any:
     if not images:
         return text
     if not isinstance(images, list):
-        raise _wrong("images", "a list of images in base64")
+        raise _wrong_field_error("images", "a list of images in base64")
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     return parts + [
         {"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images
@@ -190,10 +190,10 @@ def _data_url(image: Any) -> str:
     try:
         head = base64.b64decode(image[:16] if isinstance(image, str) else "%", validate=True)
     except ValueError:
-        raise _wrong("images", "a list of images in base64") from None
+        raise _wrong_field_error("images", "a list of images in base64") from None
     kind = next((name for start, name in _IMAGES.items() if head.startswith(start)), "png")
     return f"data:image/{kind};base64,{image}"
 
 
-def _wrong(field: str, form: str) -> BadRequest:
+def _wrong_field_error(field: str, form: str) -> BadRequest:
     return BadRequest(f"{field} is not {form}.", hint="docs/api.md has examples.", param=field)

@@ -74,7 +74,7 @@ def places(route: ModelRoute, limit: int | None) -> int:
     return max(MIN_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
 
 
-def overload(route: ModelRoute, retry_after_s: int, reason: str) -> Overloaded:
+def overload_error(route: ModelRoute, retry_after_s: int, reason: str) -> Overloaded:
     return Overloaded(
         f"The engines of the model '{route.name}' are busy, and {reason}.",
         hint=f"Try again in {retry_after_s} s.",

@@ -44,7 +44,7 @@ class Responses:
         another key."""
         maker, made_at = self._table.get(response.encode(errors="replace") + key.digest)
         if not made_at:
-            raise no_response(response)
+            raise missing_response_error(response)
         return maker
 
     def keep(self, replica: int, request_bytes: int, answer_bytes: int, *, events: bool) -> None:
@@ -69,7 +69,7 @@ def _seconds() -> int:
     return int(time.monotonic())
 
 
-def no_response(response: str) -> NotFound:
+def missing_response_error(response: str) -> NotFound:
     displayed = response if len(response) <= _SHOWN_ID else response[:_SHOWN_ID] + "..."
     return NotFound(
         f"The response {displayed} does not exist.",

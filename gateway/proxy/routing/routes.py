@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy.routing import balance
-from gateway.proxy.routing.queue import Queue, overload, places
-from gateway.proxy.routing.responses import Responses, no_response
+from gateway.proxy.routing.queue import Queue, overload_error, places
+from gateway.proxy.routing.responses import Responses, missing_response_error
 from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
 if TYPE_CHECKING:
@@ -90,10 +90,12 @@ class Routes:
         if replica is None:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:
-                raise route.not_ready()
+                raise route.not_ready_error()
             if (len(queue.waits_by_request) if queue is not None else 0) >= self._places(route):
                 raise (
-                    self.refusal(route, "their queue is full") if is_ready else route.not_ready()
+                    self.queue_error(route, "their queue is full")
+                    if is_ready
+                    else route.not_ready_error()
                 )
         return replica
 
@@ -178,10 +180,10 @@ class Routes:
             for name, queue in self._queues.items()
         }
 
-    def refusal(self, route: ModelRoute, reason: str) -> FitserveError:
+    def queue_error(self, route: ModelRoute, reason: str) -> FitserveError:
         """The error for a request that finds all replicas busy."""
         queue = self._queues.get(route.name)
-        return overload(route, queue.retry_after_s() if queue is not None else 1, reason)
+        return overload_error(route, queue.retry_after_s() if queue is not None else 1, reason)
 
     def _schedule(self) -> None:
         """Have the queues checked soon, after the current call."""
@@ -196,7 +198,7 @@ class Routes:
                 try:
                     route = self._table.find(name)
                     if not route.replicas and not route.wait_s:
-                        raise route.not_ready()
+                        raise route.not_ready_error()
                 except FitserveError as error:
                     self.forget(waiter)
                     waiter.reject(error)
@@ -215,7 +217,7 @@ class Routes:
         for route in self._table.models.values():
             if any(replica.seed == maker for replica in route.replicas):
                 return route.name
-        raise no_response(response)
+        raise missing_response_error(response)
 
     # --- in flight ---
 

@@ -127,7 +127,7 @@ class ModelRoute:
         """Whether `key` may use the model. A key for a model is valid for all its names."""
         return key.may_use(self.alias_of or self.name)
 
-    def not_ready(self) -> NotReady:
+    def not_ready_error(self) -> NotReady:
         first, *other_lines = self.detail.splitlines() or [""]
         says_more = first and first.rstrip(".") != self.state
         reason = (

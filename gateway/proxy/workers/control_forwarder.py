@@ -49,12 +49,12 @@ class ControlForwarder:
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError:
-            await send_error(send, _no_control_process(), request_id(scope))
+            await send_error(send, _no_control_process_error(), request_id(scope))
             return
         control_call = asyncio.create_task(_ask(scope, receive, writer))
         try:
             if not await _answer(scope, reader, send):
-                await send_error(send, _no_control_process(), request_id(scope))
+                await send_error(send, _no_control_process_error(), request_id(scope))
         finally:
             control_call.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
@@ -62,7 +62,7 @@ class ControlForwarder:
             writer.transport.abort()
 
 
-def _no_control_process() -> NotReady:
+def _no_control_process_error() -> NotReady:
     return NotReady(
         "The control process of the gateway does not answer; models are still served.",
         hint="Start the gateway again; its log has the cause.",

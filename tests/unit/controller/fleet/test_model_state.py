@@ -29,4 +29,4 @@ def test_a_model_whose_engine_is_gone_is_not_refused_as_ready(runs: bool) -> Non
         ("ready", True) if runs else ("starting", False)
     )
     if not runs:
-        assert "it is starting: none of its engines" in str(model_route.not_ready())
+        assert "it is starting: none of its engines" in str(model_route.not_ready_error())

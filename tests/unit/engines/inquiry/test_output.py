@@ -29,13 +29,13 @@ def test_a_line_and_all_together_have_an_end() -> None:
 
 def test_a_failure_is_told_in_the_last_words() -> None:
     output = InquiryOutput()
-    assert "it printed nothing" in output.failure(1).message
+    assert "it printed nothing" in output.exit_error(1).message
     output.add_error_output(b"Traceback\n  File x\nImportError: no such thing\n\n")
     assert (
-        output.failure(1).message
+        output.exit_error(1).message
         == "The engine's code could not be run (exit code 1): ImportError: no such thing."
     )
     output.add_error_output(b"without an end" + b"!" * 10_000)
-    assert output.failure(1).message.count("!") == 300
+    assert output.exit_error(1).message.count("!") == 300
     for code in (137, -9):
-        assert "wanted more than 8 GiB of memory" in output.failure(code).message
+        assert "wanted more than 8 GiB of memory" in output.exit_error(code).message

@@ -123,9 +123,9 @@ def test_a_flag_that_only_engines_here_have_is_no_error(tmp_path: Path) -> None:
 
 def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:
     with pytest.raises(NoPlan, match="FITSERVE_ALLOWED_IMAGES"):
-        raise Startable(tmp_path, False, AllowedImages(["x"])).refusal([NEW], "m")
+        raise Startable(tmp_path, False, AllowedImages(["x"])).no_engine_error([NEW], "m")
     with pytest.raises(NoPlan, match="engine install vllm"):
-        raise Startable(tmp_path, True).refusal([NEW], "m")
+        raise Startable(tmp_path, True).no_engine_error([NEW], "m")
 
 
 def test_plans_are_compared_by_the_goal() -> None:

@@ -210,7 +210,7 @@ def test_a_client_is_not_told_to_retry_in_vain() -> None:
     with pytest.raises(NotReady) as error:
         raise dataclasses.replace(
             route(state="no_plan", detail="no memory"), wait_s=5.0
-        ).not_ready()
+        ).not_ready_error()
     assert error.value.retry_after_s == 10
 
 
