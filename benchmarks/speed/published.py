@@ -68,7 +68,7 @@ class Row(NamedTuple):
 def machine(gpu: str, count: int) -> Hardware:
     """So many of one card, linked as a snapshot with this card says, else by PCIe without
     peer-to-peer access."""
-    card = next(each_card for each_card in PROFILES.cards.cards if each_card.name == gpu)
+    card = next(each_card for each_card in PROFILES.card_table.cards if each_card.name == gpu)
     total = (card.memory_mib or 122_000) * 2**20
     gpus = tuple(
         Gpu(

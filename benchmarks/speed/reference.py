@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("facts", type=Path)
     parser.add_argument("--card", default="NVIDIA H200")
     args = parser.parse_args()
-    card = Profiles().cards.card(args.card, None)
+    card = Profiles().card_table.card(args.card, None)
     assert card is not None, f"nobody has written {args.card} down"
     facts = [Fact.model_validate(fact) for fact in json.loads(args.facts.read_text())["facts"]]
     source = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say
-from gateway.domain.units import words as size
+from gateway.domain.units import format_bytes
 
 
 def show_disk(usage: Mapping[str, Any]) -> None:
@@ -23,7 +23,7 @@ def _show_revisions(revisions: Sequence[Mapping[str, Any]]) -> None:
         (
             revision["repo"],
             revision["commit"][:12],
-            size(revision["bytes"]),
+            format_bytes(revision["bytes"]),
             _day(revision["last_used"]),
             ", ".join(revision["models"])
             or ("no model" if revision["ours"] else "no model, brought by another program"),
@@ -49,8 +49,8 @@ def _show_engines(engines: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             engine["name"],
-            size(engine["bytes"]),
-            size(engine["caches_bytes"]),
+            format_bytes(engine["bytes"]),
+            format_bytes(engine["caches_bytes"]),
             _day(engine["last_used"]),
             ", ".join(engine["models"]) or "no model",
         )
@@ -63,20 +63,20 @@ def _show_engines(engines: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_totals(usage: Mapping[str, Any]) -> None:
     unfinished_words = (
-        f", {size(usage['unfinished_bytes'])} of unfinished downloads"
+        f", {format_bytes(usage['unfinished_bytes'])} of unfinished downloads"
         if usage["unfinished_bytes"]
         else ""
     )
     say("")
     print_paragraph(
-        f"{usage['cache']}: {size(usage['cache_bytes'])}{unfinished_words};"
-        f" {size(usage['free_bytes'])} are free"
+        f"{usage['cache']}: {format_bytes(usage['cache_bytes'])}{unfinished_words};"
+        f" {format_bytes(usage['free_bytes'])} are free"
     )
     if usage["unused_bytes"]:
         print_paragraph(
-            f"{size(usage['unused_bytes'])} of revisions are needed by no model of this gateway."
-            " `fitserve rm NAME --weights` deletes a model with its revisions; `hf cache rm`"
-            " deletes those of other programs."
+            f"{format_bytes(usage['unused_bytes'])} of revisions are needed by no model of this"
+            " gateway. `fitserve rm NAME --weights` deletes a model with its revisions;"
+            " `hf cache rm` deletes those of other programs."
         )
 
 
@@ -92,7 +92,7 @@ def removal_text(answer: Any) -> str:
         f"{revision['repo']} stays: {', '.join(revision['models'])} needs it"
         for revision in answer["kept"]
     ]
-    summary = f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed"
+    summary = f"{answer['name']}: removed, {format_bytes(answer['freed_bytes'])} freed"
     return "; ".join(
         [summary + (f" ({removed_revisions})" if removed_revisions else ""), *remaining]
     )

@@ -33,7 +33,7 @@ class PackageDownloads:
         self._finished: set[str] = set()
 
     def note(self, line: str) -> bool:
-        """Whether this line of uv is a report, not a message. Downloads in it are noted."""
+        """Note the downloads in a line of uv. Returns whether it is a report, not a message."""
         if begin := _DOWNLOAD_LINE.match(line):
             self._sizes[begin[1]] = round(float(begin[2]) * _UNITS[begin[3]])
         elif end := _COMPLETION_LINE.match(line):

@@ -275,7 +275,7 @@ class Evictor:
             can_start=not all(unable),
             was_evicted=model.was_evicted,
             was_never_loaded=not any(replica.history for replica in model.replicas),
-            had_no_request=model.is_unused,
+            is_without_requests=model.is_unused,
         )
 
     def _is_watched(self, replica: ReplicaState) -> bool:

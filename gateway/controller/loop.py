@@ -281,7 +281,7 @@ class Loop:
         models = self.evictor.in_order(awake_models)
         # All models receive before any is planned, so that no gift is planned twice.
         for model in models:
-            self._gifts.receive(model, instances)
+            self._gifts.request_offers(model, instances)
         problem = await self._attend_all(models, instances) or problem
         self._publish_routes(instances)
         self._let_rest(awake_models)

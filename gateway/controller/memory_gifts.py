@@ -24,7 +24,7 @@ class MemoryGifts:
     ) -> None:
         self._fleet, self._measures, self._shrink = fleet, measures, shrink
 
-    def receive(self, model: ManagedModel, instances: Collection[Instance]) -> None:
+    def request_offers(self, model: ManagedModel, instances: Collection[Instance]) -> None:
         """Have other models give the offers that this one waits for.
 
         A replica whose offers are all given is planned. An unexpected error stays with the model.
@@ -33,11 +33,11 @@ class MemoryGifts:
             return
         try:
             for replica in model.replicas:
-                self._receive_offers(replica, instances)
+                self._request_offers(replica, instances)
         except Exception as error:
             model.setback.record_failure(error)
 
-    def _receive_offers(self, replica: ReplicaState, instances: Collection[Instance]) -> None:
+    def _request_offers(self, replica: ReplicaState, instances: Collection[Instance]) -> None:
         # Each giver is asked, even if another one has not given.
         missing_offers = [
             offer

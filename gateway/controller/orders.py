@@ -136,7 +136,7 @@ class Orders:
         model.pins, model.answers = {}, {}
         model.setback.clear()
         for replica in model.replicas:
-            replica.planning.blocked_reason, replica.planning.vain_plan = None, None
+            replica.planning.blocked_reason, replica.planning.failed_planning = None, None
             replica.setback.clear()
         self._wake()
         return model

@@ -67,10 +67,10 @@ class PlanInputWatch:
             for model in blocked_models
             if any(
                 is_other
-                or inputs[model.wish.name].may_help(replica.planning.vain_plan.basis.inputs)
+                or inputs[model.wish.name].may_help(replica.planning.failed_planning.basis.inputs)
                 for replica in model.all_replicas
                 if replica.planning.blocked_reason is not None
-                and replica.planning.vain_plan is not None
+                and replica.planning.failed_planning is not None
             )
         }
         if changed_names:

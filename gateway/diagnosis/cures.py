@@ -248,17 +248,17 @@ class Cures:
         values: dict[str, Scalar] = {}
         for kind in sorted({*self.rows.versions} & {*ENGINES}):
             names = self._names_by_version(kind, "architectures", version if kind == engine else "")
-            having = [
+            versions = [
                 candidate
                 for candidate, architectures in names.items()
                 if architecture in architectures
             ]
             # An engine that has the architecture failed for another reason.
-            if kind == engine and version in having:
+            if kind == engine and version in versions:
                 return {}
-            if having:
+            if versions:
                 name = "model_in" if engine in (None, kind) else "model_elsewhere"
-                values.setdefault(name, f"{kind}=={max(having, key=release)}")
+                values.setdefault(name, f"{kind}=={max(versions, key=release)}")
         return values or {"model_nowhere": "yes"}
 
     def _names_by_version(self, kind: str, field: str, failing: str) -> dict[str, frozenset[str]]:

@@ -39,10 +39,14 @@ def refused_flag(
     if match is None or not flags:
         return {}
     name = match["name"].replace("_", "-")
-    having = sorted((version_b for version_b, names in flags.items() if name in names), key=release)
-    if having and len(match["dashes"]) == 1:
+    versions_with_flag = sorted(
+        (version_name for version_name, names in flags.items() if name in names), key=release
+    )
+    if versions_with_flag and len(match["dashes"]) == 1:
         return {"dashed": f"--{name}"}
-    other_versions = [version_b for version_b in having if version_b != version]
+    other_versions = [
+        version_name for version_name in versions_with_flag if version_name != version
+    ]
     if other_versions:
         return {"flag_in": other_versions[-1]}
     values: dict[str, Scalar] = {"flag_nowhere": "yes"}

@@ -459,12 +459,12 @@ class LogReader:
     def _read_code(
         self, text: str, process: ProcessTrace, line_text: str, *, is_in_traceback: bool
     ) -> bool:
-        """Whether the line is a line of code in a traceback, which then is noted."""
+        """Note a line of code in a traceback. Returns whether the line is one."""
         if raise_match := forms.RAISE.match(text):
             self._note_cut_traceback(line_text, process, raise_match[1])
-        elif asserted := forms.ASSERT.match(text):
-            process.assertion = asserted[1]
-            self._note_cut_traceback(asserted[1], process, "AssertionError")
+        elif assertion_match := forms.ASSERT.match(text):
+            process.assertion = assertion_match[1]
+            self._note_cut_traceback(assertion_match[1], process, "AssertionError")
         elif not (process.is_in_traceback and text[:1].isspace()) and not (
             is_in_traceback and _indent(text) > process.indent
         ):
@@ -518,7 +518,7 @@ class LogReader:
     def _prove_line(
         self, line: LogLine, text: str, process: ProcessTrace, *, is_warning: bool = False
     ) -> bool:
-        """Whether the line proves a failure without an exception; then it is a candidate."""
+        """Add a line that proves a failure without an exception. Returns whether it does."""
         proof = self._evidence.prove_line(line.text, process, is_warning=is_warning)
         if proof is None:
             return False
@@ -561,7 +561,7 @@ def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
 
 
 def _read_mark(text: str, process: ProcessTrace) -> bool:
-    """Whether the line is Python's note on the next exception, which then is noted."""
+    """Note Python's line on the next exception. Returns whether the line is one."""
     if forms.IGNORED_EXCEPTION.match(text):
         process.is_ignored, process.is_in_traceback = True, False
         process.ends_thread = "in thread" in text

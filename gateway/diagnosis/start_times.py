@@ -59,11 +59,11 @@ def expected_start(
     )
 
 
-def _is_agreement(conditions: StartConditions, met_conditions: StartConditions) -> bool:
+def _is_agreement(conditions: StartConditions, actual_conditions: StartConditions) -> bool:
     """Whether no known condition differs."""
     pairs = (
-        (conditions.origin, met_conditions.origin),
-        (conditions.is_cache_empty, met_conditions.is_cache_empty),
+        (conditions.origin, actual_conditions.origin),
+        (conditions.is_cache_empty, actual_conditions.is_cache_empty),
     )
     return all(a is None or b is None or a == b for a, b in pairs)
 

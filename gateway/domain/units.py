@@ -69,7 +69,7 @@ def in_words(seconds: float) -> str:
     return "".join(f"{count}{unit}" for count, unit in amounts if count) or "0s"
 
 
-def words(count: int) -> str:
+def format_bytes(count: int) -> str:
     """The size of a file: `21.9 GiB`, `3.0 MiB`, `1.5 KiB` or `12 bytes`."""
     if count >= GIB:
         return f"{count / GIB:.1f} GiB"

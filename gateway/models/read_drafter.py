@@ -54,7 +54,7 @@ def read_drafter(
     architecture, model_type = top.first_word("architectures"), layer.word("model_type")
     method = _method(top, kind, architecture, model_type)
     hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
-    tokens, named_in = _tokens(top, method)
+    tokens, tokens_source = _tokens(top, method)
     fields = Fields({**layer.config, **config}, source)
     inner_fields = Fields(
         fields.mapping("dflash_config", fields.mapping("eagle_config", {})), source
@@ -85,7 +85,7 @@ def read_drafter(
         architecture=architecture,
         model_type=model_type,
         tokens=tokens,
-        tokens_source=named_in,
+        tokens_source=tokens_source,
         parallel=kind == "peagle",
         hidden=hidden,
         vocab=vocab,

@@ -79,7 +79,7 @@ def gains(plan: Plan, base: Plan) -> str:
     context, base_context = plan.max_model_len.value, base.max_model_len.value
     if context != base_context:
         sentences.append(f"{context:,} tokens of context instead of {base_context:,}")
-    elif (room := _room(plan)) != (base_room := _room(base)):
+    elif (room := _request_capacity(plan)) != (base_room := _request_capacity(base)):
         requests = "request" if room == "1" else "requests"
         sentences.append(f"room for {room} {requests} of {context:,} tokens instead of {base_room}")
     if plan.drops != base.drops:
@@ -92,7 +92,7 @@ def _gain(value: float, base: float) -> str:
     return f"{round(value / base - 1, 2) + 0.0:+.0%}" if base else f"{value:,g} tokens/s"
 
 
-def _room(plan: Plan) -> str:
+def _request_capacity(plan: Plan) -> str:
     """Whole contexts that fit at once, in all copies together."""
     copies = plan.replicas.value * plan.data_parallel.value
     requests = (plan.memory.full_requests or 0) * copies
@@ -123,7 +123,7 @@ def _figures(plan: Plan) -> str:
         sentences.append(f"{speed.total.value:,g} with {speed.concurrency:,} at once")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
-        count = _room(plan)
+        count = _request_capacity(plan)
         sentences.append(f"room for {count} request{'' if count == '1' else 's'} of {context}")
     else:
         sentences.append(context)

@@ -31,7 +31,7 @@ from gateway.planner.flags import check_args
 from gateway.planner.overrides import apply_overrides
 from gateway.planner.parallel import without_engines
 from gateway.planner.search import Search, rejection
-from gateway.planner.sizes import MIN_USEFUL, lacks, needed_tokens, wanted_context
+from gateway.planner.sizes import MIN_USEFUL, needed_tokens, shortcomings, wanted_context
 from gateway.planner.variants.shared_layouts import SharedLayouts
 from gateway.variables import engine_env
 
@@ -222,7 +222,7 @@ def _attainable_context(
 
 def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
     """The losses that no neighbour justifies: a useful context, and the weights as they are."""
-    return lacks(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
+    return shortcomings(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
 
 
 def _crowding_refusal(plan: Plan, solo_plan: Plan) -> Rejected:
@@ -248,5 +248,5 @@ def _crowding_refusal(plan: Plan, solo_plan: Plan) -> Rejected:
 
 def _class(plan: Plan, context_wanted: int, useful: int) -> tuple[bool, ...]:
     """Properties that no speed outweighs: losses, proof, sound kernels. Smaller is better."""
-    losses = bool(plan.drops), *lacks(plan, context_wanted, useful)
+    losses = bool(plan.drops), *shortcomings(plan, context_wanted, useful)
     return *losses, plan.grade != "verified", plan.verdict == "degraded"

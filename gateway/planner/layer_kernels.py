@@ -100,13 +100,13 @@ def layer_kernels(
             and rules.moe is not None
             and isinstance(layer.scheme, Scheme)
         ):
-            return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
-        return _row(layer, rules, rank, choose_linear, experts, refusals)
+            return _expert_kernel(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
+        return _linear_kernel(layer, rules, rank, choose_linear, experts, refusals)
 
     return tuple([row(layer) for layer in layers])
 
 
-def _experts(
+def _expert_kernel(
     layer: Linear,
     scheme: Scheme,
     rank: Rank,
@@ -178,7 +178,7 @@ def _cut_group(scheme: Scheme, origin: str, k: int) -> str:
     return f"K={k} is not a multiple of the group size {_FP4_GROUP}"
 
 
-def _row(
+def _linear_kernel(
     layer: Linear,
     rules: EngineRules,
     rank: Rank,

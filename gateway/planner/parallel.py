@@ -13,7 +13,7 @@ from gateway.engines.common.layers.built_model import (
     padded_vocab,
     per_rank,
 )
-from gateway.engines.common.planning_input import PlanningInput, available_bytes, room_bytes
+from gateway.engines.common.planning_input import PlanningInput, available_bytes, free_bytes_of
 
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _MAX_GPUS = 12
@@ -165,9 +165,9 @@ def without_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardwar
     return machine.evolve(gpus=tuple(map(free, machine.gpus))) if held_bytes else machine
 
 
-def rooms(hardware: Hardware, promised_bytes: Mapping[str, int]) -> dict[str, int]:
+def free_bytes_by_gpu(hardware: Hardware, promised_bytes: Mapping[str, int]) -> dict[str, int]:
     """Bytes that a new engine may take of each GPU, by UUID."""
-    return {gpu.uuid: room_bytes(gpu, promised_bytes) for gpu in hardware.gpus}
+    return {gpu.uuid: free_bytes_of(gpu, promised_bytes) for gpu in hardware.gpus}
 
 
 def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:

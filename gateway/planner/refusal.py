@@ -45,8 +45,8 @@ def cause(decision: Decision) -> str:
         )
     nearest = min(decision.rejected, key=_distance)
     fit = decision.would_fit
-    if nearest.verdict == "no_memory" and fit is not None and _lacks_room(fit):
-        return _room(fit)
+    if nearest.verdict == "no_memory" and fit is not None and _exceeds_memory(fit):
+        return _memory_sentence(fit)
     return sentence(nearest.reasons[0])
 
 
@@ -57,11 +57,11 @@ def _distance(refusal: Rejected) -> int:
     return 2 + _EARLY_VERDICTS.index(refusal.verdict) if refusal.verdict in _EARLY_VERDICTS else 1
 
 
-def _lacks_room(fit: WouldFit) -> bool:
+def _exceeds_memory(fit: WouldFit) -> bool:
     return bool(fit.weights_bytes) and fit.room_bytes < fit.weights_bytes
 
 
-def _room(fit: WouldFit) -> str:
+def _memory_sentence(fit: WouldFit) -> str:
     empty = fit.room_empty_bytes
     empty_words = f", and {gib(empty)} without the other models" if empty is not None else ""
     return (

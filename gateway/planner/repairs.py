@@ -313,8 +313,10 @@ def _stages(refusal: Refused, max_stages: int) -> list[int]:
     """The numbers of stages worth a look: the least that could hold the weights, one more for
     memory beside them, and all GPUs."""
     memory = refusal.evidence.memory
-    room = memory.budget_bytes - memory.overhead_bytes if memory else 0
-    min_stages = max(2, math.ceil(memory.weights_bytes / room)) if memory and room > 0 else 2
+    capacity = memory.budget_bytes - memory.overhead_bytes if memory else 0
+    min_stages = (
+        max(2, math.ceil(memory.weights_bytes / capacity)) if memory and capacity > 0 else 2
+    )
     return sorted(
         {stages for stages in (min_stages, min_stages + 1, max_stages) if 2 <= stages <= max_stages}
     )

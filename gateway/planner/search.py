@@ -296,7 +296,7 @@ class Search:
         if (
             refusal.verdict != "no_backend"
             or not is_declared
-            or not self.rules.kv_flag_wins(self.inputs.spec.quant, self.engine)
+            or not self.rules.prefers_kv_flag(self.inputs.spec.quant, self.engine)
         ):
             return []
         dtype = self._planner.place(variant).dtype.value

@@ -35,7 +35,7 @@ def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> i
     return min(longest_context, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
 
 
-def lacks(plan: Plan, context_wanted: int, useful: int = MIN_USEFUL) -> tuple[bool, ...]:
+def shortcomings(plan: Plan, context_wanted: int, useful: int = MIN_USEFUL) -> tuple[bool, ...]:
     """Losses of a plan, smaller is better: no useful context, quantized weights, less context than
     the wish."""
     context = plan.max_model_len.value

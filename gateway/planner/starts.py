@@ -12,10 +12,10 @@ a GPU. Engines on different GPUs start side by side.
 A vLLM with a KV cache in bytes (`--kv-cache-memory-bytes`) measures nothing. vLLM compares the free
 memory with its share once (request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of 0.33.0).
 Then it takes these bytes (vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0). The
-comparison holds, because the plans of a GPU never promise more memory than the GPU has. So `sized`
-engines start side by side on one GPU too. An estimate that is too low would fail while the engine
-serves. So the bytes leave room for the plan's error and for a part of the GPU. A model whose engine
-failed in this way measures from then on.
+comparison holds, because the plans of a GPU never promise more memory than the GPU has. So such
+engines (`is_sized`) start side by side on one GPU too. An estimate that is too low would fail while
+the engine serves. So the bytes leave room for the plan's error and for a part of the GPU. A model
+whose engine failed in this way measures from then on.
 
 A plan that has served gets the bytes that its engine measured then, and its next start measures
 nothing: 2 to 20 s less where CUDA graphs were estimated (tests/logs). vLLM's own switch for that,
@@ -44,16 +44,16 @@ _CONTEXT_BYTES = 512 * MIB
 # Disturbed starts in a row that cost nothing; later ones are failures like any other.
 _MAX_EXCUSES = 3
 
-Stage = Literal["loading", "capturing_graphs", "settled", "stopping"]
-_ACTIVITIES: Mapping[Stage, str] = {
+EnginePhase = Literal["loading", "capturing_graphs", "settled", "stopping"]
+_ACTIVITIES: Mapping[EnginePhase, str] = {
     "loading": "loads its weights",
     "capturing_graphs": "captures its graphs",
     "settled": "made its KV cache",
     "stopping": "is being stopped",
 }
-# Engines in these stages block no start: graphs and workspaces are small, and complete before the
+# Engines in these phases block no start: graphs and workspaces are small, and complete before the
 # next engine has imported its code.
-_HARMLESS_STAGES = ("capturing_graphs", "settled")
+_HARMLESS_PHASES = ("capturing_graphs", "settled")
 
 # Logs round measured bytes to hundredths of a GiB.
 _ROUNDING_BYTES = 16 * MIB
@@ -67,9 +67,9 @@ KEPT_BACK = 100
 class PlacedEngine(FrozenRecord, frozen=True):
     """An engine that starts, serves or stops.
 
-    stage: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces
+    phase: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces
         are made; "settled" once its memory no longer changes; "stopping" once it was told to stop.
-    stage_since: begin of the stage, in seconds.
+    phase_since: begin of the phase, in seconds.
     measures: a start that has imported its code, and so reads the memory of its GPUs.
     is_proved: it has generated tokens.
     is_sized: its KV cache was given in bytes.
@@ -79,8 +79,8 @@ class PlacedEngine(FrozenRecord, frozen=True):
     model: str
     gpus: frozenset[str]
     shape: str
-    stage: Stage
-    stage_since: float = 0.0
+    phase: EnginePhase
+    phase_since: float = 0.0
     measures: bool = True
     is_proved: bool = False
     is_sized: bool = False
@@ -175,19 +175,19 @@ def blocked_by(
         engine
         for engine in running_engines
         if engine.instance != start.instance
-        and (engine.stage in _HARMLESS_STAGES or time_s - engine.stage_since < limit_s)
+        and (engine.phase in _HARMLESS_PHASES or time_s - engine.phase_since < limit_s)
     ]
     for engine in neighbours:
-        side_by_side = start.is_sized and engine.is_sized and engine.stage == "loading"
-        if engine.stage in _HARMLESS_STAGES or side_by_side:
+        side_by_side = start.is_sized and engine.is_sized and engine.phase == "loading"
+        if engine.phase in _HARMLESS_PHASES or side_by_side:
             continue
         if shared_uuids := engine.gpus & start.gpus:
-            return Blocked(engine.model, _ACTIVITIES[engine.stage], min(shared_uuids))
+            return Blocked(engine.model, _ACTIVITIES[engine.phase], min(shared_uuids))
     # The first of several copies proves the plan, so a plan that fails, fails once.
     copies = [
         engine
         for engine in neighbours
-        if (engine.model, engine.shape) == (start.model, start.shape) and engine.stage != "stopping"
+        if (engine.model, engine.shape) == (start.model, start.shape) and engine.phase != "stopping"
     ]
     if copies and not start.is_proved and not any(engine.is_proved for engine in copies):
         return Blocked(start.model, "is started for the first time with this plan")
@@ -206,20 +206,20 @@ def disturbances(
 ) -> Iterator[tuple[str, str]]:
     """Instances that a neighbour disturbed between two looks, and how.
 
-    A neighbour disturbs while it loads or ends, and when it comes, goes or changes its stage.
+    A neighbour disturbs while it loads or ends, and when it comes, goes or changes its phase.
     """
     old_by_name = {engine.instance: engine for engine in former_engines}
     new_by_name = {engine.instance: engine for engine in new_engines}
     for instance, engine in {**old_by_name, **new_by_name}.items():
-        former_stage = old_by_name[instance].stage if instance in old_by_name else None
-        stage = new_by_name[instance].stage if instance in new_by_name else None
-        if former_stage == stage == "settled":
+        former_phase = old_by_name[instance].phase if instance in old_by_name else None
+        phase = new_by_name[instance].phase if instance in new_by_name else None
+        if former_phase == phase == "settled":
             continue
-        is_small = stage == "capturing_graphs" or (former_stage, stage) == (
+        is_small = phase == "capturing_graphs" or (former_phase, phase) == (
             "capturing_graphs",
             "settled",
         )
-        activity = _ACTIVITIES[stage] if stage is not None else "came to its end"
+        activity = _ACTIVITIES[phase] if phase is not None else "came to its end"
         for neighbour in new_by_name.values():
             is_disturbed = (neighbour.measures or not is_small) and not (
                 neighbour.is_sized and engine.is_sized

@@ -36,19 +36,21 @@ def unequal_stages(
         )
         for stage in stages
     ]
-    room = [
+    free_bytes = [
         (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed_bytes - size
         for gpu, size in zip(gpus, outer_bytes, strict=True)
     ]
-    if min(room) <= 0:
+    if min(free_bytes) <= 0:
         return []
     weights = _weights_bytes(stages[0], (layers,) + (0,) * (variant.pp - 1)) - outer_bytes[0]
     kv_bytes = memory.kv_bytes_per_token * context / -(-layers // variant.pp)
     layer_bytes = weights / layers + kv_bytes
-    divisions = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
+    divisions = {
+        dealt_layers(layers, free_bytes, [layers] * len(free_bytes)): "by what each GPU holds"
+    }
     speeds = _memory_speeds(inputs, gpus)
     if speeds and min(speeds) > 0:
-        limits = [size / layer_bytes for size in room]
+        limits = [size / layer_bytes for size in free_bytes]
         divisions.setdefault(dealt_layers(layers, speeds, limits), "by how fast each GPU is")
     names = " and ".join(gpu.name for gpu in gpus)
     return [

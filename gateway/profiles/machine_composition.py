@@ -128,9 +128,11 @@ def other_meanings(terms: Iterable[Term]) -> list[str]:
 def _similar_machine(cards: Sequence[Card], machines: Sequence[Hardware]) -> Hardware | None:
     """The smallest known machine with one of these cards that has as many, else the largest."""
     names = {card.name for card in cards}
-    having = [machine for machine in machines if names & {gpu.name for gpu in machine.gpus}]
-    large_machines = [machine for machine in having if len(machine.gpus) >= len(cards)]
-    return next(iter(large_machines), having[-1] if having else None)
+    similar_machines = [
+        machine for machine in machines if names & {gpu.name for gpu in machine.gpus}
+    ]
+    large_machines = [machine for machine in similar_machines if len(machine.gpus) >= len(cards)]
+    return next(iter(large_machines), similar_machines[-1] if similar_machines else None)
 
 
 def gpu_of(card: Card, lanes: int | None = None) -> Gpu:

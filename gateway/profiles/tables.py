@@ -92,7 +92,7 @@ class ProfileTables:
             return self._hardware_file(Path(name).expanduser())
         machine = self._machine(name)
         if machine is None:
-            names = [*self.snapshot_names(), *(card.name for card in self.cards.cards)]
+            names = [*self.snapshot_names(), *(card.name for card in self.card_table.cards)]
             suggestion = near_name(name, names)
             raise NotFound(
                 f"No machine or card is named {name[:80]}"
@@ -121,7 +121,7 @@ class ProfileTables:
         paths = [self._snapshot(stem) for stem in self.snapshot_names()]
         machines = [self._hardware_file(path) for path in paths if path]
         counts = Counter(gpu.name for machine in machines for gpu in machine.gpus)
-        terms = terms_of(name, self.cards.cards, lambda card: counts[card.name])
+        terms = terms_of(name, self.card_table.cards, lambda card: counts[card.name])
         if terms is None:
             return None
         cards = sorted(term.card.name for term in terms for _ in range(term.count))
@@ -175,7 +175,7 @@ class ProfileTables:
         )
 
     @cached_property
-    def cards(self) -> CardTable:
+    def card_table(self) -> CardTable:
         """Peaks of cards; a user's file adds to ours and goes first."""
         paths = [root / "cards.yaml" for root in self.roots]
         tables = [
@@ -193,7 +193,7 @@ class ProfileTables:
         """The speeds of GPUs and engines. In the table of speeds that engines reach a user's file
         wins over ours."""
         path = self._nearest_file("speed.yaml")
-        return SpeedKnowledge(self.cards, validate(path, SpeedTable, self.document(path)))
+        return SpeedKnowledge(self.card_table, validate(path, SpeedTable, self.document(path)))
 
     @cached_property
     def parsers(self) -> ParserTable:

@@ -216,7 +216,7 @@ class RequestReader:
             )
             if endpoint is None:
                 path, query = endpoints.split_target(self.url)
-                if endpoints.is_inference(path) and not self._preflight(method):
+                if endpoints.is_inference(path) and not self._is_preflight(method):
                     shape = endpoints.shape_of(path)
                     key = admit(connection, headers)
                     endpoint = endpoints.find(path, query, method.decode())
@@ -236,7 +236,7 @@ class RequestReader:
         self.incoming = request
         connection.add_request(request)
 
-    def _preflight(self, method: bytes) -> bool:
+    def _is_preflight(self, method: bytes) -> bool:
         """Whether a browser asks for the permissions of a page. Preflights have no key, and the
         application answers them for all paths."""
         has_method = any(name == b"access-control-request-method" for name, _ in self.headers)

@@ -169,4 +169,4 @@ class GatewayApp:
         if its key is removed."""
         if scope["method"] != "GET":
             return None
-        return OpenAnswer(lambda: self._keys.allow(key, need), receive, send)
+        return OpenAnswer(lambda: self._keys.allows(key, need), receive, send)

@@ -89,7 +89,7 @@ class ModelsFileWatch:
         self._problem = problem
 
     async def _apply(self, content: ModelsFile) -> bool:
-        """Whether all steps are done. Raises BadRequest if none is possible."""
+        """Take all steps. Returns whether they are done. Raises BadRequest if none is possible."""
         _, listing = await self._ask("GET", "/admin/models")
         pending = steps(listing["data"], content.wishes, await asyncio.to_thread(self._read))
         results = [await self._apply_step(step, content) for step in pending]

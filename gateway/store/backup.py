@@ -265,7 +265,10 @@ class _Room:
         self._bytes_left = _MAX_BACKUP_BYTES
 
     def take(self, entry: tarfile.TarInfo) -> bool:
-        """Whether an archive may have the entry. Raises StoreError where the disk is too small."""
+        """Count an entry. Returns whether an archive may have it.
+
+        Raises StoreError where the disk is too small.
+        """
         self._files -= 1
         self._bytes_left -= entry.size
         if entry.name != _DATABASE:

@@ -161,7 +161,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
                 "`models` has to be a mapping: a name, and below it what the model is",
             ),
         ]
-    bare_keys = [
+    unquoted_keys = [
         Mistake(
             document.place(("models", str(name))),
             f"{name} has to be a mapping, as `source: org/name`",
@@ -177,7 +177,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
         for name in models
         if not _is_name(name)
     ]
-    return wrong_keys + bare_keys + names
+    return wrong_keys + unquoted_keys + names
 
 
 _NAME = (

@@ -194,9 +194,9 @@ def choices_of(
     for (case, row), by_name in values_by_case.items():
         for name, capabilities in by_name.items():
             rows[case, row, _capabilities(capabilities, answers)].append(name)
-    loans: dict[str, list[str]] = defaultdict(list)
+    names_by_answer: dict[str, list[str]] = defaultdict(list)
     for name, other_answer in whole.items():
-        loans[other_answer].append(name)
+        names_by_answer[other_answer].append(name)
     all_conditions = _conditions_on(_capabilities(answers, answers))
     choices = [
         *(
@@ -205,7 +205,7 @@ def choices_of(
                 where=all_conditions | {"families": tuple(sorted(names))},
                 rules=other_answer,
             )
-            for other_answer, names in loans.items()
+            for other_answer, names in names_by_answer.items()
         ),
         *(
             KnownChoice.model_validate(

@@ -11,7 +11,7 @@ from tests.support.paths import MODELS
 
 MEASURED = published_figures()
 CHOICES = experts()
-CARDS = {card.name: card for card in Profiles().cards.cards}
+CARDS = {card.name: card for card in Profiles().card_table.cards}
 
 
 def is_shipped(config: str) -> bool:

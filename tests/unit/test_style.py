@@ -1048,3 +1048,52 @@ def test_a_statement_assigns_one_value_and_rows_are_flat() -> None:
 )
 def test_a_folded_tuple_is_found(source: str, count: int) -> None:
     assert len([*folded_tuples(ast.walk(ast.parse(source)))]) == count
+
+
+def exception_names() -> set[str]:
+    """The classes of the package that are errors, by their bases."""
+    bases = {
+        node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        for _, node in definitions()
+        if isinstance(node, ast.ClassDef)
+    }
+    names = {"Exception", "OSError", "RuntimeError", "ValueError"}
+    while more := {name for name, of in bases.items() if of & names} - names:
+        names |= more
+    return names
+
+
+def returned_names(annotation: ast.expr | None) -> set[str]:
+    """The types of a returned value, without None."""
+    return set() if annotation is None else {*ast.unparse(annotation).split(" | ")} - {"None"}
+
+
+def test_a_function_that_makes_an_error_says_so() -> None:
+    errors = exception_names()
+    makers = [
+        (path, node)
+        for path, node in functions()
+        if (types := returned_names(node.returns)) and types <= errors
+    ]
+    assert len(makers) > 50
+    assert not [
+        f"{place(path, node.lineno)}: {node.name}"
+        for path, node in makers
+        # A refusal makes copies of itself.
+        if not node.name.endswith("_error") and returned_names(node.returns) != {"Refused"}
+    ]
+
+
+def is_statement_of_bool(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the docstring of a function says "Whether ..."; an act says "Returns whether"."""
+    return (ast.get_docstring(node) or "").startswith("Whether")
+
+
+def test_a_function_that_tells_whether_is_a_predicate() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {node.name}"
+        for path, node in functions()
+        if node.returns is not None and ast.unparse(node.returns) == "bool"
+        if is_statement_of_bool(node)
+        if not PREDICATE.match(node.name) and not OPERATOR.fullmatch(node.name)
+    ]

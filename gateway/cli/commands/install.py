@@ -154,8 +154,8 @@ def _package_sources(wheels: Path | None) -> dict[str, str]:
 
 def find_uv() -> str:
     """The path of uv: beside this Python, or on PATH. Raises InstallFailed."""
-    own_uv = Path(sys.executable).parent / "uv"
-    program = str(own_uv) if own_uv.is_file() else shutil.which("uv")
+    bundled_uv = Path(sys.executable).parent / "uv"
+    program = str(bundled_uv) if bundled_uv.is_file() else shutil.which("uv")
     if program is None:
         raise InstallFailed(
             "The program uv, which builds the environments of engines, was not found.",

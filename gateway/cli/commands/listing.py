@@ -14,8 +14,7 @@ from gateway.cli.model_output import detail_text, keep_alive_text
 from gateway.cli.options import Json
 from gateway.cli.tables import print_table, without_column
 from gateway.cli.terminal import say
-from gateway.domain.units import in_words
-from gateway.domain.units import words as size
+from gateway.domain.units import format_bytes, in_words
 
 Requests = Annotated[
     bool, typer.Option("--requests", help="List the running requests instead, oldest first.")
@@ -89,7 +88,7 @@ def list_models(as_json: Json = False) -> None:
             (
                 row["name"],
                 row["state"],
-                size(row["bytes"]) if row["bytes"] else "-",
+                format_bytes(row["bytes"]) if row["bytes"] else "-",
                 ", ".join(commit[:12] for commit in row["commits"]) or "-",
                 _age_text(row["used_at"], now_s),
                 row["source"],
@@ -115,7 +114,7 @@ def _requests(as_json: bool) -> None:
                 request["model"],
                 request["phase"],
                 in_words(max(0.0, now_s - request["began_at"])),
-                size(request["sent_bytes"]),
+                format_bytes(request["sent_bytes"]),
                 request["endpoint"],
                 request["key"] or "-",
                 request["address"] or "-",
@@ -164,7 +163,7 @@ def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]
         ", ".join(engines) or "-",
         f"{min(contexts):,}" if contexts else "-",
         gpu_numbers or ("CPU" if replicas else "-"),
-        size(memory_bytes) if memory_bytes else "-",
+        format_bytes(memory_bytes) if memory_bytes else "-",
         in_words(now_s - ready_at) if ready_at else "-",
         _age_text(view["used_at"], now_s),
         _stay_text(view, ready_at, now_s),
@@ -183,7 +182,7 @@ def _stay_text(view: Any, ready_at: float | None, now_s: float) -> str:
 
 
 def _prepared_row(view: Any, now_s: float) -> tuple[object, ...]:
-    memory = size(view["pss_bytes"]) if view["pss_bytes"] is not None else "-"
+    memory = format_bytes(view["pss_bytes"]) if view["pss_bytes"] is not None else "-"
     return view["engine"], view["pid"], memory, in_words(max(0.0, now_s - view["since"]))
 
 

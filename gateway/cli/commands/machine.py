@@ -17,12 +17,12 @@ from gateway.cli.terminal import say
 def probe(as_json: Json = False) -> None:
     """Show the hardware of this machine."""
     from gateway.machine.gpu_watch import allowed_devices
-    from gateway.machine.probe import probe as read
+    from gateway.machine.probe import probe as probe_machine
     from gateway.planner.explain import machine
     from gateway.settings import load_settings
 
     settings = load_settings()
-    hardware = allowed_devices(Path.cwd(), settings).mark(read(Path.cwd()))
+    hardware = allowed_devices(Path.cwd(), settings).mark(probe_machine(Path.cwd()))
     if as_json:
         say(hardware.model_dump_json(indent=2))
         return

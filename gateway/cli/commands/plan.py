@@ -46,7 +46,7 @@ def _list_hardware(value: str | None) -> str | None:
     from gateway.planner.service.offline import OfflinePlanner
 
     profiles = OfflinePlanner.from_environment().profiles
-    show_hardware_names(profiles.snapshot_names(), profiles.cards.cards)
+    show_hardware_names(profiles.snapshot_names(), profiles.card_table.cards)
     raise typer.Exit
 
 

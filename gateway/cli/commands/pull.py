@@ -11,7 +11,7 @@ from gateway.cli.client import answer_error, call, stream_lines
 from gateway.cli.options import Json, Revision, absolute_source
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import progress_bar, say
-from gateway.domain.units import words as size
+from gateway.domain.units import format_bytes
 from gateway.errors import BadRequest, NotReady
 
 
@@ -44,7 +44,9 @@ def pull(
             )
         )
     else:
-        print_paragraph(f"{source}: {size(last['total'])} downloaded, at commit {last['commit']}")
+        print_paragraph(
+            f"{source}: {format_bytes(last['total'])} downloaded, at commit {last['commit']}"
+        )
 
 
 def download(source: str, revision: str | None) -> Any:

@@ -15,7 +15,7 @@ from gateway.cli.doctor.readings import Containers, GpuCondition, HostMemory, Hu
 from gateway.domain import Engine, Hardware, PreparedView
 from gateway.domain.release import release
 from gateway.domain.units import GIB, gib
-from gateway.engines.common.planning_input import left_bytes
+from gateway.engines.common.planning_input import host_reserve_bytes
 
 # Engines raise their own limit to this number: set_ulimit in vllm/utils/system_utils.py:264
 # (0.33.0) and sglang/srt/utils/common.py:2585 (0.5.23).
@@ -132,7 +132,7 @@ def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck
     shared_gpus = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]
     if not shared_gpus:
         return None
-    name, free_bytes = "memory of GPU and host", max(map(left_bytes, shared_gpus))
+    name, free_bytes = "memory of GPU and host", max(map(host_reserve_bytes, shared_gpus))
     if memory is None:
         return MachineCheck(name, "unknown", "/proc/meminfo cannot be read")
     pages = max(0, memory.available - memory.free_bytes)

@@ -180,7 +180,7 @@ def _gpus(hardware: Hardware) -> MachineCheck:
 
 def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     """A warning for unmeasured cards without a data sheet in the profiles."""
-    cards = Profiles(settings.profiles_dir).cards
+    cards = Profiles(settings.profiles_dir).card_table
     unknown_gpus = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
     measured_facts_of_gpus = (
         Measured(valid_facts(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))

@@ -109,7 +109,7 @@ class LoadedModel:
     was_evicted: bool = False
     """Since the gateway started."""
     was_never_loaded: bool = False
-    had_no_request: bool = False
+    is_without_requests: bool = False
     """Since it was last loaded."""
 
     @property
@@ -373,4 +373,4 @@ def _is_warm(model: LoadedModel, now: float) -> bool:
 
 def _is_residence_over(model: LoadedModel, copy: Copy, now: float) -> bool:
     """Whether the residence of the copy is over. An unused model has none."""
-    return model.had_no_request or now - copy.entered_at >= copy.residence_s
+    return model.is_without_requests or now - copy.entered_at >= copy.residence_s

@@ -2,7 +2,7 @@
 
 Events follow from recorded and observed state, not from the code path. So each event is reported
 once, for any cause. Events that a dying gateway could not report are reported at the next start:
-`ReportedStages` remembers the last report of each start.
+`ReportedMilestones` remembers the last report of each start.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gateway.domain.facts import Event, EventKind
 from gateway.domain.phases import detail_beside
 from gateway.domain.units import in_words, plural
 
-Stage = Literal["", "chosen", "started", "ready", "ended"]
+Milestone = Literal["", "chosen", "started", "ready", "ended"]
 """How far a start was reported."""
 
-_STAGES: dict[str, Stage] = {
+_MILESTONES: dict[str, Milestone] = {
     "plan.chosen": "chosen",
     "plan.fallback": "chosen",
     "plan.shrunk": "chosen",
@@ -30,7 +30,7 @@ _STAGES: dict[str, Stage] = {
     "engine.failed": "ended",
     "engine.stopped": "ended",
 }
-_STAGE_ORDER: tuple[Stage, ...] = ("", "chosen", "started", "ready", "ended")
+_MILESTONE_ORDER: tuple[Milestone, ...] = ("", "chosen", "started", "ready", "ended")
 # Prefixes of phases that have events of their own.
 _WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
 
@@ -73,35 +73,35 @@ class ReportedModel:
     endpoints: Mapping[str, str] = field(default_factory=dict)
 
 
-class ReportedStages:
-    """The reported stage of each start, by attempt number."""
+class ReportedMilestones:
+    """The reported milestone of each start, by attempt number."""
 
     def __init__(self) -> None:
-        self._stages: dict[int, Stage] = {}
+        self._milestones: dict[int, Milestone] = {}
 
-    def stage(self, attempt: Attempt) -> Stage:
-        return self._stages.get(attempt.id, "")
+    def milestone(self, attempt: Attempt) -> Milestone:
+        return self._milestones.get(attempt.id, "")
 
-    def note(self, number: int, stage: Stage) -> None:
-        self._stages[number] = stage
-        if len(self._stages) > 2 * _ENDED_STARTS_MAX:
+    def note(self, number: int, milestone: Milestone) -> None:
+        self._milestones[number] = milestone
+        if len(self._milestones) > 2 * _ENDED_STARTS_MAX:
             ended_numbers = sorted(
-                number for number, stage in self._stages.items() if stage == "ended"
+                number for number, milestone in self._milestones.items() if milestone == "ended"
             )
             for attempt_id in ended_numbers[:_ENDED_STARTS_MAX]:
-                del self._stages[attempt_id]
+                del self._milestones[attempt_id]
 
 
 # Ended starts to remember. A state holds the last few of each replica.
 _ENDED_STARTS_MAX = 10_000
 
 
-def stage_of(kind: str) -> Stage:
-    """The stage that an event of this kind reports; "" if none."""
-    return _STAGES.get(kind, "")
+def milestone_of_event(kind: str) -> Milestone:
+    """The milestone that an event of this kind reports; "" if none."""
+    return _MILESTONES.get(kind, "")
 
 
-def stage(attempt: Attempt, *, is_watched: bool) -> Stage:
+def milestone_of_attempt(attempt: Attempt, *, is_watched: bool) -> Milestone:
     """How far a start has come."""
     if not attempt.is_live:
         return "ended"
@@ -113,12 +113,12 @@ def stage(attempt: Attempt, *, is_watched: bool) -> Stage:
 def events_of_model(
     former_model: ReportedModel | None,
     new_model: ReportedModel | None,
-    reported_stages: ReportedStages,
+    reported_milestones: ReportedMilestones,
     now: float,
 ) -> Iterator[Event]:
     """The events between two states of a model; None: the model does not exist.
 
-    `reported_stages` is brought up to date while the events are consumed.
+    `reported_milestones` is brought up to date while the events are consumed.
     """
     if new_model is None:
         if former_model is not None:
@@ -132,7 +132,7 @@ def events_of_model(
     yield from _wish_events(former_model, new_model, now)
     for replica in new_model.replicas:
         yield from _replica_events(
-            new_model, _earlier_replica(former_model, replica), replica, reported_stages, now
+            new_model, _earlier_replica(former_model, replica), replica, reported_milestones, now
         )
     yield from _endpoint_events(former_model, new_model, now)
     if former_model is not None and former_model.state != new_model.state:
@@ -206,20 +206,21 @@ def _replica_events(
     model: ReportedModel,
     former_replica: ReportedReplica,
     new_replica: ReportedReplica,
-    reported_stages: ReportedStages,
+    reported_milestones: ReportedMilestones,
     now: float,
 ) -> Iterator[Event]:
     for place, attempt in enumerate(new_replica.attempts):
         is_watched = new_replica.watched == attempt.id
-        former_stage, now_is = reported_stages.stage(attempt), stage(attempt, is_watched=is_watched)
-        if former_stage != now_is and _STAGE_ORDER.index(former_stage) < _STAGE_ORDER.index(now_is):
-            reported_stages.note(attempt.id, now_is)
+        former_milestone = reported_milestones.milestone(attempt)
+        present_milestone = milestone_of_attempt(attempt, is_watched=is_watched)
+        if _MILESTONE_ORDER.index(former_milestone) < _MILESTONE_ORDER.index(present_milestone):
+            reported_milestones.note(attempt.id, present_milestone)
             earlier_attempt = new_replica.attempts[place - 1] if place else None
             yield from _start_events(
-                model, new_replica, earlier_attempt, attempt, former_stage, now
+                model, new_replica, earlier_attempt, attempt, former_milestone, now
             )
 
-        if now_is == former_stage == "ready":
+        if present_milestone == former_milestone == "ready":
             yield from _late_abilities(model, former_replica, attempt, new_replica.index, now)
 
     def event(kind: EventKind, text: str, **data: Any) -> Event:
@@ -313,7 +314,7 @@ def _start_events(
     replica: ReportedReplica,
     earlier_attempt: Attempt | None,
     attempt: Attempt,
-    former_stage: Stage,
+    former_milestone: Milestone,
     now: float,
 ) -> Iterator[Event]:
     """The events of a start that were not reported yet."""
@@ -330,10 +331,10 @@ def _start_events(
             data=data,
         )
 
-    if former_stage == "":
+    if former_milestone == "":
         kind, text, data = _plan_event(name, earlier_attempt, attempt)
         yield event(kind, text, attempt.started_at, **data, trial=replica.is_trial)
-    if former_stage in ("", "chosen") and (
+    if former_milestone in ("", "chosen") and (
         replica.watched == attempt.id or attempt.ready_at is not None
     ):
         yield event(
@@ -342,7 +343,7 @@ def _start_events(
             engine=str(plan.engine),
             instance=attempt.instance_name,
         )
-    if former_stage in ("", "chosen", "started") and attempt.ready_at is not None:
+    if former_milestone in ("", "chosen", "started") and attempt.ready_at is not None:
         tested = attempt.abilities
         abilities = tested.model_dump(mode="json") if tested is not None else {}
         text = f"{name} answers, even to a full prefill batch and to many requests at once."

@@ -12,12 +12,12 @@ from operator import attrgetter
 from typing import Any
 
 from gateway.controller.decisions.reports import (
+    ReportedMilestones,
     ReportedModel,
     ReportedReplica,
-    ReportedStages,
     events_of_model,
-    stage,
-    stage_of,
+    milestone_of_attempt,
+    milestone_of_event,
 )
 from gateway.controller.events.event_log import EventLog
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -61,7 +61,7 @@ class Observer:
         self._gpus = gpus
         self._keys = keys
         self._settings = settings
-        self._stages = ReportedStages()
+        self._milestones = ReportedMilestones()
         self._reported_fingerprints: dict[str, tuple[Any, ...]] = {}
         self._now: dict[str, ReportedModel] = {}
         self._lost_gpus: Mapping[str, Any] = {}
@@ -86,12 +86,14 @@ class Observer:
         oldest_at = oldest_events[0].at if oldest_events else time.time()
         event_ids = {number for number, _ in reported_attempts}
         for number, kind in reported_attempts:
-            if (reached := stage_of(kind)) != "":
-                self._stages.note(number, reached)
+            if (reached := milestone_of_event(kind)) != "":
+                self._milestones.note(number, reached)
         for name, model in self._models.items():
             for attempt in (past for replica in model.replicas for past in replica.attempts):
                 if attempt.id not in event_ids and attempt.started_at < oldest_at:
-                    self._stages.note(attempt.id, stage(attempt, is_watched=True))
+                    self._milestones.note(
+                        attempt.id, milestone_of_attempt(attempt, is_watched=True)
+                    )
             if models.get(name) == "model.added" or model.created_at < oldest_at:
                 self._now[name] = _report(model)
         now = time.time()
@@ -159,11 +161,11 @@ class Observer:
                     former_model = self._now.get(name)
                     self._now[name] = _report(model)
                     self._events.tell(
-                        events_of_model(former_model, self._now[name], self._stages, now)
+                        events_of_model(former_model, self._now[name], self._milestones, now)
                     )
             for name in [name for name in self._now if name not in self._models]:
                 self._reported_fingerprints.pop(name, None)
-                self._events.tell(events_of_model(self._now.pop(name), None, self._stages, now))
+                self._events.tell(events_of_model(self._now.pop(name), None, self._milestones, now))
             self._look_at_gpus(now)
             self._look_at_keys(now)
         except Exception as error:

@@ -111,7 +111,7 @@ class Webhook:
             await asyncio.to_thread(self._table.note_cursor, self._reader, number)
 
     async def _deliver(self, event: RecordedEvent) -> bool:
-        """Whether the event was delivered or is too old; False: the receiver wants no more."""
+        """Deliver the event. Returns whether it is done with; False: the receiver wants no more."""
         at = datetime.fromtimestamp(event.at, UTC).isoformat()
         body = msgspec.json.encode(
             {"type": event.kind, "timestamp": at, "data": msgspec.Raw(event.text)}

@@ -26,7 +26,7 @@ from gateway.errors import Conflict, no_model_error
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import gift_bytes
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
-from gateway.planner.starts import PlacedEngine, Stage, shape
+from gateway.planner.starts import EnginePhase, PlacedEngine, shape
 
 # States of a replica that is not started before somebody changes something.
 _FAILED_STATES = ("no_plan", "quarantined")
@@ -449,14 +449,14 @@ class Fleet:
                         or replica.eviction is not None
                         or attempt is not replica.attempt
                     )
-                    stage: Stage = "stopping" if ending else replica.stage
+                    engine_phase: EnginePhase = "stopping" if ending else replica.engine_phase
                     measures, proved = replica.measures, attempt.state == "ready"
                     yield PlacedEngine(
                         name,
                         replica.model,
                         gpus,
                         shape(attempt.plan),
-                        stage,
+                        engine_phase,
                         now,
                         measures=measures,
                         is_proved=proved,

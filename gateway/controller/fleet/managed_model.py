@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.controller.decisions.eviction import STOP_REASON, Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
-from gateway.controller.fleet.plan_inputs import VainPlan
+from gateway.controller.fleet.plan_inputs import FailedPlanning
 from gateway.controller.fleet.preparation import Preparation
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
@@ -33,7 +33,7 @@ from gateway.domain import (
 )
 from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.logging import Logger
-from gateway.planner.starts import Stage
+from gateway.planner.starts import EnginePhase
 from gateway.supervision import Setback
 
 log = Logger("fitserve.loop")
@@ -58,9 +58,9 @@ class ReplicaPlanning:
     blocked_at: float = 0.0
     looks_again: bool = False
     """A replica without a plan is planned again. Until the result is known its status stays."""
-    vain_looks: int = 0
+    failure_count: int = 0
     """Plans in a row that were made without a known change, and found nothing."""
-    vain_plan: VainPlan | None = None
+    failed_planning: FailedPlanning | None = None
     """Its last plan, which found nothing; None: the next plan is made in any case."""
     is_outdated: bool = False
     """Memory became free, or a request came, while its plan was made."""
@@ -78,17 +78,18 @@ class ReplicaPlanning:
     @property
     def replan_s(self) -> float:
         """Seconds from a block to the next plan without a known change: a Hub may answer again."""
-        return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _MAX_REPLAN_S)
+        return min(REPLAN_S * 2.0 ** min(self.failure_count, 16), _MAX_REPLAN_S)
 
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
         self.blocked_reason, self.blocked_at = reason, time.monotonic()
         self.awaited_offers, self.gifts, self.waits_for_request = (), (), False
 
-    def rest_as_before(self, vain_plan: VainPlan) -> None:
+    def rest_as_before(self, failed_planning: FailedPlanning) -> None:
         """Note that nothing has changed since its last plan, which found nothing."""
-        self.block(vain_plan.reason)
-        self.blocked_at, self.waits_for_request = vain_plan.at, vain_plan.waits_for_request
+        self.block(failed_planning.reason)
+        self.blocked_at = failed_planning.at
+        self.waits_for_request = failed_planning.waits_for_request
 
     def wait_for(self, offers: tuple[Offer, ...], intended_plan: Plan | None = None) -> bool:
         """Note that other models must give these offers first.
@@ -293,8 +294,8 @@ class ReplicaState:
             await watcher.close()
 
     @property
-    def stage(self) -> Stage:
-        """The stage of its engine, as its neighbours on the GPUs feel it (`PlacedEngine`)."""
+    def engine_phase(self) -> EnginePhase:
+        """The phase of its engine, as its neighbours on the GPUs feel it (`PlacedEngine`)."""
         observation = self.watcher.observation if self.watcher is not None else Observation()
         if (
             self.attempt is not None

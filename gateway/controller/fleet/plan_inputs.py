@@ -93,7 +93,7 @@ class PlanBasis(NamedTuple):
         )
 
 
-class VainPlan(NamedTuple):
+class FailedPlanning(NamedTuple):
     """A plan that found nothing.
 
     waits_for_request: see `ReplicaState`.

@@ -173,8 +173,8 @@ class Launcher:
             self._place,
             remote_code=allow_remote_code,
         )
-        met_conditions = await self.conditions(plan, allow_remote_code=allow_remote_code)
-        return met_conditions.evolve(origin=(await self.host.start(spec)).origin)
+        start_conditions = await self.conditions(plan, allow_remote_code=allow_remote_code)
+        return start_conditions.evolve(origin=(await self.host.start(spec)).origin)
 
     async def conditions(self, plan: Plan, *, allow_remote_code: bool) -> StartConditions:
         """The conditions of a start now, as far as the host tells."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.controller.decisions.changes import diff_plans, is_as_good
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.plan_inputs import PlanBasis, VainPlan, room_of
+from gateway.controller.fleet.plan_inputs import FailedPlanning, PlanBasis, room_of
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_input_reader import PlanInputReader
@@ -61,7 +61,7 @@ class PlanSteps:
                 basis = await self._basis(model, room)
                 if self._rests(model, replica, basis):
                     return
-                replica.planning.vain_plan = None
+                replica.planning.failed_planning = None
                 result = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
                     model, result, room, in_place
@@ -96,12 +96,16 @@ class PlanSteps:
     @staticmethod
     def _rests(model: ManagedModel, replica: ReplicaState, basis: PlanBasis) -> bool:
         """Whether nothing has changed that may give it a plan. Equal plans are made once."""
-        if not replica.planning.looks_again or model.asks or replica.planning.vain_plan is None:
+        if (
+            not replica.planning.looks_again
+            or model.asks
+            or replica.planning.failed_planning is None
+        ):
             return False
-        if basis.may_help(replica.planning.vain_plan.basis):
-            replica.planning.vain_looks = 0
+        if basis.may_help(replica.planning.failed_planning.basis):
+            replica.planning.failure_count = 0
             return False
-        replica.planning.rest_as_before(replica.planning.vain_plan)
+        replica.planning.rest_as_before(replica.planning.failed_planning)
         return True
 
     @staticmethod
@@ -117,13 +121,13 @@ class PlanSteps:
             and not replica.planning.awaited_offers
             and not replica.succession.lacks_room
         )
-        if basis is None or not is_vain or replica.planning.vain_plan is not None:
+        if basis is None or not is_vain or replica.planning.failed_planning is not None:
             return
         if room_of(room()) != basis.room:
             # An engine was asked meanwhile, and the last plan may be of either room.
             basis = basis._replace(room=basis.room._replace(inputs_digest=None))
         basis = basis._replace(answers=_answers(model))
-        replica.planning.vain_plan = VainPlan(
+        replica.planning.failed_planning = FailedPlanning(
             basis,
             replica.planning.blocked_reason or "",
             replica.planning.waits_for_request,
@@ -208,7 +212,7 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.planning.vain_looks, replica.planning.vain_plan = 0, None
+        replica.planning.failure_count, replica.planning.failed_planning = 0, None
         replica.attempt = await self._attempts.begin(replica, plan)
         replica.planning.requested_copies = set()
         replica.planning.gifts = ()

@@ -171,8 +171,8 @@ class ReplicaSteps:
         ):
             replica.planning.blocked_reason = None
             replica.planning.looks_again = True
-            replica.planning.vain_plan = None
-            replica.planning.vain_looks += 1
+            replica.planning.failed_planning = None
+            replica.planning.failure_count += 1
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:
         """Prepare the next start while others leave for it, and end preparations that no start

@@ -33,8 +33,8 @@ from gateway.store.store import Store
 
 log = Logger("fitserve.loop")
 
-# Seconds until NVML shows freed memory, and between two looks.
-_BACK_S, _LOOK_S = 5.0, 0.2
+# Seconds until NVML shows freed memory, and between two readings.
+_RELEASE_TIMEOUT_S, _POLL_S = 5.0, 0.2
 # Seconds in which a woken engine has to answer the smallest request.
 _SMALL_REQUEST_TIMEOUT_S = 60.0
 
@@ -72,9 +72,9 @@ class SleepSteps:
             await self._sleep(replica, attempt, watcher)
 
     async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:
-        start_s, used_bytes = time.monotonic(), await self._uses(attempt)
-        falling = attempt.evolve(asleep=Asleep(since=time.time()))
-        await self._save(replica, falling)
+        start_s, used_bytes = time.monotonic(), await self._read_used_bytes(attempt)
+        sleepy_attempt = attempt.evolve(asleep=Asleep(since=time.time()))
+        await self._save(replica, sleepy_attempt)
         replica.progress = "falls asleep"
         watcher.end_questions()
         try:
@@ -82,15 +82,15 @@ class SleepSteps:
         except NoAnswerError as error:
             await self._end(
                 replica,
-                falling,
+                sleepy_attempt,
                 sleep.failure_fact(attempt, f"did not fall asleep: it {error}", time.time()),
             )
             return
-        told_s = time.monotonic() - start_s
+        call_s = time.monotonic() - start_s
         freed_bytes = await self._wait_for_freed_bytes(attempt, used_bytes)
         fact = sleep.result_fact(attempt, freed_bytes, time.time())
         if not sleep.has_freed_enough(attempt.plan, freed_bytes):
-            await self._end(replica, falling, fact)
+            await self._end(replica, sleepy_attempt, fact)
             return
         sleep_record = Asleep(since=time.time(), gave=freed_bytes)
         await self._save(replica, attempt.evolve(asleep=sleep_record), *await self._new_facts(fact))
@@ -99,7 +99,7 @@ class SleepSteps:
             model=replica.model,
             replica=replica.index,
             gave=freed_bytes,
-            seconds=round(told_s, 2),
+            seconds=round(call_s, 2),
         )
 
     async def wake(
@@ -118,23 +118,23 @@ class SleepSteps:
         Raises StoreError.
         """
         watcher = replica.watcher
-        if watcher is None or not await self._room(
+        if watcher is None or not await self._reserve_memory(
             replica, attempt, promised_bytes, offers, is_spare=is_spare
         ):
             return
         sleep_record = attempt.asleep or Asleep(since=time.time())
-        waking_attempt = attempt.evolve(asleep=sleep_record.evolve(gave=None))
-        await self._save(replica, waking_attempt)
+        woken_attempt = attempt.evolve(asleep=sleep_record.evolve(gave=None))
+        await self._save(replica, woken_attempt)
         replica.progress = "waking up"
-        await self._gate.wakes(waking_attempt)
-        start_s, at = time.monotonic(), time.time()
+        await self._gate.wakes(woken_attempt)
+        start_s, begun_at = time.monotonic(), time.time()
         try:
             await self._tell(watcher, "/wake_up")
-            await self._answers(watcher, attempt)
+            await self._check_answer(watcher, attempt)
         except NoAnswerError as error:
             await self._end(
                 replica,
-                waking_attempt,
+                woken_attempt,
                 sleep.failure_fact(attempt, f"did not wake up: it {error}", time.time()),
             )
             return
@@ -142,7 +142,7 @@ class SleepSteps:
         await self._save(replica, attempt.evolve(asleep=None))
         # Its requests are let through from here on: the state says so at the same moment.
         replica.status = Rest("ready")
-        replica.wake_times = (at, time.time())
+        replica.wake_times = (begun_at, time.time())
         replica.planning.blocked_reason = None
         replica.planning.awaited_offers = ()
         replica.planning.requested_copies = set()
@@ -153,7 +153,7 @@ class SleepSteps:
             seconds=round(time.monotonic() - start_s, 2),
         )
 
-    async def _room(
+    async def _reserve_memory(
         self,
         replica: ReplicaState,
         attempt: Attempt,
@@ -162,13 +162,13 @@ class SleepSteps:
         *,
         is_spare: bool,
     ) -> bool:
-        """Whether the memory for the engine is free; from then on it is reserved.
+        """Reserve the memory for the engine once it is free. Returns whether it is.
 
         Memory that others have just left is waited for.
         """
         if attempt.asleep is None or attempt.asleep.gave is None:
             return True
-        deadline = time.monotonic() + _BACK_S
+        deadline = time.monotonic() + _RELEASE_TIMEOUT_S
         while True:
             async with self._turns.turn():
                 machine = await self._planner.hardware()
@@ -184,7 +184,7 @@ class SleepSteps:
             if missing_bytes:
                 _give_up_waking(replica, attempt, missing_bytes, is_spare=is_spare)
                 return False
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     @staticmethod
     def _waits_for_others(
@@ -204,20 +204,21 @@ class SleepSteps:
     ) -> dict[str, int]:
         """Freed bytes by GPU UUID, as NVML shows them. Waits for the expected number for a
         while."""
-        end = time.monotonic() + _BACK_S
+        end = time.monotonic() + _RELEASE_TIMEOUT_S
         while True:
-            now = await self._uses(attempt)
+            present_bytes = await self._read_used_bytes(attempt)
             freed_bytes = {
-                uuid: used_bytes[uuid] - now[uuid] for uuid in used_bytes.keys() & now.keys()
+                uuid: used_bytes[uuid] - present_bytes[uuid]
+                for uuid in used_bytes.keys() & present_bytes.keys()
             }
             if sleep.has_freed_enough(attempt.plan, freed_bytes) or time.monotonic() > end:
                 expected_freed = sleep.expected_bytes(attempt.plan)
                 return {
                     uuid: min(expected_freed, max(0, count)) for uuid, count in freed_bytes.items()
                 }
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def _uses(self, attempt: Attempt) -> dict[str, int]:
+    async def _read_used_bytes(self, attempt: Attempt) -> dict[str, int]:
         """Bytes that the engine's processes use on each GPU, by UUID.
 
         Without such data from the driver: the bytes that all processes use.
@@ -240,7 +241,7 @@ class SleepSteps:
             used_by_gpu[gpu.uuid] = total if total else gpu.total_bytes - gpu.free_bytes
         return used_by_gpu
 
-    async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
+    async def _check_answer(self, watcher: Watcher, attempt: Attempt) -> None:
         """Raises NoAnswerError if the engine does not answer."""
         if not await is_alive(
             watcher.client, watcher.url, attempt.served_name, attempt.plan, _SMALL_REQUEST_TIMEOUT_S

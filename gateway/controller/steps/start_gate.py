@@ -53,7 +53,7 @@ class Engines(Protocol):
         """The engines that exist.
 
         `running_names` are the listed instances; `begun_names` those that may not be listed yet.
-        Unknown names are removed from `begun_names`. `now` is the clock of the stages.
+        Unknown names are removed from `begun_names`. `now` is the clock of the phases.
         """
         ...
 
@@ -130,7 +130,7 @@ class StartGate:
         neighbours = (
             holder
             for holder in self._holders.values()
-            if holder.instance != but and holder.stage == "loading" and not holder.is_sized
+            if holder.instance != but and holder.phase == "loading" and not holder.is_sized
         )
         return any(not neighbour.gpus.isdisjoint(gpus) for neighbour in neighbours)
 
@@ -165,8 +165,8 @@ class StartGate:
                 if obstacle is not None:
                     report(await self._words(obstacle))
                     await self._looked.wait()
-                if (met_failure := self._engines.copy_failure(attempt)) is not None:
-                    message = f"Another copy with this plan failed first: {met_failure.message}"
+                if (copy_failure := self._engines.copy_failure(attempt)) is not None:
+                    message = f"Another copy with this plan failed first: {copy_failure.message}"
                     failure = Failure(
                         kind="withdrawn",
                         phase="waiting",
@@ -182,9 +182,9 @@ class StartGate:
         self._disturbances.pop(start.instance, None)
         if start.is_sized:
             self._sized.add(start.instance)
-        now, sized = time.monotonic(), start.is_sized
+        now, is_sized = time.monotonic(), start.is_sized
         self._holders[start.instance] = PlacedEngine(
-            start.instance, start.model, start.gpus, start.shape, "loading", now, is_sized=sized
+            start.instance, start.model, start.gpus, start.shape, "loading", now, is_sized=is_sized
         )
         return count
 
@@ -193,7 +193,7 @@ class StartGate:
         loading."""
         name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
         while any(
-            holder.stage == "loading" and holder.gpus & gpus
+            holder.phase == "loading" and holder.gpus & gpus
             for holder in self._holders.values()
             if holder.instance != name
         ):
@@ -232,11 +232,10 @@ class StartGate:
         read = readings(await self._hardware(), start.gpus)
         former_reading = self._readings.get(start.instance)
         self._readings[start.instance] = read
-        own_engines = [holder for holder in self._holders.values() if holder.gpus & start.gpus]
+        neighbours = [holder for holder in self._holders.values() if holder.gpus & start.gpus]
         restless_since = self._restless.setdefault(start.instance, time.monotonic())
         is_foreign = any(
-            len(reading.processes or ())
-            > sum(reading.uuid in engine.gpus for engine in own_engines)
+            len(reading.processes or ()) > sum(reading.uuid in engine.gpus for engine in neighbours)
             for reading in read.values()
         )
         if (
@@ -291,9 +290,9 @@ class StartGate:
 
 
 def _keep_since(engine: PlacedEngine, former_engine: PlacedEngine | None) -> PlacedEngine:
-    """The engine with the time when its present stage began."""
+    """The engine with the time when its present phase began."""
     return (
-        engine.evolve(stage_since=former_engine.stage_since)
-        if former_engine is not None and former_engine.stage == engine.stage
+        engine.evolve(phase_since=former_engine.phase_since)
+        if former_engine is not None and former_engine.phase == engine.phase
         else engine
     )

@@ -298,7 +298,7 @@ class EngineRules(EngineKind, Protocol):
         """The KV cache dtype that the engine takes over from the checkpoint, or has for such a
         model on such a GPU; "auto": none."""
 
-    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+    def prefers_kv_flag(self, quant: Quant | None, engine: Engine) -> bool:
         """Whether the engine's flag overrides the KV cache dtype of the checkpoint."""
 
     def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:

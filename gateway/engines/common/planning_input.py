@@ -145,7 +145,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
                 (size - driver_bytes(gpu) for gpu in gpus if (size := gpu.total_bytes)), default=0
             )
             room = {
-                (self.available[gpu.uuid] - left_bytes(gpu), gpu.total_bytes or least_bytes)
+                (self.available[gpu.uuid] - host_reserve_bytes(gpu), gpu.total_bytes or least_bytes)
                 for gpu in gpus
             }
             is_measured = all(
@@ -240,12 +240,12 @@ def available_ram(machine: Hardware, promised_bytes: Mapping[str, int]) -> int:
     )
 
 
-def room_bytes(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:
+def free_bytes_of(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:
     """Bytes that an engine may use on the GPUs."""
-    return available_bytes(gpu, promised_bytes) - left_bytes(gpu)
+    return available_bytes(gpu, promised_bytes) - host_reserve_bytes(gpu)
 
 
-def left_bytes(gpu: Gpu) -> int:
+def host_reserve_bytes(gpu: Gpu) -> int:
     """Free bytes of a GPU that no engine takes: the host's reserve of memory that both share."""
     if gpu.memory_kind == "dedicated":
         return HEADROOM

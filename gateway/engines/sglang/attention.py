@@ -71,12 +71,12 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
         "prefill": forced_backends.prefill,
         "decode": forced_backends.decode,
     }
-    page = _steps(rules.models, chosen_names, forced_backends.page, model)
+    page = _apply_steps(rules.models, chosen_names, forced_backends.page, model)
     choice_reason = _choice_reason(forced_backends, chosen_names, model)
     refusals = _limit_refusals(rules.limits, chosen_names, page, model)
     if chosen_names["prefill"] is not None and chosen_names["prefill"] == chosen_names["decode"]:
         chosen_names["attention"] = chosen_names["prefill"]
-    page = _steps(rules.defaults, chosen_names, page, model)
+    page = _apply_steps(rules.defaults, chosen_names, page, model)
     if unknown_names := sorted(
         {name for name in chosen_names.values() if name} - set(rules.backends)
     ):
@@ -98,7 +98,7 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
         if chosen_names["attention"] == item.backend and item.where.refusal(model) is None:
             chosen_names["attention"] = item.by
     refusals += _limit_refusals(rules.last_limits, chosen_names, page, model)
-    prefill, decode = _parts(chosen_names)
+    prefill, decode = _chosen_parts(chosen_names)
     for name, conditions in (
         (decode, rules.backends[decode].decode),
         (prefill, rules.backends[prefill].prefill),
@@ -138,9 +138,9 @@ def _choice_reason(
 
 def _deciding_rules(rules: BackendRules, model: Subject) -> BackendRules:
     """The rules of the version whose selection this model has."""
-    lenders = (loan.rules for loan in rules.loans if loan.where.refusal(model) is None)
-    lender = next(lenders, None)
-    return rules if lender is None else _deciding_rules(lender, model)
+    rule_sets = (loan.rules for loan in rules.borrowed_rules if loan.where.refusal(model) is None)
+    source_rules = next(rule_sets, None)
+    return rules if source_rules is None else _deciding_rules(source_rules, model)
 
 
 def _description_gap(rules: BackendRules, model: Subject, forced_backends: ForcedBackends) -> str:
@@ -198,7 +198,9 @@ def server_attention(
         page = int(args["block-size"]) if "block-size" in args else None
         chosen_selection = select(rules, model, ForcedBackends(**forced_names, page=page))
     backends = _deciding_rules(rules, model).backends
-    return tuple(_row(group, rules, backends, chosen_selection, model) for group in groups)
+    return tuple(
+        _layer_attention(group, rules, backends, chosen_selection, model) for group in groups
+    )
 
 
 def model_of(
@@ -224,7 +226,7 @@ def model_of(
     return Subject(capability, attention=query, gpu_gib=gpu_bytes / GIB)
 
 
-def _row(
+def _layer_attention(
     group: AttentionGroup,
     rules: BackendRules,
     backends: Mapping[str, SglangBackend],
@@ -286,13 +288,13 @@ def _row(
     )
 
 
-def _parts(chosen_names: Mapping[BackendOption, str | None]) -> tuple[str, str]:
+def _chosen_parts(chosen_names: Mapping[BackendOption, str | None]) -> tuple[str, str]:
     """Prefill and decode: "" where nothing is chosen yet."""
     attention = chosen_names["attention"] or ""
     return chosen_names["prefill"] or attention, chosen_names["decode"] or attention
 
 
-def _steps(
+def _apply_steps(
     steps: Sequence[BackendStep],
     chosen_names: dict[BackendOption, str | None],
     page: int | None,
@@ -319,7 +321,7 @@ def _limit_refusals(
     model: Subject,
 ) -> list[Refusal]:
     refusals, architecture = [], _query(model).architecture
-    prefill, decode = _parts(chosen_names)
+    prefill, decode = _chosen_parts(chosen_names)
     names = {"attention": chosen_names["attention"] or "", "prefill": prefill, "decode": decode}
     for limit in (limit for limit in limits if limit.where.refusal(model) is None):
         if limit_reason := limit.requires.refusal(model):

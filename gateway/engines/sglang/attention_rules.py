@@ -83,7 +83,7 @@ class LayerRule(Value):
     version: Literal[3, 4] | None = None
 
 
-class BackendLoan(Value):
+class BorrowedBackendRules(Value):
     """Models that are as the rules of another version say."""
 
     where: Check
@@ -119,7 +119,9 @@ class BackendRules(RuleFile):
     recurrent_source: str = ""
     vision: tuple[LayerRule, ...]
     vision_source: str = ""
-    loans: tuple[BackendLoan, ...] = Field((), description="models that other rules describe")
+    borrowed_rules: tuple[BorrowedBackendRules, ...] = Field(
+        (), description="models that other rules describe"
+    )
     described: tuple[Check, ...] = Field(
         (), description="models whose backend a step names, where nothing else describes them"
     )
@@ -137,17 +139,19 @@ class BackendRules(RuleFile):
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, BackendRules]
     ) -> BackendRules:
         """These rules with choices of the version's own code. other_rules: by version."""
-        loans, steps = [], []
+        borrowed_rules, steps = [], []
         for choice in choices:
             match_check = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(BackendLoan(where=match_check, rules=other_rules[choice.rules]))
+                borrowed_rules.append(
+                    BorrowedBackendRules(where=match_check, rules=other_rules[choice.rules])
+                )
             else:
                 steps.append(
                     BackendStep(where=match_check, attention=choice.backend, decode=choice.decode)
                 )
         return self.evolve(
-            loans=tuple(loans),
+            borrowed_rules=tuple(borrowed_rules),
             models=(*steps, *self.models),
             described=tuple(step.where for step in steps),
         )

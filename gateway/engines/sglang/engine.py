@@ -32,7 +32,7 @@ from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.memory.loaded import position_values, segment_bytes
-from gateway.engines.common.planning_input import left_bytes
+from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.rules.variable_effects import without_rule
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
@@ -49,7 +49,7 @@ from gateway.engines.sglang.memory import (
     StaticMemory,
     fraction_within,
     graph_batch,
-    multimodal,
+    has_towers,
     process_bytes,
     static_memory,
 )
@@ -111,7 +111,7 @@ class SglangRules(SglangKind):
     def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
         return adopted_dtype(spec, engine, capability)
 
-    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+    def prefers_kv_flag(self, quant: Quant | None, engine: Engine) -> bool:
         return True
 
     def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:
@@ -122,7 +122,7 @@ class SglangRules(SglangKind):
         return any(name in engine.architectures for name in names)
 
     def takes_media(self, spec: ModelSpec) -> bool:
-        return self.memory is not None and multimodal(self.memory, model_of(spec))
+        return self.memory is not None and has_towers(self.memory, model_of(spec))
 
     def leaves_towers(self, spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
         return False
@@ -263,10 +263,10 @@ class SglangRules(SglangKind):
         if "gpu-memory-utilization" in candidate.args:
             return self.budget_of_share(footprint, float(candidate.args["gpu-memory-utilization"]))
         begins, free_bytes, reserved = self._memory_parts(footprint)
-        room = max(1, candidate.usable_bytes - begins)
-        share = fraction_within(self._static(footprint), room)
+        capacity = max(1, candidate.usable_bytes - begins)
+        share = fraction_within(self._static(footprint), capacity)
         # Where the host has a part of the memory, the engine takes its share of that part too.
-        share_within = math.floor(max(0, room - reserved) * 1000 / free_bytes) / 1000
+        share_within = math.floor(max(0, capacity - reserved) * 1000 / free_bytes) / 1000
         return self.budget_of_share(
             footprint, min(share, share_within) if candidate.has_unified_memory else share
         )
@@ -301,7 +301,7 @@ class SglangRules(SglangKind):
         """Bytes that its processes take, that are free as it finds them before it loads, and that
         it reserves."""
         begins, candidate = _process_bytes(footprint), footprint.candidate
-        host_bytes = max((left_bytes(gpu) for gpu in candidate.gpus), default=0)
+        host_bytes = max((host_reserve_bytes(gpu) for gpu in candidate.gpus), default=0)
         seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
         free_bytes = max(1, seen_bytes - begins)
         return begins, free_bytes, round(self._static(footprint).reserved_mib * MIB)

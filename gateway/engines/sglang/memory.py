@@ -99,8 +99,8 @@ class MemoryRules(Value):
         changes: dict[str, Any] = {}
         for choice in choices:
             if choice.rules is not None:
-                lender = other_rules[choice.rules]
-                changes |= {name: getattr(lender, name) for name in choice.fields}
+                source_rules = other_rules[choice.rules]
+                changes |= {name: getattr(source_rules, name) for name in choice.fields}
             changes |= choice.values
         return self.evolve(**changes)
 
@@ -163,7 +163,7 @@ def static_memory(
     if gpu_mib > 60 * _GIB_IN_MIB:
         reserved = max(reserved, 10 * 1024)
     fraction = round((gpu_mib - reserved) / gpu_mib, 3)
-    if model.vision and multimodal(rules, model):
+    if model.vision and has_towers(rules, model):
         fraction *= _vision_factor(model)
     return StaticMemory(
         chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction
@@ -189,10 +189,10 @@ def has_prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
     """Whether prefill runs in CUDA graphs, which need room of their own."""
     if pp > 1 or model.architecture in rules.no_prefill_graphs:
         return False
-    return not multimodal(rules, model) or model.architecture in rules.multimodal_prefill_graphs
+    return not has_towers(rules, model) or model.architecture in rules.multimodal_prefill_graphs
 
 
-def multimodal(rules: MemoryRules, model: ModelTraits) -> bool:
+def has_towers(rules: MemoryRules, model: ModelTraits) -> bool:
     """srt/configs/model_config.py:188 (0.5.10.post1), :820 (0.5.23)."""
     is_multimodal = model.towers or model.architecture in rules.multimodal
     return is_multimodal and model.architecture not in rules.text_only

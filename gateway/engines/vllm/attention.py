@@ -144,11 +144,13 @@ def layer_attention(
             if group.kind != "vision":
                 subject = Subject(rank.capability, frozenset(rules.packages), attention=target)
                 choice = _check_start(choice, rules, subject)
-        rows.append(_row(group, choice, rank.capability))
+        rows.append(_layer_attention(group, choice, rank.capability))
     return tuple(rows)
 
 
-def _row(group: AttentionGroup, choice: BackendChoice, capability: str) -> LayerAttention:
+def _layer_attention(
+    group: AttentionGroup, choice: BackendChoice, capability: str
+) -> LayerAttention:
     return LayerAttention(
         kind=group.kind,
         layers=group.layers,

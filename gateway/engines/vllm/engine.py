@@ -50,7 +50,7 @@ from gateway.engines.vllm.encoder_profile import (
 )
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
-from gateway.engines.vllm.kv_dtype import AUTO, adopted_dtype, dtype_refusal, flag_wins
+from gateway.engines.vllm.kv_dtype import AUTO, adopted_dtype, dtype_refusal, prefers_flag
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
@@ -145,8 +145,8 @@ class VllmRules(VllmKind):
     def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
         return adopted_dtype(spec, engine, capability)
 
-    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
-        return flag_wins(quant, engine)
+    def prefers_kv_flag(self, quant: Quant | None, engine: Engine) -> bool:
+        return prefers_flag(quant, engine)
 
     def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:
         return dtype_refusal(quant, engine, dtype)
@@ -362,11 +362,11 @@ class VllmRules(VllmKind):
         candidate = footprint.candidate
         count = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
         free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
-        room = free_bytes - _beside_bytes(footprint)
-        if count > room:
+        capacity = free_bytes - _beside_bytes(footprint)
+        if count > capacity:
             reason = (
                 f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(count)} with what the engine"
-                f" needs beside its KV cache, and {gib(room)} are available"
+                f" needs beside its KV cache, and {gib(capacity)} are available"
             )
             raise Refused("no_memory", reason, "your flag")
         flags: dict[str, Scalar] = {}
@@ -424,14 +424,14 @@ class VllmRules(VllmKind):
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `limit` at most."""
         candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
-        room = min(
+        capacity = min(
             (free_bytes - beside_bytes) * 100 // total
             for free_bytes, total in candidate.devices.room
         )
         spared_percent = math.ceil(
             _spare_bytes(candidate) * 100 / max(1, candidate.devices.visible_bytes)
         )
-        return max(0.0, (min(math.floor(limit * 100), room) - spared_percent) / 100)
+        return max(0.0, (min(math.floor(limit * 100), capacity) - spared_percent) / 100)
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate

@@ -134,8 +134,8 @@ class Cache(FrozenRecord, frozen=True):
         """
         if not self.tables:
             return limit
-        room = self.blocks(kv_bytes) - self.set_aside
-        return longest(limit, lambda length: self.blocks_for(length, batched_tokens) <= room)
+        capacity = self.blocks(kv_bytes) - self.set_aside
+        return longest(limit, lambda length: self.blocks_for(length, batched_tokens) <= capacity)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         """How many requests of `length` tokens fit, the engine's "Maximum concurrency"; infinite

@@ -42,7 +42,7 @@ def _declared_dtype(quant: Quant | None) -> str:
     return "fp8" if is_compressed else AUTO
 
 
-def flag_wins(quant: Quant | None, engine: Engine) -> bool:
+def prefers_flag(quant: Quant | None, engine: Engine) -> bool:
     """Whether the flag overrides the checkpoint's dtype; it always overrides ModelOpt's
     (resolve_kv_cache_dtype_string)."""
     return quant is not None and (quant.method.startswith("modelopt") or FLAG_WINS in engine.traits)

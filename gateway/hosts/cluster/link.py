@@ -22,7 +22,7 @@ from gateway.hosts.cluster.ray_start import RESOURCE
 from gateway.hosts.cluster.relay import Relay, absence_line
 from gateway.hosts.peer import peer_user
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _SILENCE_S = 10.0
 _MAX_LINE_BYTES = 1024 * 1024
 
@@ -38,7 +38,7 @@ class LinkServer:
         self._relays: dict[str, Any] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
 
-    async def look(self) -> None:
+    async def read_nodes(self) -> None:
         """Read the nodes that Ray knows."""
         nodes: dict[str, dict[str, Any]] = {}
         for node in await asyncio.to_thread(self._ray.nodes):
@@ -56,7 +56,7 @@ class LinkServer:
             self._ray.kill(self._relays.pop(name))
         self._nodes = nodes
 
-    async def looking(self) -> None:
+    async def poll_nodes(self) -> None:
         """Look all the time. Returns when the head has not answered for long: another one has
         another identity, so this client is of no more use."""
         loop = asyncio.get_running_loop()
@@ -64,9 +64,9 @@ class LinkServer:
         while loop.time() - answered_at < _SILENCE_S:
             with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
                 async with asyncio.timeout(_SILENCE_S):
-                    await self.look()
+                    await self.read_nodes()
                 answered_at = loop.time()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -84,14 +84,14 @@ class LinkServer:
             await writer.drain()
             return
         line = await reader.readuntil(b"\n")
-        passing = asyncio.ensure_future(self._pass(name, line, writer))
-        disconnection = asyncio.ensure_future(reader.read(1))
+        relay_task = asyncio.ensure_future(self._pass(name, line, writer))
+        disconnect_task = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({passing, disconnection}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({relay_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (passing, disconnection):
+            for task in (relay_task, disconnect_task):
                 task.cancel()
-            await asyncio.gather(passing, disconnection, return_exceptions=True)
+            await asyncio.gather(relay_task, disconnect_task, return_exceptions=True)
 
     async def _pass(self, name: str, line: bytes, writer: asyncio.StreamWriter) -> None:
         number = 0
@@ -142,14 +142,14 @@ async def _wait_for_parent(stdin: int) -> None:
 
 async def _run(ray: Any, path: Path) -> None:
     link = LinkServer(ray)
-    await link.look()
+    await link.read_nodes()
     server = await asyncio.start_unix_server(link.serve, sock=listen(path), limit=_MAX_LINE_BYTES)
-    looking = asyncio.ensure_future(link.looking())
+    poll_task = asyncio.ensure_future(link.poll_nodes())
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    parent_exit = asyncio.ensure_future(_wait_for_parent(sys.stdin.fileno()))
+    parent_task = asyncio.ensure_future(_wait_for_parent(sys.stdin.fileno()))
     async with server:
-        await asyncio.wait({parent_exit, looking}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({parent_task, poll_task}, return_when=asyncio.FIRST_COMPLETED)
     # Threads of both may never end.
     os._exit(0)
 

@@ -99,9 +99,10 @@ def run_part(
         while waiting_ranks:
             ready = selector.select(max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                late_ranks = ", ".join(str(rank.number) for rank in waiting_ranks.values())
+                missing_ranks = ", ".join(str(rank.number) for rank in waiting_ranks.values())
                 result["problems"].append(
-                    f"{part_text(job)}: nothing came from GPU {late_ranks} within {limit_s:.2g} s"
+                    f"{part_text(job)}: nothing came from GPU {missing_ranks}"
+                    f" within {limit_s:.2g} s"
                 )
                 return False
             for key, _ in ready:

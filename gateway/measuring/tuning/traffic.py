@@ -160,7 +160,11 @@ class ServedTraffic:
                 )
                 if replica_beside is replica or not shares:
                     continue
-                if replica_beside.stage != "settled" or model.is_deleting or self.is_working(name):
+                if (
+                    replica_beside.engine_phase != "settled"
+                    or model.is_deleting
+                    or self.is_working(name)
+                ):
                     return None
                 counts[name] = ended_counts.get(name, 0.0)
         return counts

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.domain.units import TransferProgress, words
+from gateway.domain.units import TransferProgress, format_bytes
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import REPOSITORY, Hub, repository_hint
 from gateway.models.catalog.hub_cache import COMMIT
@@ -150,14 +150,14 @@ class Rate:
 
 def _progress_text(repo: str, progress: DownloadProgress, rate: Rate) -> str:
     if progress.ended:
-        return f"Downloaded {repo}: {words(progress.total)}"
+        return f"Downloaded {repo}: {format_bytes(progress.total)}"
     share = 100 * progress.done // max(progress.total, 1)
     if progress.checking:
         verb, speed = "Checking", None
     else:
         verb, speed = "Downloading", rate.add(progress.done)
-    pace = f" at {words(round(speed))}/s" if speed is not None else ""
-    sizes = f"{words(progress.done)} of {words(progress.total)} ({share} %)"
+    pace = f" at {format_bytes(round(speed))}/s" if speed is not None else ""
+    sizes = f"{format_bytes(progress.done)} of {format_bytes(progress.total)} ({share} %)"
     return TransferProgress(f"{verb} {repo}: {sizes}{pace}", progress.done, progress.total, speed)
 
 

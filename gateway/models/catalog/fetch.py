@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gateway.domain.units import GIB, MIB, words
+from gateway.domain.units import GIB, MIB, format_bytes
 from gateway.errors import BadModel
 from gateway.models.catalog.catalog import weight_files
 from gateway.models.catalog.download import DownloadProgress, Job
@@ -76,8 +76,8 @@ def main() -> None:
         failure, hint = error.message[:_MAX_TEXT], error.hint[:_MAX_TEXT]
     except MemoryError:
         failure = (
-            f"The listing or the index of {job.repo} takes more than {words(_MEMORY_BYTES)} of"
-            " memory."
+            f"The listing or the index of {job.repo} takes more than {format_bytes(_MEMORY_BYTES)}"
+            " of memory."
         )
         hint = "No model needs so much. Choose another repository or another Hub."
     _write(DownloadProgress(total, total, True, failure, hint, commit=job.commit))
@@ -192,8 +192,8 @@ def check_disk_space(disk: HubCache, listing: Listing) -> None:
         ) from None
     if missing_bytes + MARGIN_BYTES > free_bytes:
         raise BadModel(
-            f"The download needs {words(missing_bytes + MARGIN_BYTES)} (1 GiB of it as a margin),"
-            f" and {words(free_bytes)} are free at {cache}.",
+            f"The download needs {format_bytes(missing_bytes + MARGIN_BYTES)} (1 GiB of it as a"
+            f" margin), and {format_bytes(free_bytes)} are free at {cache}.",
             hint=(
                 "Free space there (`fitserve df` lists unused weights), or set FITSERVE_MODELS_DIR"
                 " to a folder on a larger disk."

@@ -14,7 +14,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
-    ends,
+    embedding_and_head,
     heads_of,
     layer_numbers,
     mlp,
@@ -41,7 +41,7 @@ def _decoder(
     linears += mlp(
         f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=has_mlp_bias
     )
-    parameters = ends(fields, path, is_tied=is_tied) + norms(
+    parameters = embedding_and_head(fields, path, is_tied=is_tied) + norms(
         layer, len(numbers), hidden, *surrounding_names
     )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))

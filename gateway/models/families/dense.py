@@ -11,7 +11,7 @@ from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     attention,
-    ends,
+    embedding_and_head,
     heads_of,
     layer_numbers,
     mlp,
@@ -49,7 +49,7 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
     surrounding_names = ["input_layernorm", "post_attention_layernorm"]
     if family in _FOUR_NORMS:
         surrounding_names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    parameters = ends(fields, path, is_tied=family in _GEMMA) + norms(
+    parameters = embedding_and_head(fields, path, is_tied=family in _GEMMA) + norms(
         layer, len(numbers), hidden, *surrounding_names
     )
     if family == "gemma2":

@@ -9,7 +9,15 @@ from gateway.domain import AttentionGroup, TensorGroup
 from gateway.domain.record import FrozenRecord
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
-from gateway.models.families.parts import ends, experts, layer_numbers, mlp, norms, router, tensor
+from gateway.models.families.parts import (
+    embedding_and_head,
+    experts,
+    layer_numbers,
+    mlp,
+    norms,
+    router,
+    tensor,
+)
 
 # Fields that a published config.json leaves out. Source: Gemma3TextConfig and Gemma4TextConfig of
 # transformers.
@@ -58,7 +66,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         hidden,
         width * (2 if fields.flag("use_double_wide_mlp") else 1),
     )
-    parameters = ends(fields, path, is_tied=True)
+    parameters = embedding_and_head(fields, path, is_tied=True)
     surrounding_names = [
         "input_layernorm",
         "post_attention_layernorm",

@@ -13,7 +13,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
-    ends,
+    embedding_and_head,
     heads_of,
     layer_numbers,
     mlp,
@@ -29,7 +29,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     layer = f"{path}.layers.*"
     full_numbers = _full_layers(fields, numbers)
     recurrent = sorted(set(numbers) - set(full_numbers))
-    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = embedding_and_head(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
     heads, kv_heads, head_dim = heads_of(fields, family)

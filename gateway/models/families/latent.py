@@ -10,7 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gateway.domain import AttentionGroup, TensorGroup
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
-from gateway.models.families.parts import LAYER_NORMS, ends, late_moe, layer_numbers, norms, tensor
+from gateway.models.families.parts import (
+    LAYER_NORMS,
+    embedding_and_head,
+    late_moe,
+    layer_numbers,
+    norms,
+    tensor,
+)
 
 # vLLM 0.18.0 and 0.19.1: two projections of the hidden state, of which one is quantized; one from
 # 0.26.0 on (Indexer in models/deepseek_v2.py).
@@ -21,7 +28,7 @@ def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
     numbers, layer = layer_numbers(fields), f"{path}.layers.*"
     mlps, parameters = late_moe(fields, layer, numbers)
     projections, inner_groups = latent_attention(fields, f"{layer}.self_attn", numbers)
-    parameters += inner_groups + ends(fields, path)
+    parameters += inner_groups + embedding_and_head(fields, path)
     parameters += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
     return Blueprint(
         tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(parameters)

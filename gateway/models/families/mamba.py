@@ -13,7 +13,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
-    ends,
+    embedding_and_head,
     experts,
     heads_of,
     layer_numbers,
@@ -61,7 +61,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         dtype=None,
         chunk=fields.integer("mamba_chunk_size", default=256),
     )
-    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = embedding_and_head(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     biases = (
         fields.config.get("mamba_conv_bias", True) is not False,
         fields.flag("mamba_proj_bias"),
@@ -114,7 +114,7 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
         ),
         chunk=fields.integer("mamba_chunk_size", "chunk_size", default=128),
     )
-    embedding, last, *head = ends(fields, path)
+    embedding, last, *head = embedding_and_head(fields, path)
     parameters = [
         embedding,
         *head,

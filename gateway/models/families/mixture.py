@@ -13,7 +13,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
-    ends,
+    embedding_and_head,
     experts,
     heads_of,
     layer_numbers,
@@ -38,7 +38,7 @@ def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = embedding_and_head(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     parameters += [tensor(f"{layer}.{name}.bias", len(numbers), hidden) for name in LAYER_NORMS]
     parameters.append(tensor(f"{path}.norm.bias", 1, hidden))
     if fields.flag("lm_head_bias"):
@@ -65,7 +65,7 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
         ),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    parameters = ends(fields, path) + norms(layer, layers, hidden, *LAYER_NORMS)
+    parameters = embedding_and_head(fields, path) + norms(layer, layers, hidden, *LAYER_NORMS)
     parameters += [
         tensor(f"{layer}.self_attn.q_norm.weight", layers, heads * head_dim, shard="column"),
         tensor(f"{layer}.self_attn.k_norm.weight", layers, kv_heads * head_dim, shard="column"),
@@ -89,7 +89,9 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
         *mlp(block, dense_numbers, hidden, fields.integer("intermediate_size"), bias=bias),
     ]
-    parameters = ends(fields, path, is_tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = embedding_and_head(fields, path, is_tied=True) + norms(
+        layer, len(numbers), hidden, *LAYER_NORMS
+    )
     if sparse_numbers:
         count, width = fields.integer("moe_num_experts"), fields.integer("moe_intermediate_size")
         linears += experts(block, sparse_numbers, hidden, width, count)

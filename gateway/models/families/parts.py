@@ -213,7 +213,7 @@ def tensor(
     return TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard)
 
 
-def ends(
+def embedding_and_head(
     fields: Fields, path: str, *, is_tied: bool = False, embedding: str = "embed_tokens"
 ) -> list[TensorGroup]:
     """Embedding, last norm and output head. tied: the default of transformers for the family."""

@@ -12,7 +12,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
-    ends,
+    embedding_and_head,
     experts,
     heads_of,
     late_moe,
@@ -35,7 +35,7 @@ def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = embedding_and_head(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
@@ -51,7 +51,7 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
             f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), count, bias=True
         ),
     ]
-    parameters = ends(fields, path, embedding="embedding") + norms(
+    parameters = embedding_and_head(fields, path, embedding="embedding") + norms(
         layer, len(numbers), hidden, *LAYER_NORMS
     )
     parameters.append(
@@ -66,7 +66,7 @@ def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
     linears = attention(
         fields, family, f"{layer}.self_attn", numbers, biases=(bias, False)
     ) + qwen_mlps(fields, family, layer, numbers)
-    parameters = ends(fields, path) + norms(
+    parameters = embedding_and_head(fields, path) + norms(
         layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS
     )
     if family == "qwen3_moe":
@@ -91,7 +91,9 @@ def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
         )
         + mlps
     )
-    parameters += ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters += embedding_and_head(fields, path) + norms(
+        layer, len(numbers), hidden, *LAYER_NORMS
+    )
     if fields.flag("use_qk_norm"):
         parameters += norms(
             f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"

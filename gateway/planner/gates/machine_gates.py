@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.domain import Engine, Gpu, Hardware
 from gateway.domain.release import release
-from gateway.engines.common.kernels.compiled import capabilities, runs
+from gateway.engines.common.kernels.compiled import binary_support, capabilities
 from gateway.engines.common.refusal import Refused
 
 
@@ -34,7 +34,7 @@ def gate_code(engine: Engine, gpu: Gpu) -> None:
             f" {capability}",
             f"profile {engine.ref}",
         )
-    if engine.compiled and capability and runs(engine.compiled, capability) == "no":
+    if engine.compiled and capability and binary_support(engine.compiled, capability) == "no":
         compiled_for = ", ".join(capabilities(engine.compiled))
         reason = (
             f"{engine.ref} is compiled for compute capability {compiled_for};"

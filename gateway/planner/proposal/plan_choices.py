@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.diagnosis.facts.peers import CUSTOM, P2P
 from gateway.domain import Choice, Fact, bool_choice, int_choice, str_choice
-from gateway.domain.units import words
+from gateway.domain.units import format_bytes
 from gateway.engines.common import sleep_mode
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.chat.parsers import NO_PARSER, REASONING_FLAG, TOOLS_FLAG
@@ -144,7 +144,7 @@ def loras(candidate: Candidate) -> Choice[str]:
         return str_choice("none", "none was requested", "user")
     size = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
-    room = f"room for rank {rank} in every layer: {words(size)} on each rank"
+    room = f"room for rank {rank} in every layer: {format_bytes(size)} on each rank"
     return str_choice(
         ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters), room, "user"
     )

@@ -8,9 +8,9 @@ from gateway.diagnosis.facts.peers import P2P, P2P_SWITCH
 from gateway.domain import Fact, Memory
 from gateway.domain.units import GIB, gib, sentence
 from gateway.engines.common.candidate import Candidate
-from gateway.engines.common.kernels.compiled import runs
+from gateway.engines.common.kernels.compiled import binary_support
 from gateway.engines.common.kernels.linear import DISABLED_REASON
-from gateway.engines.common.planning_input import left_bytes
+from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.planner.flags import CACHE_BYTES
 from gateway.planner.sizes import Sizes
 
@@ -72,7 +72,7 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
         else []
     )
     pages = min(candidate.inputs.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
-    kept_bytes, promised_bytes = max(map(left_bytes, candidate.gpus)), memory.promised_bytes
+    kept_bytes, promised_bytes = max(map(host_reserve_bytes, candidate.gpus)), memory.promised_bytes
     figures = (
         f"GPU and host share {gib(total)}, of which {gib(free_bytes)} are free: the engine takes"
         f" {gib(promised_bytes)}, and {gib(max(0, free_bytes - promised_bytes))} stay for the host"
@@ -166,7 +166,7 @@ def _rule_warnings(candidate: Candidate) -> list[str]:
     if (
         candidate.engine.compiled
         and capability
-        and runs(candidate.engine.compiled, capability) == "ptx"
+        and binary_support(candidate.engine.compiled, capability) == "ptx"
     ):
         warnings.append(
             f"{candidate.engine.ref} holds no code for compute capability {capability}: the driver"

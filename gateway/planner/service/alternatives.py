@@ -18,7 +18,7 @@ from gateway.domain.units import plural
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.planner.overrides import CONFIG_FLAGS
-from gateway.planner.sizes import lacks, wanted_context
+from gateway.planner.sizes import shortcomings, wanted_context
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -104,8 +104,10 @@ def with_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) 
     fit = WouldFit(
         weights_bytes=_weights(decision),
         # Another form may take less memory beside its weights.
-        room_bytes=max([_room(decision), *(form.weights_bytes for form in forms)]),
-        room_empty_bytes=_room(unshared_decision) if unshared_decision is not None else None,
+        room_bytes=max([_max_weights_bytes(decision), *(form.weights_bytes for form in forms)]),
+        room_empty_bytes=_max_weights_bytes(unshared_decision)
+        if unshared_decision is not None
+        else None,
         fits_empty=bool(unshared_decision is not None and unshared_decision.plans),
         context=shorter.max_model_len.value if shorter is not None else None,
         change=change,
@@ -116,25 +118,25 @@ def with_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) 
 
 def _weights(decision: Decision) -> int:
     """Bytes of the model's weights, all ranks together."""
-    sized = [
+    measured_parts = [
         rejection.memory.weights_bytes * _ranks(rejection)
         for rejection in decision.rejected
         if rejection.memory is not None
     ]
-    return min(sized, default=0)
+    return min(measured_parts, default=0)
 
 
-def _room(decision: Decision) -> int:
+def _max_weights_bytes(decision: Decision) -> int:
     """The largest weights that would have room, all ranks together."""
-    sized = [(rejection.memory, _ranks(rejection)) for rejection in decision.rejected] + [
+    measured_parts = [(rejection.memory, _ranks(rejection)) for rejection in decision.rejected] + [
         (plan.memory, _ranks(plan)) for plan in decision.plans[:1]
     ]
-    rooms = [
+    weight_limits = [
         (memory.budget_bytes - memory.activation_bytes - memory.overhead_bytes) * ranks
-        for memory, ranks in sized
+        for memory, ranks in measured_parts
         if memory is not None
     ]
-    return max([0, *rooms])
+    return max([0, *weight_limits])
 
 
 def _ranks(result: Plan | Rejected) -> int:
@@ -314,7 +316,7 @@ def _best(forms: Iterable[tuple[str, str, Plan]], unplanned_model: Unplanned) ->
     ranked = sorted(
         forms,
         key=lambda form: (
-            lacks(form[2], goal_context),
+            shortcomings(form[2], goal_context),
             form[2].verdict == "degraded",
             -form[2].memory.weights_bytes * _ranks(form[2]),
         ),

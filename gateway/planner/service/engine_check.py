@@ -91,7 +91,7 @@ class EngineCheck:
         await self._inquirer.note_contradictions(gaps)
 
     async def _ask_engine(self, name: str, row: OpenQuestions) -> bool:
-        """Whether the engine gave an answer that was not known; if not, `problems` says why."""
+        """Ask an engine. Returns whether an answer is new; if not, `problems` says why."""
         capability = row.questions[0].capability
         try:
             gpus = StatedGpus.from_machine(self._machine, capability) if capability else None

@@ -25,7 +25,7 @@ from gateway.models.catalog.hub_search import (
 )
 from gateway.models.media import media_of
 from gateway.planner.refusal import cause
-from gateway.planner.sizes import COMFORTABLE_CONTEXT, lacks, wanted_context
+from gateway.planner.sizes import COMFORTABLE_CONTEXT, shortcomings, wanted_context
 
 if TYPE_CHECKING:
     from gateway.planner.service.offline import OfflinePlanner
@@ -295,7 +295,7 @@ def _with_plan(
     is_slow = tokens_s is not None and tokens_s < _CHAT_SPEED
     context, bits = plan.max_model_len.value, _bits(spec.quant)
     least_context = _CHAT_CONTEXT if spec.generates else _PASSAGE_TOKENS
-    shortcomings = (*lacks(plan, wanted_context(spec, wish, {})), is_slow)
+    plan_shortcomings = (*shortcomings(plan, wanted_context(spec, wish, {})), is_slow)
     return judged_model.evolve(
         form=_form(spec.quant)
         if not plan.quantizes_weights
@@ -307,14 +307,14 @@ def _with_plan(
         weights_bytes=bytes_in_all,
         # Answers of 8-bit weights are as good as those of 16-bit ones, and come sooner.
         rank=(
-            shortcomings,
+            plan_shortcomings,
             plan.verdict == "degraded",
             -min(bits, 8),
             -(tokens_s or 0.0),
             -bytes_in_all,
         ),
         size=bytes_in_all * 16 / bits,
-        is_short=any(shortcomings) or context < least_context,
+        is_short=any(plan_shortcomings) or context < least_context,
     )
 
 

@@ -47,7 +47,7 @@ from gateway.models.catalog.hub import Hub
 from gateway.models.drafter import Drafter
 from gateway.planner.comparison import gpu_choice
 from gateway.planner.decide import decide
-from gateway.planner.parallel import rooms, without_engines
+from gateway.planner.parallel import free_bytes_by_gpu, without_engines
 from gateway.planner.refusal import held_by, refusal_lines
 from gateway.planner.service.alternatives import Unplanned, with_alternatives
 from gateway.planner.service.startable import Startable
@@ -325,7 +325,10 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
         goal_context = wanted_context(inputs.spec, inputs.wish, {})
         return decide_with_offers(
-            offers, self._decide_with, goal_context, rooms(inputs.hardware, inputs.promised_bytes)
+            offers,
+            self._decide_with,
+            goal_context,
+            free_bytes_by_gpu(inputs.hardware, inputs.promised_bytes),
         )
 
     def _decide_with(self, freed_bytes: Mapping[str, int], **changes: Any) -> Decision:

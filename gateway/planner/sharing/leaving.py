@@ -102,12 +102,12 @@ def bytes_promised_away(
     for gpu in machine.gpus:
         if gpu.uuid in attempt.plan.gpus:
             promised_count = promised_bytes.get(gpu.uuid, 0)
-            left_bytes_of_gpu = (
+            free_bytes = (
                 (gpu.total_bytes or 0)
                 - promised_count
                 - (driver_bytes(gpu) if promised_count else 0)
             )
-            missing_bytes[gpu.uuid] = attempt.plan.memory.promised_bytes - left_bytes_of_gpu
+            missing_bytes[gpu.uuid] = attempt.plan.memory.promised_bytes - free_bytes
     return {uuid: count for uuid, count in missing_bytes.items() if count > 0}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.domain import Decision, Offer
 from gateway.planner.sharing.surplus import partial_offer
-from gateway.planner.sizes import lacks
+from gateway.planner.sizes import shortcomings
 
 Decide = Callable[[dict[str, int]], Decision]
 """The decision if these bytes are freed, by GPU UUID."""
@@ -105,7 +105,9 @@ class _OfferSearch:
     def losses(self, offers: Iterable[Offer]) -> tuple[bool, ...]:
         """The losses of the best plan with these offers; smaller is better. All: no plan."""
         plans = self.decision(offers).plans
-        return (False, *lacks(plans[0], self._context)) if plans else (True, True, True, True)
+        return (
+            (False, *shortcomings(plans[0], self._context)) if plans else (True, True, True, True)
+        )
 
     def improve(self, best_offers: tuple[Offer, ...], offers: Sequence[Offer]) -> tuple[Offer, ...]:
         """The fewest of `offers` that reach the best plan with all; else `best_offers`."""

@@ -100,14 +100,14 @@ def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
 
 
 def _words(offer: Offer) -> str:
-    left_text, total = (
+    remaining_text, total = (
         f"{tokens / offer.context:.1f}".removesuffix(".0")
         for tokens in (offer.tokens, offer.of_tokens)
     )
     return (
         f"{offer.model}{f' (copy {offer.replica + 1})' if offer.replica else ''} gives"
-        f" {gib(max(offer.gives.values()))} of KV cache, room for {left_text} of {total} requests"
-        f" of {offer.context:,} tokens stays"
+        f" {gib(max(offer.gives.values()))} of KV cache, room for {remaining_text} of {total}"
+        f" requests of {offer.context:,} tokens stays"
     )
 
 

@@ -10,7 +10,7 @@ from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.built_model import BuiltModel, with_whole_tower, without_tower
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused, VariantEvidence
-from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
+from gateway.engines.common.speculative.speculative import DraftTarget, speculate, without_drafter
 from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.variant import Variant
@@ -103,8 +103,8 @@ class VariantPlanner:
             checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
             proposed_plan = self._size(checked, batch)
             if text := start_refusal(proposed_plan, answer):
-                sized = checked.evidence.with_sizes(proposed_plan.memory)
-                raise Refused("engine_refuses", text, answer.source, evidence=sized)
+                evidence = checked.evidence.with_sizes(proposed_plan.memory)
+                raise Refused("engine_refuses", text, answer.source, evidence=evidence)
             proposed_plan = proposed_plan.evolve(unrehearsed=missing_stages(proposed_plan, answer))
             # Sizes that the answer changed are rehearsed once more.
             return (
@@ -238,7 +238,7 @@ class VariantPlanner:
     def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan of the model alone; `error` is why. Raises Refused."""
         plain_candidate = candidate.evolve(
-            speculation=left_out(candidate.speculation, self.engine, str(error))
+            speculation=without_drafter(candidate.speculation, self.engine, str(error))
         )
         try:
             return propose(

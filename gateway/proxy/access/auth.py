@@ -139,7 +139,7 @@ class Keys:
     def is_open(self) -> bool:
         return self._is_open
 
-    def allow(self, key: Key, need: Scope) -> bool:
+    def allows(self, key: Key, need: Scope) -> bool:
         """Whether a caller that was admitted with `key` still has the scope `need`."""
         if key is ANONYMOUS_KEY:
             return self._is_open

@@ -83,10 +83,10 @@ class MediaHosts:
     async def check(self, hosts: Iterable[str]) -> None:
         """Resolve the hosts. Raises BadRequest, Busy."""
         for host in hosts:
-            if not await self._resolve(host):
+            if not await self._is_public(host):
                 raise media_urls.host_error(host)
 
-    async def _resolve(self, host: str) -> bool:
+    async def _is_public(self, host: str) -> bool:
         """Whether all addresses of a name are public. Raises Busy."""
         host, loop = host.lower(), asyncio.get_running_loop()
         if host not in self._lookups:
@@ -95,10 +95,10 @@ class MediaHosts:
                     "Too many names of media hosts are being resolved.",
                     hint="Try again in a few seconds, or send the media as data: URLs.",
                 )
-            self._lookups[host] = loop.create_task(self._ask(host))
+            self._lookups[host] = loop.create_task(self._has_public_addresses(host))
         return await asyncio.shield(self._lookups[host])
 
-    async def _ask(self, host: str) -> bool:
+    async def _has_public_addresses(self, host: str) -> bool:
         loop = asyncio.get_running_loop()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(4, "media-hosts")

@@ -52,7 +52,7 @@ def for_engine(body: bytes | bytearray) -> bytes | bytearray:
 
 
 def _rename(message: Any) -> bool:
-    """Whether the message has thoughts, which get the engine's name."""
+    """Give the message's thoughts the engine's name. Returns whether it has any."""
     if not isinstance(message, dict) or not isinstance(message.get(NAME), str):
         return False
     message.setdefault(OTHER_NAME, message.pop(NAME))

@@ -99,19 +99,19 @@ async def inner_request(
     """The answer to a request for the caller's connection, with the head read. headers: of the
     caller's request. Raises ConnectionError, and OSError where no socket is to be had."""
     loop = asyncio.get_running_loop()
-    own_end, other_end = socket.socketpair()
-    for end in (own_end, other_end):
+    local_end, remote_end = socket.socketpair()
+    for end in (local_end, remote_end):
         end.setblocking(False)
     try:
-        _, inner_connection = await loop.connect_accepted_socket(caller.twin, other_end)
+        _, inner_connection = await loop.connect_accepted_socket(caller.twin, remote_end)
     except BaseException:
-        own_end.close()
-        other_end.close()
+        local_end.close()
+        remote_end.close()
         raise
     try:
-        reader, writer = await asyncio.open_connection(sock=own_end)
+        reader, writer = await asyncio.open_connection(sock=local_end)
     except BaseException:
-        own_end.close()
+        local_end.close()
         inner_connection.transport.close()
         raise
     try:

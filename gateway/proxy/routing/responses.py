@@ -51,17 +51,17 @@ class Responses:
         """Count the memory that the replica's engine takes for a response."""
         answer = answer_bytes // _BYTES_OF_EVENTS if events else answer_bytes
         kibibytes = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
-        self._table.store(_room(replica), self._kept_kib(replica) + kibibytes, _seconds())
+        self._table.store(_memory_key(replica), self._kept_kib(replica) + kibibytes, _seconds())
 
     def is_full(self, replica: int) -> bool:
         """Whether the replica's engine keeps as many responses as it may."""
         return self._kept_kib(replica) * _KIB >= STORE_BYTES
 
     def _kept_kib(self, replica: int) -> int:
-        return self._table.get(_room(replica))[0]
+        return self._table.get(_memory_key(replica))[0]
 
 
-def _room(replica: int) -> bytes:
+def _memory_key(replica: int) -> bytes:
     return b"room of %d" % replica
 
 

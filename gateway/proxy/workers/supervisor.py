@@ -293,9 +293,9 @@ class Workers:
     async def _run(self, index: int) -> int:
         """Start a worker and read its messages until it has ended. Returns the worker's exit
         code."""
-        own_end, other_end = socket.socketpair()
+        local_end, remote_end = socket.socketpair()
         listening = [listener.fileno() for listener in self._listeners[index]]
-        ends = (other_end.fileno(), self._memory.descriptor)
+        ends = (remote_end.fileno(), self._memory.descriptor)
         parameters = (
             str(self._settings.data.resolve()),
             str(index),
@@ -315,8 +315,8 @@ class Workers:
             env=environment,
             start_new_session=True,
         )
-        other_end.close()
-        worker = _Worker(index, process, await Channel.open(own_end), time.monotonic())
+        remote_end.close()
+        worker = _Worker(index, process, await Channel.open(local_end), time.monotonic())
         try:
             # No table can change between these two statements.
             worker.channel.send(self._begin())

@@ -156,7 +156,7 @@ async def logs(
         )
     chosen_attempt = attempts_wanted[-1]
 
-    def running() -> bool:
+    def is_running() -> bool:
         is_removed = fleet.models.get(name) is not model
         return not is_removed and any(
             replica.attempt is not None and replica.attempt.id == chosen_attempt.id
@@ -165,7 +165,7 @@ async def logs(
 
     is_in_cluster = gateway.host.machines is not None
     path = log_path(settings.data, chosen_attempt.instance_name, is_in_cluster=is_in_cluster)
-    lines = read_log(path, tail=tail, follow=running if follow else None)
+    lines = read_log(path, tail=tail, follow=is_running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.plan_inputs import PlanBasis, Room, VainPlan
+from gateway.controller.fleet.plan_inputs import FailedPlanning, PlanBasis, Room
 from gateway.controller.plan_input_watch import PlanInputWatch
 from gateway.controller.steps.plan_input_reader import PlanInputReader
 from gateway.controller.steps.plan_steps import PlanSteps
@@ -57,7 +57,7 @@ class Scene:
             if replica.attempt is None and replica.planning.blocked_reason is None:
                 replica.planning.block("no room")
                 basis = PlanBasis(inputs[replica.model], Room(0, {}, frozenset()), ())
-                replica.planning.vain_plan = VainPlan(
+                replica.planning.failed_planning = FailedPlanning(
                     basis, "no room", waits_for_request=False, at=0.0
                 )
                 replica.planning.looks_again = False

@@ -3,8 +3,7 @@
 import pytest
 
 from gateway.domain import Policy
-from gateway.domain.units import duration, in_words, sentence, token_count
-from gateway.domain.units import words as size
+from gateway.domain.units import duration, format_bytes, in_words, sentence, token_count
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_a_policy_keeps_seconds() -> None:
     ],
 )
 def test_no_file_with_content_has_the_size_zero(count: int, words: str) -> None:
-    assert size(count) == words
+    assert format_bytes(count) == words
 
 
 @pytest.mark.parametrize(

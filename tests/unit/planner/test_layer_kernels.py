@@ -137,8 +137,8 @@ def test_weights_are_counted_as_packed() -> None:
     packed_bytes = 32 * sum(
         k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3
     )
-    embedding_and_head = 2 * 128256 * 4096 * 2
-    assert packed_bytes + embedding_and_head < weights < 1.1 * (packed_bytes + embedding_and_head)
+    outer_bytes = 2 * 128256 * 4096 * 2
+    assert packed_bytes + outer_bytes < weights < 1.1 * (packed_bytes + outer_bytes)
 
 
 def test_schemes_are_described_in_words() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import Decision, Hardware, Plan, Wish
 from gateway.domain.units import GIB
-from gateway.engines.common.planning_input import left_bytes
+from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS
 from tests.support.planning import decide
@@ -67,7 +67,7 @@ def test_the_host_keeps_its_part_of_memory_beside_any_plan(machine: str, engine:
         for plan in make_decision(name, hardware, engine).plans:
             count += 1
             memory = plan.memory
-            host_bytes = memory.promised_bytes + left_bytes(gpu)
+            host_bytes = memory.promised_bytes + host_reserve_bytes(gpu)
             assert host_bytes <= gpu.free_bytes <= gpu.total_bytes, (name, plan.argv)
             # As it loads, pages of a file come to the weights, and there is no KV cache yet.
             pages = min(memory.weights_bytes, 5 * GIB)
@@ -91,7 +91,7 @@ def test_sglang_takes_its_share_of_free_memory() -> None:
     assert gpu.free_bytes is not None
     static = float(share) * (gpu.free_bytes - plan.memory.overhead_bytes)
     used_bytes = static + plan.memory.overhead_bytes + plan.memory.activation_bytes
-    assert used_bytes <= gpu.free_bytes - left_bytes(gpu)
+    assert used_bytes <= gpu.free_bytes - host_reserve_bytes(gpu)
     assert static >= plan.memory.weights_bytes + plan.memory.kv_bytes
 
 

@@ -32,9 +32,9 @@ from tests.unit.controller.decisions.test_reconcile import NOW, replica
 LIMIT_S = 1800.0
 
 
-def holder(name: str, *gpus: str, stage: Any = "loading", **fields: Any) -> PlacedEngine:
+def holder(name: str, *gpus: str, phase: Any = "loading", **fields: Any) -> PlacedEngine:
     return PlacedEngine(
-        name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), stage, **fields
+        name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), phase, **fields
     )
 
 
@@ -66,18 +66,18 @@ def test_engines_start_one_after_the_other_on_one_gpu_and_side_by_side_on_others
     assert block_of(asking) is None
     assert block_of(asking, holder("a", "G0")) is None
     assert block_of(asking, holder("a", "G0", "G1")) == Blocked("a", "loads its weights", "G1")
-    assert block_of(asking, holder("a", "G1", stage="stopping")) == Blocked(
+    assert block_of(asking, holder("a", "G1", phase="stopping")) == Blocked(
         "a", "is being stopped", "G1"
     )
-    assert block_of(asking, holder("a", "G1", stage="capturing_graphs")) is None
-    assert block_of(asking, holder("a", "G1", stage="settled")) is None
+    assert block_of(asking, holder("a", "G1", phase="capturing_graphs")) is None
+    assert block_of(asking, holder("a", "G1", phase="settled")) is None
 
 
 def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement() -> None:
     asking = start("b", "G0", is_sized=True)
     assert block_of(asking, holder("a", "G0", is_sized=True)) is None
     assert block_of(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
-    assert block_of(asking, holder("a", "G0", stage="stopping", is_sized=True)) == Blocked(
+    assert block_of(asking, holder("a", "G0", phase="stopping", is_sized=True)) == Blocked(
         "a", "is being stopped", "G0"
     )
     assert block_of(start("c", "G0"), holder("a", "G0", is_sized=True)) == Blocked(
@@ -156,7 +156,7 @@ def test_engines_without_a_gpu_wait_for_nobody() -> None:
 
 
 def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
-    asking, hanging = start("b", "G0"), holder("a", "G0", stage_since=100.0)
+    asking, hanging = start("b", "G0"), holder("a", "G0", phase_since=100.0)
     assert block_of(asking, hanging, now=100.0 + LIMIT_S - 1) is not None
     assert block_of(asking, hanging, now=100.0 + LIMIT_S) is None
 
@@ -173,14 +173,14 @@ def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
     second = start("m-r1", "G1", shape="plan")
     words = Blocked("m", "is started for the first time with this plan")
     assert block_of(second, holder("m-r0", "G0", shape="plan")) == words
-    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="settled")) == words
+    assert block_of(second, holder("m-r0", "G0", shape="plan", phase="settled")) == words
     assert (
-        block_of(second, holder("m-r0", "G0", shape="plan", stage="settled", is_proved=True))
+        block_of(second, holder("m-r0", "G0", shape="plan", phase="settled", is_proved=True))
         is None
     )
     assert block_of(second, holder("m-r0", "G0", shape="another plan")) is None
     assert block_of(second, holder("n-r0", "G0", shape="plan")) is None
-    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stopping")) is None
+    assert block_of(second, holder("m-r0", "G0", shape="plan", phase="stopping")) is None
     assert block_of(second.evolve(is_proved=True), holder("m-r0", "G0", shape="plan")) is None
 
 
@@ -229,23 +229,23 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(
         ((), (holder("b", "G0"),), "b loads its weights on the same GPU"),
         (
             (holder("b", "G0"),),
-            (holder("b", "G0", stage="settled"),),
+            (holder("b", "G0", phase="settled"),),
             "b made its KV cache on the same GPU",
         ),
         (
             (holder("b", "G0"),),
-            (holder("b", "G0", stage="capturing_graphs"),),
+            (holder("b", "G0", phase="capturing_graphs"),),
             "b captures its graphs on the same GPU",
         ),
         (
-            (holder("b", "G0", stage="capturing_graphs"),),
-            (holder("b", "G0", stage="settled"),),
+            (holder("b", "G0", phase="capturing_graphs"),),
+            (holder("b", "G0", phase="settled"),),
             "b made its KV cache on the same GPU",
         ),
-        ((holder("b", "G0", stage="settled"),), (), "b came to its end on the same GPU"),
+        ((holder("b", "G0", phase="settled"),), (), "b came to its end on the same GPU"),
         (
-            (holder("b", "G0", stage="settled"),),
-            (holder("b", "G0", stage="stopping"),),
+            (holder("b", "G0", phase="settled"),),
+            (holder("b", "G0", phase="stopping"),),
             "b is being stopped on the same GPU",
         ),
     ],
@@ -253,7 +253,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(
 def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], reason: str
 ) -> None:
-    holders = (holder("a", "G0", "G1"), holder("c", "G1", stage="settled"), holder("d", "G2"))
+    holders = (holder("a", "G0", "G1"), holder("c", "G1", phase="settled"), holder("d", "G2"))
     disturbances_of_b = [
         disturbance
         for disturbance in disturbances((*holders, *before), (*holders, *now))
@@ -263,17 +263,17 @@ def test_an_engine_that_starts_or_dies_disturbs_those_on_its_gpus(
 
 
 def test_an_engine_that_only_serves_disturbs_nobody() -> None:
-    serves = holder("b", "G0", stage="settled")
-    assert list(disturbances((serves,), (serves, holder("a", "G0", stage="settled")))) == [
+    serves = holder("b", "G0", phase="settled")
+    assert list(disturbances((serves,), (serves, holder("a", "G0", phase="settled")))) == [
         ("b", "a made its KV cache on the same GPU")
     ]
-    holders = (serves, holder("a", "G0", stage="settled"))
+    holders = (serves, holder("a", "G0", phase="settled"))
     assert not list(disturbances(holders, holders))
 
 
 def test_graphs_disturb_only_engines_that_measure() -> None:
     imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
-    warms = holder("b", "G0", stage="capturing_graphs")
+    warms = holder("b", "G0", phase="capturing_graphs")
     names = {
         name
         for name, reason in disturbances((imports, measures, warms), (imports, measures, warms))

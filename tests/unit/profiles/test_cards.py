@@ -14,7 +14,7 @@ from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped_profiles
 from tests.support.fake_nvml import MIB
 
-TABLE = Profiles().cards
+TABLE = Profiles().card_table
 SNAPSHOTS = sorted(path.stem for path in (shipped_profiles() / "hardware").glob("*.json"))
 NAMES = [f"{card.name}, {card.memory_mib} MiB" for card in TABLE.cards]
 MINE = (
@@ -89,7 +89,7 @@ def test_a_users_file_goes_first(tmp_path: Path) -> None:
     (tmp_path / "cards.yaml").write_text(
         f"sources: {{me: I}}\ncards: [{MINE}, {MINE.replace('mine', 'NVIDIA L4')}]\n"
     )
-    table = Profiles(tmp_path).cards
+    table = Profiles(tmp_path).card_table
     card_of_user = table.card("mine", MIB)
     assert card_of_user is not None
     assert card_of_user.memory_gb_s == 1
@@ -109,4 +109,4 @@ def test_a_users_file_goes_first(tmp_path: Path) -> None:
 def test_a_wrong_row_is_refused(tmp_path: Path, wrong: str, problem: str) -> None:
     (tmp_path / "cards.yaml").write_text(f"sources: {{me: I}}\ncards: [{wrong}]\n")
     with pytest.raises(SettingsError, match=problem):
-        _ = Profiles(tmp_path).cards
+        _ = Profiles(tmp_path).card_table

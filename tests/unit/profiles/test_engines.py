@@ -11,7 +11,7 @@ import pytest
 
 from gateway import variables
 from gateway.domain import Engine, EngineRef
-from gateway.engines.common.kernels.compiled import runs
+from gateway.engines.common.kernels.compiled import binary_support
 from gateway.engines.inquiry.learned import keep
 from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.planner.flags import check_args
@@ -193,7 +193,7 @@ def test_defaults_are_those_of_the_version(ref: str) -> None:
     assert [
         capability
         for capability in ("6.1", "7.0", "7.5", "9.0", "12.1")
-        if runs(engine.compiled, capability) == "code"
+        if binary_support(engine.compiled, capability) == "code"
     ] == ([] if cpu else ["7.0", "7.5", "9.0", "12.1"] if ref in OLD else ["7.5", "9.0", "12.1"])
 
 

@@ -13,7 +13,7 @@ from gateway.errors import BadRequest, NotFound
 from gateway.profiles.profiles import Profiles
 
 PROFILES = Profiles()
-CARDS = PROFILES.cards.cards
+CARDS = PROFILES.card_table.cards
 WORDS = ["rtx", "4090", "h100", "x", "2", "+", " ", "80g", "(", ")", "ti", "super", "gb10", "*"]
 
 

@@ -10,8 +10,7 @@ import typer
 
 from gateway.cli.options import Json
 from gateway.cli.terminal import print_message, say
-from gateway.domain.units import plural
-from gateway.domain.units import words as size
+from gateway.domain.units import format_bytes, plural
 from gateway.errors import BadRequest, WriteFailed
 from gateway.visible import visible_line
 
@@ -55,7 +54,7 @@ def _read_models(file: Path) -> Any:
         content = read_bytes(file, _MAX_FILE_BYTES + 1)
         is_whole = len(content) <= _MAX_FILE_BYTES
         text = content.decode("utf-8-sig") if is_whole else ""
-        reason = "" if is_whole else f"it has more than {size(_MAX_FILE_BYTES)}"
+        reason = "" if is_whole else f"it has more than {format_bytes(_MAX_FILE_BYTES)}"
     except (OSError, UnicodeDecodeError) as error:
         text, reason = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
     if reason:

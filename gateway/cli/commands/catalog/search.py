@@ -13,8 +13,7 @@ import typer
 from gateway.cli.options import Json, usage_error
 from gateway.cli.tables import print_paragraph, print_table, without_column
 from gateway.cli.terminal import print_message, say, status
-from gateway.domain.units import plural
-from gateway.domain.units import words as size
+from gateway.domain.units import format_bytes, plural
 from gateway.errors import near_name_hint
 
 Use = Annotated[
@@ -107,7 +106,8 @@ def _judge(
         show_status("Searching for models")
         parameters = None if words else fitting_parameters(machine[1], use)
         models, problem = find_models(
-            planner.hub, ModelSearch(words, use, limit, tuple(folders or ()), parameters, asks_hub)
+            planner.hub,
+            ModelSearch(words, use, limit, tuple(folders or ()), parameters, asks_hub),
         )
         changes = sys.stderr.isatty()
 
@@ -147,7 +147,7 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str
             f"{model.context:,}",
             f"{model.tokens_s:,g}" if model.tokens_s is not None else "-",
             model.gpus or "CPU",
-            size(model.weights_bytes),
+            format_bytes(model.weights_bytes),
             model.form,
         )
         for model in fitting_models

@@ -20,8 +20,7 @@ from gateway.cli.client import stream
 from gateway.cli.options import Json
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, say
-from gateway.domain.units import plural
-from gateway.domain.units import words as size
+from gateway.domain.units import format_bytes, plural
 from gateway.errors import BadRequest, NotReady, WriteFailed
 from gateway.version import __version__
 
@@ -75,7 +74,7 @@ def backup(
     say(
         json.dumps({"file": str(path), "bytes": size_bytes}, indent=2)
         if as_json
-        else f"{path}: {size(size_bytes)}"
+        else f"{path}: {format_bytes(size_bytes)}"
     )
 
 

@@ -15,7 +15,7 @@ _NAME = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 @lru_cache(maxsize=256)
-def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "no"]:
+def binary_support(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "no"]:
     """The form of compiled code that a GPU runs: "code" for this GPU, "ptx" of an older one, which
     the driver translates, or "no".
 

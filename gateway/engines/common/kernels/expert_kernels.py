@@ -89,7 +89,7 @@ class ExpertMethod(Value):
     refuses: str = ""  # why the engine turns layers that match away
 
 
-class MoeLoan(Value):
+class BorrowedMoeRules(Value):
     """Experts that are as the rules of another version say."""
 
     where: Check
@@ -114,17 +114,21 @@ class MoeRules(RuleFile):
     undescribed: dict[Kind, tuple[str, ...]] = Field(default_factory=dict)
     variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend
 
-    loans: tuple[MoeLoan, ...] = Field((), description="experts that other rules describe")
+    borrowed_rules: tuple[BorrowedMoeRules, ...] = Field(
+        (), description="experts that other rules describe"
+    )
 
     def with_choices(
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, MoeRules]
     ) -> MoeRules:
         """These rules with choices of the version's own code. other_rules: by version."""
-        loans, methods, backends = [], [], dict(self.backends)
+        borrowed_rules, methods, backends = [], [], dict(self.backends)
         for choice in choices:
             match_check = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(MoeLoan(where=match_check, rules=other_rules[choice.rules]))
+                borrowed_rules.append(
+                    BorrowedMoeRules(where=match_check, rules=other_rules[choice.rules])
+                )
             elif choice.refuses:
                 methods.append(ExpertMethod(name="", match=match_check, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
@@ -133,12 +137,16 @@ class MoeRules(RuleFile):
                 methods.append(
                     ExpertMethod(name=choice.method, match=match_check, backends=backend_names)
                 )
-        return self.evolve(loans=tuple(loans), methods=(*methods, *self.methods), backends=backends)
+        return self.evolve(
+            borrowed_rules=tuple(borrowed_rules),
+            methods=(*methods, *self.methods),
+            backends=backends,
+        )
 
     @cached_property
-    def loans_of(self) -> Mapping[Kind, tuple[MoeLoan, ...]]:
+    def borrowed_rules_of(self) -> Mapping[Kind, tuple[BorrowedMoeRules, ...]]:
         """The loans that may match each kind of scheme."""
-        return index_by_scheme(self.loans, lambda loan: loan.where)
+        return index_by_scheme(self.borrowed_rules, lambda loan: loan.where)
 
     @cached_property
     def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
@@ -190,7 +198,7 @@ def choose_moe(
     )
     if numbers(capability) is None:
         return _unknown_choice(f"{capability!r} is not a compute capability")
-    for loan in rules.loans_of.get(shape.scheme.kind, ()):
+    for loan in rules.borrowed_rules_of.get(shape.scheme.kind, ()):
         if loan.where.refusal(subject) is None:
             return choose_moe(loan.rules, shape, capability, packages, forced_backend, variables)
     if forced_backend and (

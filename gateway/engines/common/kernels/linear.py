@@ -82,7 +82,7 @@ class CodePath(Value):
     refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
 
 
-class LinearLoan(Value):
+class BorrowedLinearRules(Value):
     """Layers that are as the rules of another version say."""
 
     where: Check
@@ -103,28 +103,34 @@ class LinearRules(RuleFile):
     variables: tuple[VariableEffect, ...] = ()
     paths: tuple[CodePath, ...]
     kernels: dict[str, LinearKernel]
-    loans: tuple[LinearLoan, ...] = Field((), description="layers that other rules describe")
+    borrowed_rules: tuple[BorrowedLinearRules, ...] = Field(
+        (), description="layers that other rules describe"
+    )
 
     def with_choices(
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, LinearRules]
     ) -> LinearRules:
         """These rules with choices of the version's own code. other_rules: by version."""
-        loans, paths, kernels = [], [], dict(self.kernels)
+        borrowed_rules, paths, kernels = [], [], dict(self.kernels)
         for choice in choices:
             match_check = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(LinearLoan(where=match_check, rules=other_rules[choice.rules]))
+                borrowed_rules.append(
+                    BorrowedLinearRules(where=match_check, rules=other_rules[choice.rules])
+                )
             elif choice.refuses:
                 paths.append(CodePath(match=match_check, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
                 kernels.setdefault(choice.backend, LinearKernel())
                 paths.append(CodePath(match=match_check, kernels=(choice.backend,)))
-        return self.evolve(loans=tuple(loans), paths=(*paths, *self.paths), kernels=kernels)
+        return self.evolve(
+            borrowed_rules=tuple(borrowed_rules), paths=(*paths, *self.paths), kernels=kernels
+        )
 
     @cached_property
-    def loans_of(self) -> Mapping[Kind, tuple[LinearLoan, ...]]:
+    def borrowed_rules_of(self) -> Mapping[Kind, tuple[BorrowedLinearRules, ...]]:
         """The loans that may match each kind of scheme."""
-        return index_by_scheme(self.loans, lambda loan: loan.where)
+        return index_by_scheme(self.borrowed_rules, lambda loan: loan.where)
 
     @cached_property
     def paths_of(self) -> Mapping[Kind, tuple[CodePath, ...]]:
@@ -189,7 +195,7 @@ def choose(
         return _unknown_choice(
             "--linear-backend", f"this version has no backend {forced_backend!r}"
         )
-    for loan in rules.loans_of.get(shape.scheme.kind, ()):
+    for loan in rules.borrowed_rules_of.get(shape.scheme.kind, ()):
         if loan.where.refusal(subject) is None:
             return choose(
                 loan.rules, shape, capability, packages, variables, forced_backend, refusals

@@ -90,9 +90,11 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     traits = relevant_traits(spec, traits)
     built_traits = traits if depends_on_version(spec.config) else frozenset()
     key = _Key(_cache_key(spec.config, spec.source), spec.source, spec.structure, built_traits)
-    plan = _blueprint(key)
+    blueprint = _blueprint(key)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
-    if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
+    if headers and (
+        blueprint.guessed or (spec.quant is None and _contradicts(blueprint, spec, headers))
+    ):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
     # The headers of a GPTQ or AWQ checkpoint list the quantized layers if its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py.
@@ -103,18 +105,22 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     schemes, quantization = _schemes(
         key, spec.model_type, quant, packed_names, grouped, bool(headers)
     )
-    linears = _layers_by_scheme(plan.linears, schemes, quantization, traits)
+    linears = _layers_by_scheme(blueprint.linears, schemes, quantization, traits)
     if headers and any(
         isinstance(layer.scheme, UnknownScheme) and layer.scheme.is_foreign for layer in linears
     ):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
-    other_groups = tuple(_narrow_dtype(group, traits) for group in _loaded_tensors(plan, spec))
+    other_groups = tuple(_narrow_dtype(group, traits) for group in _loaded_tensors(blueprint, spec))
     if QUANTIZED_HEADS in traits:
         other_groups = tuple(
             part for group in other_groups for part in _head_parts(group, quantization)
         )
     return BuiltModel(
-        linears, other_groups, plan.attention, assumed=quantization.assumed, guessed=plan.guessed
+        linears,
+        other_groups,
+        blueprint.attention,
+        assumed=quantization.assumed,
+        guessed=blueprint.guessed,
     )
 
 
@@ -154,10 +160,12 @@ def _schemes(
 ) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
     """Numbers of each layer of the blueprint, by scheme. `headers_read`: `packed_names` is
     known."""
-    plan = _blueprint(key)
+    blueprint = _blueprint(key)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed_names, headers_read, grouped)
-    return tuple(_numbers_by_scheme(linear, quantization) for linear in plan.linears), quantization
+    return tuple(
+        _numbers_by_scheme(linear, quantization) for linear in blueprint.linears
+    ), quantization
 
 
 def _layers_by_scheme(
@@ -170,7 +178,7 @@ def _layers_by_scheme(
     result: list[Linear] = []
     for item, numbers_by_scheme in zip(layers, schemes, strict=True):
         is_plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
-        schemed = {UNQUANTIZED_SCHEME: item.numbers} if is_plain else numbers_by_scheme
+        numbers_of_scheme = {UNQUANTIZED_SCHEME: item.numbers} if is_plain else numbers_by_scheme
         is_whole = (
             WHOLE_GATES in traits
             and item.modules == ("in_proj_b", "in_proj_a")
@@ -178,7 +186,7 @@ def _layers_by_scheme(
         )
         shard: Shard = "replicated" if is_whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
-        for scheme, numbers in schemed.items():
+        for scheme, numbers in numbers_of_scheme.items():
             is_packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             is_mixer = item.shard == "qkv" and item.modules == ("in_proj",)
             heads = 1 if is_packed and is_mixer and CUT_PACKED_MIXERS not in traits else item.heads
@@ -217,11 +225,11 @@ def _numbers_by_scheme(
     return dict.fromkeys(result, linear.numbers) if not quantization.is_numbered else {**result}
 
 
-def _loaded_tensors(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
+def _loaded_tensors(blueprint: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     """Pooling drops the output head."""
     return (
         group
-        for group in plan.parameters
+        for group in blueprint.parameters
         if not (not spec.generates and group.name.endswith("lm_head.weight"))
     )
 
@@ -249,14 +257,14 @@ def _narrow_dtype(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
     return TensorGroup(**{**dict(group), "dtype": ""}) if is_narrow else group
 
 
-def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
+def _contradicts(blueprint: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
     """Whether the headers hold another number of elements than the config says."""
     stored_count = sum(group.count * math.prod(group.shape) for group in headers)
     expected_count = sum(
         len(linear.numbers) * max(1, linear.experts) * (linear.k + linear.bias) * sum(linear.parts)
-        for linear in plan.linears
+        for linear in blueprint.linears
     )
     expected_count += sum(
-        group.count * math.prod(group.shape) for group in _loaded_tensors(plan, spec)
+        group.count * math.prod(group.shape) for group in _loaded_tensors(blueprint, spec)
     )
     return abs(stored_count - expected_count) > _TOLERANCE * expected_count

@@ -33,8 +33,8 @@ class CountedCache(FrozenRecord, frozen=True):
         return self.answer.states_per_request if self.answer.state_bytes else 0
 
     def states(self, kv_bytes: int) -> int:
-        left_bytes = max(0, kv_bytes - self.answer.fixed)
-        return left_bytes // self.answer.state_bytes if self.answer.state_bytes else 0
+        remaining_bytes = max(0, kv_bytes - self.answer.fixed)
+        return remaining_bytes // self.answer.state_bytes if self.answer.state_bytes else 0
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         """Bytes of a request of `length` tokens.
@@ -62,8 +62,8 @@ class CountedCache(FrozenRecord, frozen=True):
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
         if not self.answer.needed:
             return limit
-        room = (self._blocks(kv_bytes) - self.answer.aside) * self.answer.block_bytes
-        return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= room)
+        capacity = (self._blocks(kv_bytes) - self.answer.aside) * self.answer.block_bytes
+        return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= capacity)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         request_bytes = self.bytes_for(length, batched_tokens)

@@ -181,12 +181,12 @@ def _capabilities(requirement: tuple[str, ...], subject: Subject) -> str:
     )
 
 
-def _capability_minimum(requirement: str, subject: Subject) -> bool:
+def _has_min_capability(requirement: str, subject: Subject) -> bool:
     return (numbers(subject.capability) or (0, 0)) >= (numbers(requirement) or (0, 0))
 
 
 def _min_capability(requirement: str, subject: Subject) -> str:
-    is_enough = _capability_minimum(requirement, subject)
+    is_enough = _has_min_capability(requirement, subject)
     return (
         ""
         if is_enough
@@ -195,7 +195,7 @@ def _min_capability(requirement: str, subject: Subject) -> str:
 
 
 def _below_capability(requirement: str, subject: Subject) -> str:
-    is_above = _capability_minimum(requirement, subject)
+    is_above = _has_min_capability(requirement, subject)
     return (
         f"is for GPUs below compute capability {requirement}, this one has {subject.capability}"
         if is_above

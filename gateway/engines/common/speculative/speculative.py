@@ -379,7 +379,7 @@ def _backend_warnings(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
     return ("Which backend computes the drafter's attention is not known; the start will tell.",)
 
 
-def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
+def without_drafter(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
     """The model without its drafter, because of the drafter's memory."""
     method = speculation.method.value
     return _without_speculation(

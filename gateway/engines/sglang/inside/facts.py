@@ -85,10 +85,10 @@ def _method(name: str, kind: Any) -> dict[str, Any]:
         {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}
     )
     limits["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
-    return limits | ({"online": name} if _online(name) else {})
+    return limits | ({"online": name} if _is_online_method(name) else {})
 
 
-def _online(name: str) -> bool:
+def _is_online_method(name: str) -> bool:
     """Whether get_quant_config makes something of the method without a file that says how the
     weights are quantized."""
     load = import_module("sglang.srt.model_loader.weight_utils").get_quant_config

@@ -230,7 +230,7 @@ class PreparedEngines:
         self._touch(slot)
 
     def _judge(self, records: Iterable[Record]) -> bool:
-        """Whether all engines listen. Models whose forked engine ended before are distrusted."""
+        """Distrust models whose forked engine ended early. Returns whether all engines listen."""
         engines = {(record.name, record.pid): record for record in records}
         self._judged_engines &= engines.keys()
         new_records = {
@@ -288,11 +288,11 @@ class PreparedEngines:
     def _imports_elsewhere(self, slot: str) -> bool:
         """Whether the process of a killed gateway still imports for this slot, and is to be awaited
         instead of a second one. A process that takes too long is killed."""
-        left_stats = self._foreign_imports(slot)
-        for process in left_stats:
+        orphans = self._foreign_imports(slot)
+        for process in orphans:
             if time.time() - procfs.began_at(process) > IMPORT_S:
                 procfs.send(process, signal.SIGKILL)
-        return bool(left_stats)
+        return bool(orphans)
 
     def _foreign_imports(self, slot: str) -> list[procfs.ProcessStat]:
         """Processes of other gateways that import for this slot: they have its log, and no
@@ -371,8 +371,8 @@ class PreparedEngines:
         if (process := self._importing.pop(slot, None)) is not None:
             process.kill()
             process.wait()
-        for left_stat in self._foreign_imports(slot):
-            procfs.send(left_stat, signal.SIGKILL)
+        for orphan in self._foreign_imports(slot):
+            procfs.send(orphan, signal.SIGKILL)
         if (client := self._clients.pop(slot, None)) is not None:
             client.end()
 

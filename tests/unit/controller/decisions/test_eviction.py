@@ -162,17 +162,18 @@ def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
         "x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True
     )
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
-    a, b = serves("a", had_no_request=True, **young), serves("b", had_no_request=True, **young)
+    a = serves("a", is_without_requests=True, **young)
+    b = serves("b", is_without_requests=True, **young)
     assert set(moves(asking, a, b).evictions) == {*needs}
     # Half of the room is no use to the waiting model.
     assert not moves(asking, a, serves("b", **young)).evictions
     assert not moves(unloaded_model("x", has_plan=False, must_evict=needs), a, b).evictions
     assert not moves(
-        asking, a, serves("b", had_no_request=True, is_pinned=True, **young)
+        asking, a, serves("b", is_without_requests=True, is_pinned=True, **young)
     ).evictions.get(("b", 0))
     model_in_use = serves("used", used_at=NOW - 99, **young)
     assert eviction_order(
-        [model_in_use, serves("a", had_no_request=True, used_at=NOW - 1, **young)], NOW
+        [model_in_use, serves("a", is_without_requests=True, used_at=NOW - 1, **young)], NOW
     ) == [
         ("a", 0),
         ("used", 0),
@@ -295,7 +296,7 @@ residents = st.lists(
         can_start=st.booleans(),
         was_evicted=st.booleans(),
         was_never_loaded=st.booleans(),
-        had_no_request=st.booleans(),
+        is_without_requests=st.booleans(),
     ),
     max_size=8,
     unique_by=lambda model: model.name,
@@ -319,7 +320,7 @@ def test_evictions_and_holds_are_allowed_for_any_models(models: list[LoadedModel
         assert eviction.cause != "idle" or not model.is_requested
         if eviction.cause == "room":
             assert copy.state == "serves"
-            assert model.had_no_request or NOW - copy.entered_at >= copy.residence_s
+            assert model.is_without_requests or NOW - copy.entered_at >= copy.residence_s
             (other_copy,) = [
                 other_copy
                 for other_copy in models

@@ -8,12 +8,12 @@ import pytest
 
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.decisions.reports import (
+    ReportedMilestones,
     ReportedModel,
     ReportedReplica,
-    ReportedStages,
     events_of_model,
-    stage,
-    stage_of,
+    milestone_of_attempt,
+    milestone_of_event,
 )
 from gateway.domain import Abilities, Ability, Attempt, Change, Failure, Offer
 from gateway.domain.facts import EVENT_KINDS
@@ -55,16 +55,21 @@ def model(*replicas: ReportedReplica, **changes: Any) -> ReportedModel:
 
 
 def kinds(
-    before: ReportedModel | None, after: ReportedModel | None, stages: ReportedStages | None = None
+    before: ReportedModel | None,
+    after: ReportedModel | None,
+    milestones: ReportedMilestones | None = None,
 ) -> list[str]:
-    return [event.kind for event in events_of_model(before, after, stages or ReportedStages(), NOW)]
+    return [
+        event.kind
+        for event in events_of_model(before, after, milestones or ReportedMilestones(), NOW)
+    ]
 
 
 def test_equal_states_are_reported_as_no_event() -> None:
-    reported_stages = ReportedStages()
+    reported_milestones = ReportedMilestones()
     now = model(ReportedReplica(0, (failed_attempt(), ready(2)), Rest("ready"), watched=2))
-    assert list(events_of_model(OLD, now, reported_stages, NOW))
-    assert list(events_of_model(now, now, reported_stages, NOW)) == []
+    assert list(events_of_model(OLD, now, reported_milestones, NOW))
+    assert list(events_of_model(now, now, reported_milestones, NOW)) == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
     model_in_change = model(change=change)
     model_without_plan = model(change=change.evolve(refused="no plan"))
-    (event,) = events_of_model(OLD, model_in_change, ReportedStages(), NOW)
+    (event,) = events_of_model(OLD, model_in_change, ReportedMilestones(), NOW)
     assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
     assert kinds(model_in_change, model_without_plan) == ["model.change_refused"]
     assert kinds(model_without_plan, model_without_plan) == []
@@ -137,31 +142,31 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
 def test_every_step_of_a_start_is_reported_once(
     replica: ReportedReplica, expected: list[str]
 ) -> None:
-    reported_stages = ReportedStages()
-    assert kinds(OLD, model(replica), reported_stages) == expected
+    reported_milestones = ReportedMilestones()
+    assert kinds(OLD, model(replica), reported_milestones) == expected
     # Another look, or the same start as another replica has it now: a trial that took its place.
     assert (
         kinds(
             OLD,
             model(ReportedReplica(0, replica.attempts, watched=replica.watched, is_trial=True)),
-            reported_stages,
+            reported_milestones,
         )
         == []
     )
 
 
 def test_abilities_that_an_engine_shows_while_it_serves_are_reported_once() -> None:
-    reported_stages = ReportedStages()
+    reported_milestones = ReportedMilestones()
     late = Abilities.uniform(Ability(state="proven", evidence="it did"))
     first_model = model(ReportedReplica(0, (ready(),), watched=1))
     second = model(ReportedReplica(0, (ready().evolve(abilities=late),), watched=1))
-    assert kinds(OLD, first_model, reported_stages)[-1] == "engine.ready"
-    (event,) = events_of_model(first_model, second, reported_stages, NOW)
+    assert kinds(OLD, first_model, reported_milestones)[-1] == "engine.ready"
+    (event,) = events_of_model(first_model, second, reported_milestones, NOW)
     assert (event.kind, event.attempt) == ("engine.abilities", 1)
     assert event.data == {"abilities": late.model_dump(mode="json")}
-    assert kinds(second, second, reported_stages) == []
+    assert kinds(second, second, reported_milestones) == []
     # An engine that another gateway left has told them.
-    assert kinds(OLD, second, reported_stages) == []
+    assert kinds(OLD, second, reported_milestones) == []
 
 
 def test_the_copy_that_leaves_is_named_among_several() -> None:
@@ -169,7 +174,7 @@ def test_the_copy_that_leaves_is_named_among_several() -> None:
     (event,) = events_of_model(
         model(ReportedReplica(0), ReportedReplica(1)),
         model(ReportedReplica(0), leaves),
-        ReportedStages(),
+        ReportedMilestones(),
         NOW,
     )
     assert (event.kind, event.replica, event.data["why"]) == ("model.leaving", 1, "room")
@@ -177,23 +182,25 @@ def test_the_copy_that_leaves_is_named_among_several() -> None:
 
 
 def test_a_start_goes_on_where_it_was_told_to_be() -> None:
-    reported_stages = ReportedStages()
-    reported_stages.note(1, stage_of("plan.chosen"))
-    assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), reported_stages) == [
+    reported_milestones = ReportedMilestones()
+    reported_milestones.note(1, milestone_of_event("plan.chosen"))
+    assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), reported_milestones) == [
         "engine.started",
         "engine.proven",
         "engine.ready",
     ]
-    reported_stages = ReportedStages()
-    reported_stages.note(1, stage(ready(), is_watched=True))
+    reported_milestones = ReportedMilestones()
+    reported_milestones.note(1, milestone_of_attempt(ready(), is_watched=True))
     assert kinds(
-        OLD, model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))), reported_stages
+        OLD,
+        model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))),
+        reported_milestones,
     ) == ["engine.failed"]
 
 
 def test_a_failure_comes_with_its_proof_and_a_fallback_with_its_changes() -> None:
     first, failure, second = events_of_model(
-        OLD, model(ReportedReplica(0, (failed_attempt(), attempt(2)))), ReportedStages(), NOW
+        OLD, model(ReportedReplica(0, (failed_attempt(), attempt(2)))), ReportedMilestones(), NOW
     )
     assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {
         "value": plan().max_model_len.value
@@ -220,13 +227,13 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_its_changes() -> Non
 def test_an_engine_that_stops_says_why(
     changes: dict[str, Any], fields: dict[str, Any], reason: str
 ) -> None:
-    reported_stages = ReportedStages()
-    reported_stages.note(1, "ready")
+    reported_milestones = ReportedMilestones()
+    reported_milestones.note(1, "ready")
     replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **fields)
     events = [
         event
         for event in events_of_model(
-            model(**changes), model(replica, **changes), reported_stages, NOW
+            model(**changes), model(replica, **changes), reported_milestones, NOW
         )
         if event.kind == "engine.stopped"
     ]
@@ -254,12 +261,12 @@ def test_an_engine_that_stops_says_why(
 def test_phases_are_reported_without_their_figures(
     before: str, after: str, expected: list[str]
 ) -> None:
-    reported_stages = ReportedStages()
-    reported_stages.note(1, "started")
+    reported_milestones = ReportedMilestones()
+    reported_milestones.note(1, "started")
     looks = [
         model(ReportedReplica(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)
     ]
-    assert kinds(looks[0], looks[1], reported_stages) == expected
+    assert kinds(looks[0], looks[1], reported_milestones) == expected
 
 
 @pytest.mark.parametrize(
@@ -295,19 +302,19 @@ def test_the_wait_of_a_replica_is_reported(before: Rest, after: Rest, expected: 
 def test_the_offers_of_others_are_reported() -> None:
     offer = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
     waits = model(ReportedReplica(0, awaited_offers=(offer,)))
-    (event,) = events_of_model(model(ReportedReplica(0)), waits, ReportedStages(), NOW)
+    (event,) = events_of_model(model(ReportedReplica(0)), waits, ReportedMilestones(), NOW)
     assert (event.kind, event.data) == ("plan.waits", {"takes": ["b is unloaded"]})
     assert kinds(waits, waits) == []
 
 
 def test_reports_of_ended_starts_are_forgotten_and_those_of_others_are_not() -> None:
-    reported_stages = ReportedStages()
-    reported_stages.note(1, "ready")
+    reported_milestones = ReportedMilestones()
+    reported_milestones.note(1, "ready")
     for number in range(2, 20_100):
-        reported_stages.note(number, "ended")
-    assert reported_stages.stage(attempt(1)) == "ready"
-    assert reported_stages.stage(attempt(20_000)) == "ended"
-    assert len(reported_stages._stages) <= 20_000
+        reported_milestones.note(number, "ended")
+    assert reported_milestones.milestone(attempt(1)) == "ready"
+    assert reported_milestones.milestone(attempt(20_000)) == "ended"
+    assert len(reported_milestones._milestones) <= 20_000
 
 
 def test_the_page_has_every_kind() -> None:
@@ -322,7 +329,7 @@ def test_the_page_has_every_kind() -> None:
 def _events(before: ReportedModel, after: ReportedModel, kind: str) -> list[str]:
     return [
         event.words
-        for event in events_of_model(before, after, ReportedStages(), NOW)
+        for event in events_of_model(before, after, ReportedMilestones(), NOW)
         if event.kind == kind
     ]
 

@@ -134,7 +134,7 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
     # After a vain plan the next one is later.
-    model.replicas[0].planning.vain_looks = 1
+    model.replicas[0].planning.failure_count = 1
     rests.note([model], False, 90.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
     assert looked_at(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)

@@ -12,7 +12,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
 from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
 from gateway.domain.units import GIB
-from gateway.planner.starts import PlacedEngine, Stage, shape
+from gateway.planner.starts import EnginePhase, PlacedEngine, shape
 from tests.support.makers import attempt, machine, plan, wish
 from tests.support.patience import wait_until
 
@@ -26,18 +26,18 @@ class ObservedStarts:
     """The engines that a test pretends."""
 
     def __init__(self) -> None:
-        self.engines: dict[int, tuple[Attempt, Stage]] = {}
+        self.engines: dict[int, tuple[Attempt, EnginePhase]] = {}
         self.failed: Failure | None = None
 
-    def enter_stage(self, attempt: Attempt, stage: Stage) -> None:
-        self.engines[attempt.id] = attempt, stage
+    def enter_phase(self, attempt: Attempt, phase: EnginePhase) -> None:
+        self.engines[attempt.id] = attempt, phase
 
     def holders(
         self, _running: Collection[str], begun_names: set[str], now: float
     ) -> list[PlacedEngine]:
         holders = [
-            self._holder(start_of_engine, stage, now)
-            for start_of_engine, stage in self.engines.values()
+            self._holder(start_of_engine, phase, now)
+            for start_of_engine, phase in self.engines.values()
         ]
         names = {holder.instance for holder in holders}
         return holders + [
@@ -49,13 +49,13 @@ class ObservedStarts:
     def copy_failure(self, _attempt: Attempt) -> Failure | None:
         return self.failed
 
-    def _holder(self, attempt: Attempt, stage: Stage, now: float) -> PlacedEngine:
+    def _holder(self, attempt: Attempt, phase: EnginePhase, now: float) -> PlacedEngine:
         return PlacedEngine(
             attempt.instance_name,
             attempt.model,
             frozenset(attempt.plan.gpus),
             shape(attempt.plan),
-            stage,
+            phase,
             now,
         )
 
@@ -85,14 +85,14 @@ async def take_turn(
 async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() -> None:
     observations, words = ObservedStarts(), list[str]()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
-    observations.enter_stage(old_start, "loading")
+    observations.enter_phase(old_start, "loading")
     task = await take_turn(start_gate, new_start, words)
     assert not task.done(), "nobody has looked yet"
     start_gate.look([])
     await wait_until("the start waits", lambda: words)
     assert words == ["waits for old on GPU 1, which loads its weights"]
     assert start_gate.waits(new_start)
-    observations.enter_stage(old_start, "capturing_graphs")
+    observations.enter_phase(old_start, "capturing_graphs")
     start_gate.look([])
     await task
     assert not start_gate.waits(new_start)
@@ -114,10 +114,10 @@ async def test_an_admitted_start_holds_up_the_next_before_the_host_lists_it() ->
 async def test_a_disturbed_start_is_known_until_the_next_start() -> None:
     observations = ObservedStarts()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
-    observations.enter_stage(old_start, "settled")
+    observations.enter_phase(old_start, "settled")
     start_gate.look([])
     await start_gate.turn(new_start, lambda _: None)
-    observations.enter_stage(new_start, "loading")
+    observations.enter_phase(new_start, "loading")
     start_gate.look([])
     assert start_gate.disturbance(new_start) == ""
     del observations.engines[old_start.id]
@@ -129,8 +129,8 @@ async def test_a_disturbed_start_is_known_until_the_next_start() -> None:
 async def test_engines_that_run_when_the_gateway_starts_disturbed_nobody() -> None:
     observations = ObservedStarts()
     start_gate, old_start, new_start = gate(observations), start(1, "old"), start(9)
-    observations.enter_stage(old_start, "settled")
-    observations.enter_stage(new_start, "loading")
+    observations.enter_phase(old_start, "settled")
+    observations.enter_phase(new_start, "loading")
     start_gate.look([Instance(name="x", model="m", attempt=1, fingerprint="", state="running")])
     assert start_gate.disturbance(new_start) == ""
 
@@ -138,7 +138,7 @@ async def test_engines_that_run_when_the_gateway_starts_disturbed_nobody() -> No
 async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
     observations, words = ObservedStarts(), list[str]()
     start_gate = gate(observations)
-    observations.enter_stage(start(1, "old"), "loading")
+    observations.enter_phase(start(1, "old"), "loading")
     start_gate.look([])
     task = await take_turn(start_gate, start(9), words)
     observations.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
@@ -234,7 +234,7 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
     assert "from now on it measures" in start_gate.note_failure(new_start, oom)
-    observations.enter_stage(new_start, "settled")
+    observations.enter_phase(new_start, "settled")
     start_gate.look([])
     second_attempt = attempt(10, plan=new_start.plan.evolve(grade="verified"), model="new")
     assert await start_gate.turn(second_attempt, lambda _: None, sizes=True) is None

@@ -23,7 +23,7 @@ from gateway.domain import (
     Sharing,
     Wish,
 )
-from gateway.planner.parallel import rooms, without_engines
+from gateway.planner.parallel import free_bytes_by_gpu, without_engines
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import decide_with_offers
 from gateway.planner.sharing.restore import (
@@ -316,7 +316,7 @@ class Machine:
             sharing.offers,
             partial(self.make_decision, name, sharing),
             context,
-            rooms(self.free(), self.promised_bytes()),
+            free_bytes_by_gpu(self.free(), self.promised_bytes()),
         )
         for take in decision.takes:
             giver = copy_of(take.model, take.replica)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.engines.common.kernels.compiled import capabilities, runs
+from gateway.engines.common.kernels.compiled import binary_support, capabilities
 
 VLLM = (
     "compute_80",
@@ -39,7 +39,7 @@ VLLM = (
 def test_compiled_code_runs_on_a_gpu_of_its_capability(
     compiled: tuple[str, ...], capability: str, expected: str
 ) -> None:
-    assert runs(compiled, capability) == expected
+    assert binary_support(compiled, capability) == expected
 
 
 def test_capabilities_are_those_with_code_each_once() -> None:

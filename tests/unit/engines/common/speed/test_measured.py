@@ -30,7 +30,7 @@ REFERENCE = Reference(
     launch_s=4e-6,
 )
 PROFILES = Profiles()
-PACE = SpeedKnowledge(PROFILES.cards, PROFILES.pace.table.evolve(reference=REFERENCE))
+PACE = SpeedKnowledge(PROFILES.card_table, PROFILES.pace.table.evolve(reference=REFERENCE))
 DAY = 1_795_000_000.0
 H100, GEFORCE = machine("8xh100"), machine("2x3090")
 
@@ -162,7 +162,7 @@ def test_a_measurement_with_p2p_says_nothing_of_ranks_without() -> None:
 
 
 def test_only_measurements_that_need_no_reference_are_taken_without_one() -> None:
-    pace = SpeedKnowledge(PROFILES.cards, PACE.table.evolve(reference=None))
+    pace = SpeedKnowledge(PROFILES.card_table, PACE.table.evolve(reference=None))
     facts = [
         *reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000),
         fact("memory", GEFORCE.gpus[:1], 1e9),
