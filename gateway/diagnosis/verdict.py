@@ -283,15 +283,8 @@ class LogVerdict:
     def _case(self, row: FailureSignature, candidate: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""
         cures = self._signatures.cures
-        shape = candidate.shape
-        if not shape.exception and shape.message not in candidate.line:
-            # A line that is no exception is its own message, and the next ones may belong to it.
-            shape = shape._replace(message=f"{candidate.line} {shape.message}")
-        elif not shape.message:
-            shape = shape._replace(message=candidate.line)
+        shape = self._case_shape(row, candidate)
         libraries = self._evidence.crash.libraries if row.kind in _CRASH_KINDS else ()
-        if row.kind in _CRASH_KINDS and not shape.frames:
-            shape = shape._replace(frames=self._evidence.crash.frames)
         is_dumped = row.kind == "hang" and not shape.frames and bool(self._evidence.dump.frames)
         if is_dumped:
             shape = shape._replace(frames=self._evidence.dump.frames)
@@ -307,20 +300,7 @@ class LogVerdict:
             | cures.code_versions(engine, version, row.kind, shape)
             | candidate.culprit
         )
-        if "no_other_code" in values:
-            values.pop("others", None)
-        if row.kind == "bad_flag":
-            values |= cures.refused_flag(engine, version, shape.message)
-        elif settings := values.pop("settings", None):
-            values |= cures.own_settings(engine, shape, settings)
-        package = str(values.get("package", ""))
-        own_kinds = (engine.partition("-")[0],) if engine else ENGINES
-        if package.partition(".")[0] in own_kinds:
-            values["own_part"] = values.pop("package")
-        if architecture := values.get("architecture"):
-            values |= cures.having_architecture(engine, version, architecture)
-        if setting := values.get("exceeded_setting"):
-            values |= cures.flag_of_setting(engine, str(setting))
+        self._add_engine_facts(values, row, engine, version, shape)
         values |= self._option_values(shape, failing)
         if values.get("ranks") == 1:
             del values["ranks"]
@@ -340,6 +320,43 @@ class LogVerdict:
             settings=cures.version_settings(engine, version),
             foreign_flags=cures.foreign_flags(engine, version),
         )
+
+    def _case_shape(self, row: FailureSignature, candidate: FailureCandidate) -> Shape:
+        """The shape of a failure, with the line and the frames that stand elsewhere in the log."""
+        shape = candidate.shape
+        if not shape.exception and shape.message not in candidate.line:
+            # A line that is no exception is its own message, and the next ones may belong to it.
+            shape = shape._replace(message=f"{candidate.line} {shape.message}")
+        elif not shape.message:
+            shape = shape._replace(message=candidate.line)
+        if row.kind in _CRASH_KINDS and not shape.frames:
+            shape = shape._replace(frames=self._evidence.crash.frames)
+        return shape
+
+    def _add_engine_facts(
+        self,
+        values: dict[str, Scalar],
+        row: FailureSignature,
+        engine: str | None,
+        version: str,
+        shape: Shape,
+    ) -> None:
+        """Add to the values of a case what the profiles of the engine tell about them."""
+        cures = self._signatures.cures
+        if "no_other_code" in values:
+            values.pop("others", None)
+        if row.kind == "bad_flag":
+            values |= cures.refused_flag(engine, version, shape.message)
+        elif settings := values.pop("settings", None):
+            values |= cures.own_settings(engine, shape, settings)
+        package = str(values.get("package", ""))
+        own_kinds = (engine.partition("-")[0],) if engine else ENGINES
+        if package.partition(".")[0] in own_kinds:
+            values["own_part"] = values.pop("package")
+        if architecture := values.get("architecture"):
+            values |= cures.having_architecture(engine, version, architecture)
+        if setting := values.get("exceeded_setting"):
+            values |= cures.flag_of_setting(engine, str(setting))
 
     def _advice(self, engine: str | None, version: str, texts: Iterable[str]) -> tuple[str, ...]:
         """The steps that messages themselves ask for."""
