@@ -301,12 +301,12 @@ class LogReader:
             if evidence.disregards(process):
                 self._end_engine(text, process)
         shape = Shape(
-            exception["name"],
-            line.text[exception.end() :] or process.assertion,
-            tuple(process.files),
-            evidence.phase(None, process),
-            process.source,
-            tuple(process.codes),
+            exception=exception["name"],
+            message=line.text[exception.end() :] or process.assertion,
+            frames=tuple(process.files),
+            phase=evidence.phase(None, process),
+            source=process.source,
+            codes=tuple(process.codes),
         )
         if not self._is_survived(former_traceback, shape, line, text, process):
             self._prove_exception(former_traceback, shape, line, text, process)

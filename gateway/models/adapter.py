@@ -109,7 +109,7 @@ def _ranks(fields: Fields) -> list[int]:
     values = patterns.values() if isinstance(patterns, Mapping) else ()
     ranks = [fields.integer("r"), *(rank for rank in values if isinstance(rank, int))]
     if max(ranks) > _MAX_RANK:
-        raise fields.wrong_field_error("r", f"at most {_MAX_RANK}")
+        raise fields.field_error("r", f"at most {_MAX_RANK}")
     return ranks
 
 

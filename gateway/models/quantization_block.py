@@ -59,9 +59,9 @@ def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
     block = fields.mapping(name, {})
     method = _method(block)
     if method is None:
-        raise fields.wrong_field_error(name, "an object with a `quant_method`")
+        raise fields.field_error(name, "an object with a `quant_method`")
     if not _is_plain(block):
-        raise fields.wrong_field_error(name, "plain JSON")
+        raise fields.field_error(name, "plain JSON")
     # DeepSeek-V4 has the dtype of its experts beside the block. Source:
     # vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
     experts = (

@@ -32,4 +32,12 @@ class Rank(NamedTuple):
     @property
     def computing(self) -> Rank:
         """The rank reduced to the fields that decide weights and kernels."""
-        return Rank(self.tp, 1, self.ep, self.dtype, "auto", self.capability, self.dp)
+        return Rank(
+            tp=self.tp,
+            pp=1,
+            ep=self.ep,
+            dtype=self.dtype,
+            kv_dtype="auto",
+            capability=self.capability,
+            dp=self.dp,
+        )

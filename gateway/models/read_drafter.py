@@ -68,9 +68,7 @@ def read_drafter(
     draft_vocab = fields.integer("draft_vocab_size", default=vocab)
     layers = _numbers(fields, inner_fields)
     if draft_vocab > vocab:
-        raise fields.wrong_field_error(
-            "draft_vocab_size", f"no larger than the vocabulary of {vocab}"
-        )
+        raise fields.field_error("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
     size = fields.integer("target_hidden_size", default=0, minimum=0) or None
     groups: tuple[TensorGroup, ...] = ()
     if draft_model is None and tensors is not None:
@@ -119,9 +117,7 @@ def _target_size(method: str, size: int | None, hidden: int) -> int | None:
 def _method(top: Fields, kind: str, architecture: str, model_type: str) -> DraftMethod:
     if kind:
         if kind not in _SPECULATORS:
-            raise top.wrong_field_error(
-                "speculators_model_type", f"one of {', '.join(_SPECULATORS)}"
-            )
+            raise top.field_error("speculators_model_type", f"one of {', '.join(_SPECULATORS)}")
         return _SPECULATORS[kind]
     # EAGLE's files name a plain model. Engines too decide by the name of the repository or folder
     # (SpeculativeConfig).
@@ -158,7 +154,7 @@ def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
             else None
         )
         if first is None:
-            raise top.wrong_field_error(
+            raise top.field_error(
                 "speculators_config", "an object with a list `proposal_methods` of objects"
             )
         return (
@@ -178,7 +174,7 @@ def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
 def _token_count(fields: Fields, name: str) -> int:
     count = fields.integer(name)
     if count > _MAX_TOKENS:
-        raise fields.wrong_field_error(name, f"at most {_MAX_TOKENS}")
+        raise fields.field_error(name, f"at most {_MAX_TOKENS}")
     return count
 
 
@@ -197,7 +193,7 @@ def _numbers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
         if not isinstance(numbers, list) or not all(
             type(number) is int and 0 <= number < 10_000 for number in numbers
         ):
-            raise fields.wrong_field_error(name, "a list of layer numbers")
+            raise fields.field_error(name, "a list of layer numbers")
         return tuple(numbers)
     return ()
 
@@ -219,18 +215,14 @@ def _attention(
     kv_heads = layer.integer("num_key_value_heads", default=heads)
     head_dim = layer.integer("head_dim", default=max(1, layer.integer("hidden_size") // heads))
     if heads % kv_heads:
-        raise layer.wrong_field_error(
-            "num_key_value_heads", f"a divisor of the {heads} attention heads"
-        )
+        raise layer.field_error("num_key_value_heads", f"a divisor of the {heads} attention heads")
     kinds = layer.config.get("layer_types") or ["full_attention"] * min(layers, 10_000)
     if (
         not isinstance(kinds, list)
         or len(kinds) != layers
         or not all(isinstance(kind, str) for kind in kinds)
     ):
-        raise layer.wrong_field_error(
-            "layer_types", f"a list with one kind for each of {layers} layers"
-        )
+        raise layer.field_error("layer_types", f"a list with one kind for each of {layers} layers")
     sliding = kinds.count("sliding_attention")
     if method in _BLOCKS and inner_fields.flag("use_swa") and not sliding:
         sliding = layers

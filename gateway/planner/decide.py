@@ -99,7 +99,14 @@ def _search(
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
         read = inputs.with_spec(with_limit(inputs.spec, engine.traits))
-        search = Search(read.with_env(env), engine, known_rules, args, env, layouts)
+        search = Search(
+            inputs=read.with_env(env),
+            engine=engine,
+            rules=known_rules,
+            args=args,
+            env=env,
+            layouts=layouts,
+        )
         search.run()
         plans += search.plans
         rejections += search.rejections
@@ -165,13 +172,13 @@ def rank_plans(
         goal = wish.goal if context >= context_wanted else "context"
         value = score(
             plan_outcome(
-                plan.memory,
-                plan.speed,
-                context,
-                size,
-                count,
-                tokens_needed,
-                plan.data_parallel.value,
+                memory=plan.memory,
+                speed=plan.speed,
+                context=context,
+                gpus=size,
+                count=count,
+                tokens_needed=tokens_needed,
+                groups=plan.data_parallel.value,
             ),
             goal,
             cost,

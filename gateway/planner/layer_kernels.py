@@ -89,7 +89,12 @@ def layer_kernels(
     def choice(moe: MoeRules, shape: MoeShape) -> MoeChoice:
         if shape not in chosen_experts:
             chosen_experts[shape] = choose_moe(
-                moe, shape, rank.capability, None, moe_backend, variables
+                rules=moe,
+                shape=shape,
+                capability=rank.capability,
+                packages=None,
+                forced_backend=moe_backend,
+                variables=variables,
             )
         return chosen_experts[shape]
 
@@ -101,7 +106,14 @@ def layer_kernels(
             and isinstance(layer.scheme, Scheme)
         ):
             return _expert_kernel(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
-        return _linear_kernel(layer, rules, rank, choose_linear, experts, refusals)
+        return _linear_kernel(
+            layer=layer,
+            rules=rules,
+            rank=rank,
+            choose_linear=choose_linear,
+            traits=experts,
+            refusals=refusals,
+        )
 
     return tuple([row(layer) for layer in layers])
 

@@ -122,7 +122,14 @@ def _checkpoint_method(
         )
         raise MethodRefused(MISMATCH, reason, quant.place)
     for rule in engine.method_rules:
-        if not _holds(rule, method, quant, user, model_type, capability):
+        if not _holds(
+            rule=rule,
+            named_method=method,
+            quant=quant,
+            user=user,
+            model_type=model_type,
+            capability=capability,
+        ):
             continue
         if rule.refuses:
             reason = (

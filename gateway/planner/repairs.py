@@ -69,7 +69,15 @@ def repairs(
     """
     if variant.changes >= _MAX_CHANGES:
         return
-    refused_variant = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, is_quantized)
+    refused_variant = _RefusedVariant(
+        variant=variant,
+        refusal=refusal,
+        engine=engine,
+        rules=rules,
+        max_gpus=max_gpus,
+        args=args,
+        is_quantized=is_quantized,
+    )
     backend = "moe-backend" if refused_variant.concerns_experts else "linear-backend"
     forced_backend = variant.backend(backend) if "backends" in variant.reasons else None
     if (

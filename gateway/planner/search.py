@@ -96,7 +96,14 @@ class Search:
         self.inputs, self.engine, self.rules = inputs, engine, rules
         self.env = env
         self.canonical = canonical(engine, args)
-        kernels = VariantKernels(inputs, engine, rules, self.canonical, env, layouts)
+        kernels = VariantKernels(
+            inputs=inputs,
+            engine=engine,
+            rules=rules,
+            canonical=self.canonical,
+            env=env,
+            layouts=layouts,
+        )
         self._planner = VariantPlanner(kernels)
         self.plans: list[Plan] = []
         self.rejections: list[Rejected] = []
@@ -223,7 +230,12 @@ class Search:
         context_wanted = context + 1 if is_crowded else self._context_wanted
         changed_variants = [
             *longer_variants(
-                variant, context, context_wanted, self.engine, self._max_gpus, self._user_flags
+                variant=variant,
+                context=context,
+                context_wanted=context_wanted,
+                engine=self.engine,
+                max_gpus=self._max_gpus,
+                args=self._user_flags,
             ),
             *self._unequal_stages(variant, memory),
         ]
@@ -241,12 +253,12 @@ class Search:
         is_quantized = self.inputs.spec.quant is not None
         changed_variants = [
             *repairs(
-                variant,
-                refusal,
-                engine,
-                self.rules,
-                gpus,
-                self._user_flags,
+                variant=variant,
+                refusal=refusal,
+                engine=engine,
+                rules=self.rules,
+                max_gpus=gpus,
+                args=self._user_flags,
                 is_quantized=is_quantized,
             ),
             *self._unquantized_cache(variant, refusal),
@@ -259,7 +271,12 @@ class Search:
             )
             # A failure with a short context says nothing about a longer one.
             changed_variants += longer_variants(
-                variant, reach, self._context_wanted, engine, gpus, self._user_flags
+                variant=variant,
+                context=reach,
+                context_wanted=self._context_wanted,
+                engine=engine,
+                max_gpus=gpus,
+                args=self._user_flags,
             )
         return changed_variants
 

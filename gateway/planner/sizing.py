@@ -339,7 +339,14 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
             memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
     warning_texts = tuple(text for text in (bounds.warning, state_warning, *warnings) if text)
     flags = {**bounds.flags, **rules.cache_flags(candidate, memory)}
-    return Sizes(batch, memory, context, flags, scope, warning_texts)
+    return Sizes(
+        batch=batch,
+        memory=memory,
+        context=context,
+        flags=flags,
+        scope=scope,
+        warnings=warning_texts,
+    )
 
 
 def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
@@ -347,13 +354,13 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     runner = candidate.rules.runner(candidate)
     query = 1 + candidate.speculation.slots
     load = Workload(
-        candidate.engine.device,
-        candidate.rank,
-        batch.tokens.value,
-        batch.seqs.value,
-        graphs,
-        runner,
-        query,
+        device=candidate.engine.device,
+        rank=candidate.rank,
+        batched_tokens=batch.tokens.value,
+        seqs=batch.seqs.value,
+        graphs=graphs,
+        runner=runner,
+        query=query,
     )
     resident = candidate.weights_bytes() + candidate.adapter_bytes + candidate.kept_bytes
     return Footprint(candidate, resident, candidate.cache, load)

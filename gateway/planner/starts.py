@@ -119,13 +119,13 @@ def start_of(attempt: Attempt, *, is_sized: bool = False) -> PendingStart:
     plan = attempt.plan
     is_proved = plan.grade == "verified"
     return PendingStart(
-        attempt.instance_name,
-        attempt.model,
-        frozenset(plan.gpus),
-        shape(plan),
-        attempt.id,
-        is_proved,
-        is_sized,
+        instance=attempt.instance_name,
+        model=attempt.model,
+        gpus=frozenset(plan.gpus),
+        shape=shape(plan),
+        order=attempt.id,
+        is_proved=is_proved,
+        is_sized=is_sized,
     )
 
 

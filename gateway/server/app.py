@@ -240,13 +240,13 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
     loop = Loop(
-        store,
-        _build_planner(front, host, planning, allowed_images, store),
-        launcher,
-        front.gpus,
-        _signatures(front, host),
-        front.routes,
-        requests_ended,
+        store=store,
+        planner=_build_planner(front, host, planning, allowed_images, store),
+        launcher=launcher,
+        gpus=front.gpus,
+        signatures=_signatures(front, host),
+        routes=front.routes,
+        ended_counts=requests_ended,
     )
     if host.machines is not None:
         host.machines.on_change = loop.fleet.unblock
@@ -287,7 +287,14 @@ def _build_tuning(
     profile = front.profiles.engine_in_image
     traffic = ServedTraffic(loop.fleet.models, front.routes.is_working, ended_counts, profile)
     measurements = Measurements(loop.fleet, loop.plan_preview, store, traffic)
-    tools = SearchTools(loop.plan_preview, loop.trials, launcher, traffic, profile, measurements)
+    tools = SearchTools(
+        plan_preview=loop.plan_preview,
+        trials=loop.trials,
+        launcher=launcher,
+        traffic=traffic,
+        engine=profile,
+        measurements=measurements,
+    )
     tunings = Tunings(loop.fleet, loop.orders, tools)
     settings = front.settings
     return Tuning(
@@ -365,13 +372,13 @@ def _build_planner(
     images = allowed_images if host.kind != "process" else None
     cluster = host.machines.cluster if host.machines is not None else None
     return MachinePlanner(
-        data,
-        planning,
-        front.gpus,
-        inquirer,
-        front.profiles,
-        images,
-        store.fact_texts,
+        data=data,
+        process=planning,
+        gpus=front.gpus,
+        inquirer=inquirer,
+        profiles=front.profiles,
+        images=images,
+        facts=store.fact_texts,
         cluster=cluster,
     )
 
@@ -392,10 +399,14 @@ async def _start_events(
 
 def _build_live(front: Front, loop: Loop, host: Host) -> LiveStream:
     return LiveStream(
-        loop,
-        front.routes,
-        partial(gauges.request_samples, front.metrics, front.workers),
-        front.workers or front.plane,
-        front.keys,
-        {"version": __version__, "host": host.kind, "workers": front.settings.workers},
+        loop=loop,
+        routes=front.routes,
+        samples=partial(gauges.request_samples, front.metrics, front.workers),
+        in_flight=front.workers or front.plane,
+        keys=front.keys,
+        machine_facts={
+            "version": __version__,
+            "host": host.kind,
+            "workers": front.settings.workers,
+        },
     )

@@ -1097,3 +1097,17 @@ def test_a_function_that_tells_whether_is_a_predicate() -> None:
         if is_statement_of_bool(node)
         if not PREDICATE.match(node.name) and not OPERATOR.fullmatch(node.name)
     ]
+
+
+# Calls with variadic parameters, and tables of layers and of drafters.
+MAX_POSITIONAL_CALLS = 44
+
+
+def test_few_calls_have_six_arguments_without_names() -> None:
+    calls = [
+        f"{place(path, node.lineno)}: {ast.unparse(node.func)}"
+        for path in FILES
+        for node in nodes_of(path)
+        if isinstance(node, ast.Call) and len(node.args) >= 6
+    ]
+    assert len(calls) <= MAX_POSITIONAL_CALLS, "\n".join(calls)

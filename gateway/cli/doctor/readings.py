@@ -215,12 +215,12 @@ def toolchain(
         if folder.is_dir()
     ]
     return Toolchain(
-        engine,
-        compiler,
-        _headers(environment),
-        shutil.which(str(Path(cuda) / "bin" / "nvcc")),
-        shutil.which("ninja", path=path),
-        tuple(
+        engine=engine,
+        compiler=compiler,
+        headers=_headers(environment),
+        nvcc=shutil.which(str(Path(cuda) / "bin" / "nvcc")),
+        ninja=shutil.which("ninja", path=path),
+        prebuilt=tuple(
             sorted(
                 name for name in packages if name in ("flashinfer_cubin", "flashinfer_jit_cache")
             )
@@ -282,13 +282,13 @@ def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
             skew_s = None
     name = account.get("name") if isinstance(account, dict) else None
     return HubAnswer(
-        place,
-        answer.status_code,
-        "",
-        skew_s,
-        token is not None,
-        name if isinstance(name, str) else None,
-        _may_read_gated_models(account),
+        place=place,
+        status=answer.status_code,
+        problem="",
+        skew_s=skew_s,
+        was_asked_with_token=token is not None,
+        user=name if isinstance(name, str) else None,
+        is_gated=_may_read_gated_models(account),
     )
 
 

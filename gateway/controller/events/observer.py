@@ -327,15 +327,15 @@ def _replica(
     if replica.eviction is not None:
         eviction_words = replica.eviction.cause, replica.eviction.reason
     return ReportedReplica(
-        replica.index,
-        (
+        index=replica.index,
+        attempts=(
             *replica.history[-_MAX_ENDED_STARTS:],
             *([replica.attempt] if replica.attempt is not None else ()),
         ),
-        replica.status,
-        replica.phase,
-        replica.watcher.attempt.id if replica.watcher is not None else None,
-        replica.planning.awaited_offers,
-        eviction_words,
-        is_trial,
+        status=replica.status,
+        phase=replica.phase,
+        watched=replica.watcher.attempt.id if replica.watcher is not None else None,
+        awaited_offers=replica.planning.awaited_offers,
+        leaving=eviction_words,
+        is_trial=is_trial,
     )

@@ -452,12 +452,12 @@ class Fleet:
                     engine_phase: EnginePhase = "stopping" if ending else replica.engine_phase
                     measures, proved = replica.measures, attempt.state == "ready"
                     yield PlacedEngine(
-                        name,
-                        replica.model,
-                        gpus,
-                        shape(attempt.plan),
-                        engine_phase,
-                        now,
+                        instance=name,
+                        model=replica.model,
+                        gpus=gpus,
+                        shape=shape(attempt.plan),
+                        phase=engine_phase,
+                        phase_since=now,
                         measures=measures,
                         is_proved=proved,
                     )

@@ -76,10 +76,10 @@ def _route(
         if not model.setback.rest_s:
             model.setback.record_failure(error)
         return ModelRoute(
-            model.wish.name,
-            "starting",
-            model.setback.problem or "",
-            int(model.created_at),
-            (),
-            None,
+            name=model.wish.name,
+            state="starting",
+            detail=model.setback.problem or "",
+            created=int(model.created_at),
+            replicas=(),
+            task=None,
         )

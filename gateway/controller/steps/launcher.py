@@ -137,7 +137,13 @@ class Launcher:
             engine = await asyncio.to_thread(self.profile_of, attempt.plan.engine)
             files = _launch_files(attempt.plan, lambda source, _: Path(source))
             spec = self._spec(
-                engine, attempt, files, None, None, self._place, remote_code=allow_remote_code
+                engine=engine,
+                attempt=attempt,
+                files=files,
+                templates=None,
+                cache_bytes=None,
+                place=self._place,
+                remote_code=allow_remote_code,
             )
             await self.host.expect(spec)
         except FitserveError as error:
@@ -224,7 +230,15 @@ class Launcher:
         files = _launch_files(plan, place)
         exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))
         kind: _Place = "container" if is_in_container else "process"
-        return self._spec(engine, exported, files, templates, None, kind, remote_code=remote_code)
+        return self._spec(
+            engine=engine,
+            attempt=exported,
+            files=files,
+            templates=templates,
+            cache_bytes=None,
+            place=kind,
+            remote_code=remote_code,
+        )
 
     @property
     def _place(self) -> _Place:

@@ -200,12 +200,12 @@ class ReplicaSteps:
         signatures = await asyncio.to_thread(self._sources.signatures)
         if replica.attempt is attempt:
             context = WatchContext(
-                self._launcher.host,
-                signatures,
-                self._settings,
-                self._sources.client.with_key(instance.key),
-                self._wake,
-                self._sources.silent_s,
+                host=self._launcher.host,
+                signatures=signatures,
+                settings=self._settings,
+                client=self._sources.client.with_key(instance.key),
+                wake=self._wake,
+                silent_s=self._sources.silent_s,
             )
             replica.watcher = Watcher(attempt, instance.name, instance.url or "", context)
 

@@ -46,7 +46,12 @@ class ShrinkSteps:
         try:
             async with self._replica_planner.turns.turn():
                 new_plan = await self._replica_planner.smaller(
-                    model, old_attempt, offer, requester, room(), held_bytes(model, replica)
+                    model=model,
+                    old_attempt=old_attempt,
+                    offer=offer,
+                    requester=requester,
+                    room=room(),
+                    held_bytes=held_bytes(model, replica),
                 )
             if new_plan is None or new_plan.memory.promised_bytes > offer.keeps:
                 raise NoPlan("no smaller plan was found")

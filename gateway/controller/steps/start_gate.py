@@ -184,7 +184,13 @@ class StartGate:
             self._sized.add(start.instance)
         now, is_sized = time.monotonic(), start.is_sized
         self._holders[start.instance] = PlacedEngine(
-            start.instance, start.model, start.gpus, start.shape, "loading", now, is_sized=is_sized
+            instance=start.instance,
+            model=start.model,
+            gpus=start.gpus,
+            shape=start.shape,
+            phase="loading",
+            phase_since=now,
+            is_sized=is_sized,
         )
         return count
 
@@ -200,12 +206,12 @@ class StartGate:
             await self._looked.wait()
         now = time.monotonic()
         self._holders[name] = PlacedEngine(
-            name,
-            attempt.model,
-            gpus,
-            shape(attempt.plan),
-            "loading",
-            now,
+            instance=name,
+            model=attempt.model,
+            gpus=gpus,
+            shape=shape(attempt.plan),
+            phase="loading",
+            phase_since=now,
             measures=False,
             is_proved=True,
         )

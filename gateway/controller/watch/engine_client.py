@@ -102,7 +102,14 @@ class EngineClient:
     async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineResponse:
         """POST an encoded JSON body with more header lines, each with its line end. Raises
         NoAnswerError."""
-        return await self._ask("POST", url, body, within_s, SMALL_BYTES, lines)
+        return await self._ask(
+            method="POST",
+            url=url,
+            body=body,
+            within_s=within_s,
+            most_bytes=SMALL_BYTES,
+            lines=lines,
+        )
 
     async def _ask(
         self,

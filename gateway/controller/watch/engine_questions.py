@@ -53,7 +53,9 @@ async def _ask_smallest(
         case "transcribe":
             return await transcribe(client, url, name, timeout_s)
         case "classify":
-            return await classify(client, url, name, plan, ["1"], timeout_s)
+            return await classify(
+                client=client, url=url, name=name, plan=plan, texts=["1"], timeout_s=timeout_s
+            )
         case "rerank":
             path, body = "/v1/rerank", {"model": name, "query": "1", "documents": ["1"]}
         case "embed":

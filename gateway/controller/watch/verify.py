@@ -86,7 +86,15 @@ async def verify(
         if probe is not None:
             await probe(client, url, name, plan, timeout_s)
         else:
-            await _generates(client, url, name, plan, timeout_s, report, on_measured)
+            await _generates(
+                client=client,
+                url=url,
+                name=name,
+                plan=plan,
+                timeout_s=timeout_s,
+                report=report,
+                on_measured=on_measured,
+            )
     except _Refuted as refuted:
         return refuted.failure
     return None
@@ -120,7 +128,9 @@ async def _generates(
         prompts = [token_ids(plan, length, first) for first in range(burst_size)]
         proofs[f"{burst_size} requests at once"] = _batches(ask, prompts)
     for adapter in plan.adapters:
-        proofs[f"the adapter {adapter.name}"] = _adapts(client, url, name, plan, adapter, timeout_s)
+        proofs[f"the adapter {adapter.name}"] = _adapts(
+            client=client, url=url, name=name, plan=plan, adapter=adapter, timeout_s=timeout_s
+        )
     await _gather_proofs(proofs, report)
 
 
@@ -255,7 +265,9 @@ async def _classifies(
 ) -> None:
     """Raises _Refuted unless the model labels texts, or tokens of texts (/pooling of vLLM)."""
     try:
-        answer = await classify(client, url, name, plan, list(PROMPTS), timeout_s)
+        answer = await classify(
+            client=client, url=url, name=name, plan=plan, texts=list(PROMPTS), timeout_s=timeout_s
+        )
     except NoAnswerError as error:
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."

@@ -141,7 +141,12 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """Bytes that one rank reserves for LoRA adapters."""
         inputs = self.inputs
         return bytes_on_rank(
-            self.engine, self.rules, inputs.adapters, self.stage, inputs.spec, self.rank.tp
+            engine=self.engine,
+            kind=self.rules,
+            adapters=inputs.adapters,
+            stage=self.stage,
+            spec=inputs.spec,
+            tp=self.rank.tp,
         )
 
     @cached_property

@@ -93,7 +93,15 @@ class Variant:
     def rank(self, dtype: str, capability: str | None) -> Rank:
         """One of its ranks, with activations in `dtype`."""
         rank_count = self.tp * self.dp if self.ep else 1
-        return Rank(self.tp, self.pp, rank_count, dtype, self.kv_dtype, capability or "", self.dp)
+        return Rank(
+            tp=self.tp,
+            pp=self.pp,
+            ep=rank_count,
+            dtype=dtype,
+            kv_dtype=self.kv_dtype,
+            capability=capability or "",
+            dp=self.dp,
+        )
 
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)

@@ -178,7 +178,14 @@ def server_attention(
     args: the user's flags by canonical names.
     """
     chunk = int(args.get("max-num-batched-tokens", 0))
-    model = model_of(groups, architecture, rank.kv_dtype, rank.capability, gpu_bytes, chunk)
+    model = model_of(
+        groups=groups,
+        architecture=architecture,
+        kv_dtype=rank.kv_dtype,
+        capability=rank.capability,
+        gpu_bytes=gpu_bytes,
+        chunk=chunk,
+    )
     flags = rules.undescribed_flags(args, model)
     fields = sorted(config.keys() & set(rules.own_fields))
     if flags or fields:

@@ -143,7 +143,13 @@ class SglangRules(SglangKind):
         if self.attention_backends is None:
             return ()
         return server_attention(
-            groups, self.attention_backends, rank, spec.architecture, spec.config, gpu_bytes, args
+            groups=groups,
+            rules=self.attention_backends,
+            rank=rank,
+            architecture=spec.architecture,
+            config=spec.config,
+            gpu_bytes=gpu_bytes,
+            args=args,
         )
 
     def drafter_attention(

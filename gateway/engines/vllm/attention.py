@@ -92,7 +92,14 @@ def choose_backend(
             block = query.block_size or preferred_block(rules.backends[name], subject)
             flag = f"--attention-backend {forced_name}" if forced_name else ""
             reason = choice_reason(names, flag)
-            return BackendChoice(name, "ok", version, block, tuple(backend_refusals), reason)
+            return BackendChoice(
+                backend=name,
+                status="ok",
+                version=version,
+                block=block,
+                refusals=tuple(backend_refusals),
+                reason=reason,
+            )
     return BackendChoice(backend=None, refusals=tuple(backend_refusals), status="none")
 
 
@@ -117,7 +124,17 @@ def layer_attention(
     """
     forced_name = _backend_name(forced_name)
     is_drafted = is_drafter and not all(group.causal for group in groups)
-    queries = [_query(group, rules, rank, block_size, is_drafter, config or {}) for group in groups]
+    queries = [
+        _query(
+            group=group,
+            rules=rules,
+            rank=rank,
+            block_size=block_size,
+            is_drafter=is_drafter,
+            config=config or {},
+        )
+        for group in groups
+    ]
     step = None if is_drafter else _step(rules, queries, rank.capability, architecture, forced_name)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):

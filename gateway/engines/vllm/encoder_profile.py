@@ -75,7 +75,9 @@ def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> 
         return None
     family = str(spec.config.get("model_type"))
     images, videos = _limit(args, "image"), _limit(args, "video")
-    item = _find_item(spec, family, vision, args, images, videos)
+    item = _find_item(
+        spec=spec, family=family, vision=vision, args=args, images=images, videos=videos
+    )
     largest_item = item or _Item(load.batched_tokens, load.batched_tokens * 4)
     budget = max(load.batched_tokens, largest_item.tokens)
     of_prompt = max(1, min(images or videos, _length(spec, args) // largest_item.tokens))

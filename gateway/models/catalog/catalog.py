@@ -52,7 +52,7 @@ _SENTENCE_CONFIGS = tuple(
 _EMBEDDING_FILES = {"modules.json", "config_sentence_transformers.json", "1_Pooling"}
 
 
-class Facts(NamedTuple):
+class CheckpointFiles(NamedTuple):
     """The arguments of `read_model`, and the context limit that stands outside config.json."""
 
     source: str
@@ -76,18 +76,18 @@ def load(
     return spec_of(gather(source, revision, allow_remote_code=allow_remote_code, hub=hub))
 
 
-def spec_of(facts: Facts) -> ModelSpec:
-    """The spec of a model from its facts. Raises BadModel."""
-    spec = read_model(*facts[:7], structure_text(facts.config)).evolve(
-        chat_template=facts.chat_template,
-        added_tokens=facts.added_tokens,
-        answer_limit=facts.answer_limit,
+def spec_of(files: CheckpointFiles) -> ModelSpec:
+    """The spec of a model from its files. Raises BadModel."""
+    spec = read_model(*files[:7], structure_text(files.config)).evolve(
+        chat_template=files.chat_template,
+        added_tokens=files.added_tokens,
+        answer_limit=files.answer_limit,
     )
-    if facts.quant_files:
-        spec = with_quant_files(spec, facts.quant_files)
-    if facts.sentence_limit is None:
+    if files.quant_files:
+        spec = with_quant_files(spec, files.quant_files)
+    if files.sentence_limit is None:
         return spec
-    name, limit = facts.sentence_limit
+    name, limit = files.sentence_limit
     if limit >= spec.max_position:
         return spec
     return spec.evolve(
@@ -99,10 +99,10 @@ def spec_of(facts: Facts) -> ModelSpec:
 
 def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
     """The drafter in the folder or repository `source`. Raises BadModel, NeedsRemoteCode."""
-    facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
-    if facts.remote_code and not allow_remote_code:
-        raise NeedsRemoteCode.for_source(source, facts.remote_code)
-    return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
+    files = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
+    if files.remote_code and not allow_remote_code:
+        raise NeedsRemoteCode.for_source(source, files.remote_code)
+    return drafter_from(files.source, files.revision, files.config, files.tensors)
 
 
 def load_adapter(name: str, source: str, *, hub: Hub) -> Adapter:
@@ -148,12 +148,14 @@ def _files(
     return Repository(hub, listing), listing.commit
 
 
-def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: Hub) -> Facts:
-    """The raw facts of the model, after all checks of its files. Blocks. Raises BadModel."""
+def gather(
+    source: str, revision: str | None, *, allow_remote_code: bool, hub: Hub
+) -> CheckpointFiles:
+    """The contents of the model's files, after all checks. Blocks. Raises BadModel."""
     # Path.is_dir raises on a text that cannot be a path.
     if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
         folder = Folder(_resolve(source))
-        return _facts(str(folder.path), None, folder)
+        return _read_checkpoint(str(folder.path), None, folder)
     if not REPOSITORY.fullmatch(source):
         raise BadModel(
             f"{printable(source)[:200]} is neither a model folder nor a Hugging Face repository.",
@@ -166,7 +168,7 @@ def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: H
             f" {revision or 'its default branch'} can change.",
             hint=f"Read the code, then set revision to its present commit {listing.commit}.",
         )
-    return _facts(source, listing.commit, Repository(hub, listing))
+    return _read_checkpoint(source, listing.commit, Repository(hub, listing))
 
 
 def weight_files(files: Files) -> list[str]:
@@ -242,7 +244,7 @@ def check_weights(spec: ModelSpec, load_format: str) -> None:
         )
 
 
-def _facts(source: str, commit: str | None, files: Files) -> Facts:
+def _read_checkpoint(source: str, commit: str | None, files: Files) -> CheckpointFiles:
     shards = weight_files(files)
     if "config.json" not in files.names:
         raise BadModel(
@@ -271,7 +273,7 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
                 hint="Keep the files of one model only.",
             )
         file_bytes += header.size
-    return Facts(
+    return CheckpointFiles(
         source=source,
         revision=commit,
         config=config,

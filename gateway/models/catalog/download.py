@@ -91,13 +91,13 @@ async def download(
     if not await asyncio.to_thread(hub.disk.is_whole, repo, commit, remote_code=allow_remote_code):
         disk = hub.disk
         job = Job(
-            hub.endpoint,
-            hub.token,
-            str(disk.notes),
-            str(disk.folder),
-            repo,
-            commit,
-            allow_remote_code,
+            endpoint=hub.endpoint,
+            token=hub.token,
+            notes=str(disk.notes),
+            models=str(disk.folder),
+            repo=repo,
+            commit=commit,
+            remote_code=allow_remote_code,
         )
         rate = Rate()
         async with aclosing(_progress_lines(job)) as lines:
@@ -121,13 +121,13 @@ async def pull_repository(
     async with aclosing(
         _progress_lines(
             Job(
-                hub.endpoint,
-                hub.token,
-                str(disk.notes),
-                str(disk.folder),
-                repo,
-                revision or "",
-                False,
+                endpoint=hub.endpoint,
+                token=hub.token,
+                notes=str(disk.notes),
+                models=str(disk.folder),
+                repo=repo,
+                commit=revision or "",
+                remote_code=False,
             )
         )
     ) as lines:

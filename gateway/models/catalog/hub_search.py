@@ -197,13 +197,15 @@ def _models(rows: Sequence[Mapping[str, Any]]) -> list[FoundModel]:
 def _parse_row(row: Mapping[str, Any], base: str) -> FoundModel:
     name, downloads = row["id"], row.get("downloads")
     return FoundModel(
-        name,
-        name,
-        base,
-        downloads / _counted_days(row.get("createdAt")) if isinstance(downloads, int) else 0.0,
-        _count_parameters(row.get("safetensors")),
-        str(row.get("createdAt", "")),
-        "code" in name.lower() or "code" in row["tags"],
+        name=name,
+        source=name,
+        base=base,
+        downloads=downloads / _counted_days(row.get("createdAt"))
+        if isinstance(downloads, int)
+        else 0.0,
+        parameters=_count_parameters(row.get("safetensors")),
+        created=str(row.get("createdAt", "")),
+        is_for_code="code" in name.lower() or "code" in row["tags"],
     )
 
 

@@ -20,7 +20,7 @@ class Fields:
         self.config = config
         self.source = source
 
-    def wrong_field_error(self, name: str, must: str) -> BadModel:
+    def field_error(self, name: str, must: str) -> BadModel:
         return BadModel(
             f"config.json of {self.source} has {name}={quote(self.config.get(name))}; it must be"
             f" {must}.",
@@ -44,7 +44,7 @@ class Fields:
                 or not isinstance(value, int)
                 or not minimum <= value <= _MAX_INTEGER
             ):
-                raise self.wrong_field_error(name, f"a whole number from {minimum} to 10^12")
+                raise self.field_error(name, f"a whole number from {minimum} to 10^12")
             return value
         if default is None:
             raise self.missing_field_error(names[0])
@@ -73,7 +73,7 @@ class Fields:
         if value is None:
             raise self.missing_field_error(name)
         if not isinstance(value, str) or not WORD.fullmatch(value):
-            raise self.wrong_field_error(name, "a name")
+            raise self.field_error(name, "a name")
         return value
 
     def first_word(self, name: str) -> str:
@@ -85,7 +85,7 @@ class Fields:
             or not isinstance(values[0], str)
             or not WORD.fullmatch(values[0])
         ):
-            raise self.wrong_field_error(name, "a list of names")
+            raise self.field_error(name, "a list of names")
         return values[0]
 
     def mapping(self, name: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,7 +93,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, Mapping):
-            raise self.wrong_field_error(name, "an object")
+            raise self.field_error(name, "an object")
         return value
 
 

@@ -71,7 +71,15 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     else:
         parameters = []
         linears.append(
-            Built(f"{layer}.mlp.Wi", numbers, hidden, gated, "merged", ("Wi",), bias=bias)
+            Built(
+                name=f"{layer}.mlp.Wi",
+                numbers=numbers,
+                k=hidden,
+                parts=gated,
+                shard="merged",
+                modules=("Wi",),
+                bias=bias,
+            )
         )
     parameters += _embeddings(
         "embeddings", {"tok_embeddings": fields.integer("vocab_size")}, hidden
@@ -106,7 +114,7 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
         fields.config.get("num_experts")
         or fields.config.get("activation_function", "swiglu") != "swiglu"
     ):
-        raise fields.wrong_field_error("activation_function", "swiglu, without experts")
+        raise fields.field_error("activation_function", "swiglu, without experts")
     width = fields.integer("intermediate_size", "n_inner", default=4 * hidden)
     projected, bias = fields.flag("qkv_proj_bias"), fields.flag("mlp_fc1_bias")
     linears = (
@@ -129,7 +137,7 @@ def _size(fields: Fields) -> tuple[int, int]:
     """(hidden size, heads)."""
     hidden, heads = fields.integer(*HIDDEN_SIZE), fields.integer(*HEADS)
     if hidden % heads:
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             next(name for name in HEADS if name in fields.config),
             f"a divisor of the hidden size, {hidden}",
         )
@@ -146,7 +154,15 @@ def _qkv(
     bias: bool,
 ) -> Built:
     return Built(
-        name, numbers, hidden, (hidden,) * 3, "qkv", modules, heads=heads, kv_heads=heads, bias=bias
+        name=name,
+        numbers=numbers,
+        k=hidden,
+        parts=(hidden,) * 3,
+        shard="qkv",
+        modules=modules,
+        heads=heads,
+        kv_heads=heads,
+        bias=bias,
     )
 
 

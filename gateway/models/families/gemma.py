@@ -56,7 +56,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
     layer = f"{path}.layers.*"
     shared_count = fields.integer("num_kv_shared_layers", default=0, minimum=0)
     if shared_count >= len(numbers):
-        raise fields.wrong_field_error("num_kv_shared_layers", "less than the number of layers")
+        raise fields.field_error("num_kv_shared_layers", "less than the number of layers")
     first = len(numbers) - shared_count
     width = fields.integer("intermediate_size")
     linears = mlp(f"{layer}.mlp", numbers[:first], hidden, width)
@@ -135,7 +135,7 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
         or len(kinds) != len(numbers)
         or not all(kind in layer_types for kind in kinds)
     ):
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             "layer_types", f"a list of {len(numbers)} times full_attention or sliding_attention"
         )
     full_numbers = [
@@ -146,8 +146,22 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
     head_dim = fields.integer("head_dim", default=256)
     global_heads, global_dim = _full_heads(fields, full_numbers)
     groups = [
-        _Heads("sliding", sliding, heads, kv_heads, head_dim, fields.integer("sliding_window")),
-        _Heads("full", full_numbers, heads, global_heads, global_dim, None),
+        _Heads(
+            kind="sliding",
+            numbers=sliding,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            window=fields.integer("sliding_window"),
+        ),
+        _Heads(
+            kind="full",
+            numbers=full_numbers,
+            heads=heads,
+            kv_heads=global_heads,
+            head_dim=global_dim,
+            window=None,
+        ),
     ]
     return [kind for kind in groups if kind.numbers]
 
@@ -172,9 +186,7 @@ def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
     for number in full_numbers:
         layer_fields = layers.get(str(number), {})
         if not isinstance(layer_fields, Mapping):
-            raise fields.wrong_field_error(
-                "per_layer_config", "an object with an object for each layer"
-            )
+            raise fields.field_error("per_layer_config", "an object with an object for each layer")
         layer = Fields(layer_fields, fields.source)
         full_heads.add(
             (
@@ -183,9 +195,7 @@ def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
             )
         )
     if len(full_heads) != 1:
-        raise fields.wrong_field_error(
-            "per_layer_config", "the same for all layers of full attention"
-        )
+        raise fields.field_error("per_layer_config", "the same for all layers of full attention")
     return full_heads.pop()
 
 
@@ -200,12 +210,12 @@ def _projections(
         widths, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
         linears.append(
             Built(
-                f"{path}.qkv_proj",
-                layers,
-                hidden,
-                widths,
-                "qkv",
-                modules,
+                name=f"{path}.qkv_proj",
+                numbers=layers,
+                k=hidden,
+                parts=widths,
+                shard="qkv",
+                modules=modules,
                 heads=heads.heads,
                 kv_heads=heads.kv_heads,
                 bias=bias,

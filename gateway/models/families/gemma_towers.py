@@ -119,7 +119,7 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
         or len(channels) != 2
         or not all(type(size) is int and size >= 4 for size in channels)
     ):
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             "subsampling_conv_channels", "a list of two whole numbers from 4 on"
         )
     near_channels, far_channels = channels

@@ -61,7 +61,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
     layers, hidden = layers_of(fields), fields.largest(HIDDEN_SIZE)
     if layers > _MAX_LAYERS:
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             next(name for name in LAYER_COUNT if name in fields.config), f"at most {_MAX_LAYERS}"
         )
     kinds = layer_kinds(fields, layers)
@@ -228,19 +228,21 @@ def _attention(
         ("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head"), default=0
     ) or max(1, hidden // heads)
     if fields.config.get("q_lora_rank") and fields.config.get("o_lora_rank"):
-        return _low_rank_attention(fields, path, numbers, hidden, heads, size)
+        return _low_rank_attention(
+            fields=fields, path=path, numbers=numbers, hidden=hidden, heads=heads, size=size
+        )
     value = fields.largest(("v_head_dim",), default=0) or size
     widths = (heads * size, kv_heads * size, kv_heads * value)
     modules = ("q_proj", "k_proj", "v_proj")
     bias = any(fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     linears = [
         Built(
-            f"{path}.qkv_proj",
-            numbers,
-            hidden,
-            widths,
-            "qkv",
-            modules,
+            name=f"{path}.qkv_proj",
+            numbers=numbers,
+            k=hidden,
+            parts=widths,
+            shard="qkv",
+            modules=modules,
             heads=heads,
             kv_heads=kv_heads,
             bias=bias,

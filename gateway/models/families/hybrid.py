@@ -122,8 +122,23 @@ def delta_net(
             "merged",
             is_quantizable=False,
         ),
-        Built(f"{path}.in_proj_qkvz", numbers, hidden, (key, key, value, value), "merged", mixed),
-        Built(f"{path}.in_proj_ba", numbers, hidden, ba, "merged", gates, heads=heads),
+        Built(
+            name=f"{path}.in_proj_qkvz",
+            numbers=numbers,
+            k=hidden,
+            parts=(key, key, value, value),
+            shard="merged",
+            modules=mixed,
+        ),
+        Built(
+            name=f"{path}.in_proj_ba",
+            numbers=numbers,
+            k=hidden,
+            parts=ba,
+            shard="merged",
+            modules=gates,
+            heads=heads,
+        ),
         Built(f"{path}.out_proj", numbers, value, (hidden,), "row"),
     ]
     parameters = norms(path, len(numbers), state.rows, "norm")
@@ -143,7 +158,7 @@ def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
         or len(kinds) != len(numbers)
         or not all(kind in layer_types for kind in kinds)
     ):
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             "layer_types", f"a list of {len(numbers)} times full_attention or linear_attention"
         )
     return [number for number, kind in enumerate(kinds) if kind == "full_attention"]

@@ -66,12 +66,12 @@ def latent_attention(
         fused = ("q_a_proj", "kv_a_proj_with_mqa")
         linears = [
             Built(
-                f"{path}.fused_qkv_a_proj",
-                numbers,
-                hidden,
-                (rank, latent + rope),
-                "replicated",
-                fused,
+                name=f"{path}.fused_qkv_a_proj",
+                numbers=numbers,
+                k=hidden,
+                parts=(rank, latent + rope),
+                shard="replicated",
+                modules=fused,
             ),
             Built(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
         ]

@@ -46,7 +46,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     layer = f"{path}.layers.*"
     kinds = _kinds(fields, fields.config.get("layer_types"), _KINDS)
     if len(kinds) != len(numbers):
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             "layer_types", f"a list of {len(numbers)} times mamba or attention"
         )
     head = fields.integer("mamba_d_head", default=0, minimum=0)
@@ -192,7 +192,7 @@ def _kinds(fields: Fields, names: object, table: Mapping[str, str]) -> list[str]
         or not all(isinstance(kind, str) and kind in table for kind in names)
         or not names
     ):
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             "layer_types" if "layer_types" in fields.config else "hybrid_override_pattern",
             "kinds of layers",
         )

@@ -158,9 +158,7 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
             hint="Start an engine elsewhere, and add it: `fitserve add NAME --endpoint URL`.",
         )
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
-        raise fields.wrong_field_error(
-            "layer_types", f"a list with one kind for each of {layers} layers"
-        )
+        raise fields.field_error("layer_types", f"a list with one kind for each of {layers} layers")
     return kinds
 
 
@@ -200,7 +198,7 @@ _MAX_LAYERS = 2000
 def layer_numbers(fields: Fields) -> range:
     layers = fields.integer(*LAYERS)
     if layers > _MAX_LAYERS:
-        raise fields.wrong_field_error(
+        raise fields.field_error(
             next(name for name in LAYERS if name in fields.config), f"at most {_MAX_LAYERS}"
         )
     return range(layers)
@@ -260,7 +258,15 @@ def attention(
     modules = ("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": biases[0]}
     return [
-        Built(f"{path}.qkv_proj", numbers, hidden, widths, "qkv", modules, **sizes),
+        Built(
+            name=f"{path}.qkv_proj",
+            numbers=numbers,
+            k=hidden,
+            parts=widths,
+            shard="qkv",
+            modules=modules,
+            **sizes,
+        ),
         Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=biases[1]),
     ]
 
@@ -280,7 +286,13 @@ def mlp(
     modules = ("gate_up_proj",) if is_fused else ("gate_proj", "up_proj")
     return [
         Built(
-            f"{path}.gate_up_proj", numbers, hidden, (width, width), "merged", modules, bias=bias
+            name=f"{path}.gate_up_proj",
+            numbers=numbers,
+            k=hidden,
+            parts=(width, width),
+            shard="merged",
+            modules=modules,
+            bias=bias,
         ),
         Built(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
     ]
@@ -374,7 +386,7 @@ def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
-        raise fields.wrong_field_error("mlp_only_layers", "a list of layer numbers")
+        raise fields.field_error("mlp_only_layers", "a list of layer numbers")
     dense_numbers = set(dense)
     return [
         number for number in numbers if (number + 1) % step == 0 and number not in dense_numbers

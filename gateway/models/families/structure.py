@@ -197,7 +197,7 @@ class _Reader:
             return (0,)
         count = self.size(row["of"])
         if count > _MAX_LAYERS:
-            raise self._fields.wrong_field_error(row["of"], f"at most {_MAX_LAYERS}")
+            raise self._fields.field_error(row["of"], f"at most {_MAX_LAYERS}")
         if row["layers"] == "all":
             return range(count)
         return [number for number in range(count) if self.term(row["layers"], number)]
@@ -235,12 +235,12 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
     for row, numbers in rows:
         if row["is"] == "linear":
             yield Built(
-                row["name"],
-                numbers,
-                reader.size(row["k"]),
-                tuple(reader.size(part) for part in row["parts"]),
-                cast("Shard", row["shard"]),
-                tuple(row.get("modules", ())),
+                name=row["name"],
+                numbers=numbers,
+                k=reader.size(row["k"]),
+                parts=tuple(reader.size(part) for part in row["parts"]),
+                shard=cast("Shard", row["shard"]),
+                modules=tuple(row.get("modules", ())),
                 is_quantizable=not row.get("plain"),
                 heads=reader.size(row.get("heads", "0")),
                 kv_heads=reader.size(row.get("kv_heads", "0")),

@@ -105,7 +105,7 @@ def qwen_vision(top: Fields) -> Blueprint:
     hidden = fields.integer("hidden_size")
     width = fields.integer("intermediate_size")
     if depth > _MAX_QWEN_BLOCKS:
-        raise fields.wrong_field_error("depth", f"at most {_MAX_QWEN_BLOCKS}")
+        raise fields.field_error("depth", f"at most {_MAX_QWEN_BLOCKS}")
     blocks = range(depth)
     merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2
     path, heads = "visual.blocks.*", fields.integer("num_heads")
@@ -171,7 +171,7 @@ def qwen3_tower(top: Fields) -> Blueprint:
     fields, tower = _tower(top), qwen_vision(top)
     levels = fields.config.get("deepstack_visual_indexes", [8, 16, 24])
     if not isinstance(levels, list):
-        raise fields.wrong_field_error("deepstack_visual_indexes", "a list of block numbers")
+        raise fields.field_error("deepstack_visual_indexes", "a list of block numbers")
     if not levels:
         return tower
     numbers = layer_numbers(Fields({"num_hidden_layers": len(levels)}, fields.source))

@@ -97,13 +97,13 @@ class EngineCheck:
             gpus = StatedGpus.from_machine(self._machine, capability) if capability else None
             engine = await self._inquirer.exact(exact(row.engine, self.pins))
             answers = await self._inquirer.answers(
-                engine,
-                gpus,
-                self._model,
-                row.questions,
-                max(0, self._end - time.monotonic()),
-                dict(row.starts),
-                self.answers,
+                engine=engine,
+                gpus=gpus,
+                model=self._model,
+                questions=row.questions,
+                limit_s=max(0, self._end - time.monotonic()),
+                starts=dict(row.starts),
+                unproven_questions=self.answers,
             )
         except HostError as error:
             self.problems[name] = str(error)

@@ -105,7 +105,12 @@ class MachinePlanner:
         assert request.machine is not None  # noqa: S101
         files = ModelFiles(result.config, result.tensor_headers or None, result.quant_files)
         check = EngineCheck(
-            self.inquirer, request.machine.usable(), files, limit_s, problems, request.pins
+            inquirer=self.inquirer,
+            machine=request.machine.usable(),
+            model=files,
+            limit_s=limit_s,
+            problems=problems,
+            pins=request.pins,
         )
         while await check.ask(result.questions):
             answers = (*request.answers, *check.answers.items())

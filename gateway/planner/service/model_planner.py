@@ -35,7 +35,7 @@ from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.errors import FitserveError, NeedsRemoteCode
 from gateway.models.adapter import check_base
 from gateway.models.catalog.catalog import (
-    Facts,
+    CheckpointFiles,
     check_weights,
     gather,
     load,
@@ -58,7 +58,7 @@ from gateway.profiles.profiles import Profiles
 class WishedModel(NamedTuple):
     """The model of a wish as its files describe it, with its drafter and adapters."""
 
-    files: Facts
+    files: CheckpointFiles
     spec: ModelSpec
     drafter: Drafter | None
     adapters: tuple[Adapter, ...]
@@ -119,31 +119,31 @@ class ModelPlanner:
             learned_facts = self._learn_from_traffic(request.running, spec, machine, valid)
             valid = _with_newer_facts(valid, learned_facts)
         inputs = PlanningInput(
-            spec,
-            machine,
-            wish,
-            KnownFacts((*profiles.facts, *valid)),
-            request.promised_bytes,
-            profiles.gpus,
-            dict(request.answers),
-            profiles.pace,
-            profiles.parsers,
-            self._engine_env,
-            request.sharing._replace(plan_to_restore=None),
-            model.adapters,
-            model.drafter,
-            request.machine_name or "this machine",
+            spec=spec,
+            hardware=machine,
+            wish=wish,
+            facts=KnownFacts((*profiles.facts, *valid)),
+            promised_bytes=request.promised_bytes,
+            gpus=profiles.gpus,
+            answers=dict(request.answers),
+            pace=profiles.pace,
+            parsers=profiles.parsers,
+            global_env=self._engine_env,
+            sharing=request.sharing._replace(plan_to_restore=None),
+            adapters=model.adapters,
+            drafter=model.drafter,
+            hardware_name=request.machine_name or "this machine",
         )
         return ModelPlanning(
-            profiles,
-            self._hub,
-            request,
-            inputs,
-            engines,
-            uninstalled_engines,
-            startable,
-            learned_facts,
-            valid,
+            profiles=profiles,
+            hub=self._hub,
+            request=request,
+            base=inputs,
+            engines=engines,
+            uninstalled_engines=uninstalled_engines,
+            startable=startable,
+            learned_facts=learned_facts,
+            facts=valid,
         )
 
     def _split_engines(
@@ -185,7 +185,14 @@ class ModelPlanner:
         gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
         tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)
-        clock = served.clock_of(running_traffic.plan, spec, engine, kind, machine, tables)
+        clock = served.clock_of(
+            plan=running_traffic.plan,
+            spec=spec,
+            engine=engine,
+            kind=kind,
+            machine=machine,
+            tables=tables,
+        )
         if clock is None:
             return ()
         return served.learn_from_traffic(

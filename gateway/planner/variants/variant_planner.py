@@ -172,16 +172,16 @@ class VariantPlanner:
             gate_balance(engine, variant.tp, [inputs.available[gpu.uuid] for gpu in group])
         dtype = gate_dtype(inputs, engine, group, self.canonical, variant)
         return Candidate(
-            inputs,
-            engine,
-            self.rules,
-            built_model,
-            variant,
-            group,
-            dtype,
-            self.canonical,
-            _NO_SPECULATION,
-            _NO_EVIDENCE,
+            inputs=inputs,
+            engine=engine,
+            rules=self.rules,
+            built_model=built_model,
+            variant=variant,
+            gpus=group,
+            dtype=dtype,
+            args=self.canonical,
+            speculation=_NO_SPECULATION,
+            evidence=_NO_EVIDENCE,
         )
 
     def _predict_kernels(self, placed_candidate: Candidate) -> Candidate:
@@ -192,7 +192,12 @@ class VariantPlanner:
         gpus = placed_candidate.gpus
         capability = gpus[0].capability if gpus else None
         method = gate_method(
-            inputs, engine, self.canonical, variant, placed_candidate.dtype.value, capability
+            inputs=inputs,
+            engine=engine,
+            args=self.canonical,
+            variant=variant,
+            dtype=placed_candidate.dtype.value,
+            capability=capability,
         )
         self._check_schemes(built_model, variant)
         gate_kv(self.inputs.spec, engine, rules, variant.kv_dtype)

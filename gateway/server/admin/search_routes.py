@@ -81,12 +81,12 @@ async def search_models(request: Request, body: SearchBody) -> SearchedModels:
     gateway = gateway_of(request)
     words = body.words.strip()
     question = SearchRequest(
-        words,
-        body.use or (None if words or body.folders else "chat"),
-        body.limit,
-        body.folders,
-        await _machine(gateway),
-        gateway.loop.fleet.live_bytes(),
+        words=words,
+        use=body.use or (None if words or body.folders else "chat"),
+        limit=body.limit,
+        folders=body.folders,
+        machine=await _machine(gateway),
+        held_bytes=gateway.loop.fleet.live_bytes(),
     )
     search = asyncio.ensure_future(gateway.searches.search(question, body.name))
     leave = asyncio.ensure_future(wait_for_disconnect(request.receive))

@@ -107,7 +107,14 @@ def _judge(
         parameters = None if words else fitting_parameters(machine[1], use)
         models, problem = find_models(
             planner.hub,
-            ModelSearch(words, use, limit, tuple(folders or ()), parameters, asks_hub),
+            ModelSearch(
+                words=words,
+                use=use,
+                limit=limit,
+                folders=tuple(folders or ()),
+                parameters=parameters,
+                asks_hub=asks_hub,
+            ),
         )
         changes = sys.stderr.isatty()
 

@@ -200,7 +200,14 @@ def choose_moe(
         return _unknown_choice(f"{capability!r} is not a compute capability")
     for loan in rules.borrowed_rules_of.get(shape.scheme.kind, ()):
         if loan.where.refusal(subject) is None:
-            return choose_moe(loan.rules, shape, capability, packages, forced_backend, variables)
+            return choose_moe(
+                rules=loan.rules,
+                shape=shape,
+                capability=capability,
+                packages=packages,
+                forced_backend=forced_backend,
+                variables=variables,
+            )
     if forced_backend and (
         unmet := first_refusal(rules.forced_requires.get(forced_backend, ()), subject)
     ):

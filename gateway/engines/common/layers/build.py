@@ -103,7 +103,12 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     )
     grouped = traits & _MODELOPT
     schemes, quantization = _schemes(
-        key, spec.model_type, quant, packed_names, grouped, bool(headers)
+        key=key,
+        model_type=spec.model_type,
+        quant=quant,
+        packed_names=packed_names,
+        grouped=grouped,
+        headers_read=bool(headers),
     )
     linears = _layers_by_scheme(blueprint.linears, schemes, quantization, traits)
     if headers and any(

@@ -156,12 +156,12 @@ def _part(
         ]
     )
     return BuiltModel(
-        tuple(linears),
-        tuple(rest_groups),
-        attention,
-        built_model.is_known,
-        built_model.assumed,
-        built_model.guessed,
+        linears=tuple(linears),
+        other_tensors=tuple(rest_groups),
+        attention=attention,
+        is_known=built_model.is_known,
+        assumed=built_model.assumed,
+        guessed=built_model.guessed,
     )
 
 

@@ -185,7 +185,12 @@ def linear_bytes(
     )
     is_narrow = not layer.is_exact or rank.capability in _EXACT_KERNELS
     size = _matrix_bytes(
-        layer, scheme, k, n, _ITEM_BYTES[rank.dtype if is_narrow else "float32"], traits
+        layer=layer,
+        scheme=scheme,
+        k=k,
+        n=n,
+        item_bytes=_ITEM_BYTES[rank.dtype if is_narrow else "float32"],
+        traits=traits,
     )
     return (
         size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)

@@ -225,12 +225,12 @@ def learn_from_bench(
     scopes = {"total": {"concurrency": str(_concurrency(plan, bench))}}
     facts = [
         _fact(
-            plan,
-            "speed_measured",
-            {**plan_scope, **scopes.get(figure, {}), "figure": figure},
-            value,
-            earlier_by_scope,
-            time_s,
+            plan=plan,
+            kind="speed_measured",
+            scope={**plan_scope, **scopes.get(figure, {}), "figure": figure},
+            value=value,
+            earlier_by_scope=earlier_by_scope,
+            time_s=time_s,
         )
         for figure, value in values.items()
     ]
@@ -240,12 +240,12 @@ def learn_from_bench(
     )
     facts += [
         _fact(
-            plan,
-            "speed_ratio",
-            {**scope, "figure": figure},
-            clamp_ratio(values[figure] / base[figure]),
-            earlier_by_scope,
-            time_s,
+            plan=plan,
+            kind="speed_ratio",
+            scope={**scope, "figure": figure},
+            value=clamp_ratio(values[figure] / base[figure]),
+            earlier_by_scope=earlier_by_scope,
+            time_s=time_s,
         )
         for figure in values.keys() & base.keys()
     ]

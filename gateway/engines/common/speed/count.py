@@ -53,7 +53,15 @@ def work_with(
     kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
     formats = gpus.native_formats(rank.capability) if gpus else frozenset()
     model, known_traits = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
-    return work_of(model, stage, rank, kernels, formats, known_traits, table.names)
+    return work_of(
+        model=model,
+        stage=stage,
+        rank=rank,
+        kernels=kernels,
+        formats=formats,
+        traits=known_traits,
+        names=table.names,
+    )
 
 
 class Model(NamedTuple):
@@ -111,12 +119,12 @@ def work_of(
     )
     layers = sum(group.layers for group in stage.attention if group.kind != "vision")
     return _work(
-        tuple(products),
-        _head(model, rank.tp, item_bytes),
-        readings,
-        layers,
-        model.hidden * item_bytes,
-        (rank.tp, rank.pp, rank.dp),
+        products=tuple(products),
+        head=_head(model, rank.tp, item_bytes),
+        readings=readings,
+        layers=layers,
+        hidden_bytes=model.hidden * item_bytes,
+        ranks=(rank.tp, rank.pp, rank.dp),
     )
 
 
@@ -200,7 +208,14 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item_bytes
 
 def _head(model: Model, tp: int, item_bytes: int) -> Product:
     size = padded_vocab(model.vocab) // tp * model.hidden
-    return Product(1, size * item_bytes, 2.0 * size, 0, "bfloat16", "")
+    return Product(
+        layers=1,
+        bytes=size * item_bytes,
+        flops=2.0 * size,
+        passed_bytes=0,
+        multiplied="bfloat16",
+        kernel="",
+    )
 
 
 def _attention_work(group: AttentionGroup, rank: Rank, item_bytes: int) -> AttentionWork:

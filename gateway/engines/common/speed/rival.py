@@ -66,7 +66,13 @@ def worth(plan: Plan, wish: Wish, tokens_needed: int) -> float:
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
     return score(
         plan_outcome(
-            plan.memory, plan.speed, context, size, count, tokens_needed, plan.data_parallel.value
+            memory=plan.memory,
+            speed=plan.speed,
+            context=context,
+            gpus=size,
+            count=count,
+            tokens_needed=tokens_needed,
+            groups=plan.data_parallel.value,
         ),
         wish.goal,
         gpu_discount(wish),

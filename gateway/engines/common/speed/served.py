@@ -148,12 +148,28 @@ def clock_of(
     dp = plan.data_parallel.value
     ep = tp * dp if plan.expert_parallel.value else 1
     stored_dtype = plan.scope["kv_cache_dtype"]
-    rank = Rank(tp, pp, ep, plan.dtype.value, stored_dtype, gpus[0].capability or "", dp)
+    rank = Rank(
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        dtype=plan.dtype.value,
+        kv_dtype=stored_dtype,
+        capability=gpus[0].capability or "",
+        dp=dp,
+    )
     built_model = build(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
     item = stage(built_model, engine, kind, spec.architecture, pp)
-    work = work_with(spec, item, rank, plan.kernels, gpu_table, engine.traits, pace.table)
+    work = work_with(
+        spec=spec,
+        stage=item,
+        rank=rank,
+        rows=plan.kernels,
+        gpus=gpu_table,
+        traits=engine.traits,
+        table=pace.table,
+    )
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     local_machine = machine_of(
         gpus, links, pace, Measured(facts), has_direct_links=plan.custom_all_reduce.value

@@ -119,13 +119,13 @@ def initialize_backends(server_args: Any) -> None:
 def place(server_args: Any, stage: int = 0) -> None:
     """Give the engine's code the groups of these arguments, of which only the size is real."""
     _ranks(
-        resolve_argument(server_args, "tp_size"),
-        resolve_argument(server_args, "ep_size"),
-        resolve_argument(server_args, "pp_size"),
-        stage,
-        _groups(server_args),
-        _size(server_args, "attn_cp_size"),
-        _size(server_args, "moe_dp_size"),
+        tp=resolve_argument(server_args, "tp_size"),
+        ep=resolve_argument(server_args, "ep_size"),
+        pp=resolve_argument(server_args, "pp_size"),
+        stage=stage,
+        dp=_groups(server_args),
+        cp=_size(server_args, "attn_cp_size"),
+        moe_dp=_size(server_args, "moe_dp_size"),
     )
 
 

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel, NeedsRemoteCode
-from gateway.models.catalog.catalog import Facts, check_weights, gather, load, load_drafter, spec_of
+from gateway.models.catalog.catalog import (
+    CheckpointFiles,
+    check_weights,
+    gather,
+    load,
+    load_drafter,
+    spec_of,
+)
 from gateway.models.catalog.hub import Hub
 from gateway.models.tensor import Tensor
 from tests.support.examples import quicker
@@ -33,11 +40,11 @@ from tests.support.model_files import (
 NO_HUB = Hub("http://127.0.0.1:9", None, Path("/nonexistent"))
 
 
-def facts(source: str | Path, *, allow_remote_code: bool = False) -> Facts:
+def facts(source: str | Path, *, allow_remote_code: bool = False) -> CheckpointFiles:
     return gather(str(source), None, allow_remote_code=allow_remote_code, hub=NO_HUB)
 
 
-def read_or_refusal(source: Path) -> Facts | BadModel:
+def read_or_refusal(source: Path) -> CheckpointFiles | BadModel:
     try:
         return facts(source)
     except BadModel as error:
@@ -452,7 +459,7 @@ def test_any_json_object_as_config_gives_facts_or_a_bad_model(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     outcome = read_or_refusal(write(tmp_path, model(**changes)))
-    if isinstance(outcome, Facts):
+    if isinstance(outcome, CheckpointFiles):
         assert ("auto_map in config.json" in outcome.remote_code) == bool(changes.get("auto_map"))
         assert outcome.config.keys() == CONFIG.keys() | changes.keys()
 
