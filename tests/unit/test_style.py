@@ -69,11 +69,10 @@ wanted needed shown written got put let begun refused caught chosen changed used
 """
 # Fields of JSON, YAML and messages, whose names others rely on.
 PUBLISHED_FIELDS = """
-AskedCache.aside AskedCache.needed AttemptView.otherwise BackendRules.instead ChangeAnswer.anew
+AskedCache.aside AskedCache.needed AttemptView.otherwise ChangeAnswer.anew
 CureStep.also Difference.what DownloadProgress.done EngineHere.here ExpertBackend.then Gpu.kept
 InquireCall.asked Lever.also LiveDownload.done LiveGpu.kept MeasuredNumber.what ModelForm.what
 Offer.beside Offer.how RehearsedStart.asked RemovedWeights.kept Restored.aside Served.written
-SglangBackend.known
 """
 # Participles and past forms without "ed". Forms that are infinitives too (read, split) are verbs.
 IRREGULAR_PARTICIPLES = """

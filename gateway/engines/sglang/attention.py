@@ -82,19 +82,12 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
     ):
         return _unknown_selection(f"these rules do not describe the backend {unknown_names[0]}")
     for name, backend in rules.backends.items():
-        is_chosen = any(chosen_names[option] == name for option in backend.page_of)
-        if (
-            backend.page
-            and is_chosen
-            and page not in backend.pages
-            and backend.page_where.refusal(model) is None
-        ):
-            page = backend.page
+        page = _backend_page(name, backend, chosen_names, page, model)
         if name in (chosen_names["attention"], chosen_names["decode"]) and (
-            reason := backend.named.refusal(model)
+            reason := backend.when_named.refusal(model)
         ):
             refusals.append(Refusal(kernel=name, reason=reason))
-    for item in rules.instead:
+    for item in rules.replacements:
         if chosen_names["attention"] == item.backend and item.where.refusal(model) is None:
             chosen_names["attention"] = item.by
     refusals += _limit_refusals(rules.last_limits, chosen_names, page, model)
@@ -104,7 +97,7 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
         (prefill, rules.backends[prefill].prefill),
     ):
         backend = rules.backends[name]
-        if reason := backend.known.refusal(model):
+        if reason := backend.described_for.refusal(model):
             return _unknown_selection(f"what becomes of {name} is not known: it {reason}")
         if reason := _checks_refusal(backend.any_of, model) or _checks_refusal(conditions, model):
             refusals.append(Refusal(kernel=name, reason=reason))
@@ -113,6 +106,21 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
     return Selection(
         prefill=prefill, decode=decode, page=page or 1, status="ok", reason=choice_reason
     )
+
+
+def _backend_page(
+    name: str,
+    backend: SglangBackend,
+    chosen_names: Mapping[BackendOption, str | None],
+    page: int | None,
+    model: Subject,
+) -> int | None:
+    """The tokens of a page after a backend had its say: its own number where it is chosen."""
+    is_chosen = any(chosen_names[option] == name for option in backend.page_of)
+    has_page = backend.page and page not in backend.pages
+    if has_page and is_chosen and backend.page_where.refusal(model) is None:
+        return backend.page
+    return page
 
 
 def _choice_reason(

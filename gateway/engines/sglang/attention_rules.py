@@ -42,14 +42,14 @@ class BackendLimit(Value):
 
 class SglangBackend(Value):
     """A backend's checks. One check of `any_of` must hold for every use, one of `prefill` and
-    `decode` for that part, and `named` if the option attention or decode names the backend."""
+    `decode` for that part, and `when_named` if the option attention or decode names the backend."""
 
     source: str = ""
     any_of: tuple[Check, ...] = (Check(),)
     prefill: tuple[Check, ...] = (Check(),)
     decode: tuple[Check, ...] = (Check(),)
-    named: Check = Check()
-    known: Check = Field(
+    when_named: Check = Check()
+    described_for: Check = Field(
         Check(), description="the engine's behaviour is unknown for any other model"
     )
     page: int | None = Field(
@@ -112,7 +112,7 @@ class BackendRules(RuleFile):
     models: tuple[BackendStep, ...]
     limits: tuple[BackendLimit, ...]
     defaults: tuple[BackendStep, ...]
-    instead: tuple[Replacement, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
     last_limits: tuple[BackendLimit, ...] = ()
     backends: dict[str, SglangBackend]
     recurrent: tuple[LayerRule, ...]

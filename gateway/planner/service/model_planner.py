@@ -249,7 +249,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         decision = self._decide_request()
         if decision.plans:
             return decision.evolve(gpu_choice=self._gpu_choice(decision.plans[0]))
-        return decision.evolve(no_engine_error=tuple(refusal_lines(decision)))
+        return decision.evolve(refusal=tuple(refusal_lines(decision)))
 
     def _gpu_choice(self, first: Plan) -> str:
         """The words on the GPUs of the first plan; "": nobody reads them, or nobody can choose.

@@ -49,8 +49,8 @@ _OTHER_REPLICA_FIELDS = {
     "early_inquiry": "no replica with one rests",
     "is_stopping": "a stop is a task",
     "planning.is_outdated": "of a plan that is being made, which is a task",
-    "planning.vain_looks": "it changes with `looks_again`, or a plan is made after it",
-    "planning.vain_plan": "it changes with `blocked_reason`",
+    "planning.failure_count": "it changes with `looks_again`, or a plan is made after it",
+    "planning.failed_planning": "it changes with `blocked_reason`",
     "gave_to": "of a serving plan",
     "planning.requested_copies": "of offers that it waits for",
     "succession.seeks_plan": "of a trial",
@@ -133,7 +133,7 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     rests.note([model], False, 100.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
-    # After a vain plan the next one is later.
+    # After a failed planning the next one is later.
     model.replicas[0].planning.failure_count = 1
     rests.note([model], False, 90.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
