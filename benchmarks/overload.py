@@ -31,8 +31,9 @@ import uvicorn
 from gateway.proxy.client_connection import client_protocol
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.limits import Limits
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from tests.support.dataplane import Everyone, echo
 from tests.support.quantiles import quantile_s
 from tests.support.upstream import Call, Upstream

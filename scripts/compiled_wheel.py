@@ -49,6 +49,7 @@ MODULES = (
     "metrics/usage_counter",
     "routing/balance",
     "routing/queue",
+    "routing/route_table",
     "routing/routes",
     "workers/published_routes",
     "workers/shared_limits",

@@ -50,8 +50,8 @@ from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.access.endpoint_keys import EndpointKeys
 from gateway.proxy.routing.drains import Drains
+from gateway.proxy.routing.model_route import ModelRoute
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import ModelRoute
 from gateway.store.engine_logs import remove_logs
 from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.proxy.bodies import request_body, thoughts
 from gateway.proxy.bodies.request_body import Body
 from gateway.proxy.heads import FIRST_VIA_LINE, hops, request_head, via_line
-from gateway.proxy.routing.table import RoutedReplica
+from gateway.proxy.routing.model_route import RoutedReplica
 from gateway.proxy.upstream_pool import UpstreamPool
 
 if TYPE_CHECKING:

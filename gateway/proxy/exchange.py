@@ -68,7 +68,8 @@ from gateway.proxy.engine_request import engine_request
 from gateway.proxy.heads import MAX_HOPS, RequestHead, hops, whole_answer
 from gateway.proxy.meter import UNTOLD, TokenUsage, usage
 from gateway.proxy.queue_wait import QueueWait
-from gateway.proxy.routing.table import Call, RoutedReplica
+from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.model_route import RoutedReplica
 from gateway.proxy.upload import Upload
 from gateway.proxy.upstream_connection import TAIL_BYTES, UpstreamConnection
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy import refusals
-from gateway.proxy.routing.table import RoutedReplica
+from gateway.proxy.routing.model_route import RoutedReplica
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange

@@ -24,8 +24,9 @@ from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.limits import Limits
 from gateway.proxy.meter import Meter
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from tests.support.patience import Patience, hang_s
 from tests.support.upstream import Call, Upstream
 

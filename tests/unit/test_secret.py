@@ -71,7 +71,7 @@ ENCODERS = {
     "gateway/proxy/workers/channel.py": 1,  # the socket pair of a worker
     "gateway/controller/watch/engine_client.py": 1,  # the head of a request
     "gateway/measuring/bench/streamed_answer.py": 1,  # the head of a request
-    "gateway/proxy/routing/table.py": 1,  # the head of a request
+    "gateway/proxy/routing/model_route.py": 1,  # the head of a request
 }
 
 

@@ -9,7 +9,7 @@ from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Abilities, Instance, Plan
 from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.engines.registry import engine_kind
-from gateway.proxy.routing import table as routing
+from gateway.proxy.routing.model_route import ModelCard, ModelRoute, RoutedReplica
 
 _SHOWN_ENDPOINTS_MAX = 3
 # The state of the best replica or endpoint is the model's state, in this order.
@@ -110,7 +110,7 @@ def route(
     running_instances: Mapping[str, Instance],
     load_wait_s: float = 0.0,
     keep_alive_s: float = -1.0,
-) -> routing.ModelRoute:
+) -> ModelRoute:
     """The route of the model now.
 
     running_instances: by name.
@@ -138,7 +138,7 @@ def route(
         for replica in model.replicas
     )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if is_between else 0.0)
-    return routing.ModelRoute(
+    return ModelRoute(
         name=model.wish.name,
         state=state,
         detail=detail,
@@ -160,14 +160,14 @@ def route(
     )
 
 
-def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> routing.ModelCard:
+def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> ModelCard:
     """The facts of a model by the plans of its engines, the first of which serves."""
     states = {name: ability.state for name, ability in abilities}
     if not plans:
-        return routing.ModelCard(**states, keep_alive_s=keep_alive_s)
+        return ModelCard(**states, keep_alive_s=keep_alive_s)
     plan = plans[0]
     method = plan.quantization.value
-    return routing.ModelCard(
+    return ModelCard(
         max_model_len=plan.max_model_len.value,
         inputs=plan.model.inputs,
         **states,
@@ -185,7 +185,7 @@ def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> routi
 
 def _routed_replicas(
     model: ManagedModel, running_instances: Mapping[str, Instance]
-) -> tuple[list[routing.RoutedReplica], set[str]]:
+) -> tuple[list[RoutedReplica], set[str]]:
     """The replicas that get requests, and the names of frozen instances, which get none."""
     serving_replicas = [
         (replica, instance)
@@ -203,7 +203,7 @@ def _routed_replicas(
         if replica.watcher is not None and replica.watcher.observation.frozen
     }
     replicas = [
-        routing.RoutedReplica(
+        RoutedReplica(
             url=instance.url,
             id=instance.name,
             served_name=replica.attempt.served_name,

@@ -10,7 +10,8 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.model_state import route
 from gateway.domain import Instance
-from gateway.proxy.routing.table import ModelRoute, RouteTable
+from gateway.proxy.routing.model_route import ModelRoute
+from gateway.proxy.routing.route_table import RouteTable
 
 
 def route_table(

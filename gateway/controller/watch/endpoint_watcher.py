@@ -16,7 +16,7 @@ from gateway.controller.watch.engine_client import EngineClient, EngineResponse,
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.file_reading import PATIENCE_S, FileReader
 from gateway.proxy.access.endpoint_keys import EndpointKeys, NoKeyError
-from gateway.proxy.routing.table import RoutedReplica
+from gateway.proxy.routing.model_route import RoutedReplica
 from gateway.secret import Secret
 from gateway.supervision import SupervisedTask
 

@@ -17,8 +17,10 @@ from gateway.proxy.api.protocol import (
 from gateway.proxy.api.request_fields import ToolFields, missing_model_error
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
 from gateway.proxy.routing import balance
+from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.model_route import ModelRoute
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import Call, ModelRoute, RouteTable
 
 Body = bytes | bytearray
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.proxy.ollama.ollama_answers import LOADED_STATES
-from gateway.proxy.routing.table import ModelCard
+from gateway.proxy.routing.model_route import ModelCard
 
 PREFIX = "/api/v0/"
 MODELS = "/api/v0/models"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from gateway.proxy.routing.table import ModelCard
+from gateway.proxy.routing.model_route import ModelCard
 
 _NANOSECONDS = 10**9
 LOADED_STATES = ("ready", "degraded")

@@ -44,7 +44,7 @@ from gateway.proxy.ollama.ollama_requests import (
     generate_request,
 )
 from gateway.proxy.request_reader import admit
-from gateway.proxy.routing.table import ModelCard
+from gateway.proxy.routing.model_route import ModelCard
 from gateway.version import __version__
 
 if TYPE_CHECKING:

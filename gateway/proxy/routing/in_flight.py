@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from gateway.proxy.routing.table import RouteTable
+from gateway.proxy.routing.route_table import RouteTable
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api.protocol import dump
+from gateway.proxy.routing.model_route import ModelRoute
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import RouteTable, models_answer
 
 # Lists of keys with different models. More are rendered again.
 _MAX_LISTS = 64
+# Kinds of content in answers, by task.
+_OUTPUTS = {
+    "generate": ("text",),
+    "transcribe": ("text",),
+    "embed": ("embedding",),
+    "rerank": ("score",),
+    "classify": ("label",),
+}
 
 
 class ModelsList:
@@ -31,3 +43,41 @@ class ModelsList:
         if rendered is None:
             rendered = self._lists[key.models] = dump(models_answer(table, name, key))
         return rendered
+
+
+def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
+    """The answer to GET /v1/models: all models that `key` may use, in any state, or the model of
+    that name. Fields of OpenAI and Anthropic stand side by side, for SDKs of both. Raises
+    ModelNotFound."""
+    if name:
+        return _model(table.find(name, key))
+    data = [_model(route) for route in table.models.values() if route.is_visible_to(key)]
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
+    return {"object": "list", "data": data, "has_more": False, **ends}
+
+
+def _model(route: ModelRoute) -> dict[str, Any]:
+    card = route.card
+    return {
+        "id": route.name,
+        "object": "model",
+        "created": route.created,
+        "owned_by": "fitserve",
+        "type": "model",
+        "display_name": route.name,
+        "created_at": datetime.fromtimestamp(route.created, UTC).isoformat(),
+        "state": route.state,
+        "wait_s": route.wait_s,
+        "task": route.task,
+        **({"parent": route.alias_of, "root": card.adapter} if card.adapter else {}),
+        "max_model_len": card.max_model_len,
+        "modalities": {"input": card.inputs, "output": _OUTPUTS.get(route.task or "", ())},
+        "tools": card.tools,
+        "required_tools": card.required_tools,
+        "reasoning": card.reasoning,
+        "json_schema": card.json_schema,
+    }

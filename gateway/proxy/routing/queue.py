@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.errors import Overloaded
-from gateway.proxy.routing.table import ModelRoute
+from gateway.proxy.routing.model_route import ModelRoute
 
 if TYPE_CHECKING:
     from gateway.proxy.queue_wait import QueueWait

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy.routing import balance
+from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
 from gateway.proxy.routing.queue import Queue, overload_error, places
 from gateway.proxy.routing.responses import Responses, missing_response_error
-from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
+from gateway.proxy.routing.route_table import RouteTable
 
 if TYPE_CHECKING:
     from gateway.proxy.queue_wait import QueueWait

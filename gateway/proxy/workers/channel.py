@@ -30,7 +30,8 @@ from gateway.proxy.access.auth import Key, Keys
 from gateway.proxy.limits import Limits
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import RequestsInFlight
-from gateway.proxy.routing.table import ModelRoute, RouteTable
+from gateway.proxy.routing.model_route import ModelRoute
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.workers.shared_limits import LimitRows
 from gateway.secret import Secret, secret_text
 

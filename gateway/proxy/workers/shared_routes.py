@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
 from gateway.proxy.routing.responses import Responses
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.workers.channel import Begin, ReplicaLoad, RouteTableMessage
 

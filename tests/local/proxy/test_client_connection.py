@@ -22,7 +22,7 @@ from gateway.proxy import limits as guard
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.asgi_request import PIECE_BYTES
 from gateway.proxy.client_connection import ClientConnection
-from gateway.proxy.routing.table import RouteTable
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.upload import Upload
 from gateway.proxy.workers.sockets import share
 from gateway.secret import Secret

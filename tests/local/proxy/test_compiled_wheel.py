@@ -110,7 +110,7 @@ def test_no_class_that_msgspec_reads_is_compiled() -> None:
         for message in (channel.ToWorker, channel.FromWorker)
         for decoded_class in _decoded_classes(msgspec.inspect.type_info(message))
     }
-    assert "gateway.proxy.routing.table" in read
+    assert "gateway.proxy.routing.model_route" in read
     for name in module_names:
         path = ROOT / f"{name.replace('.', '/')}.py"
         if "(msgspec.Struct" in path.read_text():

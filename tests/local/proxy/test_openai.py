@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from gateway.proxy.access import media_hosts
-from gateway.proxy.routing.table import ModelCard, ModelRoute, RouteTable
+from gateway.proxy.routing.model_route import ModelCard, ModelRoute
+from gateway.proxy.routing.route_table import RouteTable
 from tests.support.dataplane import (
     ASK,
     CHAT,

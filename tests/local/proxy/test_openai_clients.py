@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from gateway.proxy.routing.table import ModelRoute
+from gateway.proxy.routing.model_route import ModelRoute
 from tests.support.dataplane import (
     ASK,
     CHAT,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.proxy.metrics.access_log import AccessLog
-from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.server.app import Shared, build_front
 from gateway.settings import Settings

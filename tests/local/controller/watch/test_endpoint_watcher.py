@@ -18,7 +18,7 @@ from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatch
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.domain import LaunchSpec
 from gateway.proxy.access.endpoint_keys import EndpointKeys
-from gateway.proxy.routing.table import RoutedReplica
+from gateway.proxy.routing.model_route import RoutedReplica
 from gateway.secret import Secret
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.log_lines import capture_logs

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.api.endpoints import ENDPOINTS, Endpoint, find, is_inference
-from gateway.proxy.routing.table import RouteTable
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.secret import Secret
 from tests.support.dataplane import (
     ASK,

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.proxy.routing.table import ModelRoute
+from gateway.proxy.routing.model_route import ModelRoute
 from tests.local.proxy.api.test_endpoints import body_of, form_request
 from tests.support.dataplane import (
     ASK,

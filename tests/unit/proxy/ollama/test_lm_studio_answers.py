@@ -1,7 +1,7 @@
 """Lists of models in LM Studio's form."""
 
 from gateway.proxy.ollama.lm_studio_answers import model, models
-from gateway.proxy.routing.table import ModelCard
+from gateway.proxy.routing.model_route import ModelCard
 
 CARD = {"id": "m", "state": "ready", "task": "generate", "max_model_len": 4096, "tools": "proven"}
 

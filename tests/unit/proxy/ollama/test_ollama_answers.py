@@ -15,7 +15,7 @@ from gateway.proxy.ollama.ollama_answers import (
     model_card,
     models,
 )
-from gateway.proxy.routing.table import ModelCard
+from gateway.proxy.routing.model_route import ModelCard
 
 TIMES = AnswerTimes(10.0, 10.5, 12.0)
 

@@ -8,8 +8,9 @@ import asyncio
 import pytest
 
 from gateway.proxy.routing.drains import Drains
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 
 A = RoutedReplica("http://127.0.0.1:9001", "a", "m")
 

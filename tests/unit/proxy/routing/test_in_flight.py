@@ -11,7 +11,8 @@ import pytest
 from gateway.proxy.access.auth import ANONYMOUS_KEY
 from gateway.proxy.api.endpoints import ENDPOINTS
 from gateway.proxy.routing.in_flight import MAX_SHOWN_REQUESTS, merge, oldest
-from gateway.proxy.routing.table import RoutedReplica, RouteTable
+from gateway.proxy.routing.model_route import RoutedReplica
+from gateway.proxy.routing.route_table import RouteTable
 from tests.support.dataplane import model
 
 REPLICA = RoutedReplica("http://127.0.0.1:9", "m-0", "m")

@@ -15,10 +15,12 @@ from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Ove
 from gateway.keys import SCOPES
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.proxy.queue_wait import QueueWait
+from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
 from gateway.proxy.routing.queue import DequeueRate
 from gateway.proxy.routing.responses import Responses
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
 A, B, C = (
     RoutedReplica(f"http://127.0.0.1:{port}", id_, "m")

@@ -20,7 +20,9 @@ from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.failed_logins import MAX_FAILURES, FailedLogins
 from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.limits import Limits
-from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
+from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
+from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.shared_memory import SharedMemory, SharedTable
 from gateway.proxy.workers import channel
 from gateway.proxy.workers.channel import (

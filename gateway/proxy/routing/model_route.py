@@ -1,26 +1,13 @@
-"""The immutable table of models and their replicas, and the call that is routed by it."""
+"""The route of a model: its replicas, its facts for clients, and why it cannot answer."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Any
 
-import msgspec
-
-from gateway.errors import ModelNotFound, NotReady, near_name
-from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
+from gateway.errors import NotReady
+from gateway.proxy.access.auth import Key
 from gateway.secret import Secret, bearer_line
-
-SHOWN_NAME = 200
-# Names that an unknown one is compared with, and their length. The data plane waits meanwhile: for
-# a millisecond at most, if all are long and alike.
-_MAX_COMPARED_NAMES, _MAX_COMPARED_CHARACTERS = 8, 64
-# Calls of these endpoints take no place in an engine's batch, so they never wait.
-_LIGHT_ENDPOINTS = frozenset({"tokenize", "detokenize", "count_tokens"})
 
 # Most characters of a model's state detail that a client sees.
 _MAX_DETAIL_CHARACTERS = 300
@@ -147,114 +134,3 @@ class ModelRoute:
             param="model",
             retry_after_s=None if remedy else self.retry_after_s,
         )
-
-
-class Call(msgspec.Struct):
-    """The part of a request that the choice of a replica needs.
-
-    body: the whole request in JSON, empty for a form or no body.
-    maker: the seed of the replica that made the response to continue.
-    tokens, prefix: see `gateway.proxy.routing.balance`.
-    requested_name: the alias in the body.
-    stores: the response may be continued and retrieved (/v1/responses).
-    """
-
-    endpoint: str
-    model: str
-    body: bytes | bytearray = b""
-    streams: bool = False
-    maker: int | None = None
-    tokens: int = 1
-    prefix: int | None = None
-    requested_name: str = ""
-    stores: bool = False
-
-    @property
-    def is_light(self) -> bool:
-        """Whether the call costs the engine nearly nothing: a token count, or the retrieval of a
-        response."""
-        return self.endpoint in _LIGHT_ENDPOINTS or (self.maker is not None and not self.body)
-
-
-@dataclass(frozen=True, slots=True)
-class RouteTable:
-    """Every known model by name, routed or not. `frozen`: ids of the frozen replicas of all
-    models."""
-
-    models: Mapping[str, ModelRoute]
-    frozen: frozenset[str] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
-        object.__setattr__(
-            self, "frozen", frozenset(id_ for route in self.models.values() for id_ in route.frozen)
-        )
-
-    def find(self, name: str, key: Key = ANONYMOUS_KEY) -> ModelRoute:
-        """The route of the model `name`. Raises ModelNotFound, also where `key` may not use the
-        model."""
-        route = self.models.get(name)
-        if route is None or not key.may_use(route.alias_of or name):
-            displayed = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
-            is_short = len(name) <= _MAX_COMPARED_CHARACTERS
-            usable_names = [
-                model.name
-                for model in self.models.values()
-                if len(model.name) <= _MAX_COMPARED_CHARACTERS and model.is_visible_to(key)
-            ]
-            suggestion = near_name(name, usable_names[:_MAX_COMPARED_NAMES]) if is_short else ""
-            raise ModelNotFound(
-                f"The model '{displayed}' does not exist here.",
-                hint=(f"Did you mean '{suggestion}'? " if suggestion else "")
-                + "GET /v1/models lists the served models.",
-                param="model",
-            )
-        return route
-
-
-def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
-    """The answer to GET /v1/models: all models that `key` may use, in any state, or the model of
-    that name. Fields of OpenAI and Anthropic stand side by side, for SDKs of both. Raises
-    ModelNotFound."""
-    if name:
-        return _model(table.find(name, key))
-    data = [_model(route) for route in table.models.values() if route.is_visible_to(key)]
-    ends = (
-        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-        if data
-        else {"first_id": None, "last_id": None}
-    )
-    return {"object": "list", "data": data, "has_more": False, **ends}
-
-
-def _model(route: ModelRoute) -> dict[str, Any]:
-    card = route.card
-    return {
-        "id": route.name,
-        "object": "model",
-        "created": route.created,
-        "owned_by": "fitserve",
-        "type": "model",
-        "display_name": route.name,
-        "created_at": datetime.fromtimestamp(route.created, UTC).isoformat(),
-        "state": route.state,
-        "wait_s": route.wait_s,
-        "task": route.task,
-        **({"parent": route.alias_of, "root": card.adapter} if card.adapter else {}),
-        "max_model_len": card.max_model_len,
-        "modalities": {"input": card.inputs, "output": _OUTPUTS.get(route.task or "", ())},
-        "tools": card.tools,
-        "required_tools": card.required_tools,
-        "reasoning": card.reasoning,
-        "json_schema": card.json_schema,
-    }
-
-
-# Kinds of content in answers, by task.
-_OUTPUTS = {
-    "generate": ("text",),
-    "transcribe": ("text",),
-    "embed": ("embedding",),
-    "rerank": ("score",),
-    "classify": ("label",),
-}

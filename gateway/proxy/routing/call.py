@@ -1,0 +1,35 @@
+"""The part of a request that its routing needs."""
+
+from __future__ import annotations
+
+import msgspec
+
+# Calls of these endpoints take no place in an engine's batch, so they never wait.
+_LIGHT_ENDPOINTS = frozenset({"tokenize", "detokenize", "count_tokens"})
+
+
+class Call(msgspec.Struct):
+    """The part of a request that the choice of a replica needs.
+
+    body: the whole request in JSON, empty for a form or no body.
+    maker: the seed of the replica that made the response to continue.
+    tokens, prefix: see `gateway.proxy.routing.balance`.
+    requested_name: the alias in the body.
+    stores: the response may be continued and retrieved (/v1/responses).
+    """
+
+    endpoint: str
+    model: str
+    body: bytes | bytearray = b""
+    streams: bool = False
+    maker: int | None = None
+    tokens: int = 1
+    prefix: int | None = None
+    requested_name: str = ""
+    stores: bool = False
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the call costs the engine nearly nothing: a token count, or the retrieval of a
+        response."""
+        return self.endpoint in _LIGHT_ENDPOINTS or (self.maker is not None and not self.body)
