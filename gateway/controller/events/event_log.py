@@ -67,7 +67,7 @@ class EventLog:
         self._recent: deque[RecordedEvent] = deque(maxlen=_MAX_MEMORY_EVENTS)
         self._pending_events: deque[Iterable[Event]] = deque(maxlen=_MAX_PENDING_EVENTS)
         self._arrival = asyncio.Event()
-        self._arrival = asyncio.Event()
+        self._record_event = asyncio.Event()
         self._is_failing = self._is_recording = self._is_ending = False
         self._writing: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[bool] | None = None
@@ -139,7 +139,7 @@ class EventLog:
         """Wait for more events or the end. False: nothing came within the time."""
         try:
             async with asyncio.timeout(within_s):
-                await self._arrival.wait()
+                await self._record_event.wait()
         except TimeoutError:
             return False
         return True
@@ -215,8 +215,8 @@ class EventLog:
         return _records(self._table.add(events_to_add, time.time())) if events_to_add else []
 
     def _wake(self) -> None:
-        self._arrival.set()
-        self._arrival = asyncio.Event()
+        self._record_event.set()
+        self._record_event = asyncio.Event()
 
 
 def _records(events: Iterable[Event]) -> list[RecordedEvent]:
