@@ -341,7 +341,7 @@ class LogVerdict:
         version: str,
         shape: Shape,
     ) -> None:
-        """Add to the values of a case what the profiles of the engine tell about them."""
+        """Add the facts of the engine's profiles to the values of a case."""
         cures = self._signatures.cures
         if "no_other_code" in values:
             values.pop("others", None)

@@ -984,7 +984,7 @@ def test_every_function_fits_on_a_screen() -> None:
 
 # Tables of cases, options and states, and two stories of one gateway, which are longer.
 LARGE_TEST_FUNCTIONS = """
-questions _answer answers built_alike corpus upgrades forms __init__ parse start busy_state
+questions _answer answers corpus upgrades forms __init__ parse start busy_state
 test_nobody_but_the_gateway_gets_an_answer_of_an_engine
 test_a_gateway_changes_only_the_models_that_differ_from_a_file
 test_a_key_that_is_refused_is_reported_in_words_and_never_shown
