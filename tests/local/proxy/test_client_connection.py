@@ -459,7 +459,7 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(data)
             front = await only_connection(gateway)
-            await until(lambda front=front, data=data: front._reader._received == len(data))  # type: ignore[misc]
+            await until(lambda front=front, data=data: front._reader._received_bytes == len(data))  # type: ignore[misc]
             gateway.later(seconds - 1)
             assert front in gateway.plane.connections
             assert not front.is_discarding
