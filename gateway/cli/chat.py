@@ -79,7 +79,7 @@ class Chat:
     """
 
     def __init__(self, model: str, system: str | None = None, *, is_verbose: bool = False) -> None:
-        """verbose: print the speed of each answer."""
+        """is_verbose: print the speed of each answer."""
         self._model, self._is_verbose = model, is_verbose
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = [*self._first]

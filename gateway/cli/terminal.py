@@ -41,7 +41,7 @@ def print_message(text: str) -> None:
 
 
 def print_bytes(pieces: Iterable[bytes], *, is_raw: bool = False) -> None:
-    """Print bytes as they arrive. raw: unchanged, with escape sequences."""
+    """Print bytes as they arrive. is_raw: unchanged, with escape sequences."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     for piece in pieces:
         sys.stdout.buffer.write(piece if is_raw else visible(decoder.decode(piece)).encode())

@@ -274,7 +274,7 @@ class LogEvidence:
         self.faults[shape.exception, raising_frame] = first, number + 1
 
     def close(self, lines: int, *, is_healthy: bool) -> None:
-        """End the log after so many lines. healthy: the engine had started."""
+        """End the log after so many lines. is_healthy: the engine had started."""
         phase = self.progress.phase
         if self.crash.number:
             self.crashed = self.crash.candidate(phase)
@@ -340,7 +340,7 @@ class LogEvidence:
 
 
 def _is_fault(shape: Shape, raising_frame: str) -> bool:
-    """Whether an error of a request is the program's own. raised: the frame that raised it.
+    """Whether an error of a request is the program's own. raising_frame: the frame that raised it.
 
     A request can be wrong, and a library may refuse it so; Python's own faults no request makes.
     """

@@ -149,10 +149,10 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
     """
     candidate = footprint.candidate
     rules = footprint.candidate.rules
-    promised_count = restored.memory.promised_bytes
+    bytes_per_gpu = restored.memory.promised_bytes
     free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
-    if free_bytes < promised_count:
-        reason = f"it had {gib(promised_count)} of each GPU, and {gib(free_bytes)} are available"
+    if free_bytes < bytes_per_gpu:
+        reason = f"it had {gib(bytes_per_gpu)} of each GPU, and {gib(free_bytes)} are available"
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
     # The former number of requests may be lower than the batch's: states limit it.
     load = footprint.load._replace(seqs=restored.max_num_seqs.value)
@@ -169,7 +169,7 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
     return rules.narrow_budget(
         footprint,
         bounds._replace(flags={_SHARE: 1.0}),
-        promised_count - beside_bytes,
+        bytes_per_gpu - beside_bytes,
         round_count=math.floor,
     )
 

@@ -1,6 +1,6 @@
 """The mirror of a database: a second file with each change, which replaces a damaged file.
 
-SQLite keeps pages in memory and would go on over a file that others have changed. So `inspect` and
+SQLite keeps pages in memory and would go on over a file that others have changed. So `look` and
 each change compare the file with the written content.
 """
 

@@ -728,8 +728,18 @@ def explained_names(docstring: str) -> Iterator[tuple[list[str], bool]]:
         previous = line
 
 
-def known_names(node: ast.AST, words: set[str]) -> set[str]:
-    """Parameters, public attributes and methods, and `words` of the module."""
+# The key of a value, and answers to a question, which stand where a name does.
+ANSWERS = frozenset({"empty", "none", "zeros"})
+# Choices of a field and keys of a mapping that a docstring explains.
+EXPLAINED_TERMS = frozenset(
+    {"code_change", "code_gone", "no_other_code", "others", "plan_verified"}
+    | {"sleep", "stop", "surplus"}
+)
+INLINE_EXPLANATION = re.compile(r"(?:^|[.;:] )([a-z]\w*(?:, [a-z]\w*)*): (?=\S)")
+
+
+def known_names(node: ast.AST) -> set[str]:
+    """Parameters, public attributes and methods, and terms."""
     methods = {row.name for row in ast.walk(node) if isinstance(row, DEFINITIONS)}
     packed = {
         row.arg
@@ -738,19 +748,17 @@ def known_names(node: ast.AST, words: set[str]) -> set[str]:
         for row in (function.args.vararg, function.args.kwarg)
         if row is not None
     }
-    return {*parameters_of(node), *methods, *packed, *words}
+    return {*parameters_of(node), *methods, *packed, *ANSWERS, *EXPLAINED_TERMS}
 
 
 def wrong_explanations(path: Path) -> Iterator[str]:
-    words = {
-        row.value
-        for row in nodes_of(path)
-        if isinstance(row, ast.Constant) and isinstance(row.value, str)
-    }
     for node in nodes_of(path):
         if isinstance(node, DEFINITIONS):
-            names = known_names(node, words)
-            for row, is_parted in explained_names(ast.get_docstring(node) or ""):
+            names, docstring = known_names(node), ast.get_docstring(node) or ""
+            inline_names = INLINE_EXPLANATION.findall(" ".join(docstring.split()))
+            for name in {name for row in inline_names for name in row.split(", ")} - names:
+                yield f"{place(path, node.lineno)}: {name} is no parameter, field or attribute"
+            for row, is_parted in explained_names(docstring):
                 if is_parted:
                     yield f"{place(path, node.lineno)}: a blank line before {row[0]}"
                 for name in set(row) - names:

@@ -154,7 +154,7 @@ def update(
 
 
 def _engine_patch(name: str, engine: str, *, asks_user: bool, as_json: bool) -> dict[str, Any]:
-    """The change to another engine version, which is shown. asks: the user has to agree."""
+    """The change to another engine version, which is shown. asks_user: the user has to agree."""
     patch: dict[str, Any] = {"engines": [engine]}
     answer = call("PATCH", model_path(name, "?dry_run=true"), patch)
     if not as_json:

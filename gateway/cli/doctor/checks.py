@@ -31,7 +31,7 @@ class MachineCheck(NamedTuple):
     """The result of a check.
 
     do: advice, or empty.
-    fixed: the change made by `--fix`.
+    fix: the change made by `--fix`.
     """
 
     name: str
@@ -338,7 +338,7 @@ def prepared_engines(views: Sequence[PreparedView], max_engines: int) -> Machine
 
 
 def disk(free_by_folder: Mapping[str, tuple[str, int | None]]) -> list[MachineCheck]:
-    """Free disk space by use. free: folder and free bytes of each use."""
+    """Free disk space by use. free_by_folder: folder and free bytes of each use."""
     minimum = {
         "weights": _WEIGHTS_BYTES,
         "caches": _CACHES_BYTES,

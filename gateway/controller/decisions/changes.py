@@ -94,7 +94,7 @@ class ReplicaStatus:
     must_be_replaced: nothing fits beside its engine.
     is_unrouted: no new request goes there.
     answers: requests are in flight.
-    failed: why no engine starts by this wish; "" if one served or still may.
+    failure: why no engine starts by this wish; "" if one served or still may.
     """
 
     index: int

@@ -27,7 +27,7 @@ def expected_bytes(plan: Plan) -> int:
 
 
 def has_freed_enough(plan: Plan, freed_bytes: Mapping[str, int]) -> bool:
-    """Whether a sleep freed its memory. freed: bytes by the UUID of a GPU."""
+    """Whether a sleep freed its memory. freed_bytes: bytes by the UUID of a GPU."""
     return bool(freed_bytes) and min(freed_bytes.values()) >= _MIN_SHARE * expected_bytes(plan)
 
 
@@ -42,7 +42,7 @@ def result_fact(attempt: Attempt, freed_bytes: Mapping[str, int], now_s: float) 
 
 
 def failure_fact(attempt: Attempt, reason: str, now_s: float) -> Fact:
-    """The fact of a failed sleep. why: a predicate, as "did not wake up"."""
+    """The fact of a failed sleep. reason: a predicate, as "did not wake up"."""
     return _fact(attempt, f"{attempt.plan.engine} {reason}", now_s, is_working=False)
 
 

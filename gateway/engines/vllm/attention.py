@@ -53,8 +53,8 @@ def choose_backend(
 ) -> BackendChoice:
     """The backend of this layer on a GPU of this capability ("8.6").
 
-    packages: importable beside the engine; None: those of its official image. forced:
-    --attention-backend, which does not apply to vision towers and recurrent layers.
+    packages: importable beside the engine; None: those of its official image.
+    forced_name: --attention-backend, which does not apply to vision towers and recurrent layers.
     """
     subject = Subject(
         capability, frozenset(rules.packages) if packages is None else packages, attention=query

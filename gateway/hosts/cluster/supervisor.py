@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 async def supervise(membership: Membership, data: Path, *, is_checked: bool) -> None:
-    """Run until cancelled. checked: the head has just answered. Raises SettingsError where this
+    """Run until cancelled. is_checked: the head has just answered. Raises SettingsError where this
     machine cannot join."""
     async with asyncio.TaskGroup() as tasks:
         node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]

@@ -91,7 +91,7 @@ async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswe
 
 
 class _StreamConnection(asyncio.Protocol):
-    """The connection of one request. ended: its end by time.perf_counter."""
+    """The connection of one request. end_time: its end by time.perf_counter."""
 
     def __init__(self, request: bytes, end_time: asyncio.Future[float]) -> None:
         self.end_time, self.first, self.tail, self.status = end_time, 0.0, b"", 0

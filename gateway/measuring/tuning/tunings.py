@@ -48,7 +48,7 @@ class Tunings:
         return self._search(name).report
 
     async def stop(self, name: str, reason: str = "its owner stopped it") -> TuningReport:
-        """End the running search of a model, if any. why: for people. Raises NotFound."""
+        """End the running search of a model, if any. reason: for people. Raises NotFound."""
         search = self._search(name)
         if self._current_run is not None and self._current_run[0] == name:
             self._current_run[1].cancel(reason)

@@ -13,9 +13,7 @@ from gateway.errors import BadRequest
 
 
 class _Generation(Extension):
-    """The tag of Jinja around the model's own text.
-
-    `{% generation %}` marks the model's own text.
+    """The tag `{% generation %}`, which marks the model's own text.
 
     Source: AssistantTracker in utils/chat_template_utils.py of transformers 5.14, which also has
     this environment.

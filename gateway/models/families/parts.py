@@ -214,7 +214,7 @@ def tensor(
 def embedding_and_head(
     fields: Fields, path: str, *, is_tied: bool = False, embedding: str = "embed_tokens"
 ) -> list[TensorGroup]:
-    """Embedding, last norm and output head. tied: the default of transformers for the family."""
+    """Embedding, last norm and output head. is_tied: the default of transformers for the family."""
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
     tensors = [
         tensor(f"{path}.{embedding}.weight", 1, vocab, hidden, shard="vocab"),

@@ -205,18 +205,18 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
 
 def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> str:
     """The GPUs with too little free memory for this plan, in words."""
-    promised_count, shortages = plan.memory.promised_bytes, []
+    bytes_per_gpu, shortages = plan.memory.promised_bytes, []
     by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
     used_uuids = {uuid for row in plan.nodes for uuid in row.gpus}
     for uuid in sorted(used_uuids, key=list(by_uuid).index):
         node, gpu = by_uuid[uuid]
         free_bytes = available_bytes(gpu, promised_bytes)
-        if free_bytes < promised_count:
+        if free_bytes < bytes_per_gpu:
             shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free_bytes)}")
     names = list(dict.fromkeys(row.node for row in plan.nodes))
     suffix = f" and {len(shortages) - _MAX_NAMES} more" if len(shortages) > _MAX_NAMES else ""
     return (
-        f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(promised_count)} of each GPU at"
+        f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(bytes_per_gpu)} of each GPU at"
         f" once; {', '.join(shortages[:_MAX_NAMES])}{suffix}. It starts when other engines have"
         " left."
     )

@@ -19,7 +19,7 @@ class SharedLayouts:
         self._experts: dict[bool, ExpertTraits | None] = {}
 
     def experts(self, *, is_online: bool) -> ExpertTraits | None:
-        """The experts by the model's config. online: weights are quantized while they load."""
+        """The experts by the model's config. is_online: weights are quantized while they load."""
         if is_online not in self._experts:
             self._experts[is_online] = expert_traits(self.inputs.spec, is_online=is_online)
         return self._experts[is_online]

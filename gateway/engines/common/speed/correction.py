@@ -68,8 +68,10 @@ class Corrections:
         return bool(self._facts)
 
     def ratios(self, circumstances: Mapping[str, str]) -> Mapping[str, Ratio]:
-        """The ratios by figure; a figure without a measurement has none. about: `circumstances` of
-        a plan."""
+        """The ratios by figure; a figure without a measurement has none.
+
+        circumstances: those of a plan, as `circumstances` returns them.
+        """
         near_facts = self._facts.get(tuple(circumstances.get(name) for name in _EQUAL_NAMES))
         if not near_facts:
             return {}

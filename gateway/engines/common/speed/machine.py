@@ -235,8 +235,10 @@ def machine_of(
     *,
     has_direct_links: bool,
 ) -> Machine | None:
-    """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory.
-    None: the speed of one of them is unknown."""
+    """The slowest of the GPUs, as ranks wait for each other; None: the speed of one is unknown.
+
+    has_direct_links: they read each other's memory.
+    """
     # Without a measurement of each card, cards of one model count as equal.
     kinds: dict[tuple[str, int | None], Gpu] = {}
     for gpu in gpus:

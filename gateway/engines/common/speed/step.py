@@ -121,8 +121,10 @@ class StepClock:
         )
 
     def batch_s(self, tokens: float, logits: float, *, is_launched: bool = True) -> float:
-        """The seconds of a batch of prompts in this stage alone, without attention. launched: where
-        there is no graph for it, the CPU counts too."""
+        """The seconds of a batch of prompts in this stage alone, without attention.
+
+        is_launched: the CPU launches the kernels, and counts too where no graph does.
+        """
         waited_s = self.launched_s if is_launched and tokens > self.graphs.prompts else 0.0
         return max(self._products_s(tokens, logits), self.table.step_s, waited_s)
 

@@ -273,9 +273,11 @@ def _flags(parser: Any, closed_choices: dict[str, list[str]]) -> dict[str, dict[
 
 
 def _kind(action: Any) -> str:
-    """The flag's type. A list given as separate words (nargs) takes one value of its element's
-    type: the gateway
-    writes `--flag=value`, one item. JSON and dataclass options are json."""
+    """The flag's type.
+
+    A list of separate words (nargs) takes one value of its element's type, because the gateway
+    writes `--flag=value` with one item. JSON and dataclass options are json.
+    """
     if action.nargs == 0:
         return "bool"
     convert = action.type

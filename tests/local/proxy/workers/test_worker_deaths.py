@@ -106,7 +106,7 @@ async def gateway_of_workers(folder: Path) -> AsyncIterator[Served]:
 
 
 async def deaths(folder: Path, chance: random.Random) -> None:
-    """Kills one worker after the other, each when all are there."""
+    """Kill one worker after the other, each when all are there."""
     for _ in range(DEATHS):
         async with asyncio.timeout(hang_s()):
             while len(pids := await asyncio.to_thread(worker_pids, folder / "data")) < WORKERS:
