@@ -127,7 +127,10 @@ class Bench:
         place = gateway.url.removeprefix("http://")
         self.words = {
             **NUMBERS,
-            **dict.fromkeys(("MODEL", "SOURCE", "FOLDER"), str(folder / "model")),
+            **dict.fromkeys(
+                ("FOLDER", "MODEL", "MODEL1", "MODEL2", "SOURCE", "/srv/models"),
+                str(folder / "model"),
+            ),
             "gpu1:8080": place,
             "models.yaml": str(folder / "models.yaml"),
             "~/models": str(folder),
