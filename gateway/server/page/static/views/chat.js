@@ -146,7 +146,7 @@ export function chat({ live }, fixed = "") {
 
   /** Waits while the model starts: the gateway would refuse, or end a long wait. */
   async function startEnd(name, signal) {
-    const isStarting = () => live.connected && STARTING_STATES.has(live.model(name)?.state);
+    const isStarting = () => STARTING_STATES.has(live.model(name)?.state);
     await new Promise((resolve) => {
       const check = () => {
         if (isStarting() && !signal.aborted) return;
