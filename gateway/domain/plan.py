@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gateway.domain.base import Field
@@ -334,6 +335,16 @@ class Plan(Value):
     def offloaded_bytes(self) -> int:
         """Bytes of RAM for its second KV cache."""
         return self.kv_offload_gib.value * GIB
+
+    def promises(self, device_bytes: Callable[[str], int]) -> Iterator[tuple[str, int]]:
+        """Devices and the bytes of each that no other engine may use, a second KV cache included.
+
+        device_bytes: of one of `devices`.
+        """
+        for device in self.devices:
+            yield device, device_bytes(device)
+        if self.offloaded_bytes:
+            yield RAM, self.offloaded_bytes
 
     @property
     def at_once(self) -> int:

@@ -14,10 +14,8 @@ from gateway.controller.fleet.promises import (
     combined_bytes,
     last_caps,
     live_promises,
-    offloaded_promise,
     outlived_plan,
     restorable_plan,
-    sum_promises,
 )
 from gateway.diagnosis.ending import is_environmental
 from gateway.domain import Attempt, Failure, Offer, Plan, Promise, Sharing, Wish
@@ -25,6 +23,7 @@ from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_model_error
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import gift_bytes
+from gateway.planner.sharing.promises import sum_promises
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
 from gateway.planner.starts import EnginePhase, PlacedEngine, shape
 
@@ -400,8 +399,8 @@ class Fleet:
             and replica.status.state != "quarantined"
         )
         if must_stay and comes and (plan := outlived_plan(replica)) is not None:
-            yield from ((uuid, plan.memory.promised_bytes) for uuid in plan.devices)
-            yield from offloaded_promise(plan)
+            planned_bytes = plan.memory.promised_bytes
+            yield from plan.promises(lambda _: planned_bytes)
         elif must_stay and replica.attempt is None:
             awaited_gifts = (
                 offer

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.domain import Attempt, Cap, Offer, Plan
-from gateway.domain.plan import RAM
 from gateway.planner.sharing.restore import interrupted_plan, plan_to_restore
 from gateway.planner.sharing.surplus import last_cap
 
@@ -60,20 +59,4 @@ def combined_bytes(offers: Sequence[Offer]) -> int:
 def live_promises(replicas: Iterable[ReplicaState]) -> Iterator[tuple[str, int]]:
     """Devices, GPUs by UUID or RAM, and the bytes of each that a live attempt may use."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
-        for uuid in attempt.plan.devices:
-            yield uuid, attempt.promised_bytes(uuid)
-        yield from offloaded_promise(attempt.plan)
-
-
-def offloaded_promise(plan: Plan) -> Iterator[tuple[str, int]]:
-    """RAM, with the bytes that the plan's second KV cache takes of it; nothing without one."""
-    if plan.offloaded_bytes:
-        yield RAM, plan.offloaded_bytes
-
-
-def sum_promises(promises: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The sum of bytes by device."""
-    promised_bytes: dict[str, int] = {}
-    for uuid, count in promises:
-        promised_bytes[uuid] = promised_bytes.get(uuid, 0) + count
-    return promised_bytes
+        yield from attempt.plan.promises(attempt.promised_bytes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.domain import Cap, Decision, Hardware, Offer, Wish
-from gateway.domain.plan import RAM
 from gateway.domain.plan_request import PlanRequest
 from gateway.domain.sharing import Sharing
+from gateway.planner.sharing.promises import sum_promises
 from gateway.planner.sharing.surplus import cap_after_giving, surplus_offers
 
 # Contexts that advice names, the largest first.
@@ -29,17 +29,13 @@ class _Seat:
     kept_bytes: int | None = None
 
     @property
-    def promised_bytes(self) -> dict[str, int]:
-        """Bytes by device that no other engine may use."""
+    def promises(self) -> Iterator[tuple[str, int]]:
+        """Devices and the bytes of each that no other engine may use."""
         if not self.decision.plans:
-            return {}
+            return iter(())
         plan = self.decision.plans[0]
-        kept_bytes = self.kept_bytes
-        planned_bytes = plan.memory.promised_bytes
-        promises = dict.fromkeys(plan.devices, planned_bytes if kept_bytes is None else kept_bytes)
-        if plan.offloaded_bytes:
-            promises[RAM] = promises.get(RAM, 0) + plan.offloaded_bytes
-        return promises
+        size = plan.memory.promised_bytes if self.kept_bytes is None else self.kept_bytes
+        return plan.promises(lambda _: size)
 
     @property
     def offers(self) -> tuple[Offer, ...]:
@@ -100,10 +96,9 @@ class Neighbourhood:
     def _decide(self, wish: Wish, seat: _Seat | None = None) -> Decision:
         """The decision beside the other models. seat: of the model, if it has one."""
         neighbours = [neighbour for neighbour in self._seats if neighbour is not seat]
-        promised_bytes: dict[str, int] = {}
-        for neighbour in neighbours:
-            for device, count in neighbour.promised_bytes.items():
-                promised_bytes[device] = promised_bytes.get(device, 0) + count
+        promised_bytes = sum_promises(
+            promise for neighbour in neighbours for promise in neighbour.promises
+        )
         givers = () if seat else neighbours
         sharing = Sharing(
             cap=seat.cap if seat else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 from gateway.errors import ModelNotFound, near_name
@@ -38,13 +39,7 @@ class RouteTable:
             displayed = (
                 name if len(name) <= _MAX_NAME_CHARACTERS else name[:_MAX_NAME_CHARACTERS] + "..."
             )
-            is_short = len(name) <= _MAX_COMPARED_CHARACTERS
-            usable_names = [
-                model.name
-                for model in self.models.values()
-                if len(model.name) <= _MAX_COMPARED_CHARACTERS and model.is_visible_to(key)
-            ]
-            suggestion = near_name(name, usable_names[:_MAX_COMPARED_NAMES]) if is_short else ""
+            suggestion = self._near_name(name, key)
             raise ModelNotFound(
                 f"The model '{displayed}' does not exist here.",
                 hint=(f"Did you mean '{suggestion}'? " if suggestion else "")
@@ -52,3 +47,14 @@ class RouteTable:
                 param="model",
             )
         return route
+
+    def _near_name(self, name: str, key: Key) -> str:
+        """The nearest of the first models that `key` may use; "": none is near, or it is long."""
+        if len(name) > _MAX_COMPARED_CHARACTERS:
+            return ""
+        usable_names = (
+            model.name
+            for model in self.models.values()
+            if len(model.name) <= _MAX_COMPARED_CHARACTERS and model.is_visible_to(key)
+        )
+        return near_name(name, islice(usable_names, _MAX_COMPARED_NAMES))
