@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.domain import Decision, Offer
+from gateway.planner.sharing.promises import sum_promises
 from gateway.planner.sharing.surplus import partial_offer
 from gateway.planner.sizes import shortcomings
 
@@ -33,10 +34,7 @@ def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
         for uuid, count in offer.gives.items():
             key = offer.model, offer.replica, uuid
             largest_gifts[key] = max(count, largest_gifts.get(key, 0))
-    total: dict[str, int] = {}
-    for (_, _, uuid), count in largest_gifts.items():
-        total[uuid] = total.get(uuid, 0) + count
-    return total
+    return sum_promises((uuid, count) for (_, _, uuid), count in largest_gifts.items())
 
 
 def gift_bytes(offers: Iterable[Offer]) -> dict[str, int]:
