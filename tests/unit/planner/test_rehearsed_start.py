@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -214,10 +215,15 @@ class _Inquirer:
     async def exact(self, engine: EngineRef) -> EngineRef:
         return engine
 
-    async def answers(self, *questions: Any) -> dict[Question, EngineAnswer]:
-        *_, starts, names = questions
+    async def answers(
+        self,
+        *,
+        starts: dict[Question, Any],
+        unproven_questions: Container[Question],
+        **_: Any,
+    ) -> dict[Question, EngineAnswer]:
         (question,) = starts
-        assert (question in names) == bool(self.questions)
+        assert (question in unproven_questions) == bool(self.questions)
         self.questions.append(start := starts[question])
         refusal = "" if len(self.questions) > 1 else "too many"
         rehearsal = RehearsedStart(asked=start, refused=refusal, stage="graphs")
