@@ -35,14 +35,14 @@ def short_reason(error: BaseException) -> str:
     )
 
 
-def without_password(text: str) -> str:
+def hide_password(text: str) -> str:
     """The text, where each address has neither a user nor a password."""
     return _CREDENTIALS.sub("", text) if "@" in text else text
 
 
-def without_typed_password(text: str) -> str:
-    """The text as `without_password` has it, also of addresses without a scheme, such as images."""
-    return _TYPED_CREDENTIALS.sub("", without_password(text))
+def hide_typed_password(text: str) -> str:
+    """The text as `hide_password` has it, also of addresses without a scheme, such as images."""
+    return _TYPED_CREDENTIALS.sub("", hide_password(text))
 
 
 class FitserveError(Exception):
@@ -67,10 +67,10 @@ class FitserveError(Exception):
         retry_after_s: int | None = None,
         allow: str | None = None,
     ) -> None:
-        message = without_password(message)
+        message = hide_password(message)
         super().__init__(message)
         self.message = message
-        self.hint = without_password(hint)
+        self.hint = hide_password(hint)
         self.param = param
         self.retry_after_s = retry_after_s
         self.allow = allow  # the allowed method, for MethodNotAllowed

@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import Any
 
-from gateway.errors import without_password
+from gateway.errors import hide_password
 from gateway.visible import visible
 
 _USUAL_LEVELS = ("debug", "info")
@@ -70,7 +70,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return without_password(json.dumps(line, default=repr))
+        return hide_password(json.dumps(line, default=repr))
 
 
 class LineFormatter(logging.Formatter):
@@ -89,7 +89,7 @@ class LineFormatter(logging.Formatter):
         line = visible(f"{event}  {fields}" if fields else event)
         if record.exc_info:
             line = f"{line}\n{visible(self.formatException(record.exc_info))}"
-        return without_password(line)
+        return hide_password(line)
 
 
 def _format_value(value: object) -> str:

@@ -52,8 +52,8 @@ class Secret:
         """The text with the label in the place of this secret, and of each part of it, however the
         text cuts or encodes it. A text with a short secret is withheld as a whole."""
         if self.is_short:
-            return _without_word(text, self._text, label)
-        return _without_parts(text, self._text, label)
+            return _hide_word(text, self._text, label)
+        return _hide_parts(text, self._text, label)
 
     def __repr__(self) -> str:
         return MASK
@@ -140,7 +140,7 @@ def _forms(value: str) -> set[str]:
 _URL_SAFE = str.maketrans("+/", "-_")
 
 
-def _without_word(text: str, value: str, label: str) -> str:
+def _hide_word(text: str, value: str, label: str) -> str:
     """The text, if the value is no word of it; else the label in the value's place, or alone."""
     if not value:
         return text
@@ -162,7 +162,7 @@ def _fold_case(text: str) -> str:
     return "".join(lower if len(lower) == 1 else letter for letter, lower in pairs)
 
 
-def _without_parts(text: str, value: str, label: str) -> str:
+def _hide_parts(text: str, value: str, label: str) -> str:
     """The text with the label for each run of characters that the value has too."""
     forms_text = "\n".join(map(_fold_case, _forms(value)))
     lower_text, lower_label = _fold_case(text), _fold_case(label)

@@ -25,7 +25,7 @@ from gateway.domain.base import (
 from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import ENDLESS_DURATION
 from gateway.domain.value import Duration
-from gateway.errors import BadFlag, SettingsError, near_name, without_typed_password
+from gateway.errors import BadFlag, SettingsError, hide_typed_password, near_name
 from gateway.secret import Secret, shown_address
 
 # Variables that are no setting: the settings file, and the command line's gateway.
@@ -552,7 +552,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
-        message = without_typed_password(first["msg"].removeprefix("Value error, "))
+        message = hide_typed_password(first["msg"].removeprefix("Value error, "))
         raise SettingsError(
             f"{name} is wrong: {message}.",
             hint="Correct the variable and start again.",

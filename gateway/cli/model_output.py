@@ -8,7 +8,7 @@ from gateway.cli.present import SHORT_DETAIL, Detail, show_plan
 from gateway.cli.tables import print_paragraph, print_table, show_changes
 from gateway.cli.terminal import say
 from gateway.domain.phases import detail_beside, phase_label
-from gateway.domain.units import in_words, sentence
+from gateway.domain.units import duration_text, sentence
 from gateway.visible import visible_line
 
 
@@ -68,13 +68,13 @@ def start_text(start: Any) -> str:
     texts = []
     if phase is not None:
         usual_s = expected_start["phases"].get(phase) if expected_start is not None else None
-        usual_words = f" of {in_words(usual_s)}" if usual_s else ""
-        texts.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual_words}")
+        usual_words = f" of {duration_text(usual_s)}" if usual_s else ""
+        texts.append(f"{phase_label(phase)} {duration_text(start['elapsed_s'])}{usual_words}")
     if expected_start is not None:
         passed_words = (
-            f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
+            f"{duration_text(start['total_s'])} of " if phase is not None else "the start takes "
         )
-        low, high = (in_words(expected_start[name]) for name in ("low_s", "high_s"))
+        low, high = (duration_text(expected_start[name]) for name in ("low_s", "high_s"))
         texts.append(f"{passed_words}{low if low == high else f'{low} to {high}'} in all")
         texts += _GRADES.get(expected_start["grade"], ())
     if start["conditions"]["is_cache_empty"]:
@@ -113,7 +113,7 @@ def _gpus(uuids: list[str], numbers: dict[str, int]) -> str:
 
 def keep_alive_text(view: Any, now_s: float) -> str:
     """How long the model stays loaded without a request."""
-    from gateway.domain.units import in_words
+    from gateway.domain.units import duration_text
 
     policy, keep_alive_s = view["wish"]["policy"], view["keep_alive"]
     if keep_alive_s is None:
@@ -123,8 +123,10 @@ def keep_alive_text(view: Any, now_s: float) -> str:
     if keep_alive_s < 0:
         return "for ever"
     used_at = view["used_at"] or view["created_at"]
-    return in_words(keep_alive_s) + (
-        f", last used {in_words(max(0.0, now_s - used_at))} ago" if view["state"] == "ready" else ""
+    return duration_text(keep_alive_s) + (
+        f", last used {duration_text(max(0.0, now_s - used_at))} ago"
+        if view["state"] == "ready"
+        else ""
     )
 
 

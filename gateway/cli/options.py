@@ -157,7 +157,7 @@ Hardwares = Annotated[
 
 
 class WishOptions(FrozenRecord, frozen=True):
-    """The options that describe a wish, for commands decorated with `with_option_groups`."""
+    """The options that describe a wish, for commands decorated with `expand_options`."""
 
     help_title: ClassVar[str] = "Options of the plan"
 
@@ -186,7 +186,7 @@ class WishOptions(FrozenRecord, frozen=True):
     def fields(self) -> dict[str, Any]:
         """The fields of a Wish, without those that were not given."""
         template = self.chat_template
-        return without_none(
+        return drop_none(
             {
                 "engines": self.engine or None,
                 "args": flag_values(self.arg) or None,
@@ -221,7 +221,7 @@ class EndpointOptions(FrozenRecord, frozen=True):
     endpoint_key: EndpointKey = None
 
 
-def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -230,9 +230,7 @@ def serving_fields(*, replicas: int | None, check: bool | None, **policy: Any) -
 
     policy: as `gateway.domain.wish.Policy`.
     """
-    return without_none(
-        {"replicas": replicas, "check": check, "policy": without_none(policy) or None}
-    )
+    return drop_none({"replicas": replicas, "check": check, "policy": drop_none(policy) or None})
 
 
 _GPUS_FORMS = "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs"
@@ -278,7 +276,7 @@ def _loras(items: list[str] | None) -> dict[str, str | None]:
     return adapters
 
 
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each field of its parameters that are records."""
     command_signature = signature(command, eval_str=True)
     groups = {
@@ -311,13 +309,13 @@ def _field_options(group: Any) -> list[Parameter]:
             field.name,
             Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=_under_title(hints[field.name], title),
+            annotation=_title_option(hints[field.name], title),
         )
         for field in msgspec.structs.fields(group)
     ]
 
 
-def _under_title(annotation: Any, title: str | None) -> Any:
+def _title_option(annotation: Any, title: str | None) -> Any:
     """The annotation of an option that stands under this title in `--help`."""
     kind, *information = get_args(annotation)
     option = copy(information[0])

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.cli.tables import print_paragraph, print_table, without_column
+from gateway.cli.tables import drop_column, print_paragraph, print_table
 from gateway.cli.terminal import line_width as _width
 from gateway.cli.terminal import say
 from gateway.visible import visible_line
@@ -52,7 +52,7 @@ def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL
     else:
         for line in decision.refusal:
             print_paragraph(line, indent=4 if line.startswith("  ") else 0)
-    if missing_parts := explain.not_here(decision):
+    if missing_parts := explain.unavailable_gains(decision):
         say("\nEngines that are not installed")
         for line in missing_parts:
             print_paragraph(line, indent=4, first="  ")
@@ -152,12 +152,12 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
             f"TP={cell.tensor_parallel}"
             + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
             "" if cell.max_model_len is None else f"{cell.max_model_len:,}",
-            _or_as_above(cell.why, reasons),
+            _shorten_repeat(cell.why, reasons),
         )
         for cell in cells
     ]
     head = ("MODEL", "HARDWARE", "ENGINE", "STATE", "LAYOUT", "CONTEXT", "WHY")
-    print_table(*without_column(head, rows, "LAYOUT", ("TP=1",)))
+    print_table(*drop_column(head, rows, "LAYOUT", ("TP=1",)))
 
 
 def show_hardware_names(machines: Iterable[str], cards: Iterable[Card]) -> None:
@@ -178,7 +178,7 @@ def show_hardware_names(machines: Iterable[str], cards: Iterable[Card]) -> None:
     )
 
 
-def _or_as_above(text: str, reasons: list[str]) -> str:
+def _shorten_repeat(text: str, reasons: list[str]) -> str:
     """The text, or "as above" in a terminal if the row before has the same. reasons: of all rows
     so far; the text is added."""
     reasons.append(text)

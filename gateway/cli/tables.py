@@ -24,7 +24,7 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     say("\n".join(lines) if lines else begin.rstrip())
 
 
-def without_column(
+def drop_column(
     head: tuple[str, ...],
     rows: Sequence[tuple[object, ...]],
     name: str,
@@ -61,7 +61,7 @@ def print_table(
     for name in optional:
         if width is None or _indent(lines) <= width:
             break
-        lines = _without_column(lines, lines[0].index(name))
+        lines = _drop_column(lines, lines[0].index(name))
     widths, indent = _widths(lines), _indent(lines)
     if width is not None and indent > width:
         _print_narrow_table(lines, width, tuple(lines[0]) if any(head) else head)
@@ -90,7 +90,7 @@ def _indent(lines: list[list[str]]) -> int:
     return sum(widths) + 2 * len(widths)
 
 
-def _without_column(lines: list[list[str]], column: int) -> list[list[str]]:
+def _drop_column(lines: list[list[str]], column: int) -> list[list[str]]:
     return [line[:column] + line[column + 1 :] for line in lines]
 
 

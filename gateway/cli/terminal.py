@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import typer
 
-from gateway.domain.units import format_bytes, in_words
+from gateway.domain.units import duration_text, format_bytes
 from gateway.visible import visible, visible_line
 
 # Without a terminal, a download prints one line for each tenth.
@@ -245,7 +245,7 @@ def _progress_lines(title: str) -> Callable[[int, int], None]:
         start_s, start_bytes = next(iter(reported_bytes.values()))
         rate = (bytes_done - start_bytes) / (now_s - start_s) if now_s > start_s else 0
         remaining = (
-            f", {format_bytes(round(rate))}/s, {in_words((total - bytes_done) / rate)} left"
+            f", {format_bytes(round(rate))}/s, {duration_text((total - bytes_done) / rate)} left"
             if rate and bytes_done < total
             else ""
         )

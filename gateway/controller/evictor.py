@@ -141,7 +141,7 @@ class Evictor:
             )
             model.waits_for_request = waits_for_request and is_loadable(loaded_model, transitions)
 
-    def in_order(self, awake_models: Iterable[ManagedModel]) -> list[ManagedModel]:
+    def plan_order(self, awake_models: Iterable[ManagedModel]) -> list[ManagedModel]:
         """The models of the last look in the order in which they are planned."""
         last = (True, 101, 0.0)
         return sorted(awake_models, key=lambda model: self._order.get(model.wish.name, last))

@@ -278,7 +278,7 @@ class Loop:
         demand = self._routes.demand()
         awake_models = self._awaken(instances, demand)
         await self._look(instances, awake_models, demand)
-        models = self.evictor.in_order(awake_models)
+        models = self.evictor.plan_order(awake_models)
         # All models receive before any is planned, so that no gift is planned twice.
         for model in models:
             self._gifts.request_offers(model, instances)

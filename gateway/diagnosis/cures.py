@@ -131,7 +131,7 @@ class Cures:
         self._folders = ComponentFolders(rows.folders)
         self._features = Features(rows.features)
 
-    def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Cures:
+    def select_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Cures:
         """Cures by these rows, which name only these versions of each kind of engine."""
         narrowed = Cures.__new__(Cures)
         vars(narrowed).update(vars(self))
@@ -146,7 +146,7 @@ class Cures:
         )
         return chosen_cure or by_kind
 
-    def in_line(self, text: str) -> dict[str, Scalar]:
+    def line_circumstances(self, text: str) -> dict[str, Scalar]:
         """The circumstances that a line of a start shows."""
         return _read_groups(self._lines.candidates(text), text)
 
@@ -154,7 +154,7 @@ class Cures:
         """Whether a line may show a circumstance."""
         return self._lines.has_candidates(text)
 
-    def in_shape(self, shape: Shape, libraries: Sequence[str] = ()) -> dict[str, Scalar]:
+    def shape_circumstances(self, shape: Shape, libraries: Sequence[str] = ()) -> dict[str, Scalar]:
         """The circumstances that the traceback and the message of a failure show.
 
         libraries: files of compiled code on the stack of a crash.
@@ -364,7 +364,7 @@ class Cures:
         steps, advice = _steps_and_advice(row, kind, levers, case)
         return " ".join(filter(None, (message, _lever_message(levers, case)))), advice, steps
 
-    def with_remedy(self, failure: Failure, scalars: Mapping[str, Scalar]) -> Failure:
+    def add_remedy(self, failure: Failure, scalars: Mapping[str, Scalar]) -> Failure:
         """The failure with the steps of its kind, where it has none. The failure's own advice goes
         first."""
         if failure.steps:

@@ -53,7 +53,7 @@ class _Traceback(NamedTuple):
     message: FailureCandidate | None
 
     @classmethod
-    def of_process(cls, process: ProcessTrace) -> _Traceback:
+    def read_process(cls, process: ProcessTrace) -> _Traceback:
         """The traceback of a process now."""
         return cls(
             is_traced=process.is_in_traceback,
@@ -153,7 +153,7 @@ class LogReader:
         if in_traceback and line.text[:1] == " " and _indent(line.text) < process.indent:
             line = line._replace(text=line.text.lstrip())
         if not self._evidence.is_serving:
-            self._evidence.circumstances |= self._signatures.cures.in_line(text)
+            self._evidence.circumstances |= self._signatures.cures.line_circumstances(text)
             self._evidence.options.read(line.text)
             self._evidence.read_advice(line.text, self._lines.number)
         self._read_level(line, text, process)
@@ -291,7 +291,7 @@ class LogReader:
         self, exception: re.Match[str], line: LogLine, text: str, process: ProcessTrace
     ) -> None:
         evidence = self._evidence
-        former_traceback = _Traceback.of_process(process)
+        former_traceback = _Traceback.read_process(process)
         process.close()
         if forms.BENIGN_EXCEPTION.match(line.text):
             self._read_benign(line, text, process, is_framed=former_traceback.is_framed)

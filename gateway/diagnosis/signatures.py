@@ -60,11 +60,11 @@ class Signatures:
         self.cures = Cures(cures)
         self.frames = {row.function: row for row in reversed(frames)}
 
-    def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Signatures:
+    def select_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Signatures:
         """Signatures by these rows, whose cures name only these versions of each kind of engine."""
         narrowed = Signatures.__new__(Signatures)
         vars(narrowed).update(vars(self))
-        narrowed.cures = self.cures.for_versions(versions)
+        narrowed.cures = self.cures.select_versions(versions)
         return narrowed
 
     def can_match(self, text: str) -> bool:

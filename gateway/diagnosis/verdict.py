@@ -288,7 +288,7 @@ class LogVerdict:
         is_dumped = row.kind == "hang" and not shape.frames and bool(self._evidence.dump.frames)
         if is_dumped:
             shape = shape._replace(frames=self._evidence.dump.frames)
-        circumstances = self._evidence.circumstances | cures.in_shape(shape, libraries)
+        circumstances = self._evidence.circumstances | cures.shape_circumstances(shape, libraries)
         circumstances |= {"dumped": "yes"} if is_dumped else {}
         engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
         version = self._version or self._evidence.progress.reported_values.get("version", "")

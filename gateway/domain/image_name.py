@@ -36,7 +36,7 @@ def repository(image: str) -> str:
     return _short_name(f"{head}{slash}{last.partition(':')[0]}")
 
 
-def with_tag(image: str) -> str:
+def add_tag(image: str) -> str:
     """The name with a tag: `latest` where it has none, else Docker could read it as an id."""
     return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
 
@@ -78,7 +78,7 @@ class AllowedImages:
             return False
         names = {
             repository(image),
-            _short_name(with_tag(image).partition("@")[0]),
+            _short_name(add_tag(image).partition("@")[0]),
             _short_name(image),
         }
         return any(expression.fullmatch(name) for expression in self._expressions for name in names)

@@ -60,7 +60,7 @@ def token_count(value: object) -> int:
     return int(tokens)
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A duration in the form that `duration` reads."""
     if seconds < 0:
         return "for ever"

@@ -17,7 +17,7 @@ from gateway.domain.base import (
     is_lean,
 )
 from gateway.domain.units import duration, token_count
-from gateway.errors import near_name_hint, without_typed_password
+from gateway.errors import hide_typed_password, near_name_hint
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -51,7 +51,7 @@ class Value(BaseModel):
     if TYPE_CHECKING or not is_lean():
 
         @classmethod
-        def from_trusted_data(cls, data: Any) -> Self:
+        def trust_data(cls, data: Any) -> Self:
             """A value of data that tests have validated."""
             return cls.model_validate(data, context={TRUSTED_KEY: True})
 
@@ -148,7 +148,7 @@ def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
     elif first["type"] == "literal_error":
         words = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
         message += near_name_hint(str(first["input"])[:80], words)
-    return without_typed_password(f"{field}: {message}" if field else message)
+    return hide_typed_password(f"{field}: {message}" if field else message)
 
 
 _INPUT = "Input should be "

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from gateway.domain.base import Field, field_validator, model_validator
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
-from gateway.domain.image_name import with_tag
+from gateway.domain.image_name import add_tag
 from gateway.domain.value import Duration, Scalar, TextForm, Tokens, Value
 
 Goal = Literal["balanced", "latency", "throughput", "context", "agents"]
@@ -262,7 +262,7 @@ class Wish(Value):
     @field_validator("image")
     @classmethod
     def _image_has_a_tag(cls, image: str | None) -> str | None:
-        return with_tag(image) if image is not None else None
+        return add_tag(image) if image is not None else None
 
     @model_validator(mode="after")
     def _an_image_holds_one_engine(self) -> Self:

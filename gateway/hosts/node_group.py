@@ -57,7 +57,7 @@ def part_specs(spec: LaunchSpec) -> list[LaunchSpec]:
     ]
 
 
-def as_engines(instances: Sequence[Instance]) -> list[Instance]:
+def join_parts(instances: Sequence[Instance]) -> list[Instance]:
     """The instances with parts of one engine as one."""
     engines: list[Instance] = []
     groups: dict[tuple[str, int], dict[int, Instance]] = {}

@@ -26,7 +26,7 @@ from gateway.domain import (
 )
 from gateway.errors import Conflict, HostError
 from gateway.hosts.host import MAX_LINE, Host, Machines
-from gateway.hosts.node_group import as_engines, part_name, part_specs
+from gateway.hosts.node_group import join_parts, part_name, part_specs
 
 T = TypeVar("T")
 
@@ -79,10 +79,10 @@ class NodesHost:
         except BaseException:
             await self.stop(spec.name, 0)
             raise
-        return as_engines(instances)[0]
+        return join_parts(instances)[0]
 
     async def list(self) -> Instances:
-        return as_engines(await self._host.list())
+        return join_parts(await self._host.list())
 
     async def stop(self, name: str, grace_s: float) -> None:
         await _gather(self._host.stop(part, grace_s) for part in await self._parts(name))

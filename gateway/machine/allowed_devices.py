@@ -38,7 +38,7 @@ class AllowedDevices(Value):
     host_bytes: int | None = None
 
     @classmethod
-    def by_variables(
+    def choose_by_variables(
         cls, hardware: Hardware, gpus: str | None, environment: Mapping[str, str]
     ) -> AllowedDevices:
         """The choice by FITSERVE_GPUS (`gpus`) or other variables.

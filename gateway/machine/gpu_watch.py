@@ -51,7 +51,7 @@ def allowed_devices(data: Path, settings: Settings | None) -> AllowedDevices:
     gpus = settings.gpus if settings is not None else None
     is_chosen = gpus is not None or any(name in os.environ for name in VARIABLES)
     allowed_devices = (
-        AllowedDevices.by_variables(probe(data), gpus, os.environ)
+        AllowedDevices.choose_by_variables(probe(data), gpus, os.environ)
         if is_chosen
         else AllowedDevices()
     )
@@ -259,14 +259,14 @@ class GpuWatch:
                 uuid = text_of(nvml.nvmlDeviceGetUUID(event.device))
             except pynvml.NVMLError:
                 return number
-            self._on_xid(uuid, number)
+            self._note_xid(uuid, number)
             if uuid in self.lost_cards:
                 return None
         if not self.lost_cards:
             self._stop.wait(max(0.0, deadline - time.monotonic()))
         return None
 
-    def _on_xid(self, uuid: str, number: int) -> None:
+    def _note_xid(self, uuid: str, number: int) -> None:
         xid = self._table.xids.get(number)
         if xid is not None and xid.lost:
             self._lose(uuid, f"Xid {number} ({xid.means}).", xid=number)

@@ -96,7 +96,7 @@ def context_limit(
     return limit
 
 
-def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
+def add_context_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
     """The model with the context limit that an engine version of these traits reads."""
     limit = context_limit(spec.config, spec.source, traits) if spec.config else None
     if limit is None or (spec.sentence_limit or limit.tokens) < limit.tokens:

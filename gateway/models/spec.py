@@ -21,7 +21,7 @@ from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields, quote
 from gateway.models.families.field_names import EXPERTS_PER_TOKEN, HEADS, HIDDEN_SIZE
 from gateway.models.families.parts import ENCODERS
-from gateway.models.families.registry import NESTED_FAMILIES, blueprint_of, with_defaults
+from gateway.models.families.registry import NESTED_FAMILIES, add_defaults, blueprint_of
 from gateway.models.quantization_block import quant_of
 from gateway.models.sharding import shard_of
 from gateway.models.task import task_of
@@ -65,7 +65,7 @@ def read_model(
     file_bytes: size of the weight files.
     """
     top = Fields(config, source)
-    fields = with_defaults(_text(top))
+    fields = add_defaults(_text(top))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
     plan = blueprint_of(config, source, structure=structure)
@@ -126,7 +126,7 @@ def _groups(
     return group_tensors(loaded_tensors), group_tensors(drafts)
 
 
-def without_head(spec: ModelSpec) -> ModelSpec:
+def drop_head(spec: ModelSpec) -> ModelSpec:
     """The model without an output head, which pooling drops."""
     return spec.evolve(
         tensors=tuple(group for group in spec.tensors if not _HEAD.search(group.name))
@@ -226,7 +226,7 @@ def pipeline_layers(spec: ModelSpec) -> int | None:
         return None
 
 
-def with_quant_files(spec: ModelSpec, files: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
+def add_quant_files(spec: ModelSpec, files: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
     """The model with the quantization that files beside config.json describe, by name. Raises
     BadModel."""
     top = Fields(spec.config, spec.source)

@@ -112,7 +112,7 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
         backend=row.backend,
         status="ok",
         version=row.version or None,
-        reason=_with_answer(
+        reason=_confirmed_reason(
             group.reason
             for group in forecast
             if (group.kind, group.backend) == (row.kind, row.backend)
@@ -146,11 +146,11 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded_as: str) -
         status=known_kernel.status if known_kernel else "ok",
         padded_to=known_kernel.padded_to if known_kernel and not row.experts else None,
         note=known_kernel.note if known_kernel else "",
-        reason=_with_answer(candidate.reason for candidate in same_kernel),
+        reason=_confirmed_reason(candidate.reason for candidate in same_kernel),
     )
 
 
-def _with_answer(reasons: Iterable[str]) -> str:
+def _confirmed_reason(reasons: Iterable[str]) -> str:
     """The first reason of the rules for the same choice, and that the engine confirmed it."""
     rule_reason = next(iter(reasons), "")
     return "; ".join(filter(None, [rule_reason, _ASKED_REASON]))
@@ -165,7 +165,7 @@ def gaps(
     """
     rows = _differences(candidate, refusal, answer)
     settings = (*(f"{name}={value}" for name, value in question.env), *question.argv)
-    argv = tuple(_without_paths(setting) for setting in settings)
+    argv = tuple(_drop_paths(setting) for setting in settings)
     return tuple(
         RuleGap(
             engine=question.engine,
@@ -175,8 +175,8 @@ def gaps(
             model=signature(candidate),
             argv=argv,
             about=subject,
-            forecast=_without_paths(forecasted),
-            answer=_without_paths(engine_answer),
+            forecast=_drop_paths(forecasted),
+            answer=_drop_paths(engine_answer),
         )
         for subject, forecasted, engine_answer in rows
     )
@@ -298,7 +298,7 @@ def signature(candidate: Candidate) -> str:
     )
 
 
-def _without_paths(text: str) -> str:
+def _drop_paths(text: str) -> str:
     return _PATH.sub("PATH", text)
 
 

@@ -54,8 +54,8 @@ def check_command(
     arguments = _arguments(engine, argv, env)
     own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}
     flags, own_flags = arguments[: -len(own_names)], arguments[-len(own_names) :]
-    flags = _without_adapters(engine, _without_node(engine, flags, peers), folder)
-    flags = _without_media_hosts(engine, flags)
+    flags = _drop_adapter_flags(engine, _drop_node_flags(engine, flags, peers), folder)
+    flags = _drop_media_hosts(engine, flags)
     for flag in flags:
         _check_flag(engine, flag, own_names, folder)
     _check_own_flags(engine, own_flags, own_names, (served_name(model), "0.0.0.0", str(port)))
@@ -121,7 +121,7 @@ def _expected_program(
     return engine.container_command
 
 
-def _without_node(
+def _drop_node_flags(
     engine: Engine, flags: tuple[str, ...], peers: Collection[str]
 ) -> tuple[str, ...]:
     """The flags without those of one of several nodes, which are all there or none. Raises BadFlag
@@ -164,7 +164,7 @@ def _node_forms(engine: Engine, peers: Collection[str]) -> list[dict[str, str]]:
     ]
 
 
-def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tuple[str, ...]:
+def _drop_adapter_flags(engine: Engine, flags: tuple[str, ...], folder: str) -> tuple[str, ...]:
     """The flags before those that name adapters, which come last. Raises BadFlag for an adapter
     that is not below `folder`."""
     at = next(
@@ -205,7 +205,7 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
     return flags[:at]
 
 
-def _without_media_hosts(engine: Engine, flags: tuple[str, ...]) -> tuple[str, ...]:
+def _drop_media_hosts(engine: Engine, flags: tuple[str, ...]) -> tuple[str, ...]:
     """The flags before the hosts of media, which come last. Raises BadFlag for another text."""
     flag = f"--{media_hosts_flag.FLAG}"
     if flag not in flags or media_hosts_flag.FLAG not in engine.flags:

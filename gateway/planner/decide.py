@@ -25,11 +25,11 @@ from gateway.engines.common.speed.objective import (
 from gateway.engines.common.variant import Variant
 from gateway.engines.kind_rules import rules_without_files
 from gateway.errors import BadFlag, BadRequest
-from gateway.models.context_limit import with_limit
+from gateway.models.context_limit import add_context_limit
 from gateway.planner.comparison import gpu_comparison
 from gateway.planner.flags import check_args
 from gateway.planner.overrides import apply_overrides
-from gateway.planner.parallel import without_engines
+from gateway.planner.parallel import drop_engines
 from gateway.planner.search import Search, rejection
 from gateway.planner.sizes import MIN_USEFUL, needed_tokens, shortcomings, wanted_context
 from gateway.planner.variants.shared_layouts import SharedLayouts
@@ -51,7 +51,7 @@ def decide(
     Raises BadFlag if the wish names a flag that no engine has, and BadRequest if it names a GPU
     that is absent or unused.
     """
-    inputs = inputs.with_fields(
+    inputs = inputs.replace_fields(
         hardware=_usable(inputs.hardware, inputs.wish),
         spec=apply_overrides(inputs.spec, inputs.wish.args),
     )
@@ -59,9 +59,9 @@ def decide(
     best_first = rank_plans(inputs, plans, engine_order(engines))
     if best_first and inputs.promised_bytes and any(_losses(best_first[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
-        empty = without_engines(inputs.hardware, inputs.promised_bytes)
+        empty = drop_engines(inputs.hardware, inputs.promised_bytes)
         solo_plans = decide(
-            inputs.with_fields(hardware=empty, promised_bytes={}, sharing=NO_SHARING),
+            inputs.replace_fields(hardware=empty, promised_bytes={}, sharing=NO_SHARING),
             engines,
             rules,
         ).plans
@@ -98,9 +98,9 @@ def _search(
             rejections.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
-        read = inputs.with_spec(with_limit(inputs.spec, engine.traits))
+        read = inputs.replace_spec(add_context_limit(inputs.spec, engine.traits))
         search = Search(
-            inputs=read.with_env(env),
+            inputs=read.replace_env(env),
             engine=engine,
             rules=known_rules,
             args=args,

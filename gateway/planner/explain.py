@@ -239,7 +239,7 @@ def rejections(rejections: tuple[Rejected, ...]) -> list[RefusedGroup]:
     for rejection in rejections:
         lines = _reasons(rejection)
         if rejection.verdict == "illegal_parallelism":
-            lines = tuple(_without_count(line, rejection.tensor_parallel) for line in lines)
+            lines = tuple(_drop_count(line, rejection.tensor_parallel) for line in lines)
             sizes_refused = counts.setdefault(lines, [])
             if rejection.tensor_parallel not in sizes_refused:
                 sizes_refused.append(rejection.tensor_parallel)
@@ -263,7 +263,7 @@ def rejections(rejections: tuple[Rejected, ...]) -> list[RefusedGroup]:
 _COUNT = "\0"
 
 
-def _without_count(line: str, count: int) -> str:
+def _drop_count(line: str, count: int) -> str:
     return re.sub(rf"\b{count}(?= GPUs?\b)", _COUNT, line)
 
 
@@ -423,7 +423,7 @@ _MIN_GAIN = 0.03
 _MAX_MISSING_ROWS = 3
 
 
-def not_here(decision: Decision) -> list[str]:
+def unavailable_gains(decision: Decision) -> list[str]:
     """The gains of engines that cannot start here, best first, without useless ones."""
     is_first = not decision.plans
     worth = [row for row in decision.engines if not row.here and row.gives not in ("", "no plan")]

@@ -170,7 +170,7 @@ def launch_spec(
         "host": listen,
         "port": port,
     }
-    env = {**engine.env, **expert_warmups.without_skips(plan).env}
+    env = {**engine.env, **expert_warmups.drop_skips(plan).env}
     nodes = tuple(
         NodeLaunch(
             node=row.node,

@@ -10,7 +10,7 @@ from gateway.domain import LayerKernel, Refusal
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.engines.common.kernels.linear import KernelChoice, choose
-from gateway.engines.common.layers.built_model import Linear, parts, per_rank, unit_parts
+from gateway.engines.common.layers.built_model import Linear, parts, rank_shape, unit_parts
 from gateway.engines.common.layers.weights import indivisible_scale
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
@@ -125,7 +125,7 @@ def _expert_kernel(
     traits: ExpertTraits,
     choose_experts: Callable[[MoeShape], MoeChoice],
 ) -> LayerKernel:
-    sizes = per_rank(layer, rank.expert_parts)
+    sizes = rank_shape(layer, rank.expert_parts)
     if sizes is None:
         return _refused_row(
             layer,
@@ -199,7 +199,7 @@ def _linear_kernel(
     refusals: ObservedRefusals,
 ) -> LayerKernel:
     scheme = layer.scheme
-    k, n = per_rank(layer, parts(layer, rank)) or (None, None)
+    k, n = rank_shape(layer, parts(layer, rank)) or (None, None)
     if not isinstance(scheme, Scheme):
         return _refused_row(layer, k, n, "unknown", scheme.reason)
     if k is None or n is None:

@@ -43,7 +43,7 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
         raise Refused("text_only", reason, f"profile {engine.ref}")
 
 
-def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
+def drop_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """The plan with the media that it drops, and the flags that make its engine refuse them."""
     media, named_flags = _media(inputs.spec, rules), _flag_values(inputs.wish.args)
     missing_flags = {

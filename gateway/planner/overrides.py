@@ -14,7 +14,7 @@ from gateway.engines.common.flag_object import flag_object
 from gateway.errors import BadModel, BadRequest
 from gateway.models.families.config import Fields
 from gateway.models.families.text_config import text_of
-from gateway.models.spec import read_model, without_head
+from gateway.models.spec import drop_head, read_model
 from gateway.models.task import classifying_task
 
 # Fields of config.json, as vLLM and SGLang take them.
@@ -49,9 +49,9 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
         if config and flag == _FLAT_FLAG:
             # The outer fields of a nested config never reach its text model.
             if not text_of(Fields(spec.config, spec.source)).is_nested:
-                spec = _with_config(spec, {**spec.config, **config}, flag)
+                spec = _replace_config(spec, {**spec.config, **config}, flag)
         elif config:
-            spec = _with_config(spec, _merge(spec.config, config), flag)
+            spec = _replace_config(spec, _merge(spec.config, config), flag)
     for flag in _TASK_FLAGS:
         task = {
             "embed": "embed",
@@ -61,7 +61,7 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
         }.get(str(flags.get(flag)))
         if task is not None and task != spec.task:
             changed_spec = spec.evolve(task=task, sources={**spec.sources, "task": f"--{flag}"})
-            return changed_spec if changed_spec.generates else without_head(changed_spec)
+            return changed_spec if changed_spec.generates else drop_head(changed_spec)
     return spec
 
 
@@ -75,7 +75,7 @@ def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return merged_config
 
 
-def _with_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpec:
+def _replace_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpec:
     hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
     # Another architecture has another structure.
     has_same_class = config.get("architectures") == spec.config.get("architectures")
@@ -97,4 +97,4 @@ def _with_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpe
             **{name: source.replace("config.json", place) for name, source in read.sources.items()},
         },
     )
-    return changed_spec if changed_spec.generates else without_head(changed_spec)
+    return changed_spec if changed_spec.generates else drop_head(changed_spec)

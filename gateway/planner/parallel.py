@@ -11,7 +11,7 @@ from gateway.engines.common.layers.built_model import (
     BuiltModel,
     is_in_tower,
     padded_vocab,
-    per_rank,
+    rank_shape,
 )
 from gateway.engines.common.planning_input import PlanningInput, available_bytes, free_bytes_of
 
@@ -37,7 +37,7 @@ def illegal(
     for layer in built_model.linears:
         parts = tp * dp if layer.experts else tp
         if (
-            per_rank(layer, parts) is None
+            rank_shape(layer, parts) is None
             and not (ep and layer.experts)
             and not built_model.guessed
         ):
@@ -107,7 +107,7 @@ def tower_refusal(built_model: BuiltModel, tp: int) -> str:
     """
     heads = tower_heads(built_model, tp)
     is_cut = any("vision" in part for part in built_model.guessed) or any(
-        is_in_tower(layer.name) and per_rank(layer, tp) is None for layer in built_model.linears
+        is_in_tower(layer.name) and rank_shape(layer, tp) is None for layer in built_model.linears
     )
     if not heads or not is_cut:
         return ""
@@ -144,7 +144,7 @@ def _groups(
     return [tuple(sorted(index for index in order if room[index] >= least_room)[:size])]
 
 
-def without_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
+def drop_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
     """The machine as it would be without the engines that hold so many bytes of its GPUs, by
     UUID."""
 

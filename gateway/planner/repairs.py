@@ -98,7 +98,7 @@ def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     variant, refusal, args = refused_variant.variant, refused_variant.refusal, refused_variant.args
     experts, reason = refused_variant.concerns_experts, refused_variant.reason
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
-        yield variant.with_change(
+        yield variant.add_change(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
         )
     failing = refusal.kernel or (
@@ -122,7 +122,7 @@ def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     )
     flag = "enable-expert-parallel"
     if divided and has(refused_variant.engine, flag) and flag not in args:
-        yield variant.with_change(
+        yield variant.add_change(
             "ep",
             True,
             f"whole experts on each GPU, because cut ones have no kernel: {reason}",
@@ -135,7 +135,7 @@ def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
         and not variant.dtype
         and "dtype" not in args
     ):
-        yield variant.with_change(
+        yield variant.add_change(
             "dtype",
             "float16",
             f"a kernel that needs float16 activations takes the layer: {reason}",
@@ -154,7 +154,7 @@ def _parallelism_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     if not has(refused_variant.engine, "pipeline-parallel-size"):
         return
     if refusal.verdict == "no_kernel" and variant.tp > 1:
-        whole_variant = variant.with_change(
+        whole_variant = variant.add_change(
             "pp",
             variant.tp,
             f"whole layers on each GPU, because a cut one has no kernel: {repair_reason}",
@@ -170,7 +170,7 @@ def _parallelism_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
                     else f"a stage on each GPU: {repair_reason}"
                 )
                 yield replace(
-                    variant.with_change("pp", max_gpus // size, reason, refusal.source), tp=size
+                    variant.add_change("pp", max_gpus // size, reason, refusal.source), tp=size
                 )
 
 
@@ -186,7 +186,7 @@ def _backend_and_dtype_repairs(refused_variant: _RefusedVariant) -> Iterator[Var
         and not _forces_attention(args)
     ):
         for name in refused_variant.rules.attention_repairs:
-            yield variant.with_change(
+            yield variant.add_change(
                 "backends",
                 (*variant.backends, ("attention-backend", name)),
                 f"the engine's own choice of a backend would fail: {reason}",
@@ -195,7 +195,7 @@ def _backend_and_dtype_repairs(refused_variant: _RefusedVariant) -> Iterator[Var
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not variant.dtype and "dtype" not in args:
-            yield variant.with_change(
+            yield variant.add_change(
                 "dtype", dtype, f"activations that the quantization takes: {reason}", refusal.source
             )
 
@@ -208,7 +208,7 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     args, reason = refused_variant.args, refused_variant.reason
     if refusal.source == "fact" and not variant.conservative:
         # The batch or the graphs may have been too large.
-        yield variant.with_change(
+        yield variant.add_change(
             "conservative",
             True,
             f"fewer demands, because memory ran out without this: {reason}",
@@ -224,7 +224,7 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     stages_help = variant.pp * variant.dp == 1 and not (variant.small or variant.eager)
     if has(engine, flag) and flag not in args and stages_help:
         for stages in _stages(refusal, refused_variant.max_gpus // variant.tp):
-            yield variant.with_change(
+            yield variant.add_change(
                 "pp", stages, f"the layers are shared by {stages} stages: {reason}", "memory model"
             )
     is_halved = (
@@ -233,7 +233,7 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
         and LATE_QUANTIZATION_TRAIT not in engine.traits
     )
     if is_halved and not variant.quantization and "quantization" not in args:
-        yield variant.with_change(
+        yield variant.add_change(
             "quantization", "fp8", f"weights are halved while they load: {reason}", "memory model"
         )
 
@@ -267,7 +267,7 @@ def longer_variants(
         and engine.device == "cuda"
         and variant.tp * stages <= max_gpus
     ):
-        yield variant.with_change(
+        yield variant.add_change(
             "pp", stages, f"the layers are shared by {stages} stages: {reason}", "memory model"
         )
 
@@ -282,7 +282,7 @@ def smaller(
     if engine.device != "cuda" or variant.conservative or "quantization" in variant.reasons:
         return
     if not variant.small and "max-num-seqs" not in args:
-        yield variant.with_change(
+        yield variant.add_change(
             "small",
             True,
             f"fewer requests at once, which leaves memory for long ones: {reason}",
@@ -291,7 +291,7 @@ def smaller(
         return
     yield from _half_cache(variant, engine, args, reason)
     if not variant.eager and "enforce-eager" not in args and has(engine, "enforce-eager"):
-        yield variant.with_change(
+        yield variant.add_change(
             "eager",
             True,
             f"no CUDA graphs, which costs speed and frees their memory: {reason}",
@@ -314,7 +314,7 @@ def _half_cache(
         and engine.device == "cuda"
     ):
         reason = f"half the bytes per token, which costs some accuracy: {repair_reason}"
-        yield variant.with_change("kv_dtype", half, reason, "memory model")
+        yield variant.add_change("kv_dtype", half, reason, "memory model")
 
 
 def _stages(refusal: Refused, max_stages: int) -> list[int]:
@@ -369,7 +369,7 @@ def _other_kernel(
         # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal
         # leads here again.
         disabled = (*variant.disabled, kernel)
-        yield variant.with_change("disabled", disabled, f"{kernel} is left out: {reason}", "fact")
+        yield variant.add_change("disabled", disabled, f"{kernel} is left out: {reason}", "fact")
         return
     flag = "moe-backend" if experts else "linear-backend"
     option = engine.flags.get(engine.spelling.get(flag, flag))
@@ -377,9 +377,7 @@ def _other_kernel(
         return
     for name in _backends_without_kernel(option.choices or (), kernel, rules, experts=experts):
         backends = (*variant.backends, (flag, name))
-        yield variant.with_change(
-            "backends", backends, f"{kernel} is passed over: {reason}", "fact"
-        )
+        yield variant.add_change("backends", backends, f"{kernel} is passed over: {reason}", "fact")
 
 
 def _backends_without_kernel(

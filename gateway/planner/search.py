@@ -79,7 +79,7 @@ class _VariantQueue:
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejections` and `gaps`.
 
-    inputs: with the variables of this engine (`PlanningInput.with_env`).
+    inputs: with the variables of this engine (`PlanningInput.replace_env`).
     args: the user's checked flags by this engine's names; `canonical` has them by the planner's
         names.
     """
@@ -179,7 +179,7 @@ class Search:
             )
         ]
         if inputs.span:
-            return [*self._over_nodes(inputs.span, variants[0])]
+            return [*self._node_variants(inputs.span, variants[0])]
         restored = inputs.sharing.plan_to_restore
         if restored is None:
             return variants
@@ -189,7 +189,7 @@ class Search:
         ]
         return list(dict.fromkeys([*former_variants, *variants]))
 
-    def _over_nodes(self, span: Span, basis: Variant) -> Iterator[Variant]:
+    def _node_variants(self, span: Span, basis: Variant) -> Iterator[Variant]:
         """The variants whose ranks are on all nodes of the span, with the user's sizes."""
         wish, flags = self.inputs.wish, self.canonical
         tp = flags.get("tensor-parallel-size", wish.tensor_parallel)
@@ -202,9 +202,7 @@ class Search:
             variant = replace(basis, tp=layout.tp, pp=1, dp=layout.dp, ep=basis.ep or layout.dp > 1)
             reason = f"the layers are shared by {span.nodes} nodes"
             yield (
-                variant.with_change("pp", layout.pp, reason, "planner")
-                if layout.pp > 1
-                else variant
+                variant.add_change("pp", layout.pp, reason, "planner") if layout.pp > 1 else variant
             )
 
     def _follow_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
@@ -321,7 +319,7 @@ class Search:
             f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here:"
             f" {refusal}"
         )
-        return [variant.with_change("kv_dtype", dtype, reason, refusal.source)]
+        return [variant.add_change("kv_dtype", dtype, reason, refusal.source)]
 
     def _unequal_stages(self, variant: Variant, memory: Memory | None) -> list[Variant]:
         """The variant with unequal pipeline stages for unequal GPUs.

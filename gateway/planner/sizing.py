@@ -28,7 +28,7 @@ from gateway.planner.sizes import (
     wanted_context,
 )
 from gateway.planner.starts import KEPT_BACK
-from gateway.planner.stateful_requests import stateful_requests, within_states
+from gateway.planner.stateful_requests import limit_to_states, stateful_requests
 
 # Two starts of the same plan use memory alike to about so much.
 _NOISE_BYTES = 64 * MIB
@@ -305,8 +305,8 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     scope = candidate.scope | {"budget": bounds.words}
     estimate = rules.divide_budget(footprint, bounds.bytes)
     memory = _correct_memory(footprint, estimate, batch)
-    batch = batch._replace(seqs=within_states(footprint, batch.seqs, memory.kv_bytes))
-    evidence = candidate.evidence.with_sizes(memory)
+    batch = batch._replace(seqs=limit_to_states(footprint, batch.seqs, memory.kv_bytes))
+    evidence = candidate.evidence.add_sizes(memory)
     used_bytes = rules.used_bytes(footprint, memory)
     if used_bytes > bounds.bytes:
         is_learned = rules.used_bytes(footprint, estimate) < used_bytes

@@ -76,7 +76,7 @@ def stateful_requests(
                 "no_memory",
                 f"{excess_words}, and the engine starts with no more",
                 "memory model",
-                evidence=candidate.evidence.with_sizes(memory),
+                evidence=candidate.evidence.add_sizes(memory),
             )
         effect = "computes no more" if candidate.rules.caps_requests else _MAY_REFUSE
         return limit, f"{excess_words}. The engine {effect}."
@@ -95,7 +95,9 @@ def _ends_beyond_states(footprint: Footprint) -> bool:
     return has_full_graphs and _TRAIT in candidate.engine.traits
 
 
-def within_states(footprint: Footprint, planned_choice: Choice[int], kv_bytes: int) -> Choice[int]:
+def limit_to_states(
+    footprint: Footprint, planned_choice: Choice[int], kv_bytes: int
+) -> Choice[int]:
     """The requests at once, `planned_choice` at most: those with a state each in a cache that
     earlier starts corrected."""
     per_request = footprint.cache.states_per_request
@@ -124,17 +126,17 @@ def _search_requests(
     """
     low, high = states.requests, limit
     for _ in range(_TRIALS):
-        estimate = _estimate(_with_requests(footprint, low), budget_bytes) or states
+        estimate = _estimate(_replace_requests(footprint, low), budget_bytes) or states
         high = min(high, estimate.requests)
         middle = _round_down((low + high + 1) // 2)
         if middle <= low:
             break
-        trial = _estimate(_with_requests(footprint, middle), budget_bytes)
+        trial = _estimate(_replace_requests(footprint, middle), budget_bytes)
         if trial is not None and trial.requests >= middle:
             low, states = middle, trial
         else:
             high = middle - 1
-    return low, _estimate(_with_requests(footprint, low), budget_bytes) or states
+    return low, _estimate(_replace_requests(footprint, low), budget_bytes) or states
 
 
 def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
@@ -170,7 +172,7 @@ def _round_down(requests: int) -> int:
     return requests // step * step
 
 
-def _with_requests(footprint: Footprint, requests: int) -> Footprint:
+def _replace_requests(footprint: Footprint, requests: int) -> Footprint:
     """The footprint with so many requests at once."""
     return footprint.evolve(load=footprint.load._replace(seqs=requests))
 

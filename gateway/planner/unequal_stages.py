@@ -54,7 +54,7 @@ def unequal_stages(
         divisions.setdefault(dealt_layers(layers, speeds, limits), "by how fast each GPU is")
     names = " and ".join(gpu.name for gpu in gpus)
     return [
-        variant.with_change(
+        variant.add_change(
             "layers",
             counts,
             f"{' and '.join(map(str, counts))} layers on {names}, {reason}",

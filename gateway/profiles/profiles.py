@@ -279,7 +279,7 @@ class Profiles(ProfileTables):
                 if (rules := self._rule_sets.read(folder, name)) is not None
             }
             if isinstance(linear := fields.get("linear"), LinearRules):
-                fields["linear"] = self._with_kernels_of_others(ref, linear)
+                fields["linear"] = self._add_shared_kernels(ref, linear)
             choices = self.engine(ref).choices
             for name in fields.keys() & {choice.of for choice in choices}:
                 of_file = [choice for choice in choices if choice.of == name]
@@ -288,11 +288,11 @@ class Profiles(ProfileTables):
                     for choice in of_file
                     if choice.rules
                 }
-                fields[name] = fields[name].with_choices(of_file, other_rules)
+                fields[name] = fields[name].add_choices(of_file, other_rules)
             self._known_rules[ref] = kind(**fields) if fields else None
         return self._known_rules[ref]
 
-    def _with_kernels_of_others(self, ref: str, linear: LinearRules) -> LinearRules:
+    def _add_shared_kernels(self, ref: str, linear: LinearRules) -> LinearRules:
         """The rules of linear kernels; those whose code is a further version's are taken there."""
         kernels = dict(linear.kernels)
         for version, names in self.engine(ref).kernels_as.items():

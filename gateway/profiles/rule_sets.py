@@ -49,7 +49,7 @@ class RuleSets:
         if not places or name not in places:
             return rules
         try:
-            rule_set: Mapping[str, Any] = _with_sources(rules, places[name])
+            rule_set: Mapping[str, Any] = _add_sources(rules, places[name])
         except (KeyError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"{sources} has a source of {name} for a rule that does not exist ({error}).",
@@ -127,19 +127,19 @@ def _remove_fields(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str,
     return {key: value for key, value in base.items() if key not in removed_names}
 
 
-def _with_sources(rules: Any, sources: Any) -> Any:
+def _add_sources(rules: Any, sources: Any) -> Any:
     """The rules with their sources: a text is the field `source` of a rule."""
     if isinstance(sources, str):
         return {**rules, "source": sources}
     if isinstance(rules, list):
         numbered = {**dict(enumerate(rules, 1))}
         for number, source in sources.items():
-            numbered[number] = _with_sources(numbered[number], source)
+            numbered[number] = _add_sources(numbered[number], source)
         return [*numbered.values()]
     result = dict(rules)
     for key, source in sources.items():
         if key == "source" or key.endswith("_source"):
             result[key] = source
         else:
-            result[key] = _with_sources(result[key], source)
+            result[key] = _add_sources(result[key], source)
     return result

@@ -385,7 +385,7 @@ def validate(path: Path, model: type[V], data: Any) -> V:
     """
     try:
         if path.is_relative_to(shipped_profiles()):
-            return model.from_trusted_data(data)
+            return model.trust_data(data)
         return model.model_validate(data)
     except ValidationError as error:
         raise SettingsError(

@@ -29,7 +29,7 @@ def engine_request(
         description += via_line(hops(headers)) if b"via" in headers else FIRST_VIA_LINE
     name = replica.name_of(call.requested_name) if replica.adapters else replica.served_name
     if name != (call.requested_name or call.model):
-        body = request_body.with_model_name(endpoint, upload.form, body, name)
+        body = request_body.replace_model_name(endpoint, upload.form, body, name)
     renames = replica.thoughts != thoughts.NAME and endpoint.name == "chat"
     if renames:
         body = thoughts.for_engine(body)
@@ -39,7 +39,7 @@ def engine_request(
         and exchange.plane.routes.responses.is_full(replica.seed)
     ):
         call.stores = False
-        body = request_body.without_storage(body)
+        body = request_body.drop_storage(body)
     if upload.is_whole:
         if endpoint.method == "POST":
             description += b"content-length: %d\r\n" % len(body)

@@ -35,15 +35,15 @@ _BASE_URL = "The base URL of a client ends in /v1 here."
 
 def answer_errors(api: FastAPI) -> None:
     """Give all errors of `api` one form."""
-    api.add_exception_handler(FitserveError, _on_error)
-    api.add_exception_handler(RequestValidationError, _on_invalid)
-    api.add_exception_handler(HTTPException, _on_http)
-    api.add_exception_handler(OSError, _on_disk)
+    api.add_exception_handler(FitserveError, _answer_error)
+    api.add_exception_handler(RequestValidationError, _answer_invalid)
+    api.add_exception_handler(HTTPException, _answer_http_error)
+    api.add_exception_handler(OSError, _answer_disk_error)
     for kind in (UnicodeEncodeError, PydanticSerializationError):
-        api.add_exception_handler(kind, _on_half_character)
+        api.add_exception_handler(kind, _answer_half_character)
 
 
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, FitserveError):
         raise error
     headers = {"x-gateway-source": "gateway", "x-request-id": request_id(request.scope)}
@@ -51,7 +51,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error.envelope(), error.status, headers | extra_headers)
 
 
-async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
@@ -61,22 +61,22 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
             f"The request body is not JSON: {reason}.",
             hint=_DESCRIPTION,
         )
-        return await _on_error(request, broken)
+        return await _answer_error(request, broken)
     field = ".".join(str(part) for part in first["loc"][1:]) or "body"
     problem = first["msg"].removeprefix("Value error, ").rstrip(".")
     bad_request = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
-    return await _on_error(request, bad_request)
+    return await _answer_error(request, bad_request)
 
 
-async def _on_disk(request: Request, error: Exception) -> JSONResponse:
+async def _answer_disk_error(request: Request, error: Exception) -> JSONResponse:
     """The answer for a file that could not be written; any other error is a bug."""
     refusal = write_error(error) if isinstance(error, OSError) else None
     if refusal is None:
         raise error
-    return await _on_error(request, refusal)
+    return await _answer_error(request, refusal)
 
 
-async def _on_half_character(request: Request, error: Exception) -> JSONResponse:
+async def _answer_half_character(request: Request, error: Exception) -> JSONResponse:
     """The answer for a text with half of a character (a lone surrogate), which JSON can write and
     nothing can store. Any other error is a bug."""
     if not _SURROGATE.search(await request.body()):
@@ -85,10 +85,10 @@ async def _on_half_character(request: Request, error: Exception) -> JSONResponse
         "A text of the request body has half of a character, such as \\ud83d. Nothing was changed.",
         hint="Send each character whole, in UTF-8 or as both of its escapes.",
     )
-    return await _on_error(request, bad_request)
+    return await _answer_error(request, bad_request)
 
 
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
+async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     method = request.method
@@ -103,7 +103,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
             ),
             general_hint,
         )
-        return await _on_error(
+        return await _answer_error(
             request, NotFound(f"The route {method} {path[:200]} does not exist.", hint=hint)
         )
     if error.status_code != 405:
@@ -112,11 +112,11 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
             "The request body is not JSON in UTF-8, or nested too deeply.",
             hint=_DESCRIPTION,
         )
-        return await _on_error(request, unread_request)
+        return await _answer_error(request, unread_request)
     error_answer = MethodNotAllowed(
         f"{request.url.path[:200]} does not accept {method}.",
         hint=_DESCRIPTION,
     )
-    response = await _on_error(request, error_answer)
+    response = await _answer_error(request, error_answer)
     response.headers.update(error.headers or {})
     return response

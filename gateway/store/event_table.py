@@ -87,7 +87,7 @@ class EventTable:
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"events_of_{reader}", str(number))
             )
 
-    def of_attempts(self) -> list[tuple[int, str]]:
+    def attempt_kinds(self) -> list[tuple[int, str]]:
         """Attempt and kind of every event about an attempt, oldest first."""
         return self._database.rows(
             "SELECT attempt, kind FROM events WHERE attempt IS NOT NULL ORDER BY id"

@@ -108,7 +108,7 @@ def _copy(path: Path) -> sqlite3.Connection | None:
 
 def _set_aside(path: Path, problem: str) -> Store:
     """The store of the mirror, else one in memory. The damaged file gets another name."""
-    if (store := _from_mirror(path, problem)) is not None:
+    if (store := _restore_mirror(path, problem)) is not None:
         return store
     damaged_path = database_files.free_name(path)
     with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def _set_aside(path: Path, problem: str) -> Store:
     return _memory_store(path, problem)
 
 
-def _from_mirror(path: Path, problem: str) -> Store | None:
+def _restore_mirror(path: Path, problem: str) -> Store | None:
     """The store with the content of the mirror; None: there is no sound one, or no room for it."""
     copy = _copy(database_files.mirror_of(path))
     if copy is None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.common.layers.build import build
-from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.engines.common.layers.built_model import Linear, rank_shape
 from gateway.errors import BadModel
 from gateway.models.scheme import Scheme
 from gateway.models.tensor import Tensor
@@ -76,7 +76,7 @@ def test_layers_and_their_ranks_equal_those_of_the_engine(
                 engine_layers[name, k, n, method_of(label, quant).split()[0]] += count
         planner_layers: collections.Counter[tuple[Any, ...]] = collections.Counter()
         for layer in layers:
-            planner_layers[layer.name, *(per_rank(layer, tp) or (0, 0)), kind_of(layer)] += (
+            planner_layers[layer.name, *(rank_shape(layer, tp) or (0, 0)), kind_of(layer)] += (
                 layer.count
             )
         assert planner_layers == engine_layers
@@ -108,7 +108,7 @@ def test_bits_and_groups_are_those_of_the_engine_where_it_shows_them(
 def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) -> None:
     layers = layers_of(case(model, "none"))
     for tp in TENSOR_PARALLEL:
-        is_refused = any(per_rank(layer, tp) is None for layer in layers)
+        is_refused = any(rank_shape(layer, tp) is None for layer in layers)
         assert is_refused is isinstance(ANSWERS[version][model, "none"][str(tp)], str), tp
 
 

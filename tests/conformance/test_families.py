@@ -9,7 +9,7 @@ import pytest
 
 from gateway.domain import TensorGroup
 from gateway.engines.common.layers.build import build
-from gateway.engines.common.layers.built_model import BuiltModel, per_rank
+from gateway.engines.common.layers.built_model import BuiltModel, rank_shape
 from tests.conformance import parameter_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
@@ -37,7 +37,7 @@ def rank_bytes(model: BuiltModel, tp: int) -> int | None:
     """Bytes on one rank of a model in bfloat16; None where a layer cannot be cut so."""
     total = sum(other_bytes(group, tp) for group in model.other_tensors)
     for layer in model.linears:
-        cut = per_rank(layer, tp)
+        cut = rank_shape(layer, tp)
         if cut is None:
             return None
         total += layer.count * max(1, layer.experts) * (cut[0] + layer.bias) * cut[1] * 2

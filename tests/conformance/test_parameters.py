@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain import TensorGroup
-from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.engines.common.layers.built_model import Linear, rank_shape
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.registry import blueprint_of
@@ -56,7 +56,7 @@ def of_linear(
     linear = Linear(
         item.name, len(item.numbers), item.k, sum(item.parts), item.shard, item.parts, scheme, *rest
     )
-    cuts = [per_rank(linear, tp) for tp in ranks]
+    cuts = [rank_shape(linear, tp) for tp in ranks]
     if any(cut is None for cut in cuts):
         return None
     sizes = [cut for cut in cuts if cut is not None]

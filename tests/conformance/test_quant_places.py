@@ -8,7 +8,7 @@ from gateway.domain import Engine
 from gateway.engines.sglang.kv_dtype import declared_dtype
 from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
-from gateway.models.spec import with_quant_files
+from gateway.models.spec import add_quant_files
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.profiles.profiles import Profiles
 from tests.conformance import quant_place_questions, sglang_quant_place_questions
@@ -35,7 +35,7 @@ NAMED_CACHE = {
 def make_planner_answer(engine: Engine, name: str) -> list[str]:
     config, file = files(CASES[name])
     spec = model_from_config(config)
-    spec = spec if file is None else with_quant_files(spec, {FILE: file})
+    spec = spec if file is None else add_quant_files(spec, {FILE: file})
     try:
         scheme = resolve(engine, spec.quant, "", spec.model_type, CAPABILITY)
         check(engine, scheme, CAPABILITY, "bfloat16")

@@ -205,7 +205,7 @@ NOUNS = """
 need seed feed speed embed exceed shed setting sampling sharing string routing warning mapping
 """
 UNITS = "s ms"
-# A function may be named by a relation to its argument (`_with_config`).
+# A function may be named by a relation to its argument (`_replace_config`).
 RELATIONS = "with without from on"
 # Terms of TCP, Python and the code's own subject, whose last word stands for a noun.
 TERMS = "_RESERVE_PARTS_ELSEWHERE _MAX_PENDING"

@@ -29,8 +29,8 @@ from gateway.domain.value import Value, first_problem
 from gateway.errors import (
     FitserveError,
     SettingsError,
-    without_password,
-    without_typed_password,
+    hide_password,
+    hide_typed_password,
 )
 from gateway.logging import LineFormatter, _Json
 from gateway.models.catalog.hub import Hub
@@ -326,8 +326,8 @@ def test_errors_and_logs_show_no_password_of_an_address(text: str) -> None:
     ],
 )
 def test_texts_without_a_password_stay(text: str) -> None:
-    assert without_password(text) == text
-    assert without_typed_password(text) == text
+    assert hide_password(text) == text
+    assert hide_typed_password(text) == text
 
 
 @pytest.mark.parametrize("address", [*ADDRESSES, f"http://me:{PASSWORD}@host.example:x/"])

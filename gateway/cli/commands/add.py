@@ -17,10 +17,10 @@ from gateway.cli.options import (
     Priority,
     WishOptions,
     absolute_source,
+    drop_none,
+    expand_options,
     serving_fields,
     timeout_seconds,
-    with_option_groups,
-    without_none,
 )
 from gateway.cli.present import CHECK_OMISSION, Detail, show_decision
 from gateway.cli.tables import print_paragraph
@@ -80,7 +80,7 @@ class RunOptions(FrozenRecord, frozen=True):
     ] = None
 
 
-@with_option_groups
+@expand_options
 def add(
     name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
     endpoints: EndpointOptions,
@@ -102,7 +102,7 @@ def add(
         "name": name,
         "endpoints": endpoints.endpoint or [],
         **wish.fields(),
-        **without_none({"source": absolute_source(source), "endpoint_key": endpoints.endpoint_key}),
+        **drop_none({"source": absolute_source(source), "endpoint_key": endpoints.endpoint_key}),
         **options.fields(),
     }
     if run.dry_run:

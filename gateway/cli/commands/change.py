@@ -16,10 +16,10 @@ from gateway.cli.options import (
     Priority,
     WishOptions,
     absolute_source,
+    drop_none,
+    expand_options,
     serving_fields,
     usage_error,
-    with_option_groups,
-    without_none,
 )
 from gateway.cli.tables import print_paragraph, show_changes, wish_and_plan
 from gateway.cli.terminal import print_message, say
@@ -96,7 +96,7 @@ class ChangeOptions(FrozenRecord, frozen=True):
     wait: Wait = False
 
 
-@with_option_groups
+@expand_options
 def set_model(
     name: ModelName,
     endpoints: EndpointOptions,
@@ -115,7 +115,7 @@ def set_model(
     """
     patch: dict[str, Any] = {
         **wish.fields(),
-        **without_none(
+        **drop_none(
             {
                 "source": absolute_source(source),
                 "endpoints": endpoints.endpoint,
@@ -131,7 +131,7 @@ def set_model(
     _change(name, patch, change, as_json=as_json)
 
 
-@with_option_groups
+@expand_options
 def update(
     name: ModelName,
     change: ChangeOptions,

@@ -12,9 +12,9 @@ from gateway.cli.client import call
 from gateway.cli.disk_output import show_disk
 from gateway.cli.model_output import detail_text, keep_alive_text
 from gateway.cli.options import Json
-from gateway.cli.tables import print_table, without_column
+from gateway.cli.tables import drop_column, print_table
 from gateway.cli.terminal import say
-from gateway.domain.units import format_bytes, in_words
+from gateway.domain.units import duration_text, format_bytes
 
 Requests = Annotated[
     bool, typer.Option("--requests", help="List the running requests instead, oldest first.")
@@ -51,7 +51,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
     )
     now_s = time.time()
     full_rows = [_row(view, numbers, now_s) for view in listing["data"]]
-    head, rows = without_column(full_head, full_rows, "GPUS", ("CPU", "-"))
+    head, rows = drop_column(full_head, full_rows, "GPUS", ("CPU", "-"))
     # The state and the reason count more than times, which `fitserve show` has too.
     names = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
     optional = [name for name in names if name in head]
@@ -113,7 +113,7 @@ def _requests(as_json: bool) -> None:
             (
                 request["model"],
                 request["phase"],
-                in_words(max(0.0, now_s - request["began_at"])),
+                duration_text(max(0.0, now_s - request["began_at"])),
                 format_bytes(request["sent_bytes"]),
                 request["endpoint"],
                 request["key"] or "-",
@@ -164,7 +164,7 @@ def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]
         f"{min(contexts):,}" if contexts else "-",
         gpu_numbers or ("CPU" if replicas else "-"),
         format_bytes(memory_bytes) if memory_bytes else "-",
-        in_words(now_s - ready_at) if ready_at else "-",
+        duration_text(now_s - ready_at) if ready_at else "-",
         _age_text(view["used_at"], now_s),
         _stay_text(view, ready_at, now_s),
         _detail(view),
@@ -178,12 +178,12 @@ def _stay_text(view: Any, ready_at: float | None, now_s: float) -> str:
     if ready_at is None or view["wish"]["policy"]["pinned"] or not keep_alive_s or keep_alive_s < 0:
         return keep_alive_text(view, now_s).partition(",")[0] or "-"
     used_at = max(ready_at, view["used_at"] or view["created_at"])
-    return in_words(max(0.0, keep_alive_s - max(0.0, now_s - used_at)))
+    return duration_text(max(0.0, keep_alive_s - max(0.0, now_s - used_at)))
 
 
 def _prepared_row(view: Any, now_s: float) -> tuple[object, ...]:
     memory = format_bytes(view["pss_bytes"]) if view["pss_bytes"] is not None else "-"
-    return view["engine"], view["pid"], memory, in_words(max(0.0, now_s - view["since"]))
+    return view["engine"], view["pid"], memory, duration_text(max(0.0, now_s - view["since"]))
 
 
 def _state(view: Any, ready_count: int) -> str:
@@ -193,7 +193,7 @@ def _state(view: Any, ready_count: int) -> str:
 
 
 def _age_text(time_s: float | None, now_s: float) -> str:
-    return f"{in_words(max(0.0, now_s - time_s))} ago" if time_s else "-"
+    return f"{duration_text(max(0.0, now_s - time_s))} ago" if time_s else "-"
 
 
 def _numbers(views: list[Any]) -> dict[str, int]:

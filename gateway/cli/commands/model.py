@@ -10,7 +10,7 @@ import typer
 from gateway.cli.client import call, model_path, stream
 from gateway.cli.disk_output import removal_text
 from gateway.cli.model_output import show_model, start_text, status_text
-from gateway.cli.options import AllRows, Json, ModelName, without_none
+from gateway.cli.options import AllRows, Json, ModelName, drop_none
 from gateway.cli.present import FULL_DETAIL, SHORT_DETAIL
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, print_message, say
@@ -53,7 +53,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print the log of a model's engine. Terminal control characters are shown as \\x1b."""
-    query = without_none({"attempt": attempt, "tail": tail, "follow": "true" if follow else None})
+    query = drop_none({"attempt": attempt, "tail": tail, "follow": "true" if follow else None})
     print_bytes(stream(model_path(name, "/logs"), query), is_raw=raw)
 
 

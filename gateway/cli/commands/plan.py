@@ -16,10 +16,10 @@ from gateway.cli.options import (
     MinContext,
     WishOptions,
     absolute_source,
+    expand_options,
     read_tokens,
     read_wish,
     usage_error,
-    with_option_groups,
 )
 from gateway.cli.present import (
     FULL_DETAIL,
@@ -50,7 +50,7 @@ def _list_hardware(value: str | None) -> str | None:
     raise typer.Exit
 
 
-@with_option_groups
+@expand_options
 def plan(
     models: Annotated[
         list[str],
@@ -97,7 +97,7 @@ def plan(
     if hardware is None and not check:
         decision = _ask_gateway(wish.evolve(source=source))
     if decision is None:
-        wish = _with_engine_of_image(wish)
+        wish = _add_image_engine(wish)
         if check:
             decision = _plan_with_check(wish, hardware)
         elif hardware is None:
@@ -143,10 +143,10 @@ def _plan_here(wish: Wish) -> Decision:
     facts, starts = records_at_rest(startable.data / "fitserve.db")
     decision = planner.decide_here(wish, startable, facts)
     planner.profiles.documents.save()
-    return _with_start(decision, starts)
+    return _add_start(decision, starts)
 
 
-def _with_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
+def _add_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
     """The decision with the expected start of its first plan, by the record of a gateway."""
     from gateway.diagnosis.start_times import expected_start
     from gateway.diagnosis.starts_elsewhere import start_elsewhere
@@ -165,7 +165,7 @@ def _show_together(
 ) -> None:
     """Print the plans of models beside each other, on this machine or another."""
     neighbourhood = _neighbourhood(wishes[0], hardware, network)
-    decisions = neighbourhood.plan([_with_engine_of_image(wish) for wish in wishes])
+    decisions = neighbourhood.plan([_add_image_engine(wish) for wish in wishes])
     show_decisions(
         decisions,
         neighbourhood.machine,
@@ -211,7 +211,7 @@ def _plan_for_cluster(
         return None
     if asks_engine:
         usage_error("--check asks the engines for one machine; leave it out, or name one machine.")
-    decision = planner.decide_on_cluster(_with_engine_of_image(wish), hardware, cluster)
+    decision = planner.decide_on_cluster(_add_image_engine(wish), hardware, cluster)
     planner.profiles.documents.save()
     return decision
 
@@ -293,18 +293,18 @@ def matrix(
         raise typer.Exit(3)
 
 
-def _with_engine_of_image(wish: Wish) -> Wish:
+def _add_image_engine(wish: Wish) -> Wish:
     """The wish with the engine of its image, which is asked if the wish names no engine."""
     if wish.image is None:
         return wish
     import asyncio
 
     from gateway.cli.engine_inquiry import allowed_images, inquirer
-    from gateway.planner.service.images import with_engine_of_image
+    from gateway.planner.service.images import add_image_engine
     from gateway.planner.service.offline import OfflinePlanner
 
     return asyncio.run(
-        with_engine_of_image(
+        add_image_engine(
             wish,
             allowed_images(),
             OfflinePlanner.from_environment().profiles,

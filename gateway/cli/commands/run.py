@@ -11,7 +11,7 @@ from gateway.cli.chat import Chat
 from gateway.cli.client import call, model_path
 from gateway.cli.commands.model import WaitReports
 from gateway.cli.commands.pull import download
-from gateway.cli.options import Json, WishOptions, absolute_source, with_option_groups
+from gateway.cli.options import Json, WishOptions, absolute_source, expand_options
 from gateway.cli.present import show_decision
 from gateway.cli.terminal import StandardStreams, print_message, read_stdin, status
 from gateway.domain.wish import NAME_PATTERN
@@ -27,7 +27,7 @@ _FINAL_STATES = ("quarantined",)
 _ANSWER_STATES = ("ready", "no_plan", "unreachable")
 
 
-@with_option_groups
+@expand_options
 def run(
     model: Annotated[
         str,

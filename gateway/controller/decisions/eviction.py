@@ -37,7 +37,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.domain.units import in_words
+from gateway.domain.units import duration_text
 
 STOP_REASON = "its owner stopped it"
 """The reason of a model that rests until its owner starts it."""
@@ -220,7 +220,7 @@ def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
         }
     if not _is_expired(model, now):
         return {}
-    eviction = Eviction("idle", f"no request for {in_words(model.idle_s(now))}")
+    eviction = Eviction("idle", f"no request for {duration_text(model.idle_s(now))}")
     return {
         place: eviction
         for place, copy in _places(model)

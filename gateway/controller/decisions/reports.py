@@ -16,7 +16,7 @@ from gateway.controller.decisions.reconcile import Rest
 from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
 from gateway.domain.facts import Event, EventKind
 from gateway.domain.phases import detail_beside
-from gateway.domain.units import in_words, plural
+from gateway.domain.units import duration_text, plural
 
 Milestone = Literal["", "chosen", "started", "ready", "ended"]
 """How far a start was reported."""
@@ -298,7 +298,7 @@ def _status_events(
     if status.state == "no_plan" and has_changed:
         yield "plan.none", f"There is no plan for {name}: {status.reason}", reason
     elif status.state == "backing_off" and status.recheck_at is not None:
-        wait = in_words(max(0.0, status.recheck_at - now))
+        wait = duration_text(max(0.0, status.recheck_at - now))
         text = f"{name} is started again in {wait}, {status.reason}"
         yield "engine.retry", text, {"at": status.recheck_at, **reason}
     elif status.state == "quarantined" and has_changed:
@@ -352,7 +352,7 @@ def _start_events(
         ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}
         yield event(
             "engine.ready",
-            f"{name} is ready after {in_words(max(0.0, took_s))}.",
+            f"{name} is ready after {duration_text(max(0.0, took_s))}.",
             attempt.ready_at,
             **ready,
         )

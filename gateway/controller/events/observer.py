@@ -80,7 +80,7 @@ class Observer:
         Returns the removals that happened while no gateway ran, for `start`. Raises StoreError.
         """
         bounds = store.events.bounds()
-        reported_attempts = store.events.of_attempts()
+        reported_attempts = store.events.attempt_kinds()
         models = store.events.models()
         oldest_events = store.events.events_after(bounds.oldest - 1, 1)
         oldest_at = oldest_events[0].at if oldest_events else time.time()

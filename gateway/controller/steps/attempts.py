@@ -110,7 +110,7 @@ class Attempts:
             # The plan serves clients that do not use the ability.
             failure = failure.evolve(proves="nothing")
         failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
-        failure = await self._with_remedy(attempt, failure)
+        failure = await self._add_remedy(attempt, failure)
         ended_attempt = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(
             self._store.save_attempt, ended_attempt, *learn(attempt, failure, now)
@@ -141,7 +141,7 @@ class Attempts:
             advice=error.hint,
             proves="nothing",
         )
-        failure = await self._with_remedy(attempt, failure)
+        failure = await self._add_remedy(attempt, failure)
         ended_attempt = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended_attempt)
         replica.attempt = None
@@ -195,10 +195,10 @@ class Attempts:
         for attempt in forgotten_attempts:
             await asyncio.to_thread(remove_logs, self._data, attempt.instance_name)
 
-    async def _with_remedy(self, attempt: Attempt, failure: Failure) -> Failure:
+    async def _add_remedy(self, attempt: Attempt, failure: Failure) -> Failure:
         """The failure with its remedy, filled with the numbers of this case."""
         signatures = await asyncio.to_thread(self._signatures)
-        return signatures.cures.with_remedy(failure, _case(attempt, self._patience_s))
+        return signatures.cures.add_remedy(failure, _case(attempt, self._patience_s))
 
 
 def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:

@@ -32,8 +32,8 @@ from gateway.domain import (
 from gateway.domain.units import GIB
 from gateway.engines.common import resources
 from gateway.engines.common.chat import template
-from gateway.engines.common.engine_auth import without_dev_endpoints
-from gateway.engines.common.expert_warmups import without_skips
+from gateway.engines.common.engine_auth import drop_dev_endpoints
+from gateway.engines.common.expert_warmups import drop_skips
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
@@ -228,7 +228,7 @@ class Launcher:
         plan = attempt.plan
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
         files = _launch_files(plan, place)
-        exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))
+        exported = attempt.evolve(port=port, plan=drop_skips(drop_dev_endpoints(plan)))
         kind: _Place = "container" if is_in_container else "process"
         return self._spec(
             engine=engine,

@@ -203,7 +203,7 @@ class ReplicaSteps:
                 host=self._launcher.host,
                 signatures=signatures,
                 settings=self._settings,
-                client=self._sources.client.with_key(instance.key),
+                client=self._sources.client.keyed_client(instance.key),
                 wake=self._wake,
                 silent_s=self._sources.silent_s,
             )

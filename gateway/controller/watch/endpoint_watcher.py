@@ -173,7 +173,7 @@ class EndpointWatcher:
         unreachable = None, "unreachable"
         try:
             key = await self._read_key()
-            answer = await self._client.with_key(key).get(
+            answer = await self._client.keyed_client(key).get(
                 f"{self.url}/v1/models", _TIMEOUT_S, _MAX_BYTES
             )
             if answer.status != 200:

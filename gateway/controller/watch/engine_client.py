@@ -78,7 +78,7 @@ class EngineClient:
         self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
         self._key_line = bearer_line(key)
 
-    def with_key(self, key: Secret | None) -> EngineClient:
+    def keyed_client(self, key: Secret | None) -> EngineClient:
         """A client for an engine that needs this key. The client shares the limit on calls."""
         return EngineClient(self._places, key)
 

@@ -57,7 +57,7 @@ class KnownFacts:
         values = self._values[kind, name]
         return value in values or None in values
 
-    def for_env(self, env: str) -> KnownFacts:
+    def select_env(self, env: str) -> KnownFacts:
         """The facts for an engine with these environment variables (`variables.words`).
 
         Facts that were learned with other variables may be due to them.
@@ -65,7 +65,7 @@ class KnownFacts:
         if not self._has_facts_with_env:
             return self
         return KnownFacts(
-            _without_env(fact) for fact in self._facts if fact.scope.get("env", env) == env
+            _drop_env(fact) for fact in self._facts if fact.scope.get("env", env) == env
         )
 
     @property
@@ -81,7 +81,7 @@ def _position(row: tuple[int, Fact]) -> int:
     return row[0]
 
 
-def _without_env(fact: Fact) -> Fact:
+def _drop_env(fact: Fact) -> Fact:
     if "env" not in fact.scope:
         return fact
     return fact.evolve(scope={name: value for name, value in fact.scope.items() if name != "env"})

@@ -55,7 +55,7 @@ class BaseModel(metaclass=ValueType):
         return value
 
     @classmethod
-    def from_trusted_data(cls, data: Any) -> Self:
+    def trust_data(cls, data: Any) -> Self:
         """A value of data that tests have validated."""
         value: Self = read_value(cls, data, is_trusted=True)
         return value

@@ -47,20 +47,20 @@ def _fields(value: Any, *, by_alias: bool, in_json: bool) -> Any:
         if "exclude" not in field.limits and (unless is None or not unless(attributes[name])):
             plain_value = plain(attributes[name], by_alias=by_alias, in_json=in_json)
             if in_json and "float" in str(field.annotation):
-                plain_value = _as_float(plain_value, type_of(field))
+                plain_value = _float_values(plain_value, type_of(field))
             document[field.alias if aliases and field.alias else name] = plain_value
     return document
 
 
-def _as_float(value: Any, kind: Any) -> Any:
+def _float_values(value: Any, kind: Any) -> Any:
     """Whole numbers as numbers with a fraction, where pydantic writes them so: 0.0."""
     if type(value) is int:
         return float(value) if kind is float or _is_float(get_args(kind)) else value
     arguments = get_args(kind)
     if isinstance(value, list) and get_origin(kind) in (tuple, list):
-        return [_as_float(item, arguments[0]) for item in value]
+        return [_float_values(item, arguments[0]) for item in value]
     if isinstance(value, dict) and get_origin(kind) is dict:
-        return {key: _as_float(item, arguments[1]) for key, item in value.items()}
+        return {key: _float_values(item, arguments[1]) for key, item in value.items()}
     return value
 
 

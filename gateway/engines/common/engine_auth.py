@@ -62,7 +62,7 @@ def wrap_command(command: tuple[str, ...], key_env: str | None) -> tuple[str, ..
     return python, "-c", _PROGRAM.format(key=key_env, module=module), f"--{FLAG}={_MIDDLEWARE}"
 
 
-def without_dev_endpoints(plan: Plan) -> Plan:
+def drop_dev_endpoints(plan: Plan) -> Plan:
     """The plan for a start without a gateway: without sleep mode, so without development endpoints
     and key."""
     if not needs_auth(plan.env):

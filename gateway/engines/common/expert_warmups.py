@@ -92,7 +92,7 @@ def wrap_command(command: tuple[str, ...], engine: Engine, names: str) -> tuple[
     return python, "-c", _PROGRAM.format(places=places) + program, *arguments
 
 
-def without_skips(plan: Plan) -> Plan:
+def drop_skips(plan: Plan) -> Plan:
     """The plan for a start without a gateway: the engine's plain command."""
     if VARIABLE not in plan.env:
         return plan

@@ -80,7 +80,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     pace: speeds of GPUs and engines.
     parsers: dialects of tool calls and reasoning.
     global_env: environment variables that the settings give to all engines; the part of one engine
-        is in its `wish` (`with_env`).
+        is in its `wish` (`replace_env`).
     sharing: the limits that the model accepts for other models.
     adapters: LoRA adapters of the wish.
     alike_nodes: nodes of a cluster that equal the machine, which may have copies too.
@@ -109,17 +109,17 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     _links: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict)
     _unlinked_pair: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict)
 
-    def with_fields(self, **fields: Any) -> PlanningInput:
+    def replace_fields(self, **fields: Any) -> PlanningInput:
         """A copy with other fields, without the values that were computed from the old ones."""
         return self.evolve(**fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
 
-    def with_spec(self, spec: ModelSpec) -> PlanningInput:
+    def replace_spec(self, spec: ModelSpec) -> PlanningInput:
         """A copy about another reading of the model."""
         return self if spec is self.spec else self.evolve(spec=spec)
 
-    def with_env(self, env: Mapping[str, str]) -> PlanningInput:
+    def replace_env(self, env: Mapping[str, str]) -> PlanningInput:
         """A copy for an engine with these variables, the gateway's among them."""
-        facts = self.facts.for_env(words(env))
+        facts = self.facts.select_env(words(env))
         if facts is self.facts and env == self.wish.env:
             return self
         return self.evolve(wish=self.wish.evolve(env=dict(env)), facts=facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def with_program(
+def replace_program(
     argv: tuple[str, ...], modules: tuple[tuple[str, ...], ...], program: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The command with a program in place of `PYTHON -m MODULE`; another command as it is.

@@ -20,7 +20,7 @@ class VariantEvidence(NamedTuple):
     method: str = ""
     answer: EngineAnswer | None = None
 
-    def with_sizes(self, memory: Memory | None) -> VariantEvidence:
+    def add_sizes(self, memory: Memory | None) -> VariantEvidence:
         return VariantEvidence(self.kernels, self.attention, memory, self.method, self.answer)
 
 
@@ -61,17 +61,17 @@ class Refused(Exception):
 
     def knowing(self, evidence: VariantEvidence) -> Refused:
         """A copy with this evidence."""
-        return self._with_evidence(evidence=evidence)
+        return self._change_evidence(evidence=evidence)
 
     def open(self, question: Question) -> Refused:
         """A copy that the engine's answer to the question may overrule."""
-        return self._with_evidence(question=question)
+        return self._change_evidence(question=question)
 
-    def in_engine_words(self, answer: EngineAnswer) -> Refused:
+    def quote_engine(self, answer: EngineAnswer) -> Refused:
         """A copy in the engine's own words."""
-        return self._with_evidence(reason=answer.refused, source=answer.source)
+        return self._change_evidence(reason=answer.refused, source=answer.source)
 
-    def _with_evidence(self, **changed_evidence: Any) -> Refused:
+    def _change_evidence(self, **changed_evidence: Any) -> Refused:
         condition = {
             name: getattr(self, name)
             for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")

@@ -106,7 +106,7 @@ class Variant:
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)
 
-    def with_change(self, name: str, value: object, reason: str, source: str) -> Variant:
+    def add_change(self, name: str, value: object, reason: str, source: str) -> Variant:
         """The variant with one more change and its reason."""
         return Variant(
             **{**vars(self), "reasons": {**self.reasons, name: (reason, source)}, name: value}
@@ -208,7 +208,7 @@ def given_up(variant: Variant, plan: Plan) -> Variant:
     }
     for name, (value, choice) in choices.items():
         if choice.source == _MEMORY:
-            variant = variant.with_change(name, value, choice.reason, choice.source)
+            variant = variant.add_change(name, value, choice.reason, choice.source)
     return variant
 
 

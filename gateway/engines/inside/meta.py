@@ -42,8 +42,8 @@ class _Ranks:
         return self._size
 
     def allreduce(self, _tensors: Any, _options: Any) -> Any:
-        """The value of this rank counts as agreed: every stage is asked, and `of_stages` takes the
-        least."""
+        """The value of this rank counts as agreed: every stage is asked, and `join_stages`
+        takes the least."""
         return StandIn(wait=lambda: None)
 
 
@@ -134,7 +134,7 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
         yield folder
 
 
-def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def join_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One answer from the answers of all stages: all kernels and backends, bytes of the largest
     stage, and the cache of the stage with the most per request, since all keep the same tokens."""
     largest_stage = max(stages, key=lambda item: int(item["weights"]))

@@ -135,13 +135,13 @@ class BackendRules(RuleFile):
             or any(check.refusal(model) is None for check in self.unknown_where[flag])
         )
 
-    def with_choices(
+    def add_choices(
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, BackendRules]
     ) -> BackendRules:
         """These rules with choices of the version's own code. other_rules: by version."""
         borrowed_rules, steps = [], []
         for choice in choices:
-            match_check = Check.from_valid(dict(choice.where))
+            match_check = Check.trust_conditions(dict(choice.where))
             if choice.rules is not None:
                 borrowed_rules.append(
                     BorrowedBackendRules(where=match_check, rules=other_rules[choice.rules])

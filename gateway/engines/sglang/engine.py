@@ -34,7 +34,7 @@ from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.memory.loaded import position_values, segment_bytes
 from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.engines.common.refusal import Refused
-from gateway.engines.common.rules.variable_effects import without_rule
+from gateway.engines.common.rules.variable_effects import unruled_names
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Variant
@@ -128,7 +128,7 @@ class SglangRules(SglangKind):
         return False
 
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
-        return without_rule(names, ())
+        return unruled_names(names, ())
 
     # --- attention ---
 
@@ -315,7 +315,7 @@ class SglangRules(SglangKind):
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
-        beside_bytes = _beside_weights(footprint)
+        beside_bytes = _residual_bytes(footprint)
         overhead = _process_bytes(footprint) + beside_bytes
         kv = max(0, budget_bytes - reserved - overhead - weights_bytes)
         pool_limit = footprint.candidate.args.get(_POOL_LIMIT)
@@ -417,7 +417,7 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     return slots, None if state_limit is None else int(state_limit)
 
 
-def _beside_weights(footprint: Footprint) -> int:
+def _residual_bytes(footprint: Footprint) -> int:
     """Bytes beside the weights that the engine finds taken after loading, and its pools leave
     out."""
     candidate = footprint.candidate

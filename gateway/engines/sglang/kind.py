@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
-from gateway.engines.common.programs import with_program
+from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Meeting
 
 
@@ -50,7 +50,7 @@ class SglangKind:
     def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:
         """`sglang serve`. Source: sglang/launch_server.py recommends it, and sglang/cli/serve.py
         calls the same functions (0.5.10.post1 and 0.5.23)."""
-        return with_program(argv, (("sglang.launch_server",),), ("sglang", "serve"))
+        return replace_program(argv, (("sglang.launch_server",),), ("sglang", "serve"))
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""

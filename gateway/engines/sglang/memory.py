@@ -92,7 +92,7 @@ class MemoryRules(Value):
         False, description="layers that reuse the tokens chosen by another keep no keys of an index"
     )
 
-    def with_choices(
+    def add_choices(
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, MemoryRules]
     ) -> MemoryRules:
         """These rules with settings of the version's own code. other_rules: by version."""

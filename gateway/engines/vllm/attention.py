@@ -177,11 +177,11 @@ def _layer_attention(
         version=choice.version,
         block=choice.block,
         refused=choice.refusals,
-        reason=_with_version(choice, capability) if choice.backend else "",
+        reason=_version_reason(choice, capability) if choice.backend else "",
     )
 
 
-def _with_version(choice: BackendChoice, capability: str) -> str:
+def _version_reason(choice: BackendChoice, capability: str) -> str:
     """The reason of a choice, with that for its version of FlashAttention."""
     if choice.version is None:
         return choice.reason

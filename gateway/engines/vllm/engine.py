@@ -29,13 +29,13 @@ from gateway.engines.common.candidate import (
 )
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
-from gateway.engines.common.memory.states import with_matrices
+from gateway.engines.common.memory.states import replace_matrix_dtype
 from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.rules.variable_effects import (
     names_of,
     rule_variables,
-    without_rule,
+    unruled_names,
 )
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.variant import Variant
@@ -170,7 +170,7 @@ class VllmRules(VllmKind):
         effects = [
             effect for rules in (self.linear, self.moe) if rules for effect in rules.variables
         ]
-        return without_rule(names, names_of(effects) | _FOLLOWED_VARIABLES)
+        return unruled_names(names, names_of(effects) | _FOLLOWED_VARIABLES)
 
     # --- attention ---
 
@@ -233,7 +233,7 @@ class VllmRules(VllmKind):
         drafted = candidate.speculation.tokens
         attention = (*candidate.stage.attention, *candidate.speculation.groups)
         block_tables = cache(
-            _with_state_dtypes(attention, candidate.args),
+            _replace_state_dtypes(attention, candidate.args),
             candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
             block,
             frozenset(candidate.engine.traits),
@@ -362,7 +362,7 @@ class VllmRules(VllmKind):
         candidate = footprint.candidate
         count = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
         free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
-        capacity = free_bytes - _beside_bytes(footprint)
+        capacity = free_bytes - _unshared_bytes(footprint)
         if count > capacity:
             reason = (
                 f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(count)} with what the engine"
@@ -423,7 +423,7 @@ class VllmRules(VllmKind):
     def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `limit` at most."""
-        candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
+        candidate, beside_bytes = footprint.candidate, _unshared_bytes(footprint)
         capacity = min(
             (free_bytes - beside_bytes) * 100 // total
             for free_bytes, total in candidate.devices.room
@@ -443,7 +443,7 @@ class VllmRules(VllmKind):
             weights_bytes=footprint.weights_bytes,
             device_bytes=candidate.devices.least_bytes,
             budget_bytes=budget_bytes,
-            beside_bytes=_beside_bytes(footprint) if candidate.engine.device == "cuda" else 0,
+            beside_bytes=_unshared_bytes(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(footprint),
             encoder=_encoder_run(footprint),
         )
@@ -504,13 +504,13 @@ class VllmCpuRules(VllmCpuKind, VllmRules):
         return AUTO
 
 
-def _with_state_dtypes(
+def _replace_state_dtypes(
     attention: tuple[AttentionGroup, ...], args: Mapping[str, Scalar]
 ) -> tuple[AttentionGroup, ...]:
     """The groups, with the user's dtype of recurrent matrices. _mamba_state_dtype in
     vllm/model_executor/layers/mamba/mamba_utils.py."""
     dtype = str(args.get("mamba-ssm-cache-dtype", "auto"))
-    return attention if dtype == "auto" else with_matrices(attention, dtype)
+    return attention if dtype == "auto" else replace_matrix_dtype(attention, dtype)
 
 
 def _cache_of_user(candidate: Candidate) -> tuple[int, str] | None:
@@ -545,7 +545,7 @@ def _is_big(candidate: Candidate, least_gib: int) -> bool:
 
 
 @lru_cache(maxsize=16)  # asked for each budget that is tried
-def _beside_bytes(footprint: Footprint) -> int:
+def _unshared_bytes(footprint: Footprint) -> int:
     """Bytes of the engine on each GPU outside its share, corrected by starts of this version on
     this kind of GPU."""
     candidate = footprint.candidate

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
-from gateway.engines.common.programs import with_program
+from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Meeting
 from gateway.engines.vllm import start_method
 
@@ -86,7 +86,7 @@ class VllmKind:
         vllm/utils/argparse_utils.py warns of `--model` there; vllm/entrypoints/openai/api_server.py
         of 0.33.0 calls itself deprecated (0.18.0 to 0.33.0)."""
         modules = (("vllm.entrypoints.openai.api_server",), ("vllm.entrypoints.cli.main", "serve"))
-        command = with_program(argv, modules, ("vllm", "serve"))
+        command = replace_program(argv, modules, ("vllm", "serve"))
         models = [word for word in command if word.startswith("--model=")]
         if command == argv or len(models) != 1:
             return argv

@@ -185,11 +185,11 @@ def cache(
         default=0,
     )
     if state > 0:
-        layer_tables = _with_states(
+        layer_tables = _grow_blocks(
             layer_tables, stateful, state, block, traits, rank.capability, prefixes
         )
     if drafts:
-        layer_tables = _with_drafts(layer_tables, drafts)
+        layer_tables = _add_draft_states(layer_tables, drafts)
     # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp >
     # 1.
     batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
@@ -208,7 +208,7 @@ def cache(
     return Cache(token_block, page_bytes, tables, batches, blocks_aside, refusal)
 
 
-def _with_drafts(tables: Sequence[BlockTable], drafts: int) -> list[BlockTable]:
+def _add_draft_states(tables: Sequence[BlockTable], drafts: int) -> list[BlockTable]:
     """The tables, with a state for each token of a step that verifies drafts.
     num_speculative_blocks in vllm/model_executor/layers/mamba/abstract.py."""
     return [table.evolve(drafts=drafts) if table.kind == "state" else table for table in tables]
@@ -269,7 +269,7 @@ def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:
     return states.state_bytes(recurrent, tp, inputs=dtype, matrices=matrices)
 
 
-def _with_states(
+def _grow_blocks(
     tables: list[BlockTable],
     groups: Sequence[AttentionGroup],
     state: int,

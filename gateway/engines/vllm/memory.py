@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
-from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, per_rank
+from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, rank_shape
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
 from gateway.engines.common.memory.loaded import position_values
 from gateway.engines.vllm.encoder_profile import EncoderRun
@@ -189,7 +189,7 @@ def _widest(built_model: BuiltModel, tp: int) -> int:
         for layer in built_model.linears
         if not layer.experts and layer.shard in ("column", "merged", "qkv")
     ]
-    return max(((per_rank(layer, tp) or (0, 0))[1] for layer in text), default=0)
+    return max(((rank_shape(layer, tp) or (0, 0))[1] for layer in text), default=0)
 
 
 @lru_cache(maxsize=256)

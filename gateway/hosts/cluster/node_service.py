@@ -108,14 +108,14 @@ class NodeService(HostServer):
             yield DoneAnswer(node=await self._view())
             return
         if isinstance(call, StartCall | ExpectCall):
-            call = call.evolve(spec=self._with_environment(call.spec))
+            call = call.evolve(spec=self._add_environment(call.spec))
         if isinstance(call, StartCall):
             await asyncio.to_thread(self._check_weights, call.spec)
         async with aclosing(super()._perform(call)) as answers:
             async for answer in answers:
                 yield answer
 
-    def _with_environment(self, spec: LaunchSpec) -> LaunchSpec:
+    def _add_environment(self, spec: LaunchSpec) -> LaunchSpec:
         """The start with the environment of this machine."""
         environment = str(engine_dir(self._data, spec.engine))
         return spec.evolve(

@@ -250,7 +250,7 @@ class ProcessHost:
                 f"{engine} is not installed on this machine.",
                 hint=f"Run `fitserve engine install {engine}`.",
             )
-        with as_host_error():
+        with raise_host_error():
             identity = f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
             packages = packages_identity(environment)
             return f"{identity} with {packages}" if packages else identity
@@ -259,7 +259,7 @@ class ProcessHost:
 
     def _find(self, name: str) -> Record | None:
         """The instance as it is now. Raises ForeignInstance."""
-        with as_host_error(), self._lock:
+        with raise_host_error(), self._lock:
             record = self._records.read(name)
             if record is None:
                 return None
@@ -274,7 +274,7 @@ class ProcessHost:
 
     def _find_all(self) -> Sequence[Record]:
         records = []
-        with as_host_error(), self._lock:
+        with raise_host_error(), self._lock:
             for name in self._records.names():
                 with suppress(ForeignInstance):
                     record = self._find(name)
@@ -335,7 +335,7 @@ class ProcessHost:
             record.pid,
             record.start_ticks,
         ):
-            ended_record = self._with_end(record)
+            ended_record = self._complete_record(record)
         if not ended_record.exited:
             return record
         try:
@@ -345,7 +345,7 @@ class ProcessHost:
             self._unwritten_ends[record.name] = ended_record
         return ended_record
 
-    def _with_end(self, record: Record) -> Record:
+    def _complete_record(self, record: Record) -> Record:
         """The record of an instance without its leader, with its end if that is certain."""
         code = None
         process = record.holder
@@ -368,7 +368,7 @@ class ProcessHost:
         return self._records.exit_code(record)
 
     def _forget(self, record: Record) -> None:
-        with as_host_error(), self._lock:
+        with raise_host_error(), self._lock:
             if (process := record.holder) is not None:
                 procfs.reap(process.pid)
             shutil.rmtree(self._run / record.name, ignore_errors=True)
@@ -408,13 +408,13 @@ class ProcessHost:
         )
         self._spawning.add(spec.name)
         try:
-            with as_host_error():
+            with raise_host_error():
                 return self._spawn_with_record(spec, record)
         finally:
             self._spawning.discard(spec.name)
 
     def _expect(self, spec: LaunchSpec, prepared_engines: PreparedEngines) -> None:
-        with as_host_error():
+        with raise_host_error():
             self._home.mkdir(parents=True, exist_ok=True)
             inherited = self._caches.make(self._cache(spec), spec.caches) if spec.cache else {}
             argv = self._argv(spec, None)
@@ -581,7 +581,7 @@ async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 @contextmanager
-def as_host_error() -> Iterator[None]:
+def raise_host_error() -> Iterator[None]:
     """Turn an error of the operating system into a HostError."""
     try:
         yield

@@ -188,13 +188,13 @@ def _cache_dtypes(base: BasePlan) -> Iterator[PlanChange]:
     if flag is None:
         return
     if now.source == "memory model":
-        yield _with_flag(
+        yield _flag_change(
             base, _KV_DTYPE, "auto", "the KV cache in full precision", "no accuracy is lost"
         )
     dtypes = base.engine.flags[flag].choices or ()
     name = next((name for name in _EIGHT_BITS if name in dtypes), None)
     if base.allows_lossy and now.value == "auto" and name is not None:
-        yield _with_flag(
+        yield _flag_change(
             base, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
         )
 
@@ -218,7 +218,7 @@ def _batches(base: BasePlan) -> Iterator[PlanChange]:
         (now // 2, "answers wait less for the prompts of others"),
     ):
         if _MIN_TOKENS <= count <= _MAX_TOKENS and _open_flag(base, _TOKENS):
-            yield _with_flag(base, _TOKENS, count, f"{count:,} tokens in a batch", reason)
+            yield _flag_change(base, _TOKENS, count, f"{count:,} tokens in a batch", reason)
 
 
 def _requests(base: BasePlan) -> Iterator[PlanChange]:
@@ -228,23 +228,23 @@ def _requests(base: BasePlan) -> Iterator[PlanChange]:
         return
     if now < places:
         text = f"{min(places, now * 2):,} requests at once"
-        yield _with_flag(base, _SEQS, min(places, now * 2), text, "no request waits for a place")
+        yield _flag_change(base, _SEQS, min(places, now * 2), text, "no request waits for a place")
     fewer = max(_FEW_SEQS, 1 << (places - 1).bit_length())
     if now >= 2 * fewer:
         reason = "no more are expected, and places take memory"
-        yield _with_flag(base, _SEQS, fewer, f"{fewer:,} requests at once", reason)
+        yield _flag_change(base, _SEQS, fewer, f"{fewer:,} requests at once", reason)
 
 
 def _graphs(base: BasePlan) -> Iterator[PlanChange]:
     plan, places = base.plan, at_once(base.owner, base.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(base, _EAGER):
-        yield _with_flag(base, _EAGER, False, "compiled graphs", "steps start with less work")
+        yield _flag_change(base, _EAGER, False, "compiled graphs", "steps start with less work")
     size = next((name for name in _GRAPH_SIZE if _open_flag(base, name)), None)
     max_batch = min(places, plan.max_num_seqs.value)
     if not eager.value and size is not None and max_batch > _OWN_GRAPHS:
         text = f"graphs for {max_batch:,} requests"
-        yield _with_flag(base, size, max_batch, text, "larger batches run without graphs else")
+        yield _flag_change(base, size, max_batch, text, "larger batches run without graphs else")
 
 
 def _open_flag(base: BasePlan, planned_name: str) -> str | None:
@@ -258,7 +258,7 @@ def _open_flag(base: BasePlan, planned_name: str) -> str | None:
     return name if name in engine.flags and not engine.flags[name].ours and not is_set else None
 
 
-def _with_flag(
+def _flag_change(
     base: BasePlan, planned_name: str, value: Scalar, change: str, reason: str
 ) -> PlanChange:
     name = base.engine.spelling.get(planned_name, planned_name)

@@ -14,7 +14,7 @@ from gateway.controller.plan_preview import PlanPreview
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Plan, Speed
 from gateway.engines.common.speed.correction import correct_by_measurement, learn_from_bench
-from gateway.engines.common.speed.expectation import for_copies
+from gateway.engines.common.speed.expectation import scale_speed
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
 from gateway.measuring.tuning.traffic import ServedTraffic
@@ -72,7 +72,7 @@ class Measurements:
 
         The measurement of a served plan is also one of the model. Raises StoreError.
         """
-        single_plan, name = for_copies(plan, 1), model.wish.name
+        single_plan, name = scale_speed(plan, 1), model.wish.name
         attempt = next((attempt for attempt in model.serving if attempt.plan == plan), None)
         if attempt is not None:
             await self._store_report(name, single_plan, report)
@@ -136,11 +136,11 @@ class Measurements:
     async def _measured_plan(self, plan: Plan) -> Plan:
         """The plan with its measured speed, where it or one copy of it was measured."""
         facts = KnownFacts(await asyncio.to_thread(self._store.facts))
-        single_plan = for_copies(plan, 1)
+        single_plan = scale_speed(plan, 1)
         for form in (plan, single_plan):
             measured_form = correct_by_measurement(form, facts.of_plan(form.fingerprint))
             if measured_form.speed is not None and measured_form.speed.grade != "predicted":
-                return for_copies(measured_form, plan.replicas.value)
+                return scale_speed(measured_form, plan.replicas.value)
         return plan
 
     async def _compare_plans(self, model: ManagedModel, serving_attempt: Attempt) -> None:

@@ -22,7 +22,7 @@ from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.domain import Attempt, BenchReport, Decision, Engine, EngineRef, Plan, Speed
-from gateway.engines.common.speed.expectation import for_copies
+from gateway.engines.common.speed.expectation import scale_speed
 from gateway.engines.common.speed.rival import MEASURED_GAIN
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
@@ -176,7 +176,7 @@ class PlanSearch:
         self._trial_s += time.monotonic() - start_s
         if self._report.tried[0].speed is None:
             return f"the served plan could not be measured: {self._report.tried[0].problem}"
-        best_plan = self._with_last_speed(best_plan)
+        best_plan = self._add_last_speed(best_plan)
         if self._options.may_be_away:
             if self._options.is_automatic and self._model.rival is None:
                 return "no plan should be better, and none has memory beside the served one"
@@ -225,7 +225,7 @@ class PlanSearch:
                 best_plan = BasePlan(
                     self.wish, candidate.wish, plan, engine, allows_lossy=best_plan.allows_lossy
                 )
-                best_plan = self._with_last_speed(best_plan)
+                best_plan = self._add_last_speed(best_plan)
                 candidates, without_gain = iter((*neighbours(best_plan), *other_engine_plans)), 0
                 continue
             without_gain += 1
@@ -254,7 +254,7 @@ class PlanSearch:
         if ratio > 1:
             self._report = rebase(self._report, speed, ratio)
 
-    def _with_last_speed(self, base: BasePlan) -> BasePlan:
+    def _add_last_speed(self, base: BasePlan) -> BasePlan:
         """The plan with its measured speed, where forecasts of others learn from the same one."""
         speed = self._report.tried[-1].speed
         if self._uses_sentences or speed is None:
@@ -357,7 +357,7 @@ class PlanSearch:
         instance = await self._tools.launcher.instance(attempt)
         if instance is None or instance.url is None:
             raise _NoFigures("its engine is gone")
-        one_copy = attempt.evolve(plan=for_copies(attempt.plan, 1))
+        one_copy = attempt.evolve(plan=scale_speed(attempt.plan, 1))
         for _ in range(_TRIES):
             report = await measure(
                 one_copy,

@@ -23,7 +23,7 @@ from gateway.models.catalog.structure_files import structure_text
 from gateway.models.drafter import Drafter
 from gateway.models.quantization_block import FILES
 from gateway.models.read_drafter import read_drafter as drafter_from
-from gateway.models.spec import TOKENIZER_CODE, read_model, with_quant_files
+from gateway.models.spec import TOKENIZER_CODE, add_quant_files, read_model
 from gateway.models.tensor import Tensor
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -84,7 +84,7 @@ def spec_of(files: CheckpointFiles) -> ModelSpec:
         answer_limit=files.answer_limit,
     )
     if files.quant_files:
-        spec = with_quant_files(spec, files.quant_files)
+        spec = add_quant_files(spec, files.quant_files)
     if files.sentence_limit is None:
         return spec
     name, limit = files.sentence_limit
@@ -110,7 +110,7 @@ def load_adapter(name: str, source: str, *, hub: Hub) -> Adapter:
 
     Raises BadModel.
     """
-    files, commit = _files(*_with_revision(source), hub=hub)
+    files, commit = _files(*_split_revision(source), hub=hub)
     for name_in_folder in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if name_in_folder not in files.names:
             raise BadModel(
@@ -127,7 +127,7 @@ def load_adapter(name: str, source: str, *, hub: Hub) -> Adapter:
     )
 
 
-def _with_revision(source: str) -> tuple[str, str | None]:
+def _split_revision(source: str) -> tuple[str, str | None]:
     repo, separator, revision = source.partition("@")
     return (repo, revision) if separator and REPOSITORY.fullmatch(repo) else (source, None)
 

@@ -96,7 +96,7 @@ class Hub:
         self.resolved_commits: dict[str, str] = {}
         self.unconfirmed_repos: set[str] = set()
 
-    def with_commits(self, commits: Mapping[str, str]) -> Hub:
+    def pin_commits(self, commits: Mapping[str, str]) -> Hub:
         """A Hub in which names of revisions stand for these commits."""
         return Hub(
             self.endpoint, self.token, self.disk.notes, models=self.disk.folder, commits=commits

@@ -35,7 +35,7 @@ from gateway.models.families.field_names import (
 )
 from gateway.models.families.layer_kinds import (
     LayerKind,
-    by_kv_heads,
+    group_by_kv_heads,
     is_paired,
     layer_kinds,
     layers_with_mlp,
@@ -110,7 +110,7 @@ def _attention_layers(
     hidden = fields.largest(HIDDEN_SIZE)
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
-    for config, members in by_kv_heads(fields, len(kinds), attends):
+    for config, members in group_by_kv_heads(fields, len(kinds), attends):
         built_linears, template = _attention(config, f"{layer}.self_attn", members, hidden)
         linears += built_linears
         slides = [number for number in members if kinds[number] == "sliding"]

@@ -69,7 +69,7 @@ def _block(fields: Fields, config: Mapping[str, Any]) -> _Block:
     return _Block(sharing, 0 if mlp.flag("no_op") else width)
 
 
-def by_kv_heads(
+def group_by_kv_heads(
     fields: Fields, layers: int, attends: Sequence[int]
 ) -> Iterator[tuple[Fields, list[int]]]:
     """The attention layers grouped by their number of KV heads, each group with its config."""

@@ -219,8 +219,8 @@ def depends_on_version(config: Mapping[str, Any]) -> bool:
     )
 
 
-def with_defaults(fields: Fields) -> Fields:
-    """The fields, with_defaults by the defaults of transformers' configuration classes."""
+def add_defaults(fields: Fields) -> Fields:
+    """The fields, add_defaults by the defaults of transformers' configuration classes."""
     family = fields.config.get("model_type")
     defaults = gemma.DEFAULTS.get(family) if isinstance(family, str) else None
     if defaults is None:
@@ -236,7 +236,7 @@ def with_defaults(fields: Fields) -> Fields:
 def _family_blueprint(
     config: Fields, family: str, path: str, traits: Collection[str]
 ) -> Blueprint | None:
-    fields = with_defaults(config)
+    fields = add_defaults(config)
     if family in VARIED_FAMILIES:
         return VARIED_FAMILIES[family](fields, family, path, traits)
     build = FAMILIES.get(family)

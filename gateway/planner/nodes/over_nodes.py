@@ -30,10 +30,10 @@ from gateway.errors import BadRequest
 from gateway.planner.comparison import gpu_comparison
 from gateway.planner.decide import decide, engine_order, rank_plans
 from gateway.planner.nodes.kinds import NodeKind, node_kinds
-from gateway.planner.nodes.placement import on_nodes, over_groups
+from gateway.planner.nodes.placement import on_nodes, place_on_groups
 from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
 from gateway.planner.nodes.words import node_reason
-from gateway.planner.parallel import without_engines
+from gateway.planner.parallel import drop_engines
 
 _MAX_NAMES = 4
 
@@ -50,17 +50,18 @@ def decide_over_nodes(
     """
     nodes = _wished_nodes(cluster.nodes, inputs.wish)
     wish = inputs.wish.evolve(gpus="all") if isinstance(inputs.wish.gpus, tuple) else inputs.wish
-    inputs = inputs.with_fields(wish=wish)
+    inputs = inputs.replace_fields(wish=wish)
     if len(cluster.nodes) == 1:
-        return decide(inputs.with_fields(hardware=nodes[0].hardware), engines, rules)
+        return decide(inputs.replace_fields(hardware=nodes[0].hardware), engines, rules)
     decision = _decide(inputs, cluster, nodes, engines, rules)
     if decision.plans or not inputs.promised_bytes:
         return decision
     empty = tuple(
-        node.evolve(hardware=without_engines(node.hardware, inputs.promised_bytes))
-        for node in nodes
+        node.evolve(hardware=drop_engines(node.hardware, inputs.promised_bytes)) for node in nodes
     )
-    later_decision = _decide(inputs.with_fields(promised_bytes={}), cluster, empty, engines, rules)
+    later_decision = _decide(
+        inputs.replace_fields(promised_bytes={}), cluster, empty, engines, rules
+    )
     if not later_decision.plans:
         return decision
     return decision.evolve(
@@ -82,21 +83,23 @@ def _decide(
     networks_used: list[tuple[Plan, Network]] = []
     kinds = node_kinds(nodes, inputs.promised_bytes, inputs.spec.versioned_source)
     for kind in kinds:
-        of_kind = inputs.with_fields(
+        of_kind = inputs.replace_fields(
             hardware=kind.hardware, promised_bytes=kind.promised_bytes, alike_nodes=len(kind.nodes)
         )
         decisions.append(decide(of_kind, _able(engines, kind), rules))
         plans += [on_nodes(plan, kind) for plan in decisions[-1].plans]
         for groups in node_groups(kind, networks, inputs):
             decisions.append(_decide_span(inputs, groups, engines, rules))
-            placed_plans = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
+            placed_plans = [
+                place_on_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans
+            ]
             plans += (
                 _low_traffic_plans(placed_plans, groups)
                 if networks.is_unknown(groups)
                 else placed_plans
             )
             networks_used += [(plan, groups.span.network) for plan in placed_plans]
-    whole_input = inputs.with_fields(hardware=_all_gpus(nodes), alike_nodes=1)
+    whole_input = inputs.replace_fields(hardware=_all_gpus(nodes), alike_nodes=1)
     best_plans = rank_plans(whole_input, plans, engine_order(engines))
     network = next(
         (
@@ -137,7 +140,7 @@ def _decide_span(
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
-    of_span = inputs.with_fields(
+    of_span = inputs.replace_fields(
         hardware=groups.machine,
         promised_bytes=groups.promised_bytes,
         span=groups.span,

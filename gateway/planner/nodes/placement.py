@@ -63,7 +63,7 @@ def _remove_gpus(machine: Hardware, indices: Collection[int]) -> Hardware:
     return machine.select_gpus(lambda gpu: gpu.index not in indices)
 
 
-def over_groups(
+def place_on_groups(
     plan: Plan, places: NodeGroups, ports_in_use: Mapping[str, Collection[int]]
 ) -> Plan:
     """The plan with each copy on a group of nodes. ports_in_use: by node."""

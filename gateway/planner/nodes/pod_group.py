@@ -9,7 +9,7 @@ from gateway.planner.flags import arguments
 from gateway.planner.nodes.placement import GROUPS, RENDEZVOUS
 
 
-def for_pods(plan: Plan, leader: str, place: str) -> Plan:
+def pod_plan(plan: Plan, leader: str, place: str) -> Plan:
     """The first copy of a plan over nodes, whose later nodes have equal flags.
 
     leader: the address of the first pod, for the others.

@@ -83,7 +83,7 @@ class Unplanned(FrozenRecord, frozen=True):
     decide_on_empty: Callable[[ModelSpec, Wish], Decision] | None = None
 
 
-def with_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -> Decision:
+def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -> Decision:
     """The decision with `would_fit`, if it has no plan and another form could help."""
     verdicts = {rejection.verdict for rejection in decision.rejected}
     if decision.plans or not verdicts - _CURELESS_VERDICTS:

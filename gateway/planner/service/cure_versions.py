@@ -12,7 +12,7 @@ def signatures_for(machine: Hardware, profiles: Profiles) -> Signatures:
     """The signatures of the profiles, whose cures name the described versions that the planner
     admits on the machine: by its processor, driver and GPUs."""
     described_versions = profiles.signatures.cures.rows.versions
-    return profiles.signatures.for_versions(
+    return profiles.signatures.select_versions(
         {
             kind: tuple(
                 version

@@ -13,7 +13,7 @@ from gateway.profiles.profiles import Profiles
 _NAME_S = 30.0
 
 
-async def with_engine_of_image(
+async def add_image_engine(
     wish: Wish, allowed_images: AllowedImages | None, profiles: Profiles, inquirer: Inquirer
 ) -> Wish:
     """The wish with the engine of its image, if it names only the image.

@@ -15,7 +15,7 @@ from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.engines.inquiry.document import ModelFiles
 from gateway.errors import BadModel, HostError
 from gateway.planner.service.engine_check import LIMIT_S, EngineCheck
-from gateway.planner.service.images import learn_engine, with_engine_of_image
+from gateway.planner.service.images import add_image_engine, learn_engine
 from gateway.planner.service.plan_process import PlanProcess
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class MachinePlanner:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
 
     async def resolve(self, wish: Wish) -> Wish:
-        wish = await with_engine_of_image(wish, self.images, self.profiles, self.inquirer)
+        wish = await add_image_engine(wish, self.images, self.profiles, self.inquirer)
         if self.cluster is not None:
             # Numbers of GPUs count on their nodes alone, and the planner reads NODE/NUMBER.
             return wish
@@ -75,14 +75,14 @@ class MachinePlanner:
                 hint="Give a `source` instead.",
             )
         if request.machine is None and not request.machine_name:
-            request = await self._with_machine(request)
+            request = await self._add_machine(request)
         facts = await asyncio.to_thread(self.facts)
         return await self.process.ask(request, facts, waits=waits)
 
     async def check(
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
     ) -> PlanResult:
-        request = replace(await self._with_machine(request), include_files=True)
+        request = replace(await self._add_machine(request), include_files=True)
         limit_s = min(limit_s, LIMIT_S)
         result = await self._plan_for_check(request)
         if result.questions:
@@ -120,7 +120,7 @@ class MachinePlanner:
         await check.report(result.gaps)
         return result._replace(inquiry=check.outcome)
 
-    async def _with_machine(self, request: PlanRequest) -> PlanRequest:
+    async def _add_machine(self, request: PlanRequest) -> PlanRequest:
         """The request for the machine, or the machines, as they are now."""
         if self.cluster is None:
             return replace(request, machine=await self.hardware())

@@ -279,14 +279,14 @@ class ModelFinder:
             )
         if not decision.plans:
             return judged_model.evolve(why=cause(decision), form=_form(spec.quant))
-        return _with_plan(judged_model, decision, spec, wish)
+        return _attach_plan(judged_model, decision, spec, wish)
 
 
 def _wish(model: FoundModel) -> Wish:
     return Wish(name="plan", source=model.source)
 
 
-def _with_plan(
+def _attach_plan(
     judged_model: JudgedModel, decision: Decision, spec: ModelSpec, wish: Wish
 ) -> JudgedModel:
     plan = decision.plans[0]

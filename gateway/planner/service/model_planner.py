@@ -47,9 +47,9 @@ from gateway.models.catalog.hub import Hub
 from gateway.models.drafter import Drafter
 from gateway.planner.comparison import gpu_choice
 from gateway.planner.decide import decide
-from gateway.planner.parallel import free_bytes_by_gpu, without_engines
+from gateway.planner.parallel import drop_engines, free_bytes_by_gpu
 from gateway.planner.refusal import held_by, refusal_lines
-from gateway.planner.service.alternatives import Unplanned, with_alternatives
+from gateway.planner.service.alternatives import Unplanned, add_alternatives
 from gateway.planner.service.startable import Startable
 from gateway.planner.sizes import needed_tokens, wanted_context
 from gateway.profiles.profiles import Profiles
@@ -115,9 +115,9 @@ class ModelPlanner:
         valid = valid_facts(facts, machine.driver, images, request.pins)
         learned_facts: tuple[Fact, ...] = ()
         if request.running is not None:
-            machine = without_engines(machine, request.running.held_bytes)
+            machine = drop_engines(machine, request.running.held_bytes)
             learned_facts = self._learn_from_traffic(request.running, spec, machine, valid)
-            valid = _with_newer_facts(valid, learned_facts)
+            valid = _merge_facts(valid, learned_facts)
         inputs = PlanningInput(
             spec=spec,
             hardware=machine,
@@ -220,7 +220,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         repository's code.
         """
         engines = self.engines if engines is None else engines
-        inputs = self.base.with_fields(**changes)
+        inputs = self.base.replace_fields(**changes)
         decision = self._decide(inputs, engines)
         verdicts = {row.verdict for row in decision.rejected}
         if (
@@ -273,7 +273,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def _decide_request(self) -> Decision:
         sharing = self.base.sharing
-        decision = self._decide_restoration() or self._with_offers()
+        decision = self._decide_restoration() or self._choose_offers()
         # A holder is named only where no more than its memory is missing.
         if (
             not decision.plans
@@ -283,7 +283,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             decision = decision.evolve(holders=held_by(sharing.promises, self.base.hardware))
         lacks_device = {row.verdict for row in decision.rejected} == {"no_device"}
         if self.request.include_uninstalled or lacks_device:
-            decision = self._with_alternatives(decision)
+            decision = self._add_alternatives(decision)
         if not self.request.include_uninstalled:
             return decision
         if self.startable is None or self.request.machine_name:
@@ -323,7 +323,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         except FitserveError:
             return None  # its GPUs, or its engine, are not here any more
 
-    def _with_offers(self) -> Decision:
+    def _choose_offers(self) -> Decision:
         """The decision with the fewest offers of other models that its plan needs."""
         offers, inputs = self.base.sharing.offers, self.base
         if not offers:
@@ -342,14 +342,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
         """The decision if other models give these bytes, by GPU UUID."""
         promised_bytes = self.base.promised_bytes.items()
         return self.decide(
-            hardware=without_engines(self.base.hardware, freed_bytes),
+            hardware=drop_engines(self.base.hardware, freed_bytes),
             promised_bytes={
                 uuid: count - freed_bytes.get(uuid, 0) for uuid, count in promised_bytes
             },
             **changes,
         )
 
-    def _with_alternatives(self, decision: Decision) -> Decision:
+    def _add_alternatives(self, decision: Decision) -> Decision:
         inputs = self.base
 
         def decide_form(spec: ModelSpec, wish: Wish) -> Decision:
@@ -366,7 +366,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             return self._decide_with(inputs.promised_bytes, spec=spec, wish=wish)
 
         # The wish does not keep the commits of variants.
-        hub = self.hub.with_commits({})
+        hub = self.hub.pin_commits({})
         unplanned_model = Unplanned(
             inputs.spec,
             inputs.wish,
@@ -374,7 +374,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             partial(load, hub=hub),
             decide_on_empty if any(inputs.promised_bytes.values()) else None,
         )
-        return with_alternatives(decision, unplanned_model, hub)
+        return add_alternatives(decision, unplanned_model, hub)
 
 
 def _fitting_engines(engines: Sequence[Engine], machine: Hardware) -> Sequence[Engine]:
@@ -389,7 +389,7 @@ def check_weights_present(spec: ModelSpec, wish: Wish) -> None:
     check_weights(spec, str(wish.args.get("load-format", wish.args.get("load_format", ""))))
 
 
-def _with_newer_facts(facts: Iterable[Fact], newer_facts: Sequence[Fact]) -> list[Fact]:
+def _merge_facts(facts: Iterable[Fact], newer_facts: Sequence[Fact]) -> list[Fact]:
     """Facts of which newer ones replace those about the same thing."""
     replaced_keys = {_fact_key(fact) for fact in newer_facts}
     return [fact for fact in facts if _fact_key(fact) not in replaced_keys] + [*newer_facts]

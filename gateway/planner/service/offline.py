@@ -246,5 +246,5 @@ class OfflinePlanner:
         parts = tuple(wish.loras.items()), tuple(wish.commits.items())
         key = wish.source, wish.revision, wish.policy.allow_remote_code, wish.drafter, *parts
         if key not in self._models:
-            self._models[key] = WishedModel.read(wish, self._hub.with_commits(wish.commits))
+            self._models[key] = WishedModel.read(wish, self._hub.pin_commits(wish.commits))
         return self._models[key]

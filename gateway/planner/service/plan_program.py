@@ -84,14 +84,14 @@ class PlanWorker:
             line: self._facts.get(line) or Fact.model_validate_json(line)
             for line in facts.splitlines()
         }
-        hub = self._hub.with_commits(wish.commits)
+        hub = self._hub.pin_commits(wish.commits)
         model = WishedModel.read(wish, hub)
         if request.needs_weights:
             check_weights_present(model.spec, wish)
         planning = self._planner.prepare(
             request, model, self._facts.values(), self._startable(request)
         )
-        decision = _with_hub_warnings(planning.decision(), hub.unconfirmed_repos)
+        decision = _add_hub_warnings(planning.decision(), hub.unconfirmed_repos)
         files = None
         if request.include_files:
             files = model_files(model.files.config, model.files.tensors, model.files.quant_files)
@@ -125,7 +125,7 @@ class PlanWorker:
         )
 
 
-def _with_hub_warnings(decision: Decision, unconfirmed_repos: Collection[str]) -> Decision:
+def _add_hub_warnings(decision: Decision, unconfirmed_repos: Collection[str]) -> Decision:
     """The decision with a warning for each repository whose Hub did not answer."""
     warnings = [
         f"The Hub could not be asked: {name} is taken as it was when a program of this machine last"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from gateway.domain.units import gib
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import Hub
-from gateway.planner.parallel import without_engines
+from gateway.planner.parallel import drop_engines
 from gateway.planner.service.child_pipes import read_request_frame, take_pipes
 from gateway.planner.service.messages import (
     MAX_TEXT,
@@ -58,7 +58,7 @@ def search_models(
     Raises BadRequest, BadModel.
     """
     words, use = request.words, request.use
-    machine = without_engines(request.machine, request.held_bytes)
+    machine = drop_engines(request.machine, request.held_bytes)
     hub = Hub(
         config.hf_endpoint,
         config.hf_token,

@@ -57,13 +57,13 @@ def keep_if_unchanged(decision: Decision, plan: Plan) -> Decision | None:
         best_plan is None
         or best_plan.gpus != plan.gpus
         or best_plan.memory.promised_bytes > plan.memory.promised_bytes
-        or _without_sizes(best_plan) != _without_sizes(plan)
+        or _drop_sizes(best_plan) != _drop_sizes(plan)
     ):
         return None
     return decision.evolve(plans=(best_plan.evolve(replicas=plan.replicas), *decision.plans[1:]))
 
 
-def _without_sizes(plan: Plan) -> object:
+def _drop_sizes(plan: Plan) -> object:
     """All choices of the plan except its sizes."""
     choices = {
         name: value.value

@@ -7,10 +7,10 @@ from functools import partial
 from gateway.domain import Fact, Plan, RuleGap, StrChoice
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.build import build, relevant_traits
-from gateway.engines.common.layers.built_model import BuiltModel, with_whole_tower, without_tower
+from gateway.engines.common.layers.built_model import BuiltModel, drop_tower, replicate_tower
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused, VariantEvidence
-from gateway.engines.common.speculative.speculative import DraftTarget, speculate, without_drafter
+from gateway.engines.common.speculative.speculative import DraftTarget, drop_drafter, speculate
 from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.variant import Variant
@@ -27,7 +27,7 @@ from gateway.planner.gates.gpu_gates import (
 from gateway.planner.gates.kernel_gates import gate_alike, gate_kernels, gate_same_kernels
 from gateway.planner.gates.model_gates import gate_model, stands_in
 from gateway.planner.gates.number_gates import gate_dtype, gate_kv, gate_method
-from gateway.planner.media import without_media
+from gateway.planner.media import drop_media
 from gateway.planner.propose import propose, question
 from gateway.planner.rehearsed_start import is_proven, missing_stages, start_refusal
 from gateway.planner.sizes import Batch
@@ -79,7 +79,7 @@ class VariantPlanner:
             if answer is None:
                 raise refusal.open(open_question) from None
             if answer.refused:
-                raise refusal.in_engine_words(answer) from None
+                raise refusal.quote_engine(answer) from None
 
     def plan(self, variant: Variant) -> Plan:
         """The plan of the variant, through all gates.
@@ -103,7 +103,7 @@ class VariantPlanner:
             checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
             proposed_plan = self._size(checked, batch)
             if text := start_refusal(proposed_plan, answer):
-                evidence = checked.evidence.with_sizes(proposed_plan.memory)
+                evidence = checked.evidence.add_sizes(proposed_plan.memory)
                 raise Refused("engine_refuses", text, answer.source, evidence=evidence)
             proposed_plan = proposed_plan.evolve(unrehearsed=missing_stages(proposed_plan, answer))
             # Sizes that the answer changed are rehearsed once more.
@@ -123,7 +123,7 @@ class VariantPlanner:
                 raise error.open(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
-            raise error.in_engine_words(answer) from None
+            raise error.quote_engine(answer) from None
         if answer is not None:
             raise Refused(
                 "engine_refuses", answer.refused, answer.source, evidence=candidate.evidence
@@ -145,25 +145,25 @@ class VariantPlanner:
         try:
             plan = self._propose(candidate, batch)
         except Refused as error:
-            raise (refusal or error).knowing(evidence.with_sizes(error.evidence.memory)) from None
+            raise (refusal or error).knowing(evidence.add_sizes(error.evidence.memory)) from None
         if refusal is not None:
-            raise refusal.knowing(evidence.with_sizes(plan.memory))
+            raise refusal.knowing(evidence.add_sizes(plan.memory))
         try:
             return self._apply_facts(plan)
         except Refused as error:
             if plan.speculation.value == "none":
                 raise
             # Drafting is optional, and may be the part that failed.
-            return self._apply_facts(self._without_drafter(candidate, error))
+            return self._apply_facts(self._plan_target(candidate, error))
 
     def place(self, variant: Variant) -> Candidate:
         """The variant on its GPUs, without kernels and sizes. Raises Refused."""
         inputs, engine = self.inputs, self.engine
         built_model = self._build_layers(variant)
         if variant.tp > 1 and keeps_tower_whole(inputs, engine, built_model, variant.tp):
-            built_model = with_whole_tower(built_model)
+            built_model = replicate_tower(built_model)
         if self.rules.leaves_towers(inputs.spec, self.canonical):
-            built_model = without_tower(built_model)
+            built_model = drop_tower(built_model)
         gate_groups(inputs, engine, self.rules, variant)
         gate_nodes(inputs, engine, variant)
         group = gate_devices(inputs, engine, built_model, variant, self.layouts.groups)
@@ -238,12 +238,12 @@ class VariantPlanner:
         except Refused as error:
             if not candidate.speculation.config:
                 raise
-            return self._without_drafter(candidate, error)
+            return self._plan_target(candidate, error)
 
-    def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
+    def _plan_target(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan of the model alone; `error` is why. Raises Refused."""
         plain_candidate = candidate.evolve(
-            speculation=without_drafter(candidate.speculation, self.engine, str(error))
+            speculation=drop_drafter(candidate.speculation, self.engine, str(error))
         )
         try:
             return propose(
@@ -296,7 +296,7 @@ class VariantPlanner:
         Raises Refused for a plan that failed here before.
         """
         evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
-        plan = without_media(self.inputs, self.engine, self.rules, plan)
+        plan = drop_media(self.inputs, self.engine, self.rules, plan)
         # A fingerprint costs more than a look at whether there is any to compare.
         facts = self.inputs.facts.of_plan(plan.fingerprint) if self.inputs.facts.has_plans else ()
         if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
@@ -309,11 +309,11 @@ class VariantPlanner:
         # With another driver or image nothing is proved; facts of another digest are not among
         # these.
         verified = any(
-            fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in facts
+            fact.kind == "plan_verified" and _drop_digest(fact) == plan.under for fact in facts
         )
         plan = correct_by_measurement(plan, facts)
         return plan.evolve(grade="verified") if verified else plan
 
 
-def _without_digest(fact: Fact) -> dict[str, str]:
+def _drop_digest(fact: Fact) -> dict[str, str]:
     return {name: value for name, value in fact.under.items() if name != "digest"}

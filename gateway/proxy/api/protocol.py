@@ -112,7 +112,7 @@ def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
     return msgspec.json.encode({**fields, "model": name})
 
 
-def without_store(fields: Mapping[str, msgspec.Raw]) -> bytes:
+def drop_store(fields: Mapping[str, msgspec.Raw]) -> bytes:
     """The body of a request whose response is not stored; every other value keeps its bytes."""
     return msgspec.json.encode({**fields, "store": False})
 

@@ -8,11 +8,11 @@ from gateway.errors import BadRequest
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.api.protocol import (
+    drop_store,
     read_fields,
     read_request_fields,
     read_usual_fields,
     with_model,
-    without_store,
 )
 from gateway.proxy.api.request_fields import ToolFields, missing_model_error
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
@@ -137,7 +137,7 @@ def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
     )
 
 
-def with_model_name(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
+def replace_model_name(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
     """The body with the engine's name for the model."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
@@ -147,6 +147,6 @@ def with_model_name(endpoint: Endpoint, form: FormReader | None, body: Body, nam
     )
 
 
-def without_storage(body: Body) -> bytes:
+def drop_storage(body: Body) -> bytes:
     """The body of a request to /v1/responses whose response the engine does not keep."""
-    return without_store(read_fields(body))
+    return drop_store(read_fields(body))

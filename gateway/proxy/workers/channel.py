@@ -189,11 +189,11 @@ class Channel:
         """Bytes sent and not yet read by the other end."""
         return self._writer.transport.get_write_buffer_size()
 
-    async def to_worker(self) -> ToWorker:
+    async def read_order(self) -> ToWorker:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
         return _WORKER_DECODER.decode(await self._receive())
 
-    async def from_worker(self) -> FromWorker:
+    async def read_report(self) -> FromWorker:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
         return _CONTROL_DECODER.decode(await self._receive())
 

@@ -348,7 +348,7 @@ class Workers:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 try:
-                    report = await worker.channel.from_worker()
+                    report = await worker.channel.read_report()
                 except DECODE_ERRORS as error:
                     log.error(  # noqa: TRY400
                         "a worker has another version", worker=worker.index, error=str(error)

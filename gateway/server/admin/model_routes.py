@@ -99,7 +99,7 @@ async def add_model(
     gateway.loop.fleet.check_new(wish)
     if dry_run:
         result = await plan_preview.plan(wish, include_uninstalled=True)
-        return _json(await _with_start(gateway, wish, result))
+        return _json(await _add_start(gateway, wish, result))
     if wish.source is not None:
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         result = await plan_preview.plan(wish)
@@ -317,7 +317,7 @@ async def make_plan(request: Request, body: PlanBody) -> Response:
     result = await plan_preview.plan(
         wish, body.hardware, include_uninstalled=True, needs_weights=False
     )
-    return _json(result.decision if body.hardware else await _with_start(gateway, wish, result))
+    return _json(result.decision if body.hardware else await _add_start(gateway, wish, result))
 
 
 @router.get("/hardware")
@@ -331,7 +331,7 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-async def _with_start(gateway: Gateway, wish: Wish, result: PlanResult) -> bytes:
+async def _add_start(gateway: Gateway, wish: Wish, result: PlanResult) -> bytes:
     """The decision with the expected start of its plan, which is the last field."""
     if result.plan is None:
         return result.decision

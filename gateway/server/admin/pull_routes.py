@@ -49,10 +49,10 @@ async def pull(request: Request, body: PullRequest) -> StreamingResponse:
     except FitserveError:
         await lines.aclose()
         raise
-    return StreamingResponse(_as_lines(first, lines), media_type="application/x-ndjson")
+    return StreamingResponse(_json_lines(first, lines), media_type="application/x-ndjson")
 
 
-async def _as_lines(
+async def _json_lines(
     first: DownloadProgress, further_progress: AsyncGenerator[DownloadProgress, None]
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(further_progress) as lines:
@@ -61,7 +61,7 @@ async def _as_lines(
             async for progress in lines:
                 yield _line(progress)
         except FitserveError as error:
-            yield _as_json(error.envelope())
+            yield _json_line(error.envelope())
 
 
 def _line(progress: DownloadProgress) -> bytes:
@@ -70,8 +70,8 @@ def _line(progress: DownloadProgress) -> bytes:
         "total": progress.total,
         "checking": progress.checking,
     }
-    return _as_json(fields | ({"commit": progress.commit} if progress.ended else {}))
+    return _json_line(fields | ({"commit": progress.commit} if progress.ended else {}))
 
 
-def _as_json(value: Any) -> bytes:
+def _json_line(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"

@@ -111,7 +111,7 @@ def _script_words(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def _until_next_command(words: Sequence[str]) -> tuple[str, ...]:
+def _first_command_words(words: Sequence[str]) -> tuple[str, ...]:
     """The words before the first sign of the shell."""
     signs = (at for at, word in enumerate(words) if word and not word.strip(_SHELL_SIGNS))
     return tuple(words[: next(signs, len(words))])
@@ -147,11 +147,11 @@ def engine_command(command: Sequence[str]) -> EngineCommand | None:
         for index in range(len(words) - len(start) + 1):
             part = tuple(word.rpartition("/")[2] for word in words[index : index + len(start)])
             if part == start:
-                flags = _until_next_command(words[index + len(start) :])
+                flags = _first_command_words(words[index + len(start) :])
                 return EngineCommand(kind, image, tuple(words[:index]), flags)
     if place is None or not (kind := image_kind(image)):
         return None
-    flags = _until_next_command(words[place + 1 :])
+    flags = _first_command_words(words[place + 1 :])
     return EngineCommand(kind, image, tuple(words[:place]), flags)
 
 

@@ -392,7 +392,7 @@ def test_the_package_that_refuses_a_call_is_read_from_the_line_of_code(
     message = "safe_open.__init__() got an unexpected keyword argument 'frob'"
     frames = ("vllm/model_executor/model_loader/weight_utils.py:frob_weights_iterator",)
     shape = Shape("TypeError", message, frames, "load", code)
-    assert CURES.in_shape(shape).get("callee") == callee
+    assert CURES.shape_circumstances(shape).get("callee") == callee
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report["source"])
@@ -456,8 +456,8 @@ _ADVICE = (
 def test_a_setting_that_pytorch_advises_is_not_in_force(variable: str) -> None:
     advice = _ADVICE.format(variable)
     setting = f"INFO 05-07 09:00:01 [envs.py:10] {variable}=expandable_segments:True"
-    assert "expandable_segments" in CURES.in_line(setting)
-    assert not CURES.in_line(advice)
+    assert "expandable_segments" in CURES.line_circumstances(setting)
+    assert not CURES.line_circumstances(advice)
     failure = read(advice)
     assert failure.kind == "gpu_oom"
     assert not any("WSL" in step or "expandable" in step for step in failure.steps)
@@ -467,8 +467,8 @@ def test_a_setting_that_pytorch_advises_is_not_in_force(variable: str) -> None:
 def test_no_step_repeats_the_advice_beside_the_message() -> None:
     advice = "Read the whole log with `fitserve logs`."
     failure = Failure(kind="exited", phase="serving", message="It ended.", line="", advice=advice)
-    steps = CURES.with_remedy(failure, {}).steps
+    steps = CURES.add_remedy(failure, {}).steps
     assert sum("fitserve logs" in step for step in steps) == 1, steps
     # Advice that no step repeats stays the first step.
     other_failure = failure.evolve(advice="Free memory.")
-    assert CURES.with_remedy(other_failure, {}).steps[0] == "Free memory."
+    assert CURES.add_remedy(other_failure, {}).steps[0] == "Free memory."

@@ -102,15 +102,15 @@ def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_
         "patience": 600,
         "ranks": 2,
     }
-    steps = CURES.with_remedy(failure, values).steps
+    steps = CURES.add_remedy(failure, values).steps
     assert steps[0] == "Read the log."
     assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
     assert "Its 2 ranks may wait" in steps[-1]
     assert not any(
-        "ranks" in step for step in CURES.with_remedy(failure, {"engine": "vllm==0.26.0"}).steps
+        "ranks" in step for step in CURES.add_remedy(failure, {"engine": "vllm==0.26.0"}).steps
     )
     failure_with_step = failure.evolve(steps=("Do this.",))
-    assert CURES.with_remedy(failure_with_step, values) is failure_with_step
+    assert CURES.add_remedy(failure_with_step, values) is failure_with_step
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:

@@ -9,9 +9,9 @@ import pytest
 from gateway.domain.image_name import (
     NAME_PATTERN,
     AllowedImages,
+    add_tag,
     is_digest_of,
     repository,
-    with_tag,
 )
 from gateway.profiles.profiles import Profiles
 from tests.support.versions import NEWEST_VLLM
@@ -91,7 +91,7 @@ def test_a_digest_belongs_to_its_repository() -> None:
 
 
 def test_a_name_without_a_tag_cannot_be_read_as_an_id() -> None:
-    assert [with_tag(name) for name in ("abcdef", "h:5000/a", "a:1", f"a@{DIGEST}")] == [
+    assert [add_tag(name) for name in ("abcdef", "h:5000/a", "a:1", f"a@{DIGEST}")] == [
         "abcdef:latest",
         "h:5000/a:latest",
         "a:1",

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.domain import Policy
-from gateway.domain.units import duration, format_bytes, in_words, sentence, token_count
+from gateway.domain.units import duration, duration_text, format_bytes, sentence, token_count
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_malformed_duration_is_refused(value: object) -> None:
     ("seconds", "words"), [(-1, "for ever"), (0, "0s"), (5400, "1h30m"), (61, "1m1s"), (0.2, "0s")]
 )
 def test_a_duration_is_printed_as_users_write_it(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert duration_text(seconds) == words
 
 
 def test_a_policy_keeps_seconds() -> None:

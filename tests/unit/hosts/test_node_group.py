@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from gateway.domain import Instance
-from gateway.hosts.node_group import PartName, as_engines, part_name
+from gateway.hosts.node_group import PartName, join_parts, part_name
 
 State = Literal["created", "running", "exited"]
 
@@ -53,7 +53,7 @@ def part(place: int, state: State = "running", count: int = 2, **fields: Any) ->
 def test_one_node_speaks_for_all_parts(
     parts: list[Instance], state: State, exit_code: int | None, oom_killed: bool
 ) -> None:
-    engine = as_engines(parts)[0]
+    engine = join_parts(parts)[0]
     assert engine.name == "m-r0-a1"
     assert (engine.state, engine.exit_code, engine.oom_killed) == (state, exit_code, oom_killed)
     assert state != "running" or engine.url == "http://10.0.0.0:8000"
@@ -61,9 +61,9 @@ def test_one_node_speaks_for_all_parts(
 
 def test_engines_on_one_node_stay_as_they_are() -> None:
     lone_part = part(0).evolve(name="n1of2-r0-a3")
-    assert as_engines([part(0), lone_part, part(1)]) == [
+    assert join_parts([part(0), lone_part, part(1)]) == [
         lone_part,
-        as_engines([part(0), part(1)])[0],
+        join_parts([part(0), part(1)])[0],
     ]
 
 

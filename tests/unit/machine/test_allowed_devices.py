@@ -35,7 +35,9 @@ ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
 def allowed_indices(
     hardware: Hardware, setting: str | None = None, **environment: str
 ) -> list[int]:
-    hardware_in_use = AllowedDevices.by_variables(hardware, setting, environment).mark(hardware)
+    hardware_in_use = AllowedDevices.choose_by_variables(hardware, setting, environment).mark(
+        hardware
+    )
     return [gpu.index for gpu in hardware_in_use.gpus if gpu.kept]
 
 
@@ -63,10 +65,10 @@ def test_the_setting_names_gpus_by_index_or_uuid(setting: str, left_out: list[in
 @pytest.mark.parametrize("setting", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
 def test_a_missing_gpu_is_an_error_that_names_the_present_ones(setting: str) -> None:
     with pytest.raises(SettingsError, match="no such GPU") as error:
-        AllowedDevices.by_variables(ALIKE, f"0,{setting}", {})
+        AllowedDevices.choose_by_variables(ALIKE, f"0,{setting}", {})
     assert all(uuid in error.value.hint for uuid in (FIRST, SECOND, THIRD))
     with pytest.raises(SettingsError, match="no such GPU"):
-        AllowedDevices.by_variables(probe(nvml=FakeNvml([], init_error=12)), setting, {})
+        AllowedDevices.choose_by_variables(probe(nvml=FakeNvml([], init_error=12)), setting, {})
 
 
 def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
@@ -133,11 +135,16 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
     )
     assert [
         gpu.uuid
-        for gpu in AllowedDevices.by_variables(hardware, part, {}).mark(hardware).usable().gpus
+        for gpu in AllowedDevices.choose_by_variables(hardware, part, {})
+        .mark(hardware)
+        .usable()
+        .gpus
     ] == [part]
     assert [
         gpu.uuid
-        for gpu in AllowedDevices.by_variables(hardware, None, {"CUDA_VISIBLE_DEVICES": other_uuid})
+        for gpu in AllowedDevices.choose_by_variables(
+            hardware, None, {"CUDA_VISIBLE_DEVICES": other_uuid}
+        )
         .mark(hardware)
         .usable()
         .gpus
@@ -148,7 +155,7 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
 
 
 def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
-    hardware = AllowedDevices.by_variables(ALIKE, "1,2", {}).mark(ALIKE)
+    hardware = AllowedDevices.choose_by_variables(ALIKE, "1,2", {}).mark(ALIKE)
     decision = decide(spec(), hardware, [engine()], wish())
     assert decision.plans
     assert all(FIRST not in plan.gpus for plan in decision.plans)
@@ -157,12 +164,16 @@ def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
 
 
 def test_a_machine_whose_gpus_are_all_kept_serves_on_its_processor() -> None:
-    hardware = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(ALIKE)
+    hardware = AllowedDevices.choose_by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(
+        ALIKE
+    )
     assert {engine.device for engine in Profiles().engines_for(hardware)} == {"cpu"}
 
 
 def test_the_probe_names_withheld_cards_and_their_variable() -> None:
-    hardware = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
+    hardware = AllowedDevices.choose_by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(
+        ALIKE
+    )
     (line,) = [row for row in rows(hardware) if row.name == "GPU 1"]
     assert "kept from fitserve: CUDA_VISIBLE_DEVICES leaves it out" in " ".join(line)
 
@@ -170,6 +181,8 @@ def test_the_probe_names_withheld_cards_and_their_variable() -> None:
 def test_the_choice_at_the_start_holds_by_uuid_when_a_card_drops_off() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A"), Card(THIRD, "A")]
     nvml = FakeNvml(cards)
-    watch = GpuWatch(nvml, allowed_devices=AllowedDevices.by_variables(probe(nvml=nvml), "1", {}))
+    watch = GpuWatch(
+        nvml, allowed_devices=AllowedDevices.choose_by_variables(probe(nvml=nvml), "1", {})
+    )
     del nvml.cards[0]
     assert [gpu.uuid for gpu in watch.hardware(Path("/")).usable().gpus] == [SECOND]

@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
 from gateway.models.quantization_block import FILE
-from gateway.models.spec import with_quant_files
+from gateway.models.spec import add_quant_files
 from tests.conformance.quant_place_cases import CASES, files
 from tests.support.published import config, model_from_config, tensors
 
@@ -26,7 +26,7 @@ def read(
     fields: dict[str, Any], files: dict[str, dict[str, Any]], dtype: str | None = None
 ) -> ModelSpec:
     headers = None if dtype is None else tensors({"model.layers.0.mlp.up_proj.x": (64, 64)}, dtype)
-    return with_quant_files(model_from_config(fields, tensors=headers), files)
+    return add_quant_files(model_from_config(fields, tensors=headers), files)
 
 
 @pytest.mark.parametrize(

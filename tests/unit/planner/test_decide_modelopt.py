@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import Decision, ModelSpec, Plan
 from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
-from gateway.models.spec import with_quant_files
+from gateway.models.spec import add_quant_files
 from gateway.models.tensor import Tensor
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
@@ -47,7 +47,7 @@ def modelopt(algorithm: str, *excluded: str, **more: Any) -> dict[str, Any]:
 
 def model(name: str, file: dict[str, Any] | None, **changes: Any) -> ModelSpec:
     spec = model_from_config(config(name, **changes), source=name)
-    return spec if file is None else with_quant_files(spec, {FILE: file})
+    return spec if file is None else add_quant_files(spec, {FILE: file})
 
 
 def decision(spec: ModelSpec, hardware: str, engine: str, **wishes: Any) -> Decision:
@@ -102,7 +102,7 @@ def test_a_block_without_the_name_of_its_producer_is_refused_with_the_reason() -
 
 def test_weights_of_old_programs_need_the_users_flag() -> None:
     content = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
-    spec = with_quant_files(model("llama-3.1-8b", None), {"quant_config.json": content})
+    spec = add_quant_files(model("llama-3.1-8b", None), {"quant_config.json": content})
     outcome = decision(spec, "3090", VLLM_REF)
     assert not outcome.plans
     assert "--arg quantization=awq" in outcome.rejected[0].reasons[0]
@@ -131,7 +131,7 @@ def fp8_headers(name: str) -> dict[str, Tensor]:
 
 def test_quantized_headers_are_quantized_by_the_file_and_never_once_more() -> None:
     spec = model_from_config(config("llama-3.1-8b"), tensors=fp8_headers("up"), file_bytes=8 * GB)
-    quantized_spec = with_quant_files(spec, {FILE: modelopt("FP8", "lm_head")})
+    quantized_spec = add_quant_files(spec, {FILE: modelopt("FP8", "lm_head")})
     plan = first(quantized_spec, "3090")
     assert plan.quantization.value == "modelopt"
     assert not any(word.startswith("--quantization") for word in plan.argv)

@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.domain import Decision, LayerKernel, ModelSpec
 from gateway.engines.common.layers.build import build
-from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.engines.common.layers.built_model import Linear, rank_shape
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
@@ -151,7 +151,7 @@ def test_schemes_are_described_in_words() -> None:
 
 def test_a_cut_that_leaves_a_fraction_is_none() -> None:
     layers = build(published_model("llama-3.1-8b")).linears
-    assert all(per_rank(layer, 3) is None for layer in layers if layer.shard != "replicated")
+    assert all(rank_shape(layer, 3) is None for layer in layers if layer.shard != "replicated")
 
 
 # --- experts ---

@@ -53,15 +53,15 @@ def changes(variants: list[Variant]) -> list[str]:
 def test_a_change_says_why_and_costs() -> None:
     variant = (
         Variant(tp=2)
-        .with_change("pp", 2, "short of memory", "memory model")
-        .with_change("kv_dtype", "fp8", "still short", "memory model")
+        .add_change("pp", 2, "short of memory", "memory model")
+        .add_change("kv_dtype", "fp8", "still short", "memory model")
     )
     assert (variant.tp, variant.pp, variant.kv_dtype) == (2, 2, "fp8")
     assert variant.reasons == {
         "pp": ("short of memory", "memory model"),
         "kv_dtype": ("still short", "memory model"),
     }
-    assert variant.cost > Variant().with_change("pp", 2, "", "").cost > 0
+    assert variant.cost > Variant().add_change("pp", 2, "", "").cost > 0
     # Two orders of the same changes are one variant.
     assert variant == Variant(tp=2, pp=2, kv_dtype="fp8")
 
@@ -168,13 +168,13 @@ def test_only_the_numbers_of_stages_that_may_hold_the_weights_and_all_are_tried(
 def test_the_chain_of_repairs_ends() -> None:
     refusal = Refused("no_memory", "too large", "memory model")
     variant = (
-        Variant().with_change("kv_dtype", "fp8", "", "").with_change("conservative", True, "", "")
+        Variant().add_change("kv_dtype", "fp8", "", "").add_change("conservative", True, "", "")
     )
-    assert changes(cures(refusal, variant.with_change("dtype", "float16", "", ""))) == []
+    assert changes(cures(refusal, variant.add_change("dtype", "float16", "", ""))) == []
     # Stages lay a variant out, and are none of its three changes.
-    staged_variant = variant.with_change("pp", 2, "", "")
+    staged_variant = variant.add_change("pp", 2, "", "")
     assert "quantization" in changes(cures(refusal, staged_variant))
-    assert changes(cures(refusal, staged_variant.with_change("dtype", "float16", "", ""))) == []
+    assert changes(cures(refusal, staged_variant.add_change("dtype", "float16", "", ""))) == []
 
 
 @pytest.mark.parametrize(
@@ -215,17 +215,17 @@ def longer(
 
 
 def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none() -> None:
-    fewer = Variant().with_change("small", True, "short", "memory model")
-    half = fewer.with_change("kv_dtype", "fp8", "short", "memory model")
+    fewer = Variant().add_change("small", True, "short", "memory model")
+    half = fewer.add_change("kv_dtype", "fp8", "short", "memory model")
     assert longer(Variant(), 32_768) == []
     assert longer(Variant()) == ["small"]
     assert longer(fewer) == ["kv_dtype", "eager"]
     assert longer(half) == ["eager"]
-    assert longer(half.with_change("eager", True, "short", "memory model")) == []
+    assert longer(half.add_change("eager", True, "short", "memory model")) == []
     assert longer(Variant(), gpus=2) == ["small", "pp"]
     staged_variant = Variant(pp=2)
     assert longer(staged_variant, gpus=3) == ["small", "pp"]
-    assert longer(staged_variant.with_change("layers", (20, 12), "unlike", "planner"), gpus=3) == [
+    assert longer(staged_variant.add_change("layers", (20, 12), "unlike", "planner"), gpus=3) == [
         "small"
     ]
     assert longer(fewer, gpus=2) == ["kv_dtype", "eager"]

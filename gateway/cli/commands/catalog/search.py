@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.options import Json, usage_error
-from gateway.cli.tables import print_paragraph, print_table, without_column
+from gateway.cli.tables import drop_column, print_paragraph, print_table
 from gateway.cli.terminal import print_message, say, status
 from gateway.domain.units import format_bytes, plural
 from gateway.errors import near_name_hint
@@ -161,7 +161,7 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str
     ]
     head = ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM")
     print_table(
-        *without_column(head, rows, "GPUS", ("CPU",)),
+        *drop_column(head, rows, "GPUS", ("CPU",)),
         empty="No model was found that fits. Other words find others, and `--hardware` plans for"
         " another machine.",
         optional=("FORM", "SIZE"),

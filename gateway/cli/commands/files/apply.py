@@ -68,7 +68,7 @@ def apply(
             {
                 "name": step.name,
                 "did": step.kind,
-                "differences": _without_secrets(changes, models_file.references),
+                "differences": _hide_secrets(changes, models_file.references),
                 **_refusal(answer),
             }
         )
@@ -110,7 +110,7 @@ def _refusal(answer: Any) -> dict[str, list[str]]:
     return {} if has_plan else {"refusal": ["No plan.", *answer.get("refusal", ())]}
 
 
-def _without_secrets(changes: list[dict[str, str]], references: References) -> list[dict[str, str]]:
+def _hide_secrets(changes: list[dict[str, str]], references: References) -> list[dict[str, str]]:
     return [
         {key: references.hide_values(value) for key, value in change.items()} for change in changes
     ]

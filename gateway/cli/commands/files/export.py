@@ -87,11 +87,11 @@ def _machine_documents(
 ) -> list[dict[str, Any]]:
     """The documents for a model folder on machines. Raises BadModel, NotReady."""
     from gateway.domain import Mount
-    from gateway.engines.common.engine_auth import without_dev_endpoints
-    from gateway.engines.common.expert_warmups import without_skips
+    from gateway.engines.common.engine_auth import drop_dev_endpoints
+    from gateway.engines.common.expert_warmups import drop_skips
     from gateway.engines.registry import engine_kind
     from gateway.planner.flags import LaunchInputs, launch_spec
-    from gateway.planner.nodes.pod_group import for_pods
+    from gateway.planner.nodes.pod_group import pod_plan
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.profiles.cluster_forms import network_of
     from gateway.wishes.export.engine_start import engine_start
@@ -116,11 +116,11 @@ def _machine_documents(
             f"There is no plan for {source} on {hardware}.",
             hint=f"`fitserve plan {source} --hardware {hardware}` says why.",
         )
-    plan = without_skips(without_dev_endpoints(decision.plans[0]))
+    plan = drop_skips(drop_dev_endpoints(decision.plans[0]))
     is_spanning = plan.span > 1
     mount = Mount(source=str(folder), target=str(folder))
     spec = launch_spec(
-        for_pods(plan, LEADER, PLACE) if is_spanning else plan,
+        pod_plan(plan, LEADER, PLACE) if is_spanning else plan,
         planner.profiles.engine(str(plan.engine)),
         LaunchInputs(str(folder), mounts=(mount,)),
         name=folder.name,

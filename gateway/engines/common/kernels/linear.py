@@ -107,13 +107,13 @@ class LinearRules(RuleFile):
         (), description="layers that other rules describe"
     )
 
-    def with_choices(
+    def add_choices(
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, LinearRules]
     ) -> LinearRules:
         """These rules with choices of the version's own code. other_rules: by version."""
         borrowed_rules, paths, kernels = [], [], dict(self.kernels)
         for choice in choices:
-            match_check = Check.from_valid(dict(choice.where))
+            match_check = Check.trust_conditions(dict(choice.where))
             if choice.rules is not None:
                 borrowed_rules.append(
                     BorrowedLinearRules(where=match_check, rules=other_rules[choice.rules])

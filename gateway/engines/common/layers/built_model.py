@@ -1,6 +1,6 @@
 """Layers of a model in one engine version, with quantization schemes, whole and on one rank. Pure.
 
-per_rank(layer, tp) -> (k, n)
+rank_shape(layer, tp) -> (k, n)
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def parts(layer: Linear, rank: Rank) -> int:
     return 1 if is_dealt else rank.tp
 
 
-def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
+def rank_shape(layer: Linear, tp: int) -> tuple[int, int] | None:
     """(k, n) on one of `tp` ranks, or None where the engine refuses the cut.
 
     Source: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -145,7 +145,7 @@ def is_in_tower(name: str) -> bool:
 
 
 @lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
-def with_whole_tower(built_model: BuiltModel) -> BuiltModel:
+def replicate_tower(built_model: BuiltModel) -> BuiltModel:
     """The model with a vision tower that every rank holds whole."""
     return built_model.evolve(
         linears=tuple(
@@ -164,7 +164,7 @@ _CONNECTORS = ("multi_modal_projector.", "embed_vision.")
 
 
 @lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
-def without_tower(built_model: BuiltModel) -> BuiltModel:
+def drop_tower(built_model: BuiltModel) -> BuiltModel:
     """The model without its vision tower and its connectors."""
     remaining_names = (*_TOWERS, *_CONNECTORS)
     return built_model.evolve(

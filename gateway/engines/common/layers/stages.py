@@ -151,7 +151,7 @@ def _part(
             rest_groups.append(tensor)
     attention = tuple(
         [
-            _with_layers(group, count)
+            _replace_layers(group, count)
             for group, count in zip(built_model.attention, attending, strict=True)
         ]
     )
@@ -229,7 +229,7 @@ def _share(count: int, layers: Sequence[int], stage_index: int) -> int:
     return -(-count * layers[stage_index] // sum(layers))
 
 
-def _with_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
+def _replace_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
     changed_group = group.evolve(layers=layers)
     return group if layers == group.layers else changed_group
 

@@ -23,7 +23,7 @@ from gateway.engines.common.layers.built_model import (
     Linear,
     padded_vocab,
     parts,
-    per_rank,
+    rank_shape,
 )
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.models.rank import Rank
@@ -175,7 +175,7 @@ def linear_bytes(
     scheme = layer.scheme
     if isinstance(scheme, UnknownScheme):
         return None
-    cut_sizes = per_rank(layer, parts(layer, rank))
+    cut_sizes = rank_shape(layer, parts(layer, rank))
     if cut_sizes is None or indivisible_scale(layer, scheme, *cut_sizes, traits):
         return None
     k, n = padded_to or (
@@ -204,7 +204,7 @@ def kept_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[str]
     for layer in built_model.linears:
         if layer.name not in names or not layer.experts or not isinstance(layer.scheme, Scheme):
             continue
-        if layer.scheme.layout == "mxfp4" and (cut_sizes := per_rank(layer, parts(layer, rank))):
+        if layer.scheme.layout == "mxfp4" and (cut_sizes := rank_shape(layer, parts(layer, rank))):
             k, n = _padded_sizes(layer, layer.scheme, *cut_sizes, rank.capability, ())
             experts = round_up(layer.experts, rank.ep) // rank.ep
             total += k * n // layer.scheme.group * layer.count * experts

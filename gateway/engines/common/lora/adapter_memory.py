@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gateway.domain import Adapter, Engine, ModelSpec
 from gateway.engines.common.kind import EngineKind
-from gateway.engines.common.layers.built_model import BuiltModel, per_rank
+from gateway.engines.common.layers.built_model import BuiltModel, rank_shape
 from gateway.engines.common.lora.adapter_flags import supported_rank
 
 _ITEM_BYTES = 2  # lora_dtype is that of the activations
@@ -31,7 +31,7 @@ def bytes_on_rank(
     rank, slots = supported_rank(engine, adapters) or 0, kind.adapter_slots(len(adapters))
     numbers = 0
     for layer in stage.linears:
-        if layer.experts or (cut_sizes := per_rank(layer, tp)) is None:
+        if layer.experts or (cut_sizes := rank_shape(layer, tp)) is None:
             continue
         inputs, outputs = cut_sizes
         merged_count = len(layer.parts) if layer.shard in ("qkv", "merged") else 1

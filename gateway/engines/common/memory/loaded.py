@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway.domain import ModelSpec
 from gateway.domain.units import MIB
-from gateway.engines.common.layers.built_model import BuiltModel, Linear, parts, per_rank
+from gateway.engines.common.layers.built_model import BuiltModel, Linear, parts, rank_shape
 from gateway.engines.common.layers.weights import linear_bytes, other_bytes
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.models.rank import Rank
@@ -84,7 +84,7 @@ def _parameters(built_model: BuiltModel, rank: Rank) -> Iterator[int]:
 def _blocks(layer: Linear, rank: Rank) -> tuple[int, int]:
     """The bytes of the weights, and of scales and biases, in one layer of this kind."""
     size = (linear_bytes(layer, rank) or 0) // max(1, layer.count)
-    shape = per_rank(layer, parts(layer, rank))
+    shape = rank_shape(layer, parts(layer, rank))
     if shape is None or not isinstance(layer.scheme, Scheme):
         return size, 0
     is_plain = layer.scheme.kind == "unquantized"

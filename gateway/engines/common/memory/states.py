@@ -21,7 +21,9 @@ def state_bytes(recurrent: Recurrent, tp: int, *, inputs: str, matrices: str) ->
     return convolution + values * ITEM_BYTES.get(matrices, 4)
 
 
-def with_matrices(attention: tuple[AttentionGroup, ...], dtype: str) -> tuple[AttentionGroup, ...]:
+def replace_matrix_dtype(
+    attention: tuple[AttentionGroup, ...], dtype: str
+) -> tuple[AttentionGroup, ...]:
     """The groups, with matrices of recurrent layers in this dtype."""
     return tuple(
         group.evolve(recurrent=group.recurrent.evolve(dtype=dtype)) if group.recurrent else group

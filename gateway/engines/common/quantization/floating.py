@@ -199,7 +199,7 @@ def _matches_wildcard(name: str, pattern: str) -> bool:
 def modelopt(block: Block) -> Quantization:
     """modelopt.py ModelOptQuantConfigBase: its own file's form, or that of config.json."""
     fields = block.config.get("quantization", block.config)
-    exclusions = _Exclusions.of_block(block, fields)
+    exclusions = _Exclusions.block_exclusions(block, fields)
     algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
     layer_schemes = {
@@ -257,7 +257,7 @@ class _Exclusions(NamedTuple):
     has_stars: bool
 
     @classmethod
-    def of_block(cls, block: Block, fields: Mapping[str, Any]) -> _Exclusions:
+    def block_exclusions(cls, block: Block, fields: Mapping[str, Any]) -> _Exclusions:
         """The exclusions of a checkpoint, in the form of its own file or of config.json."""
         # The deeper form has exclusions under the first name only.
         names = ("ignore", "exclude_modules") if fields is block.config else ("exclude_modules",)

@@ -74,7 +74,7 @@ class Check(RootModel[dict[str, Any]]):
         return {name: _valid(str(name), value) for name, value in conditions.items()}
 
     @classmethod
-    def from_valid(cls, conditions: dict[str, Any]) -> Self:
+    def trust_conditions(cls, conditions: dict[str, Any]) -> Self:
         """The check of conditions that are known to be valid."""
         check: Self = bare(cls, {"root": conditions})
         return check
@@ -84,7 +84,7 @@ class Check(RootModel[dict[str, Any]]):
         """The value of a file's data, in a lean process. Raises NeedsPydantic."""
         if not is_trusted or not isinstance(data, Mapping):
             refuse("conditions that no test has validated")
-        return cls.from_valid({name: _freeze(value) for name, value in data.items()})
+        return cls.trust_conditions({name: _freeze(value) for name, value in data.items()})
 
     @cached_property
     def precondition(self) -> Check | None:
@@ -162,7 +162,9 @@ def _freeze(value: Any) -> Any:
     if type(value) is list:
         return tuple([_freeze(item) for item in value])
     if type(value) is dict:
-        return Check.from_valid({name: _freeze(condition) for name, condition in value.items()})
+        return Check.trust_conditions(
+            {name: _freeze(condition) for name, condition in value.items()}
+        )
     return value
 
 

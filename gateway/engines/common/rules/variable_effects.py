@@ -99,7 +99,7 @@ def names_of(effects: Collection[VariableEffect]) -> frozenset[str]:
     return frozenset(name for effect in effects for name in effect.names)
 
 
-def without_rule(names: Collection[str], followed: Collection[str]) -> list[str]:
+def unruled_names(names: Collection[str], followed: Collection[str]) -> list[str]:
     """The variables among these that may decide kernels or sizes, and that no rule follows."""
     return sorted(
         name

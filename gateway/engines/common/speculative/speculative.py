@@ -77,16 +77,16 @@ def speculate(
     if wanted_kind == "off":
         return _no_speculation("set by the user", "user")
     if rules is None:
-        return _without_speculation(
+        return _refuse_speculation(
             wanted_kind,
             engine,
             [_refusal(wanted_kind, f"what {engine.ref} can draft with is not known here")],
         )
     if drafter is not None:
-        return _with_drafter(target, drafter, wish, engine, rules)
+        return _drafter_speculation(target, drafter, wish, engine, rules)
     if wanted_kind == "ngram":
-        return _with_ngrams(wish, engine, rules)
-    return _with_own_layers(target, wish, engine, rules)
+        return _ngram_speculation(wish, engine, rules)
+    return _layer_speculation(target, wish, engine, rules)
 
 
 def drafter_bytes(drafter: Drafter, rank: Rank, build: Callable[[ModelSpec], BuiltModel]) -> int:
@@ -97,9 +97,9 @@ def drafter_bytes(drafter: Drafter, rank: Rank, build: Callable[[ModelSpec], Bui
     return sum(other_bytes(tensor, rank.tp, rank.dtype, heads) for tensor in drafter.tensors)
 
 
-def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
+def _ngram_speculation(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
     if "ngram" not in rules.methods:
-        return _without_speculation("ngram", engine, [_no_method("ngram", engine, rules)])
+        return _refuse_speculation("ngram", engine, [_no_method("ngram", engine, rules)])
     tokens = _tokens(
         wish, _NGRAM, "as many as the n-grams that are looked up are long", rules.methods["ngram"]
     )
@@ -110,7 +110,7 @@ def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Specula
     )
 
 
-def _with_own_layers(
+def _layer_speculation(
     target: DraftTarget, wish: Wish, engine: Engine, rules: SpeculativeRules
 ) -> Speculation:
     """MTP: layers of the target's own checkpoint draft."""
@@ -144,7 +144,7 @@ def _with_own_layers(
             "; ".join(refusal.reason for refusal in refusals), rules.mtp.source, tuple(refusals)
         )
     if refusals:
-        return _without_speculation("mtp", engine, refusals)
+        return _refuse_speculation("mtp", engine, refusals)
     size = drafting_bytes(spec, layers, target.rank, target.build)
     choice_reason = (
         "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
@@ -206,7 +206,7 @@ def _own_layer_warnings(spec: ModelSpec, tokens: int, layers: int, size: int | N
     return warnings
 
 
-def _with_drafter(
+def _drafter_speculation(
     target: DraftTarget, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules
 ) -> Speculation:
     spec = target.spec
@@ -231,7 +231,7 @@ def _with_drafter(
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if refusals:
-        return _without_speculation(drafter.source, engine, refusals, rows)
+        return _refuse_speculation(drafter.source, engine, refusals, rows)
     config = {
         "method": drafter.method,
         "model": drafter.source,
@@ -379,10 +379,10 @@ def _backend_warnings(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
     return ("Which backend computes the drafter's attention is not known; the start will tell.",)
 
 
-def without_drafter(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
+def drop_drafter(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
     """The model without its drafter, because of the drafter's memory."""
     method = speculation.method.value
-    return _without_speculation(
+    return _refuse_speculation(
         speculation.config.get("model", method),
         engine,
         [_refusal(method, reason)],
@@ -390,7 +390,7 @@ def without_drafter(speculation: Speculation, engine: Engine, reason: str) -> Sp
     )
 
 
-def _without_speculation(
+def _refuse_speculation(
     subject: str, engine: Engine, refusals: list[Refusal], rows: tuple[LayerAttention, ...] = ()
 ) -> Speculation:
     """The model alone, and why each way to draft is closed."""

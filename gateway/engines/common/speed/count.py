@@ -18,7 +18,7 @@ from gateway.engines.common.layers.built_model import (
     Linear,
     padded_vocab,
     parts,
-    per_rank,
+    rank_shape,
 )
 from gateway.engines.common.layers.weights import TRAITS, linears_bytes
 from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
@@ -160,7 +160,7 @@ class _Multiplication(NamedTuple):
     def product(self, layer: Linear, size_bytes: int | None) -> Product | None:
         """The work of a layer; None: its size is unknown."""
         rank, scheme = self.rank, layer.scheme
-        cut_sizes = per_rank(layer, parts(layer, rank))
+        cut_sizes = rank_shape(layer, parts(layer, rank))
         if size_bytes is None or cut_sizes is None or not isinstance(scheme, Scheme):
             return None
         k, n = cut_sizes

@@ -1,7 +1,7 @@
 """Expected speed of a plan: its work on its GPUs, as the figures that a user notices. Pure.
 
 expected_speed(load, clock, ratios) -> Speed
-for_copies(plan, count) -> the plan as so many replicas serve it
+scale_speed(plan, count) -> the plan as so many replicas serve it
 lengths(context) -> tokens of prompt and answer that it counts with
 """
 
@@ -101,7 +101,7 @@ def expected_speed(
     return speed
 
 
-def for_copies(plan: Plan, count: int) -> Plan:
+def scale_speed(plan: Plan, count: int) -> Plan:
     """The speed of several replicas, from the expected or measured speed of one."""
     former_count, speed = plan.replicas.value, plan.speed
     if former_count == count:

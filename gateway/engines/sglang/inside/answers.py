@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...inside.meta import folder_of, of_stages
+from ...inside.meta import folder_of, join_stages
 from . import layers as sglang_layers
 from .attention import Backends, backends_of, record_backends
 from .cache import cache
@@ -35,7 +35,7 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
         for stage in range(int(resolve_argument(arguments_of(folder, argv), "pp_size"))):
             configuration = configured_of(arguments_of(folder, argv), stage)
             stages.append(answer(configuration))
-    return of_stages(stages)
+    return join_stages(stages)
 
 
 def answer(configuration: Configured) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...inside.meta import folder_of, of_stages
+from ...inside.meta import folder_of, join_stages
 from .model import arguments_of, built_of, prepare
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -383,4 +383,4 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
         for stage in range(arguments_of(folder, argv).pipeline_parallel_size):
             with built_of(arguments_of(folder, argv), stage) as (engine_config, built_model):
                 stages.append(answer(engine_config, built_model))
-    return of_stages(stages)
+    return join_stages(stages)

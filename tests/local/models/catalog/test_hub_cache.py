@@ -97,7 +97,7 @@ async def test_files_that_another_program_brought_need_no_hub(
     assert await download(hub, "org/name", COMMIT, print) == snapshot(tmp_path)
     # A commit that is known and here is nobody's question.
     server.requests.clear()
-    pinned_hub = hub.with_commits({"org/name": COMMIT})
+    pinned_hub = hub.pin_commits({"org/name": COMMIT})
     assert load("org/name", hub=pinned_hub).revision == COMMIT
     assert await download(pinned_hub, "org/name", COMMIT, print) == snapshot(tmp_path)
     assert (server.requests, pinned_hub.unconfirmed_repos) == ([], set())

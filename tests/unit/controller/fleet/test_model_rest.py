@@ -103,8 +103,8 @@ def resting(values: dict[str, Any] | None = None) -> ManagedModel:
 
 
 def looked_at(rests: RestingModels, model: ManagedModel, **changes: Any) -> bool:
-    with_defaults: dict[str, Any] = {"names": (), "circumstances": False, "now_s": 100.0} | changes
-    return rests.awake([model], **with_defaults) == [model]
+    add_defaults: dict[str, Any] = {"names": (), "circumstances": False, "now_s": 100.0} | changes
+    return rests.awake([model], **add_defaults) == [model]
 
 
 def test_a_model_rests_until_something_changes() -> None:

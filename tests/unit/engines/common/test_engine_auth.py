@@ -12,8 +12,8 @@ import pytest
 
 from gateway.engines.common.engine_auth import (
     DEV_MODE,
+    drop_dev_endpoints,
     needs_auth,
-    without_dev_endpoints,
     wrap_command,
 )
 from tests.support.makers import plan
@@ -101,5 +101,5 @@ def test_a_start_without_a_gateway_opens_no_endpoints() -> None:
         argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"),
         env={**plain.env, **dict([DEV_MODE])},
     )
-    assert without_dev_endpoints(plan_with_endpoints) == plain
-    assert without_dev_endpoints(plain) is plain
+    assert drop_dev_endpoints(plan_with_endpoints) == plain
+    assert drop_dev_endpoints(plain) is plain

@@ -14,8 +14,8 @@ from gateway.domain.engine import Warmup
 from gateway.engines.common import engine_auth
 from gateway.engines.common.expert_warmups import (
     VARIABLE,
+    drop_skips,
     skipped_warmups,
-    without_skips,
     wrap_command,
 )
 from tests.support.makers import engine, plan
@@ -125,5 +125,5 @@ def test_names_that_the_profile_lacks_change_no_command() -> None:
 
 def test_a_start_without_a_gateway_has_the_plain_command() -> None:
     plain = plan("3090")
-    assert without_skips(plain.evolve(env={**plain.env, VARIABLE: "router"})) == plain
-    assert without_skips(plain) is plain
+    assert drop_skips(plain.evolve(env={**plain.env, VARIABLE: "router"})) == plain
+    assert drop_skips(plain) is plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Engine
-from gateway.engines.common.programs import with_program
+from gateway.engines.common.programs import replace_program
 from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 
@@ -39,4 +39,4 @@ def test_a_rank_without_a_server_starts_by_the_same_program() -> None:
 @pytest.mark.parametrize("argv", [("own", "--model=/m"), ("python3", "-m", "own", "--model=/m")])
 def test_a_command_of_another_program_stays(argv: tuple[str, ...]) -> None:
     assert engine_kind("vllm").serve_command(argv) == argv
-    assert with_program(argv, (("module",),), ("program",)) == argv
+    assert replace_program(argv, (("module",),), ("program",)) == argv

@@ -17,7 +17,7 @@ from gateway.errors import FitserveError
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.registry import blueprint_of, with_defaults
+from gateway.models.families.registry import add_defaults, blueprint_of
 from gateway.models.families.text_config import text_of
 from gateway.models.tensor import Tensor
 from gateway.planner.asked import open_questions
@@ -65,7 +65,7 @@ OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 
 def guess(fields: dict[str, Any]) -> Blueprint:
     top = Fields(fields, "m")
-    text = general.decoder(with_defaults(text_of(top).fields), "model")
+    text = general.decoder(add_defaults(text_of(top).fields), "model")
     around = general.towers(top)
     return Blueprint(
         text.linears,

@@ -10,7 +10,7 @@ from gateway.domain import Decision, Engine, Estimate, Plan, Speed
 from gateway.domain.image_name import AllowedImages
 from gateway.errors import BadFlag, NoPlan
 from gateway.machine.environment import COMPLETE, engine_dir
-from gateway.planner.explain import more_of, not_here
+from gateway.planner.explain import more_of, unavailable_gains
 from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import plan, wish
@@ -80,7 +80,7 @@ def test_a_missing_engine_is_named_with_its_command_and_its_gain(tmp_path: Path)
         (NEW.ref, False),
     ]
     assert explained_decision.engines[1].gain == 0.5
-    assert not_here(explained_decision) == [
+    assert unavailable_gains(explained_decision) == [
         f"vllm=={NEWEST_VLLM}: not installed here; `fitserve engine install vllm=={NEWEST_VLLM}`:"
         " 50% more"
         " tokens/s"
@@ -97,7 +97,7 @@ def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_p
         decision(),
     ):
         engines = startable.explain_engines(old_decision, [OLD], [NEW], wish(), lambda _: rival)  # noqa: B023 - called at once
-        assert not_here(engines) == []
+        assert unavailable_gains(engines) == []
         assert len(engines.engines) == 2
 
 
@@ -106,7 +106,7 @@ def test_an_engine_that_could_serve_is_named_if_none_is_here(tmp_path: Path) -> 
     engines = startable.explain_engines(
         decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1))
     )
-    (line,) = not_here(engines)
+    (line,) = unavailable_gains(engines)
     assert f"fitserve engine install vllm=={NEWEST_VLLM}" in line
     assert "8,192 tokens of context" in line
 

@@ -23,7 +23,7 @@ from gateway.domain import (
     Sharing,
     Wish,
 )
-from gateway.planner.parallel import free_bytes_by_gpu, without_engines
+from gateway.planner.parallel import drop_engines, free_bytes_by_gpu
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import decide_with_offers
 from gateway.planner.sharing.restore import (
@@ -204,7 +204,7 @@ class Machine:
             uuid: count - (free or {}).get(uuid, 0) for uuid, count in promised_bytes.items()
         }
         request = (wish or self.wishes[name]).evolve(**changes)
-        hardware = without_engines(hardware, free or {})
+        hardware = drop_engines(hardware, free or {})
         return decide(
             spec_of(name),
             hardware,

@@ -21,7 +21,7 @@ import pytest
 from gateway.domain import Plan
 from gateway.engines.registry import engine_kind
 from gateway.planner.flags import LaunchInputs, launch_spec
-from gateway.planner.nodes.pod_group import for_pods
+from gateway.planner.nodes.pod_group import pod_plan
 from gateway.wishes.export.engine_start import engine_start
 from gateway.wishes.export.leader_worker_set import LEADER, PLACE, leader_worker_set
 from tests.support.node_plans import PROFILES, decide_over, spans
@@ -51,7 +51,7 @@ def schema() -> Any:
 def export(plan: Plan) -> list[dict[str, Any]]:
     engine = PROFILES.engine(str(plan.engine))
     spec = launch_spec(
-        for_pods(plan, LEADER, PLACE),
+        pod_plan(plan, LEADER, PLACE),
         engine,
         LaunchInputs("/models/m"),
         name="m",

@@ -30,10 +30,10 @@ def replace_calls(names: Iterable[str]) -> None:
                 module = importlib.import_module(module_name)
         original = getattr(module, attribute, None)
         if callable(original):
-            setattr(module, attribute, in_fork(original))
+            setattr(module, attribute, fork_calls(original))
 
 
-def in_fork(original: Callable[[Callable[[], Any]], Any]) -> Callable[[Callable[[], Any]], Any]:
+def fork_calls(original: Callable[[Callable[[], Any]], Any]) -> Callable[[Callable[[], Any]], Any]:
     """A function with the result of `original`, computed in a fork of this process."""
 
     def run(function: Callable[[], Any]) -> Any:

@@ -46,10 +46,10 @@ LIMIT_S = 300.0
 def compile_side_by_side(names: Iterable[str]) -> None:
     """Let the kernels of each warm-up `MODULE:NAME` be compiled before it runs."""
     for name in names:
-        replace_function(name, with_compiled_kernels)
+        replace_function(name, precompile_kernels)
 
 
-def with_compiled_kernels(warmup: Callable[..., Any], module: Any) -> Callable[..., Any]:
+def precompile_kernels(warmup: Callable[..., Any], module: Any) -> Callable[..., Any]:
     """The warm-up, after its kernels are compiled."""
 
     def run(*arguments: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from gateway.engines.common.layers.build import PLAIN_ROUTERS, WHOLE_GATES, build
-from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.engines.common.layers.built_model import Linear, rank_shape
 from gateway.engines.common.quantization.block import UNQUANTIZED_SCHEME
 from gateway.errors import BadModel
 from gateway.models.scheme import Scheme
@@ -32,12 +32,12 @@ def test_later_versions_keep_narrow_delta_net_gates_whole() -> None:
     name = "language_model.model.layers.*.linear_attn.in_proj_ba"
     cut = next(layer for layer in layers_of(config) if layer.name == name)
     whole = next(layer for layer in layers_of(config, (WHOLE_GATES,)) if layer.name == name)
-    assert (cut.count, cut.scheme, per_rank(cut, 1)) == (
+    assert (cut.count, cut.scheme, rank_shape(cut, 1)) == (
         30,
         Scheme(kind="wna16", bits=4, group=128, layout="gptq"),
         (2048, 64),
     )
-    assert (per_rank(cut, 2), per_rank(whole, 2)) == ((2048, 32), (2048, 64))
+    assert (rank_shape(cut, 2), rank_shape(whole, 2)) == ((2048, 32), (2048, 64))
 
 
 def test_sglang_quantizes_no_router_that_its_checkpoint_has_quantized() -> None:
@@ -55,7 +55,7 @@ def test_key_and_value_heads_repeat_where_there_are_more_ranks() -> None:
     layer = Linear(
         "q", 1, 8, 96, "qkv", (64, 16, 16), Scheme(kind="unquantized"), heads=8, kv_heads=2
     )
-    assert [per_rank(layer, tp) for tp in (1, 2, 4, 8, 3)] == [
+    assert [rank_shape(layer, tp) for tp in (1, 2, 4, 8, 3)] == [
         (8, 96),
         (8, 48),
         (8, 32),
@@ -70,10 +70,10 @@ def test_parts_of_their_own_number_of_units_are_whole_or_repeated() -> None:
     attention = Linear(
         "q", 1, 8, 89, "qkv", (64, 8, 8, 8, 1), plain, heads=8, kv_heads=4, units=(8, 4, 4, 4, 1)
     )
-    widths = [per_rank(attention, tp) for tp in (1, 2, 4, 8, 3)]
+    widths = [rank_shape(attention, tp) for tp in (1, 2, 4, 8, 3)]
     assert widths == [(8, 89), (8, 45), (8, 23), (8, 15), None]
     gates = Linear("g", 1, 8, 76, "merged", (64, 8, 4), plain, units=(0, 1, 0))
-    assert [per_rank(gates, tp) for tp in (1, 2, 4, 8)] == [(8, 76), (8, 42), (8, 25), None]
+    assert [rank_shape(gates, tp) for tp in (1, 2, 4, 8)] == [(8, 76), (8, 42), (8, 25), None]
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_any_config_gives_layers_or_a_bad_model(config: dict[str, Any]) -> None:
         return
     for layer in layers:
         for tp in (1, 2, 3, 8):
-            rank = per_rank(layer, tp)
+            rank = rank_shape(layer, tp)
             assert rank is None or min(rank) >= 1

@@ -235,13 +235,13 @@ def test_a_warmup_is_replaced_at_its_import_and_where_it_was_imported(
     kernel_warmups.compile_side_by_side(["late_engine.warmup:warm_up"])
     from late_engine import worker  # type: ignore[import-not-found]
 
-    assert worker.warm_up.__qualname__.startswith("with_compiled_kernels")
+    assert worker.warm_up.__qualname__.startswith("precompile_kernels")
     assert sys.meta_path == meta_path
     original = vars(sys.modules["late_engine.warmup"])
     original["warm_up"] = worker.warm_up = lambda: 2
     kernel_warmups.compile_side_by_side(["late_engine.warmup:warm_up"])
     assert worker.warm_up is original["warm_up"]
-    assert worker.warm_up.__qualname__.startswith("with_compiled_kernels")
+    assert worker.warm_up.__qualname__.startswith("precompile_kernels")
     for name in [name for name in sys.modules if name.startswith("late_engine")]:
         monkeypatch.delitem(sys.modules, name)
 
