@@ -99,7 +99,7 @@ async def measure(count: int, seconds: float, starts: int, folder: Path) -> None
 
     without_ms = await storm(seconds, step_all, lambda: None)
     observer.begin(store)
-    observer.look()
+    observer.report_changes()
     began = time.thread_time()
     for _ in range(100):
         observer._observe_in_turn()  # noqa: SLF001 - what `look` puts off
@@ -108,7 +108,7 @@ async def measure(count: int, seconds: float, starts: int, folder: Path) -> None
     heard = [0]
     listeners = [asyncio.create_task(listen(events, heard)) for _ in range(2)]
     await asyncio.sleep(0.5)
-    storm_ms = await storm(seconds, step_all, observer.look)
+    storm_ms = await storm(seconds, step_all, observer.report_changes)
     await asyncio.sleep(1)
     told = heard[0] / len(listeners) / seconds
     print(f"{count} models, nothing new: {quiet_ms:.2f} ms a look")

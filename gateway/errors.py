@@ -117,7 +117,7 @@ class NeedsRemoteCode(BadModel):
     code = "needs_remote_code"
 
     @classmethod
-    def for_source(cls, source: str, files: Sequence[str]) -> Self:
+    def source_error(cls, source: str, files: Sequence[str]) -> Self:
         return cls(
             f"{source} has code of its own that the engine would run: {', '.join(files[:5])}.",
             hint="Add it with policy.allow_remote_code=true if you trust it, pinned to a commit.",
@@ -208,7 +208,7 @@ class Conflict(FitserveError):
     code = "conflict"
 
     @classmethod
-    def of_model(cls, name: str, *, is_leaving: bool, has_failed: bool = False) -> Self:
+    def name_error(cls, name: str, *, is_leaving: bool, has_failed: bool = False) -> Self:
         """The error for a name that is taken. has_failed: its model cannot be served."""
         if is_leaving:
             hint = "Try again in a few seconds."

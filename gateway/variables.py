@@ -274,7 +274,7 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
     return f"{name} takes {text}.", "Correct the value."
 
 
-def words(env: Mapping[str, str]) -> str:
+def env_line(env: Mapping[str, str]) -> str:
     """The variables in one line, for the scope of a fact."""
     return " ".join(f"{name}={value}" for name, value in sorted(env.items()))
 

@@ -36,7 +36,7 @@ class Timed(NamedTuple):
         graphs = table.graphs(
             kind, version or plan.engine.version, seqs, is_eager=plan.enforce_eager.value
         )
-        return StepClock(self.work, self.machine, table.for_kind(kind), graphs)
+        return StepClock(self.work, self.machine, table.kind_table(kind), graphs)
 
 
 def time_kernels(

@@ -53,7 +53,7 @@ class _AnswerClock:
         if self._first_s is None:
             self._first_s = self._last_s
 
-    def words(self, usage: Mapping[str, Any]) -> str:
+    def speed_text(self, usage: Mapping[str, Any]) -> str:
         """The speed of the answer. usage: of the API; empty: no tokens were counted."""
         if self._first_s is None:
             return "There was no answer."
@@ -112,9 +112,9 @@ class Chat:
                         self.messages.pop()
                         print_message(f"fitserve: {error}")
 
-    def _set(self, words: list[str]) -> str:
+    def _set(self, arguments: list[str]) -> str:
         """Change the next answers by the words behind /set. The result in words."""
-        match words:
+        match arguments:
             case []:
                 settings = [f"{name} {value}" for name, value in self.parameters.items()]
                 system = [message["content"] for message in self._first]
@@ -186,7 +186,7 @@ class Chat:
         else:
             flow.end()
         if self._is_verbose:
-            print_message(clock.words(self._usage))
+            print_message(clock.speed_text(self._usage))
         self.messages.append({"role": "assistant", "content": answer_text})
         return is_complete
 

@@ -40,8 +40,8 @@ def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL
         say(decision.model_dump_json(by_alias=True, indent=2))
         return
     print_paragraph(explain.headline(decision))
-    for words in explain.offer_words(decision):
-        print_paragraph(f"Before its start {words}.")
+    for offer_text in explain.offer_words(decision):
+        print_paragraph(f"Before its start {offer_text}.")
     if decision.waits:
         print_paragraph(decision.waits)
     if decision.gpu_choice:
@@ -131,8 +131,11 @@ def _show_nodes(decision: Any) -> None:
         return
     say("\nFlags of each node, behind those of the engine")
     for row in plan.nodes[:_MAX_ROWS]:
-        words = [*(f"{name}={shlex.quote(value)}" for name, value in row.env.items()), *row.argv]
-        say(visible_line(f"{row.node}: {' '.join(words)}"))
+        command_words = [
+            *(f"{name}={shlex.quote(value)}" for name, value in row.env.items()),
+            *row.argv,
+        ]
+        say(visible_line(f"{row.node}: {' '.join(command_words)}"))
 
 
 _MAX_ROWS = 16
@@ -222,13 +225,13 @@ def show_plan(
         say(f"\n{CHECK_OMISSION}")
     for stage in plan.unrehearsed:
         print_paragraph(stage, indent=2, first="  ")
-    words = [
+    setting_texts = [
         *(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()),
         shlex.join(plan.argv),
     ]
     say("\nEngine flags")
     # Never wrapped, so that users can copy the line.
-    say(visible_line(" ".join(words)))
+    say(visible_line(" ".join(setting_texts)))
 
 
 def _show_speed(plan: Any) -> None:
@@ -264,8 +267,8 @@ def _show_choices(plan: Any, why_gpus: str, origin: Any, detail: Detail) -> None
     visible_rows = [row[:3] for row in rows if detail.is_full or not row.is_default]
     print_table(("CHOICE", "VALUE", "WHY"), visible_rows)
     if not detail.is_full:
-        if words := layer_tables.kernel_words(plan.kernels, plan.attention):
-            print_paragraph(words)
+        if kernel_texts := layer_tables.kernel_words(plan.kernels, plan.attention):
+            print_paragraph(kernel_texts)
         print_paragraph(
             f"{len(rows) - len(visible_rows)} of {len(rows)} choices are defaults."
             f" `{detail.option}` shows them, the kernel of each layer and the memory budget."

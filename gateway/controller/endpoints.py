@@ -34,7 +34,7 @@ class Endpoints:
         self._interval_s = interval_s
         self._wake = wake
 
-    async def look(self, model: ManagedModel) -> None:
+    async def update_watchers(self, model: ManagedModel) -> None:
         """Start and close watchers, so that each endpoint of the wish has one."""
         key = EndpointKey(self._keys, model.wish.endpoint_key)
         if model.is_deleting or [

@@ -72,7 +72,7 @@ class Evictor:
         """Whether room for a model is being made, or awaited."""
         self._order: dict[str, tuple[bool, int, float]] = {}
 
-    async def look(
+    async def decide_evictions(
         self,
         instances: Iterable[Instance],
         awake_models: Iterable[ManagedModel],

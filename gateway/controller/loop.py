@@ -277,7 +277,7 @@ class Loop:
         self._inputs.begin()
         demand = self._routes.demand()
         awake_models = self._awaken(instances, demand)
-        await self._look(instances, awake_models, demand)
+        await self._show_engines(instances, awake_models, demand)
         models = self.evictor.plan_order(awake_models)
         # All models receive before any is planned, so that no gift is planned twice.
         for model in models:
@@ -296,7 +296,7 @@ class Loop:
             self._lost_gpus = self._gpus.lost_cards
             self.fleet.unblock()
 
-    async def _look(
+    async def _show_engines(
         self,
         instances: list[Instance],
         awake_models: list[ManagedModel],
@@ -305,13 +305,13 @@ class Loop:
         """Show the engines of this pass to all that follow them. Raises StoreError."""
         # First of all, engines that are gone or evicted get no more requests.
         was_making_room = self.evictor.is_making_room
-        await self.evictor.look(instances, awake_models, demand)
+        await self.evictor.decide_evictions(instances, awake_models, demand)
         if self.evictor.is_making_room != was_making_room:
             self.wake()
         self._publish_routes(instances)
-        self._gate.look(instances)
-        self._drains.look({instance.name for instance in instances})
-        self._orphans.look(instances, self.fleet.instance_names() if instances else ())
+        self._gate.note_engines(instances)
+        self._drains.drop_ended({instance.name for instance in instances})
+        self._orphans.stop_orphans(instances, self.fleet.instance_names() if instances else ())
 
     async def _attend_all(
         self, models: Iterable[ManagedModel], instances: list[Instance]
@@ -360,7 +360,7 @@ class Loop:
         """The reason why changes cannot be stored now, after a look at the database; None: they
         can."""
         if time.monotonic() > self._store_read_at + _STORE_POLL_S:
-            await asyncio.to_thread(self._store.look)
+            await asyncio.to_thread(self._store.inspect)
             self._store_read_at = time.monotonic()
         if self._store.failing is not None:
             # No other change may come for long, so check whether the disk has room again.
@@ -374,7 +374,7 @@ class Loop:
         if model.setback.rest_s:
             return
         try:
-            await self._endpoints.look(model)
+            await self._endpoints.update_watchers(model)
             for replica in model.replicas:
                 await self._steps.attend(model, replica, instances)
             if model.trial is not None:

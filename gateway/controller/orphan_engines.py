@@ -29,7 +29,7 @@ class OrphanEngines:
         self._wake = wake
         self._stopping: dict[str, SupervisedTask] = {}
 
-    def look(self, instances: Iterable[Instance], instance_names: Collection[str]) -> None:
+    def stop_orphans(self, instances: Iterable[Instance], instance_names: Collection[str]) -> None:
         """Stop instances that are not in `instance_names`.
 
         A plan is recorded before its engine starts, so a starting engine is never an orphan.

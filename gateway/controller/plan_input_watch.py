@@ -49,12 +49,12 @@ class PlanInputWatch:
 
     async def _look_safely(self, blocked_models: Sequence[ManagedModel]) -> None:
         try:
-            await self.look(blocked_models)
+            await self.compare_inputs(blocked_models)
         except Exception as error:
             # The slow look of each model still comes.
             log.warning("the inputs of plans could not be read", error=str(error))
 
-    async def look(self, blocked_models: Sequence[ManagedModel]) -> None:
+    async def compare_inputs(self, blocked_models: Sequence[ManagedModel]) -> None:
         """Compare with the last plan of each model, and let those look again whose plans may be
         others."""
         inputs = await self._reader.read(blocked_models)

@@ -220,7 +220,7 @@ def _bounded_change(match: re.Match[str], flag: str) -> _Change:
 
 
 def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
-    by_name: dict[str, _Change] = {}
+    change_by_name: dict[str, _Change] = {}
     bounds = [0, *(match.end() for match in _SENTENCE.finditer(message)), len(message)]
     for start, end in pairwise(bounds):
         sentence = message[start:end]
@@ -229,17 +229,17 @@ def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
             value = match["value"] or match["value2"] or match["value3"] or ""
             if name is None or _DEBUG_SETTING.search(name.strip("-")):
                 continue
-            if earlier_change := by_name.get(name):
+            if earlier_change := change_by_name.get(name):
                 if earlier_change.value and value and value not in earlier_change.value:
-                    by_name[name] = earlier_change._replace(
+                    change_by_name[name] = earlier_change._replace(
                         value=f"{earlier_change.value} or {value}"
                     )
                 continue
             change = _requested_change(sentence, match, name)
             if change is None:
                 continue
-            by_name[name] = _Change(change, name, value if change == "set" else "")
-    yield from by_name.values()
+            change_by_name[name] = _Change(change, name, value if change == "set" else "")
+    yield from change_by_name.values()
 
 
 def _setting_name(match: re.Match[str], flags: KnownFlags) -> str | None:

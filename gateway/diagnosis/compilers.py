@@ -36,10 +36,10 @@ def compiling(commands: Iterable[str]) -> str:
         if not _TOOLS.match(command):
             continue
         runs = True
-        for pattern, words in _MODULES:
+        for pattern, form in _MODULES:
             if match := pattern.search(command):
                 name = next((text for text in match.groups() if text), "")
-                modules.append(words.format(name.rstrip(".")).strip())
+                modules.append(form.format(name.rstrip(".")).strip())
                 break
     if modules:
         names = (

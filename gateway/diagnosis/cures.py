@@ -140,11 +140,11 @@ class Cures:
 
     def cure(self, case: Case) -> Cure:
         """The kind of cure of a case: that of its kind of failure, or of one of its levers."""
-        by_kind = self.remedies.get(case.kind, _NO_REMEDY).cure
+        kind_cure = self.remedies.get(case.kind, _NO_REMEDY).cure
         chosen_cure = next(
             (row.cure for row in self.rows.levers if row.cure and _holds(row, case)), None
         )
-        return chosen_cure or by_kind
+        return chosen_cure or kind_cure
 
     def line_circumstances(self, text: str) -> dict[str, Scalar]:
         """The circumstances that a line of a start shows."""
@@ -182,37 +182,43 @@ class Cures:
         `switch_named`: the message names the part, and not only a file of the traceback. The
         variables of a version that is not described are those of the next older one.
         """
-        by_version = self.rows.names(engine, "user_env") if engine else {}
-        if not by_version:
+        names_by_version = self.rows.names(engine, "user_env") if engine else {}
+        if not names_by_version:
             return {}
-        version = _nearest_version(version, by_version)
+        version = _nearest_version(version, names_by_version)
         files = [
             frame.rpartition(":")[0].rpartition("/")[2] for frame in shape.frames[-_PART_FRAMES:]
         ]
-        if switch := off_switch(shape.message, (), by_version[version]):
+        if switch := off_switch(shape.message, (), names_by_version[version]):
             return {"switch": switch, "switch_named": "yes"}
-        switch = off_switch("", files, by_version[version])
+        switch = off_switch("", files, names_by_version[version])
         return {"switch": switch} if switch else {}
 
     def version_settings(self, engine: str | None, version: str) -> VersionSettings | None:
         """The settings of an engine's version, or of the described one next to it."""
-        by_version = self.rows.flags(engine) if engine else {}
-        if not engine or not by_version:
+        flags_by_version = self.rows.flags(engine) if engine else {}
+        if not engine or not flags_by_version:
             return None
-        described_version = _nearest_version(version, by_version)
+        described_version = _nearest_version(version, flags_by_version)
         variables = self.rows.names(engine, "user_env").get(described_version, frozenset())
-        return VersionSettings(described_version, by_version[described_version], variables)
+        return VersionSettings(described_version, flags_by_version[described_version], variables)
 
     def foreign_flags(self, engine: str | None, version: str) -> frozenset[str]:
         """The flags of other versions of an engine that this version has not.
 
         Empty for a version before all described ones, of which nothing is known.
         """
-        by_version = self.rows.flags(engine) if engine else {}
-        if not version or not by_version or release(version) < min(map(release, by_version)):
+        flags_by_version = self.rows.flags(engine) if engine else {}
+        if (
+            not version
+            or not flags_by_version
+            or release(version) < min(map(release, flags_by_version))
+        ):
             return frozenset()
-        names = {name for flags in by_version.values() for name in flags}
-        return frozenset(names.difference(by_version[_nearest_version(version, by_version)]))
+        names = {name for flags in flags_by_version.values() for name in flags}
+        return frozenset(
+            names.difference(flags_by_version[_nearest_version(version, flags_by_version)])
+        )
 
     def feature(
         self, engine: str | None, version: str, shape: Shape, options: StartOptions
@@ -290,11 +296,15 @@ class Cures:
             if name.startswith("--") or name.isupper() or name.replace("_", "-") in (names or ())
         ]
         is_code = bool(names) and shape.exception in FAULTS
-        words = {flag.strip("-").replace("-", "_") for flag in flags}
+        flag_names = {flag.strip("-").replace("-", "_") for flag in flags}
         other_settings = (
             []
             if is_code
-            else [name for name in setting_texts if name.strip("-").replace("-", "_") not in words]
+            else [
+                name
+                for name in setting_texts
+                if name.strip("-").replace("-", "_") not in flag_names
+            ]
         )
         return {"settings": ", ".join((*flags, *other_settings))} if flags or other_settings else {}
 
@@ -341,8 +351,8 @@ class Cures:
         """
         kind = (engine or "").partition("-")[0]
         is_fault = shape.exception in FAULTS and _ends_in_engine(shape)
-        by_code = failure in _CODE_KINDS or (failure in _FAULT_KINDS and is_fault)
-        if kind not in ENGINES or not version or not by_code:
+        is_code_fault = failure in _CODE_KINDS or (failure in _FAULT_KINDS and is_fault)
+        if kind not in ENGINES or not version or not is_code_fault:
             return {}
         known_versions = self.rows.versions.get(kind, ())
         return code_versions(self.rows.history(kind), f"{kind}=={version}", shape, known_versions)
@@ -382,10 +392,10 @@ class Cures:
         return failure.evolve(steps=steps, cure=kind.cure)
 
 
-def _nearest_version(version: str, by_version: Iterable[str]) -> str:
+def _nearest_version(version: str, described_versions: Iterable[str]) -> str:
     """The described version whose settings a version has: itself, the next older one, or else the
     oldest; the newest of an unknown version."""
-    versions = sorted(by_version, key=release)
+    versions = sorted(described_versions, key=release)
     if version in versions or not version:
         return version or versions[-1]
     older_versions = [candidate for candidate in versions if release(candidate) < release(version)]
@@ -416,14 +426,14 @@ def _steps_and_advice(
 
     A row with a text and steps of its own needs neither the general steps nor other advice.
     """
-    by_text = isinstance(row, TextSignature)
+    is_text_row = isinstance(row, TextSignature)
     own_steps = remedy.fill_steps(row.steps, case)
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
-    advised = () if by_text and (own_steps or row_advice) else case.advice
+    advised = () if is_text_row and (own_steps or row_advice) else case.advice
     step_texts = (*advised, *leading)
-    step_texts += (*own_steps, *trailing) if by_text else (*trailing, *own_steps)
-    suffices = by_text and bool(own_steps)
+    step_texts += (*own_steps, *trailing) if is_text_row else (*trailing, *own_steps)
+    suffices = is_text_row and bool(own_steps)
     if not suffices:
         is_replaced = any(lever.replaces for lever in levers)
         general_steps = () if is_replaced else remedy.fill_steps(kind.steps, case)

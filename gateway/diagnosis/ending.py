@@ -38,24 +38,24 @@ def exit_failure(
             advice="Free memory, or use a smaller context.",
         )
     if code is None:
-        words, kind = "The engine is gone; its exit code was not seen", "exited"
+        ending_text, kind = "The engine is gone; its exit code was not seen", "exited"
     elif (number := -code if code < 0 else code - 128) in _CRASH_SIGNALS:
-        words, kind = f"The engine crashed in compiled code (signal {number})", "exited"
+        ending_text, kind = f"The engine crashed in compiled code (signal {number})", "exited"
     elif code < 0 or code in (137, 143):
-        words, kind = f"The engine was killed (signal {number})", "killed"
+        ending_text, kind = f"The engine was killed (signal {number})", "killed"
     elif code == 0:
         # SGLang as the first process of a container reports a dead scheduler like this.
         # So does one that was told to stop: by hand, or by a gateway before a restore.
-        words = "The engine ended with exit code 0, without an order of this gateway"
+        ending_text = "The engine ended with exit code 0, without an order of this gateway"
         kind = "exited"
     else:
-        words = f"The engine ended with exit code {code}"
+        ending_text = f"The engine ended with exit code {code}"
         kind = "exited" if was_ready else "unknown"
     stage = "while it was serving" if was_ready else f"while {phase}"
     return Failure(
         kind=kind,
         phase=phase,
-        message=f"{words} {stage}, and its log names no known cause.",
+        message=f"{ending_text} {stage}, and its log names no known cause.",
         line=last,
         culprit={} if code is None else {"exit_code": code},
         advice="Read the whole log with `fitserve logs`.",

@@ -328,12 +328,14 @@ class LogReader:
         if former_traceback.is_ignored or (
             evidence.is_serving and (is_bare or process.is_in_request)
         ):
-            by_worker = bool(
+            is_worker_fault = bool(
                 is_bare and line.level == "ERROR" and _COMPUTING_PROCESS.search(line.process)
             )
-            is_noted = (former_traceback.is_traced or by_worker) and not former_traceback.is_ignored
+            is_noted = (
+                former_traceback.is_traced or is_worker_fault
+            ) and not former_traceback.is_ignored
             if is_noted and evidence.disregards(process):
-                evidence.note_fault(self._unproven(text, shape), is_of_worker=by_worker)
+                evidence.note_fault(self._unproven(text, shape), is_of_worker=is_worker_fault)
             return True
         return False
 

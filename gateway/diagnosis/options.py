@@ -209,7 +209,9 @@ class StartOptions:
         return [
             (flag, value.strip("'\""))
             for flag, value in self._set_options().items()
-            if any(word in name for word in _words("", value) if len(word) >= _MIN_WORD_LETTERS)
+            if any(
+                word in name for word in _option_words("", value) if len(word) >= _MIN_WORD_LETTERS
+            )
         ]
 
     @property
@@ -249,7 +251,7 @@ class StartOptions:
             for flag, value in self._set_options().items()
             if not _NUMBER.fullmatch(value)
             and (
-                any(word in lower_text for word in _words(flag, value))
+                any(word in lower_text for word in _option_words(flag, value))
                 or any(_is_valued(part, lower_text) for part in (value, *self._parts.get(flag, ())))
             )
         ]
@@ -404,7 +406,7 @@ def _is_valued(value: str, text: str) -> bool:
     )
 
 
-def _words(flag: str, value: str) -> list[str]:
+def _option_words(flag: str, value: str) -> list[str]:
     """The words of an option's name and value that name a field."""
     words = [*flag.split("-"), *re.split(r"[\W_]+", value.lower())]
     return [

@@ -41,8 +41,8 @@ def expected_start(
     same_conditions = [
         start for start in same_engine if _is_agreement(conditions, start.conditions)
     ]
-    of_plan = [start for start in same_conditions if start.fingerprint == plan.fingerprint]
-    chosen_starts = (of_plan or same_conditions or same_engine)[-_RECENT_STARTS:]
+    plan_starts = [start for start in same_conditions if start.fingerprint == plan.fingerprint]
+    chosen_starts = (plan_starts or same_conditions or same_engine)[-_RECENT_STARTS:]
     if not chosen_starts:
         return None
     totals = [sum(start.phases.values()) for start in chosen_starts]
@@ -55,7 +55,7 @@ def expected_start(
         low_s=round(min(totals), 1),
         high_s=round(max(totals), 1),
         starts=len(chosen_starts),
-        grade="measured" if of_plan else "estimate",
+        grade="measured" if plan_starts else "estimate",
     )
 
 

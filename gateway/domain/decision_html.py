@@ -21,7 +21,9 @@ def decision_html(decision: Decision) -> str:
     parts = [f"<p><b>{_text(decision.model)}</b> on {_text(decision.hardware)}</p>"]
     if decision.plans:
         parts += [
-            f"<p>{_text(words)}</p>" for words in (decision.gpu_choice, decision.why_gpus) if words
+            f"<p>{_text(reason)}</p>"
+            for reason in (decision.gpu_choice, decision.why_gpus)
+            if reason
         ]
         parts += [_plans_table(decision.plans), _choices_table(decision.plans[0])]
     else:

@@ -91,11 +91,11 @@ class AllowedDevices(Value):
 
 def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
     """The UUIDs of the GPUs that FITSERVE_GPUS names."""
-    by_name = {str(gpu.index): gpu for gpu in hardware.gpus} | {
+    gpu_by_name = {str(gpu.index): gpu for gpu in hardware.gpus} | {
         gpu.uuid: gpu for gpu in hardware.gpus
     }
     devices = _parts(text)
-    missing_parts = [device for device in devices if device not in by_name]
+    missing_parts = [device for device in devices if device not in gpu_by_name]
     # A card that cannot be read now may be the missing one. The gateway still uses the others.
     if missing_parts and not any(" is left out: " in note for note in hardware.notes):
         present_gpus = ", ".join(f"{gpu.index} ({gpu.uuid}, {gpu.name})" for gpu in hardware.gpus)
@@ -110,7 +110,7 @@ def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
                 )
             ),
         )
-    return frozenset(by_name[device].uuid for device in devices if device in by_name)
+    return frozenset(gpu_by_name[device].uuid for device in devices if device in gpu_by_name)
 
 
 def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> frozenset[str]:

@@ -45,13 +45,13 @@ class Scheme(NamedTuple):
 
 
 def describe(scheme: Scheme) -> str:
-    """A scheme in a few words: `wna16 4-bit g128 act-order`."""
-    words: list[str] = [scheme.kind]
+    """A scheme in a few terms: `wna16 4-bit g128 act-order`."""
+    terms: list[str] = [scheme.kind]
     if scheme.kind in ("wna16", "w8a16", "w4a8"):
-        words += [f"{scheme.bits}-bit", "channel" if scheme.group < 0 else f"g{scheme.group}"]
-        words += ["act-order"] if scheme.act_order else []
-        words += [] if scheme.symmetric else ["zero points"]
-    return " ".join(words)
+        terms += [f"{scheme.bits}-bit", "channel" if scheme.group < 0 else f"g{scheme.group}"]
+        terms += ["act-order"] if scheme.act_order else []
+        terms += [] if scheme.symmetric else ["zero points"]
+    return " ".join(terms)
 
 
 class LinearShape(NamedTuple):

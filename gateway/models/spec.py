@@ -179,7 +179,10 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     experts = [linear for linear in plan.linears if linear.experts and linear.shard == "expert_row"]
     if not experts:
         return None
-    per_token, max_experts = _per_token(plan, fields), max(linear.experts for linear in experts)
+    per_token, max_experts = (
+        _experts_per_token(plan, fields),
+        max(linear.experts for linear in experts),
+    )
     if per_token > max_experts:
         raise BadModel(
             f"config.json of {fields.source} sends each token to {per_token} experts of"
@@ -193,7 +196,7 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     )
 
 
-def _per_token(plan: Blueprint, fields: Fields) -> int:
+def _experts_per_token(plan: Blueprint, fields: Fields) -> int:
     nested = fields.config.get("ffn_config")  # of DBRX
     if isinstance(nested, Mapping) and "moe_top_k" in nested:
         return Fields(nested, fields.source).integer("moe_top_k")

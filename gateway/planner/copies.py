@@ -176,6 +176,6 @@ def _clocked_machine(
 
 def _table(inputs: PlanningInput, pace: SpeedKnowledge, kind: str) -> SpeedTable:
     if ("table", kind) not in inputs.clocks:
-        inputs.clocks["table", kind] = pace.table.for_kind(kind)
+        inputs.clocks["table", kind] = pace.table.kind_table(kind)
     table: SpeedTable = inputs.clocks["table", kind]
     return table

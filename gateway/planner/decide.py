@@ -120,8 +120,8 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
     """The machine with the GPUs that may be used and that the wish names. Raises BadRequest."""
     if not isinstance(wish.gpus, tuple):
         return hardware.usable()
-    by_number = {str(gpu.index): gpu.uuid for gpu in hardware.gpus}
-    uuids = tuple(by_number.get(name, name) for name in wish.gpus)
+    uuid_by_number = {str(gpu.index): gpu.uuid for gpu in hardware.gpus}
+    uuids = tuple(uuid_by_number.get(name, name) for name in wish.gpus)
     present_uuids = {gpu.uuid for gpu in hardware.gpus}
     if missing_uuids := [uuid for uuid in uuids if uuid not in present_uuids]:
         gpu_list = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"

@@ -277,14 +277,14 @@ def _candidates(engines: dict[EngineRef, list[str]], *, has_one_rank: bool) -> s
 
     has_one_rank: every candidate of the machine has one rank, so no sizes are named.
     """
-    by_sizes: dict[str, dict[str, list[str]]] = {}
+    kinds_by_sizes: dict[str, dict[str, list[str]]] = {}
     for engine, sizes in engines.items():
-        kinds = by_sizes.setdefault(",".join(sizes), {})
+        kinds = kinds_by_sizes.setdefault(",".join(sizes), {})
         kinds.setdefault(engine.kind, []).append(engine.version)
     return "; ".join(
         "; ".join(f"{kind}=={', '.join(versions)}" for kind, versions in kinds.items())
         + ("" if has_one_rank else f" TP={sizes}")
-        for sizes, kinds in by_sizes.items()
+        for sizes, kinds in kinds_by_sizes.items()
     )
 
 

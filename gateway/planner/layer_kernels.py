@@ -34,7 +34,7 @@ class ObservedRefusals:
             scope: place for place, (scope, _) in reversed(list(enumerate(self._refusals)))
         }
 
-    def words(self, layer: tuple[tuple[str, str], ...]) -> str | None:
+    def refusal_text(self, layer: tuple[tuple[str, str], ...]) -> str | None:
         """The words of the first refusal whose whole scope is true of the layer."""
         parts = (
             frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size)
@@ -231,7 +231,7 @@ def _linear_kernel(
     def refused_before(kernel: str) -> str | None:
         if not refusals:
             return None
-        return refusals.words(
+        return refusals.refusal_text(
             (("scheme", describe(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
         )
 

@@ -37,7 +37,7 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
         raise Refused("unsafe_media", f"{opens}, and this model takes nothing else", source)
     if not inputs.wish.text_only and not engine.text_only.keys() <= named_flags.keys():
         reason = (
-            f"it would serve text only, and this model also takes {_words(media)}: {opens};"
+            f"it would serve text only, and this model also takes {_media_text(media)}: {opens};"
             " --text-only (text_only) accepts that"
         )
         raise Refused("text_only", reason, f"profile {engine.ref}")
@@ -88,7 +88,7 @@ def _flag_values(args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
 
 
-def _words(media: tuple[str, ...]) -> str:
+def _media_text(media: tuple[str, ...]) -> str:
     return f"{', '.join(media[:-1])} and {media[-1]}" if len(media) > 1 else media[0]
 
 

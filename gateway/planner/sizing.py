@@ -162,7 +162,7 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
         (argument.removeprefix(flag) for argument in restored.argv if argument.startswith(flag)),
         None,
     )
-    if share is not None and beside_bytes == restored.memory.beside_bytes:
+    if share is not None and beside_bytes == restored.memory.unshared_bytes:
         return rules.budget_of_share(footprint, float(share))._replace(
             bytes=restored.memory.budget_bytes
         )
@@ -302,7 +302,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     if seqs is not batch.seqs:
         batch = batch._replace(seqs=seqs)
         footprint = _footprint(candidate, batch)
-    scope = candidate.scope | {"budget": bounds.words}
+    scope = candidate.scope | {"budget": bounds.limit_text}
     estimate = rules.divide_budget(footprint, bounds.bytes)
     memory = _correct_memory(footprint, estimate, batch)
     batch = batch._replace(seqs=limit_to_states(footprint, batch.seqs, memory.kv_bytes))
@@ -311,11 +311,11 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     if used_bytes > bounds.bytes:
         is_learned = rules.used_bytes(footprint, estimate) < used_bytes
         verb_text = "were needed here" if is_learned else "are needed"
-        available_words = f"and {gib(bounds.bytes)} are available ({bounds.words})"
+        available_words = f"and {gib(bounds.bytes)} are available ({bounds.limit_text})"
         if gib(used_bytes) == gib(bounds.bytes):
             available_words = (
                 f"{math.ceil((used_bytes - bounds.bytes) / MIB)} MiB more than are available"
-                f" ({bounds.words})"
+                f" ({bounds.limit_text})"
             )
         reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {available_words}"
         raise Refused(
@@ -372,7 +372,7 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """
     candidate = footprint.candidate
-    if not candidate.inputs.facts.of_kind("needs_memory"):
+    if not candidate.inputs.facts.select_kind("needs_memory"):
         return memory
     scope = candidate.scope | batch_scope(
         batch.tokens.value, batch.seqs.value, is_eager=batch.eager.value

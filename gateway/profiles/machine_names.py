@@ -65,7 +65,7 @@ def terms_of(
             key=lambda card: (
                 _compact_name(card.name.lower()) != _compact_name(words),
                 -preference(card),
-                len(_words(card)),
+                len(_card_words(card)),
             ),
         )
         alternatives = tuple(card.name for card in candidates if card is not best_card)
@@ -108,13 +108,13 @@ def _fitting_cards(text: str, cards: Sequence[Card]) -> list[Card]:
     return [
         card
         for card in cards
-        if _covers(words := _words(card), compact, card)
+        if _covers(words := _card_words(card), compact, card)
         # `4070 ti` is no `4070 ti super`, and `4060` no `4060 ti`.
         and all(mark in compact for mark in _SUFFIXES & words)
     ]
 
 
-def _words(card: Card) -> frozenset[str]:
+def _card_words(card: Card) -> frozenset[str]:
     words = frozenset(_WORD.findall(card.name.lower()))
     return words | {"sxm" for word in words if word.startswith("sxm")}
 

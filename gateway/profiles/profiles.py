@@ -282,13 +282,13 @@ class Profiles(ProfileTables):
                 fields["linear"] = self._add_shared_kernels(ref, linear)
             choices = self.engine(ref).choices
             for name in fields.keys() & {choice.of for choice in choices}:
-                of_file = [choice for choice in choices if choice.of == name]
+                file_choices = [choice for choice in choices if choice.of == name]
                 other_rules = {
                     choice.rules: getattr(self._rules(choice.rules), name)
-                    for choice in of_file
+                    for choice in file_choices
                     if choice.rules
                 }
-                fields[name] = fields[name].add_choices(of_file, other_rules)
+                fields[name] = fields[name].add_choices(file_choices, other_rules)
             self._known_rules[ref] = kind(**fields) if fields else None
         return self._known_rules[ref]
 
@@ -324,11 +324,11 @@ class Profiles(ProfileTables):
             if "==" in want:
                 refs.append(self.engine(want).ref)
             else:
-                of_kind = [ref for ref in self.engine_files if ref.partition("==")[0] == want]
-                if not of_kind:
+                kind_refs = [ref for ref in self.engine_files if ref.partition("==")[0] == want]
+                if not kind_refs:
                     kinds = ", ".join(sorted({ref.partition("==")[0] for ref in self.engine_files}))
                     raise NotFound(f"There is no engine {want}.", hint=f"Known kinds: {kinds}.")
-                refs.extend(of_kind)
+                refs.extend(kind_refs)
         return [
             self.engine(ref)
             for ref in refs or self.engine_files

@@ -273,8 +273,8 @@ class ProfileTables:
 
     def _names_by_version(self, kind: str, field: str) -> dict[str, frozenset[str]]:
         """The names in a field of each described version of a kind of engine, by version."""
-        by_version = self._entries_by_version(kind, field)
-        return {version: frozenset(entries) for version, entries in by_version.items()}
+        entries_by_version = self._entries_by_version(kind, field)
+        return {version: frozenset(entries) for version, entries in entries_by_version.items()}
 
     def _flags_by_version(self, kind: str) -> dict[str, dict[str, Any]]:
         """The flags of each described version of a kind of engine, as its profile has them."""

@@ -32,7 +32,7 @@ def engine_request(
         body = request_body.replace_model_name(endpoint, upload.form, body, name)
     renames = replica.thoughts != thoughts.NAME and endpoint.name == "chat"
     if renames:
-        body = thoughts.for_engine(body)
+        body = thoughts.rename_for_engine(body)
     if (
         call.stores
         and not replica.is_remote

@@ -392,7 +392,7 @@ async def _start_events(
         events, loop.fleet.models, front.gpus, lambda: keyring.stored_keys, front.settings
     )
     removed_events = await asyncio.to_thread(observer.begin, store)
-    loop.on_pass = observer.look
+    loop.on_pass = observer.report_changes
     observer.start(removed_events)
     return events, observer
 

@@ -118,7 +118,7 @@ class Database:
             if self._mirror is not None:
                 self._mirror.add(statements, self.connection)
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Inspect the file, and put the last good state back once a damaged file rests.
 
         Call it every few seconds: it does little while nothing changes.
@@ -127,7 +127,7 @@ class Database:
             return
         with suppress(StoreError), self._translate_errors("read"), self._lock:
             if (
-                self._mirror.look(self.connection)
+                self._mirror.inspect(self.connection)
                 and (content := self._mirror.content()) is not None
             ):
                 self.connection.close()

@@ -75,7 +75,7 @@ class Mirror:
         except sqlite3.Error as error:
             log.warning("the mirror of the database could not be written", error=str(error))
 
-    def look(self, source: sqlite3.Connection) -> bool:
+    def inspect(self, source: sqlite3.Connection) -> bool:
         """Inspect the file. Returns whether it is damaged and rests, so that it can be replaced."""
         now, stamp = time.monotonic(), database_files.stamp(self.path)
         if self.damage is not None:

@@ -63,10 +63,10 @@ class Store:
         """Test by an empty change whether writing works again. Raises StoreError."""
         self._database.check()
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Inspect the file, which others may damage, and repair it. Call it every few seconds."""
         if not self.returns:
-            self._database.look()
+            self._database.inspect()
         elif self._database.return_to_file():
             self.problem, self.returns = None, False
             log.info("the database can be written again; changes are accepted", file=str(self.path))
@@ -149,7 +149,7 @@ class Store:
         with self._database.change() as db:
             row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
             if row is not None:
-                raise Conflict.of_model(wish.name, is_leaving=bool(row[0]))
+                raise Conflict.name_error(wish.name, is_leaving=bool(row[0]))
             db.execute(
                 "INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)",
                 (wish.name, wish.model_dump_json(), now_s),

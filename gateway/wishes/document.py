@@ -29,7 +29,7 @@ class Mistake(NamedTuple):
     place: Position
     text: str
 
-    def words(self, file: Path) -> str:
+    def describe_in(self, file: Path) -> str:
         return f"{file}:{self.place.line}:{self.place.column}: {self.text}"
 
 

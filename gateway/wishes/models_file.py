@@ -76,7 +76,7 @@ def load(path: Path) -> ModelsFile:
                 mistakes += outcome
         mistakes += _name_mistakes(document, wishes)
     if mistakes:
-        lines = [mistake.words(path) for mistake in sorted(mistakes)[:_MAX_PROBLEMS]]
+        lines = [mistake.describe_in(path) for mistake in sorted(mistakes)[:_MAX_PROBLEMS]]
         rest_line = (
             [f"... and {len(mistakes) - _MAX_PROBLEMS} more"]
             if len(mistakes) > _MAX_PROBLEMS

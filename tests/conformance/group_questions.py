@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.vllm.inside import answers as vllm_answers
 from tests.conformance.group_cases import CAPABILITIES, Groups, groups
 from tests.conformance.layer_cases import case
@@ -36,7 +36,7 @@ def _answer(group: Groups) -> Any:
     try:
         answer = vllm_answers.answer_of(files, command)
     except Exception as error:  # an engine's refusal is an answer
-        return {"refused": words(error)[:200]}
+        return {"refused": error_text(error)[:200]}
     return {"weights": answer["weights"], "experts": experts_of(answer)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.sglang.inside import answers as sglang_answers
 from tests.conformance.group_cases import CAPABILITIES, Groups, groups
 from tests.conformance.group_questions import experts_of
@@ -40,5 +40,5 @@ def _answer(version: str, group: Groups) -> Any:
     try:
         answer = sglang_answers.answer_of(files, command)
     except Exception as error:  # an engine's refusal is an answer
-        return {"refused": words(error)[:200]}
+        return {"refused": error_text(error)[:200]}
     return {"weights": answer["weights"], "experts": experts_of(answer)}

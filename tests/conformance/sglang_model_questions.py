@@ -20,7 +20,7 @@ import importlib
 import json
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.sglang.inside import answers as sglang_answers
 from tests.conformance import sglang_attention_questions, sglang_moe_questions
 from tests.conformance.model_cases import ONLINE, config, pooling, triples
@@ -97,7 +97,7 @@ def _of_rank(model: str, quant: str, tp: int) -> Any:
     try:
         answer = sglang_answers.answer_of(files, argv(model, quant, tp))
     except Exception as error:  # an engine's refusal is an answer
-        return words(error)[:160]
+        return error_text(error)[:160]
     kv = answer["kv"]
     return {
         "layers": [_layer(row) for row in answer["kernels"]],

@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.inside.meta import folder_of
 from gateway.engines.sglang.inside.attention import record_backends
 from gateway.engines.sglang.inside.model import arguments_of, configured_of, meta, model_of
@@ -44,7 +44,7 @@ def _answer(stages: Stages) -> Any:
                 for stage in range(stages.count)
             ]
     except Exception as error:  # an engine's refusal is an answer
-        return {"refused": words(error)[:200]}
+        return {"refused": error_text(error)[:200]}
 
 
 def _stage_bytes(folder: str, command: list[str], stage: int) -> int:

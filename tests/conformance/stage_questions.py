@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.inside.meta import folder_of
 from gateway.engines.vllm.inside import answers as vllm_answers
 from gateway.engines.vllm.inside import model as vllm_model
@@ -47,7 +47,7 @@ def _answer(stages: Stages) -> Any:
             )
             return [_stage_bytes(arguments, stage) for stage in range(stages.count)]
     except Exception as error:  # an engine's refusal is an answer
-        return {"refused": words(error)[:200]}
+        return {"refused": error_text(error)[:200]}
 
 
 def _stage_bytes(config: Any, stage: int) -> list[int]:

@@ -13,7 +13,7 @@ import importlib
 import json
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.vllm.inside import answers as vllm_answers
 from tests.conformance.model_cases import OLDER_BEFORE
 from tests.conformance.start_cases import CAPABILITIES, Start, config, starts
@@ -46,7 +46,7 @@ def _answer(start: Start) -> dict[str, Any]:
     try:
         answer = vllm_answers.answer_of(files, argv)
     except Exception as error:  # an engine's refusal is an answer
-        return {"refused": words(error)[:200]}
+        return {"refused": error_text(error)[:200]}
     backends = sorted({row["backend"] for row in answer["attention"]})
     return {
         "dtype": answer["settled"]["dtype"],

@@ -61,7 +61,7 @@ def checkpoints() -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
 
 def plan_starts(engine: str) -> tuple[int, str, list[Start]]:
     """The machine's GPUs, and every plan for it."""
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     _, machine = planner.machine(MACHINES[engine])
     profile = planner.profiles.engine(engine)
     rules, starts = planner.profiles.rules([profile]), []

@@ -174,7 +174,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(SEED))
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     planner.profiles = Profiles(learned_path=tmp_path / "learned")
     request = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
     forecast = planner.decide(request, "2x3090")

@@ -11,7 +11,7 @@ from gateway.errors import FitserveError
 from gateway.proxy.api.protocol import anthropic_error
 from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.api.usage_block import structured_usage
-from gateway.proxy.bodies.thoughts import for_engine
+from gateway.proxy.bodies.thoughts import rename_for_engine
 from gateway.proxy.client_answer import BufferedAnswer
 from gateway.proxy.meter import usage
 from tests.support.paths import ROOT
@@ -47,7 +47,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "error for Anthropic's API": lambda data: anthropic_error(500, data),
     "error as an event": _event_reader("openai"),
     "error as an event of Anthropic's": _event_reader("anthropic"),
-    "thoughts": lambda data: for_engine(b'{"messages":[{"reasoning_content":%b}]}' % data),
+    "thoughts": lambda data: rename_for_engine(b'{"messages":[{"reasoning_content":%b}]}' % data),
 }
 
 

@@ -128,7 +128,7 @@ def status(as_json: Json = False) -> None:
         return
     print_table(
         ("MACHINE", "STATE", "ADDRESS", "GPUS", "ENGINES", "GATEWAY"),
-        [_row(machine) for machine in machine_views(states, views)],
+        [_machine_row(machine) for machine in machine_views(states, views)],
     )
 
 
@@ -149,7 +149,7 @@ def drain(
     )
 
 
-def _row(machine: MachineView) -> tuple[object, ...]:
+def _machine_row(machine: MachineView) -> tuple[object, ...]:
     if not machine.address:
         return machine.name, machine.state, "", "", "", ""
     gpus = ", ".join(machine.gpus) or "none"

@@ -41,7 +41,7 @@ class CommandNode(NamedTuple):
     options: tuple[Option, ...]
 
     @property
-    def words(self) -> list[str]:
+    def candidates(self) -> list[str]:
         return [*self.commands, *(name for option in self.options for name in option.names)]
 
 
@@ -131,7 +131,7 @@ def fish(nodes: list[CommandNode]) -> str:
 
 def _word_entries(nodes: list[CommandNode], form: str) -> str:
     return " ".join(
-        form.format(shlex.quote(" ".join(node.path)), shlex.quote(" ".join(node.words)))
+        form.format(shlex.quote(" ".join(node.path)), shlex.quote(" ".join(node.candidates)))
         for node in nodes
     )
 

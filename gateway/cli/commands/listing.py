@@ -50,7 +50,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "DETAIL",
     )
     now_s = time.time()
-    full_rows = [_row(view, numbers, now_s) for view in listing["data"]]
+    full_rows = [_model_row(view, numbers, now_s) for view in listing["data"]]
     head, rows = drop_column(full_head, full_rows, "GPUS", ("CPU", "-"))
     # The state and the reason count more than times, which `fitserve show` has too.
     names = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
@@ -142,7 +142,7 @@ def _entry(view: Any, revisions: list[Any]) -> dict[str, Any]:
     }
 
 
-def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]:
+def _model_row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]:
     planned_replicas = [replica for replica in view["replicas"] if replica["engine"]]
     ready_replicas = [replica for replica in planned_replicas if replica["state"] == "ready"]
     replicas = ready_replicas or planned_replicas

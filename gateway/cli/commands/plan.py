@@ -45,7 +45,7 @@ def _list_hardware(value: str | None) -> str | None:
     from gateway.cli.present import show_hardware_names
     from gateway.planner.service.offline import OfflinePlanner
 
-    profiles = OfflinePlanner.from_environment().profiles
+    profiles = OfflinePlanner.read_environment().profiles
     show_hardware_names(profiles.snapshot_names(), profiles.card_table.cards)
     raise typer.Exit
 
@@ -138,7 +138,7 @@ def _plan_here(wish: Wish) -> Decision:
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.store.recovery import records_at_rest
 
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     startable = _startable(wish, planner.profiles)
     facts, starts = records_at_rest(startable.data / "fitserve.db")
     decision = planner.decide_here(wish, startable, facts)
@@ -185,7 +185,7 @@ def _neighbourhood(wish: Wish, hardware: str | None, network: str | None) -> Nei
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.store.recovery import records_at_rest
 
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     if network or (hardware and planner.profiles.cluster(hardware, None) is not None):
         usage_error("Several models are planned together for one machine only.")
     name, machine = planner.machine(hardware)
@@ -205,7 +205,7 @@ def _plan_for_cluster(
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.profiles.cluster_forms import network_of
 
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
     if cluster is None:
         return None
@@ -220,7 +220,7 @@ def _plan_for_snapshot(wish: Wish, hardware: str) -> Decision:
     """The decision for a machine by its name or file."""
     from gateway.planner.service.offline import OfflinePlanner
 
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     name, machine = planner.machine(hardware)
     _say_assumptions(name, machine)
     decision = planner.decide_on(wish, name, machine, include_alternatives=True)
@@ -307,7 +307,7 @@ def _add_image_engine(wish: Wish) -> Wish:
         add_image_engine(
             wish,
             allowed_images(),
-            OfflinePlanner.from_environment().profiles,
+            OfflinePlanner.read_environment().profiles,
             inquirer(image=wish.image),
         )
     )
@@ -321,7 +321,7 @@ def _plan_with_check(wish: Wish, hardware: str | None) -> Decision:
     from gateway.cli.engine_inquiry import inquirer
     from gateway.planner.service.offline import OfflinePlanner
 
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     name, machine = planner.machine(hardware)
     startable = _startable(wish, planner.profiles) if hardware is None else None
     decision, inquiry = asyncio.run(
@@ -338,7 +338,7 @@ def _decisions(
     """The considered engines and the decision for each model and machine (None: this one)."""
     from gateway.planner.service.offline import OfflinePlanner
 
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     snapshots = [planner.machine(name) for name in machines]
     decisions = []
     for model_wish in (wish.evolve(source=model) for model in models):

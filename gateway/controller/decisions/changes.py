@@ -283,8 +283,8 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.model.revision:
         yield "commit", plan.model.revision
     yield "GPUs", ", ".join(plan.gpus) or "none"
-    for name, words in _CHOICES:
-        yield words, str(getattr(plan, name).value)
+    for name, label in _CHOICES:
+        yield label, str(getattr(plan, name).value)
     yield "KV cache", f"{gib(plan.memory.kv_bytes)}, {plan.memory.kv_tokens:,} tokens"
     if plan.speed is not None:
         yield "tokens/s, one request", f"{plan.speed.stream.value:.0f} ({plan.speed.grade})"

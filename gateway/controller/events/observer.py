@@ -135,7 +135,7 @@ class Observer:
         if self._looking is not None:
             await self._looking.close()
 
-    def look(self) -> None:
+    def report_changes(self) -> None:
         """Look after a pass; at most a few times in a second. Never raises."""
         wait_s = self._next - time.monotonic()
         if wait_s <= 0:

@@ -498,7 +498,9 @@ class Fleet:
             has_failed = bool(model.replicas) and all(
                 replica.status.state in _FAILED_STATES for replica in model.replicas
             )
-            raise Conflict.of_model(wish.name, is_leaving=model.is_deleting, has_failed=has_failed)
+            raise Conflict.name_error(
+                wish.name, is_leaving=model.is_deleting, has_failed=has_failed
+            )
         self.check_names(wish)
 
     def check_names(self, wish: Wish) -> None:

@@ -244,11 +244,11 @@ class ReplicaState:
         """The instance of the live attempt; without one, a left-over instance of an ended
         attempt."""
         attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
-        by_name = {instance.name: instance for instance in instances}
+        instance_by_name = {instance.name: instance for instance in instances}
         leftovers = [
-            by_name[attempt.instance_name]
+            instance_by_name[attempt.instance_name]
             for attempt in attempts
-            if attempt.instance_name in by_name
+            if attempt.instance_name in instance_by_name
         ]
         if not leftovers or self.attempt is None or leftovers[0].attempt == self.attempt.id:
             return leftovers[0] if leftovers else None

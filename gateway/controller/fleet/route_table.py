@@ -52,16 +52,16 @@ def route_table(
         for alias in model.wish.aliases
         if alias not in routes
     }
-    by_name = {
+    routes_by_name = {
         alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()
     }
     for name, model in fleet.models.items():
         for adapter, source in model.wish.loras.items():
             card = replace(routes[name].card, adapter=source)
-            by_name.setdefault(
+            routes_by_name.setdefault(
                 adapter, replace(routes[name], name=adapter, alias_of=name, card=card)
             )
-    return RouteTable({**by_name, **routes})
+    return RouteTable({**routes_by_name, **routes})
 
 
 def _route(

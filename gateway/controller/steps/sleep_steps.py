@@ -253,7 +253,7 @@ class SleepSteps:
         answer = await watcher.client.post(f"{watcher.url}{path}", {}, self._patience_s)
         if answer.status != 200:
             raise NoAnswerError(
-                f"answers {path.partition('?')[0]} with {answer.status} {answer.words}"
+                f"answers {path.partition('?')[0]} with {answer.status} {answer.excerpt}"
             )
 
     async def _save(self, replica: ReplicaState, attempt: Attempt, *facts: Fact) -> None:

@@ -95,7 +95,7 @@ class StartGate:
         self._looked = asyncio.Event()
         self._was_seen_once = False
 
-    def look(self, instances: Iterable[Instance]) -> None:
+    def note_engines(self, instances: Iterable[Instance]) -> None:
         """Note the present engines. No engine starts before the first look."""
         now, former_holders = time.monotonic(), self._holders
         running_names = {instance.name for instance in instances if instance.state == "running"}
@@ -163,7 +163,7 @@ class StartGate:
                 attempt, start, report
             ):
                 if obstacle is not None:
-                    report(await self._words(obstacle))
+                    report(await self._obstacle_text(obstacle))
                     await self._looked.wait()
                 if (copy_failure := self._engines.copy_failure(attempt)) is not None:
                     message = f"Another copy with this plan failed first: {copy_failure.message}"
@@ -286,7 +286,7 @@ class StartGate:
             self._limit_s,
         )
 
-    async def _words(self, obstacle: Blocked) -> str:
+    async def _obstacle_text(self, obstacle: Blocked) -> str:
         if obstacle.gpu is None:
             return f"waits for {obstacle.model}, which {obstacle.activity}"
         if obstacle.gpu not in self._numbers:  # each reading of the machine takes part of a second

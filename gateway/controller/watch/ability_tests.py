@@ -34,7 +34,8 @@ async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: s
         )
         if answer.status != 200:
             return Ability(
-                state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}"
+                state="not proven",
+                evidence=f"the engine answered {answer.status}: {answer.excerpt}",
             )
         choices = (await answer.read(ChatCompletion)).choices
     except NoAnswerError as error:

@@ -51,7 +51,7 @@ class EngineResponse:
     body: bytes
 
     @property
-    def words(self) -> str:
+    def excerpt(self) -> str:
         """The beginning of the body, cleaned for display."""
         text = clean(self.body[:_EXCERPT_CHARACTERS].replace(b"\r", b" ").replace(b"\n", b" "))
         return "".join(char if char.isprintable() else " " for char in text)

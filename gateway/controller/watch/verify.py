@@ -287,11 +287,11 @@ async def _transcribes(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
-    if answer.status != 200 and DEAF.search(answer.words):
+    if answer.status != 200 and DEAF.search(answer.excerpt):
         raise _Refuted(
             "package",
             "The engine cannot read sound: its environment lacks the packages soundfile and av.",
-            answer.words,
+            answer.excerpt,
             advice=(
                 "Install them beside the engine (`pip install 'vllm[audio]'`), or choose an image"
                 " that has them (--image)."
@@ -326,7 +326,7 @@ async def _post(
 
 def _check_status(answer: EngineResponse) -> EngineResponse:
     if answer.status != 200:
-        text = answer.words
+        text = answer.excerpt
         raise _Refuted(
             "verification_failed",
             f"The engine answered {answer.status} to a plain request: {text}",
@@ -347,4 +347,4 @@ async def _read(answer: EngineResponse, kind: type[T]) -> T:
     try:
         return await answer.read(kind)
     except NoAnswerError as error:
-        raise _Refuted("gibberish", f"The engine {error}.", answer.words) from None
+        raise _Refuted("gibberish", f"The engine {error}.", answer.excerpt) from None

@@ -28,7 +28,7 @@ def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> 
     files: names of the innermost files of the traceback.
     variables: of the engine's version.
     """
-    texts = [_words(message), *map(_words, files)]
+    texts = [_split_words(message), *map(_split_words, files)]
     switches: list[tuple[int, str]] = []
     for variable in variables:
         words = _PREFIX.sub("", variable).split("_")
@@ -42,7 +42,7 @@ def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> 
     return min(switches, key=lambda item: (-item[0], item[1]))[1] if switches else ""
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """The words of a text: `DeepGEMM`, `deep_gemm` and `Deep GEMM` are two words each."""
     return [
         word for name in re.findall(r"[A-Za-z0-9]+", text) for word in map(str.lower, _split(name))

@@ -36,7 +36,7 @@ class KnownFacts:
             if "fingerprint" in fact.scope:
                 self._plans.setdefault(fact.scope["fingerprint"], []).append(fact)
 
-    def of_kind(self, kind: str) -> list[Fact]:
+    def select_kind(self, kind: str) -> list[Fact]:
         return self._kinds.get(kind, [])
 
     def holding(self, kind: str, subject: Mapping[str, str | None]) -> Iterator[Fact]:
@@ -53,7 +53,7 @@ class KnownFacts:
         """Whether a fact of this kind can hold for this value of a scope's name. Cheaper than
         `holding`."""
         if (kind, name) not in self._values:
-            self._values[kind, name] = {fact.scope.get(name) for fact in self.of_kind(kind)}
+            self._values[kind, name] = {fact.scope.get(name) for fact in self.select_kind(kind)}
         values = self._values[kind, name]
         return value in values or None in values
 
@@ -73,7 +73,7 @@ class KnownFacts:
         """Whether there are facts about plans."""
         return bool(self._plans)
 
-    def of_plan(self, fingerprint: str) -> list[Fact]:
+    def select_plan(self, fingerprint: str) -> list[Fact]:
         return self._plans.get(fingerprint, [])
 
 

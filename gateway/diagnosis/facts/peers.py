@@ -22,7 +22,7 @@ P2P_SWITCH = ("NCCL_P2P_DISABLE", "1")
 
 def failing_links(facts: KnownFacts, engine: Engine, gpus: Iterable[Gpu]) -> Mapping[str, Fact]:
     """The links that fail between some GPUs of this group, each with its fact."""
-    failures = facts.of_kind("peers_fail")
+    failures = facts.select_kind("peers_fail")
     uuids = {gpu.uuid for gpu in gpus} if failures else set()
     links: dict[str, Fact] = {}
     for fact in failures:

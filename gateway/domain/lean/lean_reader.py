@@ -96,8 +96,10 @@ def _fields_reader(kind: Any, is_trusted: bool) -> Callable[[dict[str, Any]], di
 def _rename_fields(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
     """The data by the names of fields, of data by their other names."""
     renamed = {aliases.get(name, name): value for name, value in data.items()}
-    by_name = not kind.model_config.get("populate_by_name") and data.keys() & set(aliases.values())
-    if by_name or len(renamed) < len(data):
+    has_field_names = not kind.model_config.get("populate_by_name") and data.keys() & set(
+        aliases.values()
+    )
+    if has_field_names or len(renamed) < len(data):
         raise Inexact("a field by a name that it does not have, or by two")
     return renamed
 
@@ -385,20 +387,20 @@ def _union(kinds: tuple[Any, ...], is_trusted: bool) -> Reader | None:
     readers = [reader_of(kind, is_trusted) for kind in kinds]
     if all(reader is None for reader in readers):
         return None
-    by_type: dict[type, Reader | None] = {}
+    reader_by_type: dict[type, Reader | None] = {}
     for kind, reader in zip(kinds, readers, strict=True):
         for exact_type in _exact_types(kind):
-            by_type[exact_type] = (
-                _refuse_all if by_type.get(exact_type, reader) != reader else reader
+            reader_by_type[exact_type] = (
+                _refuse_all if reader_by_type.get(exact_type, reader) != reader else reader
             )
-    if float in by_type:  # a whole number is a float where the union has no int
-        by_type.setdefault(int, by_type[float])
+    if float in reader_by_type:  # a whole number is a float where the union has no int
+        reader_by_type.setdefault(int, reader_by_type[float])
     classes = tuple(kind for kind in kinds if isinstance(kind, type))
 
     def read(value: Any) -> Any:
         kind = type(value)
-        if kind in by_type:
-            reader = by_type[kind]
+        if kind in reader_by_type:
+            reader = reader_by_type[kind]
             return value if reader is None else reader(value)
         if isinstance(kind, ValueType) and isinstance(value, classes):
             return value

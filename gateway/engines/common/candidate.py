@@ -46,7 +46,7 @@ from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
-from gateway.variables import words
+from gateway.variables import env_line
 
 
 class Candidate(FrozenRecord, frozen=True, dict=True):
@@ -185,7 +185,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
             if variant.pp > 1
             else {}
         )
-        return scope | ({"env": words(env)} if (env := self.inputs.wish.env) else {})
+        return scope | ({"env": env_line(env)} if (env := self.inputs.wish.env) else {})
 
     def weights_bytes(self) -> int:
         """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said.
@@ -251,11 +251,11 @@ class Footprint(FrozenRecord, frozen=True, eq=False):
 
 
 class Budget(NamedTuple):
-    """Bytes per device, the flags that say so, and the same in `words` (also a fact's scope)."""
+    """Bytes per device, the flags that say so, and the same in `limit_text` (also a fact's scope)."""
 
     bytes: int
     flags: dict[str, Scalar]
-    words: str
+    limit_text: str
     warning: str = ""
 
 

@@ -35,7 +35,7 @@ from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.engines.common.speed.measured import Measured
 from gateway.models.drafter import Drafter
 from gateway.models.parameters import parameter_count
-from gateway.variables import words
+from gateway.variables import env_line
 
 # Memory that the driver keeps: 615 MiB of an H200. CUDA's total is NVML's total less this; the
 # engine's share refers to CUDA's total.
@@ -119,7 +119,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
 
     def replace_env(self, env: Mapping[str, str]) -> PlanningInput:
         """A copy for an engine with these variables, the gateway's among them."""
-        facts = self.facts.select_env(words(env))
+        facts = self.facts.select_env(env_line(env))
         if facts is self.facts and env == self.wish.env:
             return self
         return self.evolve(wish=self.wish.evolve(env=dict(env)), facts=facts)
@@ -212,12 +212,12 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     @cached_property
     def corrections(self) -> Corrections:
         """Corrections of expected speeds, by measurements."""
-        return Corrections(self.facts.of_kind("speed_ratio"))
+        return Corrections(self.facts.select_kind("speed_ratio"))
 
     @cached_property
     def measurements(self) -> Measured:
         """Measurements of this machine's GPUs."""
-        return Measured(self.facts.of_kind("machine_speed"))
+        return Measured(self.facts.select_kind("machine_speed"))
 
 
 def available_bytes(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:

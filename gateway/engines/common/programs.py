@@ -11,10 +11,10 @@ def replace_program(
     modules: words behind `-m` that start the same as the program.
     program: its name and subcommand. It is in the folder of PYTHON, if that is a path.
     """
-    python, *words = argv
+    python, *arguments = argv
     for module in modules:
         place = 1 + len(module)
-        if tuple(words[:place]) == ("-m", *module):
+        if tuple(arguments[:place]) == ("-m", *module):
             folder, slash, _ = python.rpartition("/")
-            return f"{folder}{slash}{program[0]}", *program[1:], *words[place:]
+            return f"{folder}{slash}{program[0]}", *program[1:], *arguments[place:]
     return argv

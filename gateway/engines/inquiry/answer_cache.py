@@ -73,7 +73,8 @@ class AnswerCache:
             gpus and gpus.as_dict(),
         ]
         identity += [
-            [name, hashlib.sha256(content).hexdigest()] for name, content in model.by_name.items()
+            [name, hashlib.sha256(content).hexdigest()]
+            for name, content in model.content_by_name.items()
         ]
         return (
             self._folder / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:40]}.json"

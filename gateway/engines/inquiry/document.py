@@ -32,7 +32,7 @@ class ModelFiles(FrozenRecord, frozen=True):
     quant_files: bytes = b""
 
     @property
-    def by_name(self) -> dict[str, bytes]:
+    def content_by_name(self) -> dict[str, bytes]:
         files = {"config.json": self.config}
         if self.headers is not None:
             files["model.safetensors"] = self.headers
@@ -50,7 +50,7 @@ class StatedGpus(FrozenRecord, frozen=True):
     name: str
 
     @classmethod
-    def from_machine(cls, machine: Hardware, capability: str) -> StatedGpus:
+    def match_machine(cls, machine: Hardware, capability: str) -> StatedGpus:
         """The machine's GPUs that have this capability."""
         same_capability = [gpu for gpu in machine.gpus if gpu.capability == capability]
         return cls(
@@ -89,7 +89,8 @@ def document(
         inquiry["gpu"] = gpus.as_dict()
     if model is not None:
         files = {
-            name: base64.b64encode(content).decode() for name, content in model.by_name.items()
+            name: base64.b64encode(content).decode()
+            for name, content in model.content_by_name.items()
         }
         inquiry["models"] = [
             {

@@ -121,7 +121,7 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
             answer = answers.answer_of(files, question["argv"])
             if (start := question.get("start")) is not None:
                 starts = importlib.import_module(f"{answers.__package__}.start")
-                rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], words)
+                rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], error_text)
                 answer["start"] = {"asked": start, **rehearsal}
             say(output, **place, answer=answer)
         except Exception as error:
@@ -136,10 +136,10 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
                 if crash
                 else ""
             )
-            say(output, **place, refused=f"{words(error)}{at}")
+            say(output, **place, refused=f"{error_text(error)}{at}")
 
 
-def words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The engine's message on one line, without additions of pydantic; of an assertion without a
     message, its code."""
     message = str(error) or next(

@@ -24,8 +24,8 @@ _DEVICE_WORDS = ("CUDA device", "cuda device", "CUDA error", "NVML", "driver", "
 class Start:
     """The stages of one start: the results of those that ran, the words of a refusal."""
 
-    def __init__(self, package: str, words: Callable[[BaseException], str]) -> None:
-        self.package, self.words = package, words
+    def __init__(self, package: str, error_text: Callable[[BaseException], str]) -> None:
+        self.package, self.error_text = package, error_text
         self.ran: list[str] = []
         self.left_out: list[str] = []
         self.refusal = self.stage = self.place = ""
@@ -56,21 +56,21 @@ class Start:
             self.ran.append(stage)
         return result
 
-    def refuse(self, stage: str, words: str, place: str) -> None:
+    def refuse(self, stage: str, refusal_text: str, place: str) -> None:
         """The start ends at this stage, for an error that the engine would meet in a request."""
         if not self.refusal:
-            self.refusal, self.stage, self.place = words, stage, place
+            self.refusal, self.stage, self.place = refusal_text, stage, place
 
     def _note_error(self, stage: str, error: Exception) -> None:
         place = raised_at(error, self.package)
         if place:
-            self.refusal, self.stage, self.place = self.words(error), stage, place
+            self.refusal, self.stage, self.place = self.error_text(error), stage, place
         elif (crash := crashed_in(error, self.package)) is not None:
             file = _package_path(crash.filename, self.package)
             self.place, self.has_crashed = f"{file}:{crash.lineno}", True
-            self.stage, self.refusal = stage, f"{self.words(error)} (line: {crash.line})"
+            self.stage, self.refusal = stage, f"{self.error_text(error)} (line: {crash.line})"
         else:
-            self.left_out.append(f"{stage or 'engine'}: {self.words(error)[:200]}")
+            self.left_out.append(f"{stage or 'engine'}: {self.error_text(error)[:200]}")
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def raised_at(error: BaseException, package: str) -> str:
     if not is_statement and type(error).__name__ != "ValidationError":
         return ""
     place = f"{part}:{last.lineno}"
-    by_parser = part.startswith("inside/") or type(error).__name__ == "ArgumentTypeError"
-    if by_parser and made_of is not None:
+    is_parser_error = part.startswith("inside/") or type(error).__name__ == "ArgumentTypeError"
+    if is_parser_error and made_of is not None:
         return raised_at(made_of, package) or place
     return place
 

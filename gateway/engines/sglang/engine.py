@@ -315,8 +315,8 @@ class SglangRules(SglangKind):
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
-        beside_bytes = _residual_bytes(footprint)
-        overhead = _process_bytes(footprint) + beside_bytes
+        residual_bytes = _residual_bytes(footprint)
+        overhead = _process_bytes(footprint) + residual_bytes
         kv = max(0, budget_bytes - reserved - overhead - weights_bytes)
         pool_limit = footprint.candidate.args.get(_POOL_LIMIT)
         if pool_limit is not None and not footprint.cache.states_per_request:
@@ -325,7 +325,7 @@ class SglangRules(SglangKind):
             gpu_bytes=footprint.candidate.devices.least_bytes,
             budget_bytes=budget_bytes,
             weights_bytes=weights_bytes,
-            loaded_bytes=weights_bytes + beside_bytes,
+            loaded_bytes=weights_bytes + residual_bytes,
             activation_bytes=reserved,
             graph_bytes=0,
             overhead_bytes=overhead,

@@ -204,8 +204,8 @@ def _class_backend(
     for choice in choices:
         reason = choice.requires.refusal(subject)
         if reason is None:
-            words = f"{architecture} names it"
-            return BackendChoice(choice.backend, "ok", refusals=tuple(refusals), reason=words)
+            reason_text = f"{architecture} names it"
+            return BackendChoice(choice.backend, "ok", refusals=tuple(refusals), reason=reason_text)
         refusals.append(Refusal(kernel=choice.backend, reason=reason))
     return BackendChoice(backend=None, refusals=tuple(refusals), status="none")
 

@@ -80,8 +80,8 @@ def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> 
     )
     largest_item = item or _Item(load.batched_tokens, load.batched_tokens * 4)
     budget = max(load.batched_tokens, largest_item.tokens)
-    of_prompt = max(1, min(images or videos, _length(spec, args) // largest_item.tokens))
-    items = max(1, min(budget // largest_item.tokens, load.seqs * of_prompt))
+    prompt_items = max(1, min(images or videos, _length(spec, args) // largest_item.tokens))
+    items = max(1, min(budget // largest_item.tokens, load.seqs * prompt_items))
     outputs = _number(vision, "out_hidden_size", spec.hidden)
     deep_indexes = vision.get("deepstack_visual_indexes")
     layers = 1 + (len(deep_indexes) if isinstance(deep_indexes, list) else 0)
@@ -105,12 +105,12 @@ def _find_item(
     patch, tower = _number(vision, "patch_size", 14), str(vision.get("model_type"))
     if family in (*_QWEN_VIDEOS, *_QWEN_IMAGES):
         merge = _number(vision, "spatial_merge_size", 2)
-        of_token = (patch * merge) ** 2
-        tokens = max(1, _pixels(args, _QWEN_TOKENS * of_token) // of_token)
+        token_pixels = (patch * merge) ** 2
+        tokens = max(1, _pixels(args, _QWEN_TOKENS * token_pixels) // token_pixels)
         if family in _QWEN_VIDEOS and videos:
             tokens *= max(1, min(_QWEN_FRAME_PAIRS, _length(spec, args) // tokens))
         elif not images:
-            tokens = max(1, _QWEN_VIDEO_PIXELS // 2 // of_token)
+            tokens = max(1, _QWEN_VIDEO_PIXELS // 2 // token_pixels)
         return _Item(tokens, tokens * merge**2)
     if tower == "gemma4_vision":
         pool = _number(vision, "pooling_kernel_size", 3) ** 2
@@ -162,8 +162,8 @@ def _limit(args: Mapping[str, Scalar], kind: str) -> int:
 def _pixels(args: Mapping[str, Scalar], usual_pixels: int) -> int:
     """Pixels of the largest image."""
     options = flag_object(args.get("mm-processor-kwargs"))
-    of_images = options.get("images_kwargs")
-    options |= of_images if isinstance(of_images, Mapping) else {}
+    image_options = options.get("images_kwargs")
+    options |= image_options if isinstance(image_options, Mapping) else {}
     size = options.get("size")
     named_pixels = options.get(
         "max_pixels", size.get("longest_edge") if isinstance(size, dict) else None

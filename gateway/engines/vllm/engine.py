@@ -423,9 +423,9 @@ class VllmRules(VllmKind):
     def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `limit` at most."""
-        candidate, beside_bytes = footprint.candidate, _unshared_bytes(footprint)
+        candidate, unshared_bytes = footprint.candidate, _unshared_bytes(footprint)
         capacity = min(
-            (free_bytes - beside_bytes) * 100 // total
+            (free_bytes - unshared_bytes) * 100 // total
             for free_bytes, total in candidate.devices.room
         )
         spared_percent = math.ceil(
@@ -443,7 +443,7 @@ class VllmRules(VllmKind):
             weights_bytes=footprint.weights_bytes,
             device_bytes=candidate.devices.least_bytes,
             budget_bytes=budget_bytes,
-            beside_bytes=_unshared_bytes(footprint) if candidate.engine.device == "cuda" else 0,
+            unshared_bytes=_unshared_bytes(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(footprint),
             encoder=_encoder_run(footprint),
         )
@@ -549,7 +549,7 @@ def _unshared_bytes(footprint: Footprint) -> int:
     """Bytes of the engine on each GPU outside its share, corrected by starts of this version on
     this kind of GPU."""
     candidate = footprint.candidate
-    outside_bytes = vllm_memory.beside_bytes(
+    outside_bytes = vllm_memory.unshared_bytes(
         candidate.inputs.spec,
         candidate.stage,
         footprint.load,

@@ -198,7 +198,7 @@ def _has_tower(built_model: BuiltModel) -> bool:
     return any(is_in_tower(layer.name) for layer in built_model.linears)
 
 
-def beside_bytes(
+def unshared_bytes(
     spec: ModelSpec,
     built_model: BuiltModel,
     load: Workload,
@@ -255,16 +255,18 @@ def _named_layers(spec: ModelSpec) -> int:
     return layers - layers_without_mixing(fields, layers)
 
 
-def _graphs(spec: ModelSpec, built_model: BuiltModel, load: Workload, of_layer: int) -> int:
-    """Bytes of all graphs. of_layer: those of one layer in all sizes. Layers that share the keys of
-    others are in graphs too."""
+def _graphs(spec: ModelSpec, built_model: BuiltModel, load: Workload, layer_bytes: int) -> int:
+    """Bytes of all graphs. Layers that share the keys of others are in graphs too.
+
+    layer_bytes: bytes of one layer in all sizes.
+    """
     layers = sum(group.layers for group in built_model.attention if group.kind != "vision")
     if load.rank.pp == 1:
         layers = max(layers, _named_layers(spec))
     part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (
         graph_sizes(_MAX_GRAPH_TOKENS) + _FIRST_GRAPHS
     )
-    return round(layers * of_layer * part)
+    return round(layers * layer_bytes * part)
 
 
 def memory(
@@ -276,7 +278,7 @@ def memory(
     weights_bytes: int,
     device_bytes: int,
     budget_bytes: int,
-    beside_bytes: int = 0,
+    unshared_bytes: int = 0,
     graphs_in_budget: bool = True,
     encoder: EncoderRun | None = None,
 ) -> Memory:
@@ -285,7 +287,7 @@ def memory(
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.20 capture them
         beside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
         (vllm/v1/worker/gpu/model_runner.py).
-    beside_bytes: result of the function with this name.
+    unshared_bytes: result of the function with this name.
     encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
     """
     activation = activation_bytes(spec, built_model, load, encoder)
@@ -320,7 +322,7 @@ def memory(
         activation_bytes=activation,
         graph_bytes=graph,
         overhead_bytes=overhead,
-        beside_bytes=beside_bytes,
+        beside_bytes=unshared_bytes,
         kv_bytes=kv,
         kv_bytes_per_token=per_token,
         kv_tokens=kv // per_token if per_token else 0,

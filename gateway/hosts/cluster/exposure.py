@@ -24,12 +24,12 @@ async def exposed_servers(views: Iterable[NodeView], membership: Membership) -> 
     """
     local_addresses = await asyncio.to_thread(network.addresses)
     head_port = int(membership.head.rpartition(":")[2])
-    of_ray = {head_port, *range(membership.first_port, membership.first_port + PORTS)}
+    ray_ports = {head_port, *range(membership.first_port, membership.first_port + PORTS)}
     servers = []
     for view in (view for view in views if view.name != membership.name):
         known_addresses = {view.address, *local_addresses}
         addresses = [address for address in view.addresses if address not in known_addresses]
-        ports = [port for port in view.ports if port in of_ray]
+        ports = [port for port in view.ports if port in ray_ports]
         servers += [(view.name, address, port) for address in addresses for port in ports]
     answers = await asyncio.gather(*(_connects(address, port) for _, address, port in servers))
     return [

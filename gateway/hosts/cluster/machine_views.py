@@ -9,8 +9,8 @@ from gateway.domain import MachineView, NodeView
 
 def machine_views(states: Mapping[str, str], views: Iterable[NodeView]) -> Sequence[MachineView]:
     """The machines that Ray knows, by name. states: as `node_states` gives them."""
-    by_name = {view.name: view for view in views}
-    return [_view(name, state, by_name.get(name)) for name, state in sorted(states.items())]
+    view_by_name = {view.name: view for view in views}
+    return [_view(name, state, view_by_name.get(name)) for name, state in sorted(states.items())]
 
 
 def _view(name: str, state: str, view: NodeView | None) -> MachineView:

@@ -86,7 +86,7 @@ class LocalImages:
         self, image: str, progress: PullProgress, report: Callable[[str], None]
     ) -> None:
         """Pull an image. Raises DockerRefused, OSError."""
-        report(progress.words())
+        report(progress.describe())
         reported_at = time.monotonic()
         request, headers = await self._docker.call(partial(_pull_request, image))
         answer = stream(
@@ -100,7 +100,7 @@ class LocalImages:
             async for chunk in chunks:
                 progress.feed(chunk)
                 if time.monotonic() >= reported_at + 1:
-                    report(progress.words())
+                    report(progress.describe())
                     reported_at = time.monotonic()
 
 

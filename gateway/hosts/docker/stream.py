@@ -180,9 +180,9 @@ class PullProgress:
             self._bytes_by_layer[layer] = self._total.get(layer, 0)
 
     def __str__(self) -> str:
-        return self.words()
+        return self.describe()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The progress with its figures, where they are known."""
         done_bytes, total = sum(self._bytes_by_layer.values()), sum(self._total.values())
         if not total:

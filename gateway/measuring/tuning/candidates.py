@@ -153,7 +153,7 @@ def may_win(plan: Plan, base: BasePlan) -> bool:
     return worth_of(plan, plan.speed, base.owner) >= _MIN_WORTH_SHARE * best_worth
 
 
-def at_once(wish: Wish, plan: Plan) -> int:
+def concurrent_requests(wish: Wish, plan: Plan) -> int:
     """Requests at once for each copy of the plan."""
     return max(1, math.ceil(concurrency(wish) / plan.replicas.value))
 
@@ -223,7 +223,7 @@ def _batches(base: BasePlan) -> Iterator[PlanChange]:
 
 def _requests(base: BasePlan) -> Iterator[PlanChange]:
     plan, now = base.plan, base.plan.max_num_seqs.value
-    places = at_once(base.owner, plan)
+    places = concurrent_requests(base.owner, plan)
     if plan.data_parallel.value > 1 or _open_flag(base, _SEQS) is None:
         return
     if now < places:
@@ -236,7 +236,7 @@ def _requests(base: BasePlan) -> Iterator[PlanChange]:
 
 
 def _graphs(base: BasePlan) -> Iterator[PlanChange]:
-    plan, places = base.plan, at_once(base.owner, base.plan)
+    plan, places = base.plan, concurrent_requests(base.owner, base.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(base, _EAGER):
         yield _flag_change(base, _EAGER, False, "compiled graphs", "steps start with less work")

@@ -138,7 +138,7 @@ class Measurements:
         facts = KnownFacts(await asyncio.to_thread(self._store.facts))
         single_plan = scale_speed(plan, 1)
         for form in (plan, single_plan):
-            measured_form = correct_by_measurement(form, facts.of_plan(form.fingerprint))
+            measured_form = correct_by_measurement(form, facts.select_plan(form.fingerprint))
             if measured_form.speed is not None and measured_form.speed.grade != "predicted":
                 return scale_speed(measured_form, plan.replicas.value)
         return plan

@@ -29,7 +29,7 @@ from gateway.logging import Logger
 from gateway.measuring.tuning.candidates import (
     BasePlan,
     PlanChange,
-    at_once,
+    concurrent_requests,
     engine_defaults,
     forecast_best,
     keeps_quality,
@@ -364,7 +364,7 @@ class PlanSearch:
                 instance,
                 self._request_watch(attempt),
                 _MEASUREMENT_S,
-                at_once(self.wish, attempt.plan),
+                concurrent_requests(self.wish, attempt.plan),
                 has_text=self._uses_sentences,
             )
             if report is not None:

@@ -63,7 +63,7 @@ class CacheReader:
             os.close(descriptor)
 
     def _read(self, descriptor: int, size: int) -> bool:
-        under_way: deque[int] = deque()
+        pending_offsets: deque[int] = deque()
         # Else each look at the cache would make the kernel read ahead.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         for begin, end in _blocks(descriptor, size):
@@ -76,10 +76,10 @@ class CacheReader:
                 length = min(STEP, end - offset)
                 os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
             self.read += end - begin
-            under_way.append(end - 1)
-            if len(under_way) >= BLOCKS_AHEAD:
-                os.pread(descriptor, 1, under_way.popleft())
-        for offset in under_way:
+            pending_offsets.append(end - 1)
+            if len(pending_offsets) >= BLOCKS_AHEAD:
+                os.pread(descriptor, 1, pending_offsets.popleft())
+        for offset in pending_offsets:
             os.pread(descriptor, 1, offset)
         return True
 

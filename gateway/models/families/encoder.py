@@ -39,12 +39,12 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
         Built(f"{layer}.intermediate.dense", numbers, hidden, (width,), "column", bias=True),
         Built(f"{layer}.output.dense", numbers, width, (hidden,), "row", bias=True),
     )
-    words = {"word_embeddings": fields.integer("vocab_size")}
+    word_table = {"word_embeddings": fields.integer("vocab_size")}
     rows = {
         "position_embeddings": fields.integer("max_position_embeddings"),
         "token_type_embeddings": fields.integer("type_vocab_size", default=2),
     }
-    parameters = _embeddings(f"{path}.embeddings", words, hidden) + _layer_norm(
+    parameters = _embeddings(f"{path}.embeddings", word_table, hidden) + _layer_norm(
         f"{path}.embeddings.LayerNorm", 1, hidden
     )
     parameters += _embeddings(

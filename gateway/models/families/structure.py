@@ -106,8 +106,8 @@ class _Config:
                 for number in range(_MAX_LAYERS)
             ]
         if "of" in rule:
-            words, items = dict(rule["words"]), self.field(rule["of"])
-            return [words.get(item) for item in items] if isinstance(items, list) else None
+            item_by_word, items = dict(rule["words"]), self.field(rule["of"])
+            return [item_by_word.get(item) for item in items] if isinstance(items, list) else None
         if "period" in rule:
             return [*rule["period"]] * (_MAX_LAYERS // len(rule["period"]))
         return rule.get("is")

@@ -117,7 +117,7 @@ def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Observ
             frozenset(fact.scope.items() - scope.items()),
             f"refused such a layer here before: {fact.source}",
         )
-        for fact in facts.of_kind("kernel_refuses")
+        for fact in facts.select_kind("kernel_refuses")
         if all(fact.scope.get(name, value) == value for name, value in scope.items())
     )
 

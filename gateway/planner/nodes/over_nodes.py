@@ -30,7 +30,7 @@ from gateway.errors import BadRequest
 from gateway.planner.comparison import gpu_comparison
 from gateway.planner.decide import decide, engine_order, rank_plans
 from gateway.planner.nodes.kinds import NodeKind, node_kinds
-from gateway.planner.nodes.placement import on_nodes, place_on_groups
+from gateway.planner.nodes.placement import place_on_groups, place_on_nodes
 from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
 from gateway.planner.nodes.words import node_reason
 from gateway.planner.parallel import drop_engines
@@ -83,11 +83,11 @@ def _decide(
     networks_used: list[tuple[Plan, Network]] = []
     kinds = node_kinds(nodes, inputs.promised_bytes, inputs.spec.versioned_source)
     for kind in kinds:
-        of_kind = inputs.replace_fields(
+        kind_input = inputs.replace_fields(
             hardware=kind.hardware, promised_bytes=kind.promised_bytes, alike_nodes=len(kind.nodes)
         )
-        decisions.append(decide(of_kind, _able(engines, kind), rules))
-        plans += [on_nodes(plan, kind) for plan in decisions[-1].plans]
+        decisions.append(decide(kind_input, _able(engines, kind), rules))
+        plans += [place_on_nodes(plan, kind) for plan in decisions[-1].plans]
         for groups in node_groups(kind, networks, inputs):
             decisions.append(_decide_span(inputs, groups, engines, rules))
             placed_plans = [
@@ -140,14 +140,14 @@ def _decide_span(
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
-    of_span = inputs.replace_fields(
+    span_input = inputs.replace_fields(
         hardware=groups.machine,
         promised_bytes=groups.promised_bytes,
         span=groups.span,
         alike_nodes=len(groups.groups),
     )
     able = [engine for engine in engines if engine.device == "cuda"]
-    return decide(of_span, able, rules)
+    return decide(span_input, able, rules)
 
 
 def _able(engines: Sequence[Engine], kind: NodeKind) -> list[Engine]:
@@ -209,10 +209,10 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
 def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> str:
     """The GPUs with too little free memory for this plan, in words."""
     bytes_per_gpu, shortages = plan.memory.promised_bytes, []
-    by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
+    gpu_by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
     used_uuids = {uuid for row in plan.nodes for uuid in row.gpus}
-    for uuid in sorted(used_uuids, key=list(by_uuid).index):
-        node, gpu = by_uuid[uuid]
+    for uuid in sorted(used_uuids, key=list(gpu_by_uuid).index):
+        node, gpu = gpu_by_uuid[uuid]
         free_bytes = available_bytes(gpu, promised_bytes)
         if free_bytes < bytes_per_gpu:
             shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free_bytes)}")

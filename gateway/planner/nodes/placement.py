@@ -20,21 +20,21 @@ _FIRST_PORT, _LAST_PORT, _PORTS_PER_ENGINE = 29600, 32700, 64
 RENDEZVOUS, GROUPS = "rendezvous", "groups"
 
 
-def on_nodes(plan: Plan, kind: NodeKind) -> Plan:
+def place_on_nodes(plan: Plan, kind: NodeKind) -> Plan:
     """The plan with its copies on the nodes of this kind, node by node."""
     if not plan.gpus:
         return plan.evolve(nodes=(NodeRanks(node=kind.nodes[0].name, ranks=(0,), gpus=()),))
     places = list(_places(plan, kind.hardware, kind.promised_bytes))
     rows: list[NodeRanks] = []
     for node in kind.nodes:
-        by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
+        uuid_by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
         for place in places:
             if len(rows) < plan.replicas.value:
                 row = NodeRanks(
                     node=node.name,
                     copy_number=len(rows),
                     ranks=tuple(range(len(place))),
-                    gpus=tuple(by_index[index] for index in place),
+                    gpus=tuple(uuid_by_index[index] for index in place),
                 )
                 rows.append(row)
     return plan.evolve(nodes=tuple(rows))
@@ -44,8 +44,8 @@ def _places(
     plan: Plan, machine: Hardware, promised_bytes: Mapping[str, int]
 ) -> Iterator[tuple[int, ...]]:
     """The GPUs of each copy on one node, by their indices; those of the plan come first."""
-    by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
-    place = tuple(by_uuid[uuid] for uuid in plan.gpus)
+    index_by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    place = tuple(index_by_uuid[uuid] for uuid in plan.gpus)
     yield place
     free_hardware = machine.usable().select_gpus(
         lambda gpu: available_bytes(gpu, promised_bytes) >= plan.memory.budget_bytes
@@ -82,13 +82,13 @@ def place_on_groups(
             ports[GROUPS],
         )
         for node_rank, node in enumerate(group):
-            by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
+            uuid_by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
             row = NodeRanks(
                 node=node.name,
                 copy_number=number,
                 node_rank=node_rank,
                 ranks=tuple(range(node_rank * size, (node_rank + 1) * size)),
-                gpus=tuple(by_index[index] for index in indices),
+                gpus=tuple(uuid_by_index[index] for index in indices),
                 ports={} if node_rank else ports,
                 argv=arguments(kind.node_flags(meeting, node_rank)),
                 env=_variables(node, kind.address_env),

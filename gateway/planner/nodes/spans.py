@@ -143,9 +143,9 @@ def _merge_nodes(
     place = {index: number for number, index in enumerate(used_indices)}
     gpus, links, promised_bytes = [], [], dict[str, int]()
     for number, node in enumerate(groups[0]):
-        by_index = {gpu.index: gpu for gpu in node.hardware.gpus}
+        gpu_by_index = {gpu.index: gpu for gpu in node.hardware.gpus}
         for model in machine.gpus:
-            uuid = by_index[model.index].uuid
+            uuid = gpu_by_index[model.index].uuid
             index = number * len(used_indices) + place[model.index]
             gpus.append(model.evolve(index=index, uuid=uuid))
             promised_bytes[uuid] = kind.promised_bytes.get(model.uuid, 0)

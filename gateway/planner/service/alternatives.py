@@ -244,7 +244,7 @@ def _free_context(wish: Wish) -> Wish:
 def _shapes(unplanned_model: Unplanned, decision: Decision) -> Iterator[tuple[str, str, Plan]]:
     if unplanned_model.spec.quant is not None:
         return
-    for words, config in _SHAPES.items():
+    for shape_text, config in _SHAPES.items():
         if _is_too_large(unplanned_model, decision, _BITS[config["quant_method"]]):
             continue
         quant = Quant(method=config["quant_method"], config=config)
@@ -252,7 +252,7 @@ def _shapes(unplanned_model: Unplanned, decision: Decision) -> Iterator[tuple[st
             quant=quant, config={**unplanned_model.spec.config, "quantization_config": config}
         )
         for plan in _best_plans(spec, unplanned_model):
-            yield words, "", plan
+            yield shape_text, "", plan
 
 
 def _is_too_large(unplanned_model: Unplanned, decision: Decision, bits: int) -> bool:

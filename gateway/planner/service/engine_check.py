@@ -94,7 +94,7 @@ class EngineCheck:
         """Ask an engine. Returns whether an answer is new; if not, `problems` says why."""
         capability = row.questions[0].capability
         try:
-            gpus = StatedGpus.from_machine(self._machine, capability) if capability else None
+            gpus = StatedGpus.match_machine(self._machine, capability) if capability else None
             engine = await self._inquirer.exact(exact(row.engine, self.pins))
             answers = await self._inquirer.answers(
                 engine=engine,

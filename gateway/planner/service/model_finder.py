@@ -375,8 +375,10 @@ def _sort_suggestions(
     usable_groups = [group for group in groups if not group[0].is_short]
     largest_size = max((group[0].size for group in usable_groups or groups), default=0.0)
     downloads = daily_downloads(models)
-    by_name = {model.name: model for model in models}
-    releases = [by_name[group[0].base] for group in usable_groups if group[0].base in by_name]
+    model_by_name = {model.name: model for model in models}
+    releases = [
+        model_by_name[group[0].base] for group in usable_groups if group[0].base in model_by_name
+    ]
     older_names = {
         model.name
         for model in releases

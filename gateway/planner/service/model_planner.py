@@ -228,7 +228,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             and "untrusted_code" in verdicts
             and verdicts <= {"untrusted_code", "unsupported_architecture"}
         ):
-            raise NeedsRemoteCode.for_source(inputs.spec.source, inputs.spec.remote_code)
+            raise NeedsRemoteCode.source_error(inputs.spec.source, inputs.spec.remote_code)
         return decision
 
     def _decide(self, inputs: PlanningInput, engines: Sequence[Engine]) -> Decision:
@@ -300,7 +300,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         from gateway.engines.common.speed.rival import rival
 
         plan = correct_by_measurement(
-            running_traffic.plan, facts.of_plan(running_traffic.plan.fingerprint)
+            running_traffic.plan, facts.select_plan(running_traffic.plan.fingerprint)
         )
         wish = self.base.wish
         return rival(plan, decision.plans, wish, needed_tokens(wish, self.base.spec))

@@ -99,7 +99,7 @@ def plan(
             f"{first_problem(error, Wish.model_fields)}.",
             hint="docs/plan.md lists the fields of a wish.",
         ) from None
-    return OfflinePlanner.from_environment().decide(plan_wish, hardware, include_alternatives=True)
+    return OfflinePlanner.read_environment().decide(plan_wish, hardware, include_alternatives=True)
 
 
 class OfflinePlanner:
@@ -113,7 +113,7 @@ class OfflinePlanner:
         self._models: dict[Hashable, WishedModel] = {}
 
     @classmethod
-    def from_environment(cls) -> Self:
+    def read_environment(cls) -> Self:
         settings = load_settings()
         data = settings.data
         profiles = Profiles(

@@ -52,7 +52,7 @@ class Leaver(NamedTuple):
     engine: Attempt | None = None
 
     @property
-    def words(self) -> str:
+    def copy_label(self) -> str:
         return f"{self.model} (copy {self.replica + 1})" if self.copies > 1 else self.model
 
     def offer(
@@ -64,7 +64,7 @@ class Leaver(NamedTuple):
             replica=self.replica,
             how=way,
             gives=dict(given_bytes),
-            words=f"{self.words}{text}, until {end_condition}",
+            words=f"{self.copy_label}{text}, until {end_condition}",
         )
 
 

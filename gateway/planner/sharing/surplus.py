@@ -72,7 +72,7 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
             context=context,
             words="",
         )
-        offers.append(offer.evolve(words=_words(offer)))
+        offers.append(offer.evolve(words=_offer_text(offer)))
     return tuple(offers)
 
 
@@ -86,7 +86,7 @@ def partial_offer(offer: Offer, count: int) -> Offer:
         keeps=offer.keeps + offered_bytes - count,
         tokens=offer.tokens + (offered_bytes - count) * offer.of_tokens // offer.of_bytes,
     )
-    return smaller.evolve(words=_words(smaller))
+    return smaller.evolve(words=_offer_text(smaller))
 
 
 def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
@@ -99,7 +99,7 @@ def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
     )
 
 
-def _words(offer: Offer) -> str:
+def _offer_text(offer: Offer) -> str:
     remaining_text, total = (
         f"{tokens / offer.context:.1f}".removesuffix(".0")
         for tokens in (offer.tokens, offer.of_tokens)

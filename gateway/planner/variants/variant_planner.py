@@ -298,7 +298,9 @@ class VariantPlanner:
         evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
         plan = drop_media(self.inputs, self.engine, self.rules, plan)
         # A fingerprint costs more than a look at whether there is any to compare.
-        facts = self.inputs.facts.of_plan(plan.fingerprint) if self.inputs.facts.has_plans else ()
+        facts = (
+            self.inputs.facts.select_plan(plan.fingerprint) if self.inputs.facts.has_plans else ()
+        )
         if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
             raise Refused(
                 "known_bad",

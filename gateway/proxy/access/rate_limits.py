@@ -51,19 +51,19 @@ class Account:
     """Usage of one key."""
 
     def __init__(self, limit: KeyLimits, now: float) -> None:
-        self._under_way = 0
+        self._active_requests = 0
         self.limit = limit.in_flight
         self.requests = (
             Bucket(limit.requests_per_minute, now) if limit.requests_per_minute else None
         )
         self.tokens = Bucket(limit.tokens_per_minute, now) if limit.tokens_per_minute else None
 
-    def under_way(self) -> int:
-        return self._under_way
+    def active_requests(self) -> int:
+        return self._active_requests
 
     def count(self, change: int) -> None:
         """Adds to the number of current requests."""
-        self._under_way += change
+        self._active_requests += change
 
     def admit(self, shape: Shape, now: float) -> None:
         """Count a new request. Raises RateLimited."""
@@ -73,7 +73,7 @@ class Account:
                 raise self._limit_error(
                     f"more than its {bucket.size} {unit} per minute", wait_s, shape, now
                 )
-        if self.limit is not None and self.under_way() >= self.limit:
+        if self.limit is not None and self.active_requests() >= self.limit:
             raise self._limit_error(f"its {self.limit} concurrent requests", 1, shape, now)
         self.count(1)
         if self.requests is not None:

@@ -65,9 +65,9 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
 
 def errors(*kinds: type[FitserveError], schema: str = "Error") -> dict[int | str, dict[str, Any]]:
     """The responses of a route for these errors, by status."""
-    by_status: dict[int, list[type[FitserveError]]] = {}
+    kinds_by_status: dict[int, list[type[FitserveError]]] = {}
     for kind in kinds:
-        by_status.setdefault(kind.status, []).append(kind)
+        kinds_by_status.setdefault(kind.status, []).append(kind)
     return {
         status: {
             "description": " ".join(
@@ -75,5 +75,5 @@ def errors(*kinds: type[FitserveError], schema: str = "Error") -> dict[int | str
             ),
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
         }
-        for status, group in by_status.items()
+        for status, group in kinds_by_status.items()
     }

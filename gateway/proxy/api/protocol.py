@@ -107,7 +107,7 @@ def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
         raise BadRequest(f"The request body is not JSON ({error}).", hint=_OBJECT_HINT) from None
 
 
-def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
+def replace_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
     """The body with `model` replaced; every other value keeps its bytes."""
     return msgspec.json.encode({**fields, "model": name})
 

@@ -12,7 +12,7 @@ from gateway.proxy.api.protocol import (
     read_fields,
     read_request_fields,
     read_usual_fields,
-    with_model,
+    replace_model,
 )
 from gateway.proxy.api.request_fields import ToolFields, missing_model_error
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
@@ -140,7 +140,7 @@ def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
 def replace_model_name(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
     """The body with the engine's name for the model."""
     if endpoint.body == "json":
-        return with_model(read_fields(body), name)
+        return replace_model(read_fields(body), name)
     field = form.field if form is not None else None
     return (
         body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))

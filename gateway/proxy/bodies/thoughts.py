@@ -36,7 +36,7 @@ def rename_thoughts(data: bytes) -> tuple[bytes, bytes]:
     return data[:start], data[start:]
 
 
-def for_engine(body: bytes | bytearray) -> bytes | bytearray:
+def rename_for_engine(body: bytes | bytearray) -> bytes | bytearray:
     """A request for an engine with the other name: thoughts of earlier answers get that name."""
     if _QUOTED_NAME not in body:
         return body

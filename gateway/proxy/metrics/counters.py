@@ -414,21 +414,21 @@ def _buckets(name: str, labels: tuple[str, ...], histogram: _Histogram) -> Itera
 
 def render(samples: Iterable[Sample]) -> str:
     """Prometheus' text format 0.0.4: every metric of the table, in its order."""
-    by_name: dict[str, list[Sample]] = {}
+    samples_by_name: dict[str, list[Sample]] = {}
     for sample in samples:
-        by_name.setdefault(sample[0], []).append(sample)
+        samples_by_name.setdefault(sample[0], []).append(sample)
     lines: list[str] = []
     for metric in METRICS:
         lines += (f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}")
         endings = _SUFFIXES.get(metric.kind, ("",))
         for ending in endings:
             names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
-            for name, labels, value in by_name.pop(metric.name + ending, ()):
+            for name, labels, value in samples_by_name.pop(metric.name + ending, ()):
                 pairs = ",".join(
                     f'{key}="{_escape(label)}"' for key, label in zip(names, labels, strict=True)
                 )
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
-    assert not by_name, f"not in the table: {', '.join(by_name)}"  # noqa: S101
+    assert not samples_by_name, f"not in the table: {', '.join(samples_by_name)}"  # noqa: S101
     return "\n".join((*lines, ""))
 
 

@@ -160,11 +160,11 @@ def models(
     """
     rows = []
     for card in model_list.get("data") or ():
-        of_model = facts.get(card["id"], ModelCard())
+        served_card = facts.get(card["id"], ModelCard())
         if not shows_loaded_only:
-            rows.append(_model(card, of_model) | {"size": of_model.weights_bytes or 0})
+            rows.append(_model(card, served_card) | {"size": served_card.weights_bytes or 0})
         elif card.get("state") in LOADED_STATES:
-            rows.append(_model(card, of_model) | _stay_fields(of_model, now))
+            rows.append(_model(card, served_card) | _stay_fields(served_card, now))
     return {"models": rows}
 
 

@@ -83,7 +83,7 @@ def oldest(exchanges: Iterable[Exchange], table: RouteTable, clock_lead: float) 
     ]
     return RequestsInFlight(
         tuple(
-            _row(exchange, table, clock_lead)
+            _exchange_row(exchange, table, clock_lead)
             for exchange in nsmallest(
                 MAX_SHOWN_REQUESTS, requests, key=lambda exchange: exchange.started_at
             )
@@ -102,7 +102,7 @@ def merge(processes: Iterable[RequestsInFlight]) -> RequestsInFlight:
     )
 
 
-def _row(exchange: Exchange, table: RouteTable, clock_lead: float) -> RequestInFlight:
+def _exchange_row(exchange: Exchange, table: RouteTable, clock_lead: float) -> RequestInFlight:
     return RequestInFlight(
         id=exchange.id,
         model=exchange.model,

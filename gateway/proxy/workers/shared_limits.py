@@ -42,13 +42,13 @@ class LimitRows:
         for digest in limited:
             if digest not in self._rows and self._free_rows:
                 row = self._rows[digest] = self._free_rows.popleft()
-                _row(self._memory, row)[:] = bytes(ROW_BYTES)
+                _memory_row(self._memory, row)[:] = bytes(ROW_BYTES)
         return dict(self._rows)
 
     def forget(self, worker: int) -> None:
         """Clear the requests of a worker that died."""
         for row in self._rows.values():
-            _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
+            _COUNT.pack_into(_memory_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
 
 
 class SharedRateLimiter(RateLimiter):
@@ -96,7 +96,7 @@ class _Bucket(Bucket):
 class _Account(Account):
     def __init__(self, limit: KeyLimits, memory: SharedMemory, row: int, worker: int) -> None:
         super().__init__(limit, 0.0)
-        shared_row = _row(memory, row)
+        shared_row = _memory_row(memory, row)
         self._lock = memory.lock(row)
         self._counts = shared_row[_COUNTS_AT:]
         self._offset = worker * _COUNT.size
@@ -111,7 +111,7 @@ class _Account(Account):
             else None
         )
 
-    def under_way(self) -> int:
+    def active_requests(self) -> int:
         return sum(_COUNTS.unpack(self._counts))
 
     def count(self, change: int) -> None:
@@ -128,5 +128,5 @@ class _Account(Account):
             super().end(tokens, now)
 
 
-def _row(memory: SharedMemory, row: int) -> memoryview:
+def _memory_row(memory: SharedMemory, row: int) -> memoryview:
     return memory.accounts[row * ROW_BYTES : (row + 1) * ROW_BYTES]

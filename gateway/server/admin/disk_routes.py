@@ -120,12 +120,12 @@ async def disk_of_models(request: Request) -> ModelsOnDisk:
     """The revisions on the disk of each model. No other repository and no engine is read."""
     gateway = gateway_of(request)
     models, cache = gateway.loop.fleet.models, gateway.hub.disk
-    by_model = {name: sorted(revisions(model)) for name, model in models.items()}
+    revisions_by_model = {name: sorted(revisions(model)) for name, model in models.items()}
 
     def read() -> ModelsOnDisk:
         rows = {
             (repo, commit): RevisionOfModel(repo=repo, commit=commit, bytes=revision_bytes(folder))
-            for repo, commit in {pair for pairs in by_model.values() for pair in pairs}
+            for repo, commit in {pair for pairs in revisions_by_model.values() for pair in pairs}
             if (folder := cache.folder_of(repo, commit)) is not None
         }
         return ModelsOnDisk(
@@ -133,7 +133,7 @@ async def disk_of_models(request: Request) -> ModelsOnDisk:
                 ModelOnDisk(
                     name=name, revisions=tuple(rows[pair] for pair in pairs if pair in rows)
                 )
-                for name, pairs in by_model.items()
+                for name, pairs in revisions_by_model.items()
             )
         )
 

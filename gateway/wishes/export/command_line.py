@@ -11,7 +11,7 @@ from gateway.wishes.export.engine_start import EngineStart
 def command_line(start: EngineStart) -> list[str]:
     if start.image is None:
         return ["env", *(f"{name}={value}" for name, value in start.variables.items()), *start.argv]
-    words = [
+    arguments = [
         "docker",
         "run",
         "--rm",
@@ -23,16 +23,16 @@ def command_line(start: EngineStart) -> list[str]:
     ]
     if start.gpus:
         # In quotes of its own: Docker reads the value as CSV.
-        words += ["--gpus", f'"device={",".join(start.gpus)}"']
+        arguments += ["--gpus", f'"device={",".join(start.gpus)}"']
     for mount in start.mounts:
-        words += [
+        arguments += [
             "--mount",
             f"type={mount.kind},source={mount.source},target={mount.target}"
             + (",readonly" if mount.read_only else ""),
         ]
     for name, value in start.variables.items():
-        words += ["--env", f"{name}={value}"]
-    words += [
+        arguments += ["--env", f"{name}={value}"]
+    arguments += [
         "--shm-size",
         str(start.shm_bytes),
         "--pids-limit",
@@ -41,16 +41,16 @@ def command_line(start: EngineStart) -> list[str]:
         "ALL",
     ]
     for capability in start.capabilities:
-        words += ["--cap-add", capability]
-    words += ["--security-opt", "no-new-privileges"]
+        arguments += ["--cap-add", capability]
+    arguments += ["--security-opt", "no-new-privileges"]
     if start.memory_bytes is not None:
-        words += ["--memory", str(start.memory_bytes)]
+        arguments += ["--memory", str(start.memory_bytes)]
     if start.scratch is not None:
-        words += [
+        arguments += [
             "--read-only",
             *(f"--tmpfs={folder}:{SCRATCH_OPTIONS}" for folder in start.scratch),
         ]
-    return [*words, "--entrypoint", start.argv[0], start.image, *start.argv[1:]]
+    return [*arguments, "--entrypoint", start.argv[0], start.image, *start.argv[1:]]
 
 
 def text(start: EngineStart) -> str:

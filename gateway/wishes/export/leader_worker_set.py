@@ -62,7 +62,7 @@ def _pod_container(start: EngineStart, address: str, *, answers: bool) -> dict[s
 def _command(start: EngineStart, address: str) -> list[str]:
     """The command of a pod, with Kubernetes' variables where it names addresses and places."""
     variables = (LEADER, PLACE, f"$({address})")
-    words, products = [], []
+    arguments, products = [], []
     for word in start.argv:
         value = word.partition("=")[2]
         if value.startswith(f"$(({PLACE[2:-1]}*"):
@@ -70,10 +70,10 @@ def _command(start: EngineStart, address: str) -> list[str]:
         elif value in variables or value.startswith(
             tuple(f"{variable}:" for variable in variables)
         ):
-            words.append(word)
+            arguments.append(word)
         else:
-            words.append(literal(word))
+            arguments.append(literal(word))
     if not products:
-        return words
+        return arguments
     # Kubernetes does not compute; a shell does.
-    return ["/bin/sh", "-c", f'exec "$@" {" ".join(products)}', "engine", *words]
+    return ["/bin/sh", "-c", f'exec "$@" {" ".join(products)}', "engine", *arguments]

@@ -547,21 +547,25 @@ def _accepted_models(models_read: _ReadModels) -> ImportedModels:
 
 def _fold(problems: Iterable[_Problem]) -> list[Notice]:
     """One notice for each reason, with its parts and models, at the first line."""
-    by_reason: dict[str, dict[str, list[_Problem]]] = {}
+    models_by_reason: dict[str, dict[str, list[_Problem]]] = {}
     for problem in sorted(problems):
         _, reason = _part_and_reason(problem.text)
-        by_reason.setdefault(reason, {}).setdefault(problem.model, []).append(problem)
+        models_by_reason.setdefault(reason, {}).setdefault(problem.model, []).append(problem)
     notices: list[Notice] = []
-    for reason, by_model in by_reason.items():
+    for reason, problems_by_model in models_by_reason.items():
         models_by_parts: dict[str, list[str]] = {}
-        for model, of_model in by_model.items():
-            parts = dict.fromkeys(_part_and_reason(problem.text)[0] for problem in of_model)
+        for model, model_problems in problems_by_model.items():
+            parts = dict.fromkeys(_part_and_reason(problem.text)[0] for problem in model_problems)
             models_by_parts.setdefault(", ".join(parts), []).append(model)
         subjects = [
             ": ".join(filter(None, (", ".join(filter(None, models)), parts)))
             for parts, models in models_by_parts.items()
         ]
-        line = min(problem.line for of_model in by_model.values() for problem in of_model)
+        line = min(
+            problem.line
+            for model_problems in problems_by_model.values()
+            for problem in model_problems
+        )
         notices.append(Notice(line, ": ".join(filter(None, ("; ".join(subjects), reason)))))
     return sorted(notices)
 

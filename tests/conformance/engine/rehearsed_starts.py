@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 
 
 def answers(version: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def answers(version: str) -> dict[str, Any]:
         os.environ.update(question["env"])
         sys.settrace(trace if question["traced"] else None)
         try:
-            starts.append(start.rehearse(files, question["argv"], question["kv_bytes"], words))
+            starts.append(start.rehearse(files, question["argv"], question["kv_bytes"], error_text))
         finally:
             sys.settrace(None)
             for name in question["env"]:

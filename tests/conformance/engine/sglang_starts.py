@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.sglang.inside import boot as sglang_boot
 from gateway.engines.sglang.inside import model as sglang_model
 
@@ -38,7 +38,7 @@ def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, 
         arguments = sglang_model.arguments_of(str(folder), argv)
         sglang_model.publish(arguments)
     except Exception as error:  # an engine's refusal is an answer
-        return {"refused": words(error)}
+        return {"refused": error_text(error)}
     return {"tp": sglang_model.resolve_argument(arguments, "tp_size"), "graphs": _graphs(arguments)}
 
 

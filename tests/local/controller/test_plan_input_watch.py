@@ -65,7 +65,7 @@ class Scene:
     async def looking(self) -> set[str]:
         """The models that a look lets plan again."""
         await self.block()
-        await self.watch.look([*self.fleet.models.values()])
+        await self.watch.compare_inputs([*self.fleet.models.values()])
         return {replica.model for replica in self.fleet.replicas() if replica.planning.looks_again}
 
     def change_gpu(self, **fields: Any) -> None:

@@ -23,8 +23,8 @@ def test_tokens_are_shown_where_the_engine_counts_them(
     usage: dict[str, Any], counted: bool
 ) -> None:
     clock = _AnswerClock()
-    assert clock.words(usage) == "There was no answer."
+    assert clock.speed_text(usage) == "There was no answer."
     clock.note_piece()
-    words = clock.words(usage)
+    words = clock.speed_text(usage)
     assert ("prompt of 3 tokens, answer of 1 token" in words) == counted
     assert words.startswith("first token after ")

@@ -77,7 +77,7 @@ def test_plans_are_those_of_a_process_with_pydantic(
     text = "\n".join("\t".join(case) for case in cases)
     result = run("-c", PLANS, text=text, data=tmp_path / "data")
     assert result.returncode == 0, result.stderr[-2000:]
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     for (source, machine), line in zip(cases, result.stdout.splitlines(), strict=True):
         wish = Wish(name="plan", source=source)
         decision = planner.decide(wish, machine, include_alternatives=True)

@@ -250,12 +250,12 @@ def test_a_copy_is_written_into_its_file_as_soon_as_that_is_possible(
     path: Path, unwritable: Callable[[], None]
 ) -> None:
     store = open_store(path)
-    store.look()
+    store.inspect()
     with pytest.raises(StoreError, match="Nothing can be changed now"):
         store.changeable()
     attempt = store.add_attempt("a", 0, plan(), 8000, 1.0)
     unwritable()
-    store.look()
+    store.inspect()
     store.changeable()
     assert store.problem is None
     # A kill instead of an end: both are in the file itself, and in its mirror.
@@ -276,7 +276,7 @@ def test_a_copy_replaces_no_rows_of_others(path: Path, unwritable: Callable[[], 
     other_store = Store(path)
     other_store.add_model(wish(name="b"), 2.0)
     other_store.close()
-    store.look()
+    store.inspect()
     with pytest.raises(StoreError, match="Nothing can be changed now"):
         store.changeable()
     store.close()
@@ -295,7 +295,7 @@ def test_a_first_start_without_room_makes_its_database_later(
     assert store.problem is not None
     path.unlink(missing_ok=True)
     unwritable()
-    store.look()
+    store.inspect()
     store.changeable()
     store.add_model(wish(name="a"), 1.0)
     store.close()
@@ -394,11 +394,11 @@ def test_a_file_that_is_damaged_while_open_takes_no_change_and_loses_none(
             store.add_model(wish(name=f"late{number}"), 1.0)
     # Reading goes on from the mirror.
     assert content(store) == before
-    store.look()
+    store.inspect()
     with pytest.raises(StoreError):
         store.check()
     clock[0] += 11
-    store.look()
+    store.inspect()
     store.check()
     store.add_model(wish(name="new"), 2.0)
     assert len(store.models()) == 43
@@ -433,7 +433,7 @@ def test_damage_within_the_tick_of_the_last_change_is_found_by_a_look(
     # The clock of the file system is too coarse to tell the two writers apart.
     monkeypatch.setattr(store._database._mirror, "_stamp", database_files.stamp(path))
     clock[0] += 6
-    store.look()
+    store.inspect()
     assert store.failing is not None
     store.close()
 
@@ -444,11 +444,11 @@ def test_writing_that_goes_on_postpones_the_repair(path: Path, clock: list[float
     for seed in range(3):
         overwrite(path, seed)
         clock[0] += 9
-        store.look()
+        store.inspect()
         with pytest.raises(StoreError):
             store.check()
     clock[0] += 11
-    store.look()
+    store.inspect()
     store.check()
     store.close()
 
@@ -460,7 +460,7 @@ def test_a_mirror_that_is_damaged_while_open_is_made_anew(path: Path, clock: lis
     for number in range(30):
         store.add_model(wish(name=f"m{number}"), 1.0)
         clock[0] += 6
-        store.look()
+        store.inspect()
     assert store.failing is None
     overwrite(path, 6)
     second_store = open_store(path)

@@ -100,7 +100,7 @@ def _judge(
 
     if use is not None and use not in USES:
         usage_error(f"--for takes {', '.join(USES)}, not {use[:80]!r}{near_name_hint(use, USES)}.")
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     machine = planner.machine(hardware)
     with status() as show_status:
         show_status("Searching for models")

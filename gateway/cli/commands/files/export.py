@@ -104,7 +104,7 @@ def _machine_documents(
             f"{source} is no folder on this machine.",
             hint="With --hardware, give the folder that the nodes will have the model in.",
         )
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
     if cluster is None:
         usage_error("--hardware of an export is several machines, such as 2xgb10 or 2x(8xh100).")

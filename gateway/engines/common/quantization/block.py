@@ -122,7 +122,7 @@ class Block(FrozenRecord, frozen=True):
         return entry
 
 
-def words(config: Mapping[str, Any], *names: str) -> list[str]:
+def first_entries(config: Mapping[str, Any], *names: str) -> list[str]:
     """The first of these lists that has entries, flattened once."""
     for name in names:
         result = config.get(name)

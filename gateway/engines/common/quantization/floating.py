@@ -16,11 +16,11 @@ from gateway.engines.common.quantization.block import (
     LayerScheme,
     Mixed,
     Quantization,
+    first_entries,
     has_all_or_none,
     make_scheme,
     number,
     unknown_scheme,
-    words,
 )
 from gateway.engines.common.quantization.safe_regex import tame
 from gateway.models.scheme import Kind, Scheme
@@ -51,13 +51,13 @@ def compressed_tensors(block: Block) -> Quantization:
     """compressed_tensors/compressed_tensors.py and utils.py."""
     config = block.config
     form = str(config.get("format", ""))
-    ignored = [block.engine_name(entry) for entry in words(config, "ignore")]
+    ignored = [block.engine_name(entry) for entry in first_entries(config, "ignore")]
     targets: dict[str, LayerScheme] = {}
     for group in (config.get("config_groups") or {}).values():
         scheme = _numeric_scheme(
             group.get("weights"), group.get("input_activations"), str(group.get("format") or form)
         )
-        for target in words(group, "targets"):
+        for target in first_entries(group, "targets"):
             if not (len(group["targets"]) == 1 and target.endswith("Attention")):
                 targets[block.engine_name(target)] = scheme
     tame(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
@@ -209,7 +209,7 @@ def modelopt(block: Block) -> Quantization:
         for name, item in (fields.get("quantized_layers") or {}).items()
     }
     base = None if algorithm == "MIXED_PRECISION" else _algorithm(algorithm, size)
-    by_expert = _schemes_by_expert(layer_schemes)
+    scheme_by_expert = _schemes_by_expert(layer_schemes)
     siblings = layer_schemes if EXPERTS_BY_SIBLINGS in block.traits else {}
 
     def rule(layer: Layer) -> LayerScheme:
@@ -224,7 +224,7 @@ def modelopt(block: Block) -> Quantization:
         if base is not None:
             return _scheme_of_base(layer, base)
         if layer.experts and layer.name not in layer_schemes:
-            return by_expert.get(layer.name) or _scheme_of_sibling(layer.name, siblings)
+            return scheme_by_expert.get(layer.name) or _scheme_of_sibling(layer.name, siblings)
         return _scheme_by_list(layer, layer_schemes)
 
     return Quantization(rule)
@@ -261,7 +261,7 @@ class _Exclusions(NamedTuple):
         """The exclusions of a checkpoint, in the form of its own file or of config.json."""
         # The deeper form has exclusions under the first name only.
         names = ("ignore", "exclude_modules") if fields is block.config else ("exclude_modules",)
-        entries = words(fields, *names)
+        entries = first_entries(fields, *names)
         stars = [
             entry for entry in entries if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."
         ]
@@ -371,7 +371,7 @@ def fp8(block: Block) -> Quantization:
     config = block.config
     skipped = frozenset(
         block.engine_name(entry)
-        for entry in words(config, "ignored_layers", "modules_to_not_convert")
+        for entry in first_entries(config, "ignored_layers", "modules_to_not_convert")
     )
     blocks = config.get("weight_block_size")
     is_static = config.get("activation_scheme") == "static"

@@ -16,11 +16,11 @@ from gateway.engines.common.quantization.block import (
     LayerScheme,
     Mixed,
     Quantization,
+    first_entries,
     has_all_or_none,
     make_scheme,
     number,
     unknown_scheme,
-    words,
 )
 from gateway.engines.common.quantization.safe_regex import tame
 from gateway.models.scheme import Scheme
@@ -103,7 +103,7 @@ class _ListedLayers(NamedTuple):
 
 def _listed_layers(block: Block, key: str) -> _ListedLayers:
     return _ListedLayers(
-        [block.engine_name(entry) for entry in words(block.config, key)],
+        [block.engine_name(entry) for entry in first_entries(block.config, key)],
         {block.engine_name(name) for name in block.packed_names},
         block.config.get("lm_head") is True,
     )
@@ -244,7 +244,9 @@ def auto_round(block: Block) -> Quantization:
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
     blocks = [
         block.engine_name(entry)
-        for entry in (blocks.split(",") if isinstance(blocks, str) else words({"b": blocks}, "b"))
+        for entry in (
+            blocks.split(",") if isinstance(blocks, str) else first_entries({"b": blocks}, "b")
+        )
     ]
     extra = {
         block.engine_name(str(name)): dict(changes)
@@ -274,7 +276,9 @@ def auto_round(block: Block) -> Quantization:
 def bitsandbytes(block: Block) -> Quantization:
     """bitsandbytes.py of 0.26.0, which 0.33.0 does not have."""
     is_eight_bit = block.config.get("load_in_8bit") is True
-    skipped = {block.engine_name(entry) for entry in words(block.config, "llm_int8_skip_modules")}
+    skipped = {
+        block.engine_name(entry) for entry in first_entries(block.config, "llm_int8_skip_modules")
+    }
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.experts:

@@ -118,7 +118,7 @@ def _main_kernels(rows: Sequence[LayerKernel]) -> list[str]:
 
 
 def _nearest_ratio(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
-    for names, words in zip(_NEAR_SCOPES, _NEARNESS, strict=True):
+    for names, nearness in zip(_NEAR_SCOPES, _NEARNESS, strict=True):
         same_scope = [
             fact
             for fact in facts
@@ -129,7 +129,7 @@ def _nearest_ratio(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
             logs = [math.log(clamp_ratio((fact.value or 0) / _THOUSAND)) for fact in same_scope]
             is_exact = names == _NEAR_SCOPES[0]
             part = 1.0 if is_exact else len(logs) / (len(logs) + 1)
-            return Ratio(math.exp(part * sum(logs) / len(logs)), words)
+            return Ratio(math.exp(part * sum(logs) / len(logs)), nearness)
     return None
 
 

@@ -185,7 +185,7 @@ class SpeedTable(Value):
     band: float
     reference: Reference | None = None
 
-    def for_kind(self, kind: str) -> SpeedTable:
+    def kind_table(self, kind: str) -> SpeedTable:
         """The table of this machine for a kind of engine."""
         return self.evolve(
             step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
@@ -211,10 +211,10 @@ class SpeedTable(Value):
 
     def part(self, name: str, *, experts: bool) -> Part:
         """name: as `names` has it."""
-        of_name, of_other_names = (
+        known_parts, other_part = (
             (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
         )
-        return of_name.get(name, of_other_names)
+        return known_parts.get(name, other_part)
 
 
 class SpeedKnowledge(FrozenRecord, frozen=True, eq=False):

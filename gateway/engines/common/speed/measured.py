@@ -124,9 +124,9 @@ def _day(time_s: float | None) -> str:
     module that knows it can ask the clock too."""
     if time_s is None:
         return "an unknown day"
-    era, of_era = divmod(int(time_s // 86400) + 719_468, 146_097)
-    year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    day = of_year - (153 * month + 2) // 5 + 1
+    era, era_day = divmod(int(time_s // 86400) + 719_468, 146_097)
+    year = (era_day - era_day // 1460 + era_day // 36_524 - era_day // 146_096) // 365
+    year_day = era_day - (365 * year + year // 4 - year // 100)
+    month = (5 * year_day + 2) // 153
+    day = year_day - (153 * month + 2) // 5 + 1
     return f"{year + era * 400 + (month > 9)}-{month + 3 if month < 10 else month - 9:02}-{day:02}"

@@ -135,8 +135,8 @@ def clock_of(
     Raises BadModel.
     """
     gpu_table, pace, facts = tables
-    by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
-    gpus = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
+    gpu_by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
+    gpus = [gpu_by_uuid[uuid] for uuid in plan.gpus if uuid in gpu_by_uuid]
     if (
         len({gpu.name for gpu in gpus}) != 1
         or len(gpus) < len(plan.gpus)
@@ -178,7 +178,7 @@ def clock_of(
         engine.kind, engine.version, plan.max_num_seqs.value, is_eager=plan.enforce_eager.value
     )
     return (
-        StepClock(work, local_machine, pace.table.for_kind(engine.kind), graphs)
+        StepClock(work, local_machine, pace.table.kind_table(engine.kind), graphs)
         if local_machine
         else None
     )

@@ -126,7 +126,7 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
         kind = _kind(action)
         flag = {
             "type": kind,
-            "choices": _words(choices) if choices else None,
+            "choices": _sorted_choices(choices) if choices else None,
             "default": default,
             "negatable": f"no-{positive[0]}" in names,
         }
@@ -135,10 +135,10 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
     return flags
 
 
-def _words(choices: Any) -> list[str]:
+def _sorted_choices(choices: Any) -> list[str]:
     """A set has no order of its own, and differs from run to run."""
-    words = [str(choice) for choice in choices if str(choice) != "None"]
-    return sorted(words) if isinstance(choices, (set, frozenset)) else words
+    choice_texts = [str(choice) for choice in choices if str(choice) != "None"]
+    return sorted(choice_texts) if isinstance(choices, (set, frozenset)) else choice_texts
 
 
 def _kind(action: Any) -> str:

@@ -27,14 +27,14 @@ def rehearse(
     files: Mapping[str, bytes],
     argv: Sequence[str],
     kv_bytes: int,
-    words: Callable[[BaseException], str],
+    error_text: Callable[[BaseException], str],
 ) -> dict[str, Any]:
     """The start of this command line with pools of `kv_bytes` on each rank; 0: no pool.
 
     Of pipeline stages the first is built. The answer has the values `tokens` and `graph_sizes`.
     """
     record_backends()
-    start = Start("sglang", words)
+    start = Start("sglang", error_text)
     start.left_out += _SKIPPED_STAGES
     with folder_of(files) as folder:
         server_args = start.run("parser", lambda: arguments_of(folder, argv))

@@ -29,14 +29,14 @@ def rehearse(
     files: Mapping[str, bytes],
     argv: Sequence[str],
     kv_bytes: int,
-    words: Callable[[BaseException], str],
+    error_text: Callable[[BaseException], str],
 ) -> dict[str, Any]:
     """The start of this command line with a cache of `kv_bytes` on each rank; 0: no cache.
 
     Of pipeline stages the first is built. The answer has the values `blocks` and `graph_sizes`.
     """
     prepare()
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.left_out += _SKIPPED_STAGES
     with folder_of(files) as folder:
         start.run("arguments", lambda: _serve_arguments(folder, argv))

@@ -82,7 +82,7 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
     ]
     store.keep_measurements(facts)
     store.close()
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     source = str(model_folder(tmp_path / "model", hidden_size=1024))
     wish = Wish(name="m", source=source, engines=("vllm==0.26.0",), gpus=2, tensor_parallel=2)
     decision = planner.decide(wish, HARDWARE)

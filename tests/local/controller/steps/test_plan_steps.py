@@ -143,11 +143,11 @@ async def test_equal_inputs_are_planned_once(planning: Planning) -> None:
         planning.free(moved_bytes)
         planning.fleet.unblock()
         assert await planning.make_plans() == []
-        await planning.watch.look([*planning.fleet.models.values()])
+        await planning.watch.compare_inputs([*planning.fleet.models.values()])
         assert await planning.make_plans() == []
     assert {replica.planning.blocked_reason for replica in planning.fleet.replicas()} == reasons
     planning.free(GIB)
-    await planning.watch.look([*planning.fleet.models.values()])
+    await planning.watch.compare_inputs([*planning.fleet.models.values()])
     assert sorted(await planning.make_plans()) == sorted(OLD)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.cli.commands.listing import _row, _stay_text
+from gateway.cli.commands.listing import _model_row, _stay_text
 
 NOW = 10_000.0
 
@@ -41,7 +41,7 @@ def test_serving_replicas_are_counted_instead_of_wished_ones() -> None:
         state="no_plan", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
     )
     numbers = {"GPU-a": 0, "GPU-b": 1}
-    row = _row(view(replica(), replica(gpus=["GPU-b"]), idle), numbers, NOW)
+    row = _model_row(view(replica(), replica(gpus=["GPU-b"]), idle), numbers, NOW)
     assert row == (
         "m",
         "ready 2/3",
@@ -54,7 +54,7 @@ def test_serving_replicas_are_counted_instead_of_wished_ones() -> None:
         "for ever",
         "",
     )
-    assert _row(view(replica()), numbers, NOW)[1] == "ready"
+    assert _model_row(view(replica()), numbers, NOW)[1] == "ready"
 
 
 def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> None:
@@ -69,7 +69,7 @@ def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> N
 
     def detail(**changes: Any) -> str:
         starting = replica(state="starting", busy_with="loading weights", start=load | changes)
-        row = _row(view(starting, state="starting", detail="loading weights"), {}, NOW)
+        row = _model_row(view(starting, state="starting", detail="loading weights"), {}, NOW)
         return str(row[-1])
 
     assert detail() == "loading weights 1s of 12s, 9s of 30s to 40s in all"
@@ -88,9 +88,9 @@ def test_an_unknown_value_is_a_dash() -> None:
     idle = replica(
         state="starting", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
     )
-    row = _row(view(idle, state="starting", detail="planning", used_at=None), {}, NOW)
+    row = _model_row(view(idle, state="starting", detail="planning", used_at=None), {}, NOW)
     assert row == ("m", "starting", "-", "-", "-", "-", "-", "-", "for ever", "planning")
-    endpoint = _row(view(detail="1 of 1 endpoints answer", keep_alive=None), {}, NOW)
+    endpoint = _model_row(view(detail="1 of 1 endpoints answer", keep_alive=None), {}, NOW)
     assert endpoint == (
         "m",
         "ready",
@@ -106,7 +106,7 @@ def test_an_unknown_value_is_a_dash() -> None:
 
 
 def test_a_gpu_that_is_lost_has_no_number() -> None:
-    assert _row(view(replica(gpus=["GPU-a", "GPU-x"])), {"GPU-a": 0}, NOW)[4] == "0,?"
+    assert _model_row(view(replica(gpus=["GPU-a", "GPU-x"])), {"GPU-a": 0}, NOW)[4] == "0,?"
 
 
 def test_the_stay_of_a_loaded_model_counts_down() -> None:

@@ -68,7 +68,7 @@ def test_the_first_refusal_that_was_seen_of_a_layer_counts(
         (frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(seen_scopes)
     ]
     words_of_search = next((words for scope, words in rows if scope <= layer.items()), None)
-    assert ObservedRefusals(rows).words(tuple(layer.items())) == words_of_search
+    assert ObservedRefusals(rows).refusal_text(tuple(layer.items())) == words_of_search
 
 
 class Looked(str):

@@ -30,7 +30,7 @@ def line(**fields: Any) -> bytes:
 
 
 def test_a_document_holds_files_as_they_are_and_no_others() -> None:
-    gpus = StatedGpus.from_machine(machine("2x3090"), "8.6")
+    gpus = StatedGpus.match_machine(machine("2x3090"), "8.6")
     files = ModelFiles(b"{}", b"\0\1", b'{"hf_quant_config.json": {"quantization": {}}}')
     content = json.loads(document("vllm", gpus, model=files, questions=[ONE]))
     assert content["gpu"] == {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.__main__ import error_text
 from gateway.engines.inside.meta import Group
 from gateway.engines.inside.stages import Start
 from gateway.engines.inside.stubs import Anything
@@ -78,7 +78,7 @@ def engine(tmp_path: Path) -> ModuleType:
 
 
 def test_a_statement_of_the_engine_is_a_refusal_with_its_place(engine: ModuleType) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     assert start.run("cache", lambda: 7) == 7
     start.run("graphs", engine.says_no)
     start.run("later", lambda: pytest.fail("nothing runs after a refusal"))
@@ -89,7 +89,7 @@ def test_a_statement_of_the_engine_is_a_refusal_with_its_place(engine: ModuleTyp
 
 
 def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("model", engine.asserts)
     assert start.refusal == "AssertionError: assert 1 > 2"
 
@@ -107,7 +107,7 @@ def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
 def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
     engine: ModuleType, name: str, arguments: tuple[Any, ...]
 ) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("backends", lambda: getattr(engine, name)(*arguments))
     assert not start.refusal
     (omission,) = start.left_out
@@ -128,7 +128,7 @@ def test_a_part_that_a_stand_in_or_a_missing_gpu_ends_is_left_out(
 def test_a_crash_by_values_of_the_start_is_a_refusal_with_its_line(
     engine: ModuleType, name: str, argument: Any, error: str, line: int
 ) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("model", lambda: getattr(engine, name)(argument))
     assert start.has_crashed
     assert start.refusal.startswith(f"{error} (line: return ")
@@ -137,7 +137,7 @@ def test_a_crash_by_values_of_the_start_is_a_refusal_with_its_line(
 
 def test_a_crash_of_this_package_is_left_out(engine: ModuleType) -> None:
     """Its own step expects another version of the engine."""
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("model", engine.lacks)
     assert not start.refusal
     assert start.left_out
@@ -149,7 +149,7 @@ def test_an_error_of_a_package_beside_the_engine_is_left_out(engine: ModuleType)
         def of_a_package() -> None:
             raise ValueError("not built")
 
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("backends", lambda: engine.asks(Package))
     assert not start.refusal
 
@@ -161,19 +161,19 @@ def test_a_validator_of_a_configuration_is_found_behind_pydantic(tmp_path: Path)
     def wrong() -> None:
         Configuration.model_validate({"size": "x"})
 
-    start = Start(Path(__file__).parent.parent.name, words)  # this test is in its "package"
+    start = Start(Path(__file__).parent.parent.name, error_text)  # this test is in its "package"
     start.run("configuration", wrong)
     assert start.refusal.startswith("ValidationError")
 
 
 def test_a_refused_value_may_mention_cuda(engine: ModuleType) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("configuration", engine.value)
     assert start.refusal.startswith("ValueError: A longer context")
 
 
 def test_the_place_of_a_parsers_error_is_its_inner_check(engine: ModuleType) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("parser", engine.parses)
     assert (start.refusal, start.place) == ("ArgumentTypeError: bad value", "config.py:3")
 
@@ -201,13 +201,13 @@ def test_checks_of_config_json_count_and_other_libraries_do_not(
     class Package:
         of_a_package = staticmethod(library.says_no)
 
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     start.run("configuration", lambda: engine.asks(Package))
     assert bool(start.refusal) == counts
 
 
 def test_an_error_of_a_kind_that_is_asked_for_is_passed_on(engine: ModuleType) -> None:
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     with pytest.raises(ValueError, match="at most 3"):
         start.run("sound", engine.says_no, passed_error=ValueError)
     start.refuse("sound", "packages are missing", "audio.py")
@@ -244,7 +244,7 @@ def test_a_model_that_transcribes_is_refused_where_sound_cannot_be_read(
 
     reading = SimpleNamespace(load_audio=load_audio)
     monkeypatch.setitem(sys.modules, "vllm.multimodal.media.audio", reading)
-    start = Start("vllm", words)
+    start = Start("vllm", error_text)
     model = SimpleNamespace(registry=_Registry(transcribes), architectures=["WhisperModel"])
     hear(start, model)
     assert refused_package in start.refusal

@@ -107,7 +107,7 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
     progress.feed(first_event)
     progress.feed(second)
     assert str(progress) == "pulling some/image:1: 3.1 of 8.2 GiB"
-    words = progress.words()
+    words = progress.describe()
     assert isinstance(words, TransferProgress)
     assert round(100 * words.bytes_done / words.total) == 38
     progress.feed(events({"status": "Download complete", "id": "b"}))

@@ -13,7 +13,7 @@ from gateway.errors import FitserveError
 from gateway.measuring.tuning.candidates import (
     BasePlan,
     PlanChange,
-    at_once,
+    concurrent_requests,
     engine_defaults,
     keeps_quality,
     may_win,
@@ -222,4 +222,4 @@ def test_requests_are_dealt_over_the_copies() -> None:
     base = first_plan("llama-3.1-8b", "3090", VLLM_REF, concurrency=10)
     assert base is not None
     copies = base.plan.replicas.evolve(value=4)
-    assert at_once(base.owner, base.plan.evolve(replicas=copies)) == 3
+    assert concurrent_requests(base.owner, base.plan.evolve(replicas=copies)) == 3

@@ -22,7 +22,7 @@ def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OfflinePlanner:
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
     # No name of a model may reach the Hub.
     monkeypatch.setenv("FITSERVE_HF_ENDPOINT", "http://127.0.0.1:9")
-    return OfflinePlanner.from_environment()
+    return OfflinePlanner.read_environment()
 
 
 def folder(parent: Path, name: str) -> str:

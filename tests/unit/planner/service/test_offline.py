@@ -127,7 +127,7 @@ def test_importing_the_package_loads_no_module_of_the_planner() -> None:
 def test_a_preview_shows_fewer_and_more_gpus(
     folder: Path, machine: str, gpus: Literal["all", "few"] | None
 ) -> None:
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",))
 
     def decision(**changes: Any) -> Decision:
@@ -145,7 +145,7 @@ def test_a_preview_shows_fewer_and_more_gpus(
 
 def test_a_wish_for_a_number_of_gpus_is_offered_no_other(folder: Path) -> None:
     wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",), gpus=2)
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     assert planner.decide(wish, "8xh100", include_alternatives=True).gpu_choice == ""
 
 
@@ -174,7 +174,7 @@ def test_no_suggested_form_exceeds_the_room(refusal: Decision) -> None:
 def test_an_engine_for_gpus_is_refused_for_the_lack_of_gpus(folder: Path) -> None:
     profiles = Profiles()
     wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",))
-    planner = OfflinePlanner.from_environment()
+    planner = OfflinePlanner.read_environment()
     model = planner._model(wish)
     request = PlanRequest(wish, profiles.hardware("cpu"))
     startable = Startable(folder / "data", installed_only=True)

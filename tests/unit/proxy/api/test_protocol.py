@@ -29,9 +29,9 @@ from gateway.proxy.api.protocol import (
     read_fields,
     read_request_fields,
     read_usual_fields,
+    replace_model,
     request_id,
     send_error,
-    with_model,
 )
 
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -185,7 +185,7 @@ def test_a_body_names_its_previous_response(body: bytes, previous: str | None) -
 @given(st.dictionaries(st.text(), json_values, max_size=6), st.text())
 def test_replacing_the_model_changes_nothing_else(fields: dict[str, Any], name: str) -> None:
     body = json.dumps({**fields, "model": "asked"}, ensure_ascii=False).encode()
-    document = json.loads(with_model(read_fields(body), name))
+    document = json.loads(replace_model(read_fields(body), name))
     assert document == {**fields, "model": name}
     assert list(document) == list(json.loads(body))
 
@@ -196,7 +196,7 @@ def test_replacing_the_model_keeps_the_bytes_of_other_values() -> None:
         b' 123456789012345678901234567890]}, "s":"\\u00e9" }'
     )
     assert (
-        with_model(read_fields(body), 'é"')
+        replace_model(read_fields(body), 'é"')
         == b'{"temperature":1.0e+0,"model":"\xc3\xa9\\"","x":{"b":1,  "a":\n[1.50,'
         b' 123456789012345678901234567890]},"s":"\\u00e9"}'
     )

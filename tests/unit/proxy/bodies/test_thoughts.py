@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.proxy.bodies.thoughts import for_engine, rename_thoughts
+from gateway.proxy.bodies.thoughts import rename_for_engine, rename_thoughts
 
 DELTA = {"role": None, "content": None, "reasoning_content": "hm ", "tool_calls": None}
 
@@ -63,7 +63,7 @@ def test_earlier_thoughts_reach_the_engine_under_its_name() -> None:
         ],
         "reasoning": {"effort": "low"},
     }
-    document = json.loads(for_engine(json.dumps(request).encode()))
+    document = json.loads(rename_for_engine(json.dumps(request).encode()))
     assert document["messages"][1] == {
         "role": "assistant",
         "content": "a",
@@ -83,4 +83,4 @@ def test_earlier_thoughts_reach_the_engine_under_its_name() -> None:
     ],
 )
 def test_other_requests_keep_every_byte(body: bytes) -> None:
-    assert for_engine(body) == body
+    assert rename_for_engine(body) == body

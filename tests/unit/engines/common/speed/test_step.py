@@ -235,9 +235,9 @@ def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_o
 ) -> None:
     """A step of vLLM that computes a prompt decodes too."""
     mixed_clock, separate = (
-        StepClock(work(name), H100, TABLE.for_kind(kind)) for kind in ("vllm", "sglang")
+        StepClock(work(name), H100, TABLE.kind_table(kind)) for kind in ("vllm", "sglang")
     )
-    plain_clock = StepClock(work(name), H100, TABLE.for_kind("vllm").evolve(separate=True))
+    plain_clock = StepClock(work(name), H100, TABLE.kind_table("vllm").evolve(separate=True))
     assert plain_clock.apart_per_s(64, 512, 128, 8192) < mixed_clock.apart_per_s(64, 512, 128, 8192)
     assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)
 
