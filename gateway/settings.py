@@ -356,7 +356,7 @@ class Settings(BaseModel):
     @field_validator("engine_env", mode="before")
     @classmethod
     def _parse_env(cls, env: Any) -> Any:
-        """Raises ValueError without the values, which may be secrets."""
+        """The variables by name. Raises ValueError without the values, which may be secrets."""
         if isinstance(env, str):
             pairs = [word.partition("=") for word in shlex.split(env)]
             if any(not separator for _, separator, _ in pairs):

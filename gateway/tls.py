@@ -39,7 +39,8 @@ class CertificatePair(NamedTuple):
     key: Secret
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Raises OSError (ssl.SSLError) where they do not fit."""
+        """Give certificate and key to a context. Raises OSError (ssl.SSLError) where they do not
+        fit."""
         # OpenSSL reads a key from a file alone. These are files in memory.
         with _memory_file(self.chain) as chain, _memory_file(self.key.reveal_bytes()) as key:
             # Without a password OpenSSL would ask for it on the terminal.

@@ -222,8 +222,8 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
-    """Raises BadFlag for a variable that neither the engine's profile nor a plan sets, and that no
-    user may."""
+    """Refuse a variable that neither the engine's profile nor a plan sets, and that no user may.
+    Raises BadFlag."""
     for name, value in env.items():
         is_planned = (
             engine.env.get(name) == value

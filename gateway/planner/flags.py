@@ -350,8 +350,8 @@ def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
 
 
 def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
-    """Raises BadFlag for a text that would forge lines in a log or a process listing, or that no
-    process can be passed.
+    """Refuse a text that would forge lines in a log or a process listing, or that no process can be
+    passed. Raises BadFlag.
 
     `lines` allows line breaks and tabs, for JSON that is written anew anyway.
     """

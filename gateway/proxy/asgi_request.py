@@ -57,7 +57,7 @@ class AsgiRequest(RequestResponseCycle):
         *,
         keep_alive: bool,
     ) -> None:
-        """Raises HttpParserInvalidURLError."""
+        """Parse the target of the request. Raises HttpParserInvalidURLError."""
         url = httptools.parse_url(target)
         path = (url.path or b"").decode("ascii")
         config, root = connection.config, connection.config.root_path

@@ -136,7 +136,7 @@ class Mirror:
         self.connection = None
 
     def _write_pending(self, mirror: sqlite3.Connection) -> None:
-        """Raises sqlite3.Error. Written changes are no longer pending."""
+        """Write the pending changes; written ones are no longer pending. Raises sqlite3.Error."""
         while self._pending:
             with transaction(mirror):
                 for sql, rows in self._pending[0]:

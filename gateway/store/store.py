@@ -126,7 +126,7 @@ class Store:
         return {name: (bool(is_stopped), used_at) for name, is_stopped, used_at in rows}
 
     def set_stopped(self, name: str, *, is_stopped: bool) -> None:
-        """Raises NotFound."""
+        """Note whether a model is stopped. Raises NotFound."""
         with self._database.change() as db:
             if (
                 db.execute(
@@ -145,7 +145,7 @@ class Store:
             )
 
     def add_model(self, wish: Wish, now_s: float) -> None:
-        """Raises Conflict when the name is taken."""
+        """Add a model. Raises Conflict when the name is taken."""
         with self._database.change() as db:
             row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
             if row is not None:
@@ -357,7 +357,7 @@ class Store:
             db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
 
     def remove_fact(self, number: int) -> None:
-        """Raises NotFound."""
+        """Remove a fact. Raises NotFound."""
         with self._database.change() as db:
             if db.execute("DELETE FROM facts WHERE id=?", (number,)).rowcount == 0:
                 raise NotFound(
@@ -406,7 +406,7 @@ class Store:
         return [(Grant.model_validate_json(row[0]), bytes.fromhex(row[1]), row[2]) for row in rows]
 
     def add_key(self, grant: Grant, digest: bytes, now_s: float) -> None:
-        """Raises Conflict when the name is taken."""
+        """Add a key. Raises Conflict when the name is taken."""
         with self._database.change() as db:
             row = (grant.name, digest.hex(), grant.model_dump_json(), now_s)
             if (
@@ -423,7 +423,7 @@ class Store:
                 )
 
     def remove_key(self, name: str) -> None:
-        """Raises NotFound."""
+        """Remove a key. Raises NotFound."""
         with self._database.change() as db:
             if db.execute("DELETE FROM keys WHERE name=?", (name,)).rowcount == 0:
                 raise NotFound(f"There is no key {name}.", hint="`fitserve keys ls` lists them.")

@@ -67,6 +67,18 @@ one ones ours own mine theirs
 told said kept held found seen given asked gone done made taken known heard spoken meant
 wanted needed shown written got put let begun refused caught chosen changed used left
 """
+# Functions begin with a verb or are nouns. A preposition is neither, and these words have a meaning
+# for each module.
+PREPOSITIONS = """
+after as at before beside between by during for from in of on over per since to under until via with
+within without
+"""
+OPEN_FUNCTIONS = "words look row"
+# Callbacks of the parser of HTTP, figures of the API, a term, and a header.
+RIGHT_PREPOSITIONS = """
+on_body on_chunk_complete on_chunk_header on_header on_headers_complete on_message_begin
+on_message_complete on_url at_once in_flight as_dict via_line
+"""
 # Fields of JSON, YAML and messages, whose names others rely on.
 PUBLISHED_FIELDS = """
 AskedCache.aside AskedCache.needed AttemptView.otherwise ChangeAnswer.anew
@@ -256,6 +268,38 @@ def test_the_name_of_a_function_or_class_can_be_searched_for() -> None:
         for path, node in definitions()
         if not OPERATOR.fullmatch(node.name) and node.name.strip("_").lower() in VAGUE.split()
     ]
+
+
+def is_open_name(name: str) -> bool:
+    """Whether the name of a function tells neither its act nor its result."""
+    plain_name = name.strip("_")
+    first, *_ = plain_name.lower().split("_")
+    return plain_name in OPEN_FUNCTIONS.split() or (
+        first in PREPOSITIONS.split() and plain_name not in RIGHT_PREPOSITIONS.split()
+    )
+
+
+def test_a_function_is_named_by_its_act_or_its_result() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {node.name}"
+        for path, node in functions()
+        if is_open_name(node.name)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_open"),
+    [
+        ("with_tag", True),
+        ("_from_mirror", True),
+        ("words", True),
+        ("in_flight", False),
+        ("add_tag", False),
+        ("offer_words", False),
+    ],
+)
+def test_an_open_name_is_found(name: str, *, is_open: bool) -> None:
+    assert is_open_name(name) is is_open
 
 
 def is_participle(word: str) -> bool:
@@ -805,6 +849,14 @@ def is_third_person(docstring: str) -> bool:
     """Whether the docstring of a function begins with a verb that is no imperative."""
     first, _, rest = docstring.partition(" ")
     return first in THIRD_PERSONS and not NOUN_PHRASE.match(rest.lstrip())
+
+
+def test_docstrings_say_the_act_or_the_result_before_the_errors() -> None:
+    assert not [
+        place(path, node.lineno)
+        for path, node in functions()
+        if (ast.get_docstring(node) or "").startswith("Raises")
+    ]
 
 
 def test_docstrings_of_functions_that_act_are_imperatives() -> None:

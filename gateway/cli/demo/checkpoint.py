@@ -71,7 +71,7 @@ class ModelShape(NamedTuple):
         return self.intermediate or 2 * self.hidden
 
     def check(self) -> None:
-        """Raises ValueError for sizes that give no valid model."""
+        """Check that the sizes give a valid model. Raises ValueError."""
         if min(self.layers, self.heads, self.kv_heads, self.max_len) < 1:
             raise ValueError("layers, heads, kv_heads and max_len must be at least 1")
         if self.hidden < CODE_LENGTH or self.hidden % CODE_LENGTH:

@@ -118,7 +118,7 @@ def _is_healthy(settings: Settings) -> bool:
 
 
 def _check_alone(settings: Settings, model_arguments: Sequence[str]) -> None:
-    """Raises SettingsError for a port that is taken, and FitserveError for a data folder in use."""
+    """Check that port and data folder are free. Raises SettingsError, FitserveError."""
     if not is_in_use(settings.data):
         problem = port_problem(settings)
         if problem:

@@ -493,7 +493,7 @@ class Fleet:
         return {port for attempt in attempts for port in engine_ports(attempt.plan, attempt.port)}
 
     def check_new(self, wish: Wish) -> None:
-        """Raises Conflict where a new model cannot have the names of the wish."""
+        """Check that a new model can have the names of the wish. Raises Conflict."""
         if (model := self.models.get(wish.name)) is not None:
             has_failed = bool(model.replicas) and all(
                 replica.status.state in _FAILED_STATES for replica in model.replicas
@@ -504,7 +504,7 @@ class Fleet:
         self.check_names(wish)
 
     def check_names(self, wish: Wish) -> None:
-        """Raises Conflict where a name or alias of the wish belongs to another model."""
+        """Check that no name or alias of the wish belongs to another model. Raises Conflict."""
         wishes = [model.wish for model in self.models.values()]
         wishes += [
             model.change.wish

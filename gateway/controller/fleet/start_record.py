@@ -16,7 +16,7 @@ class StartRecord:
     this class."""
 
     def __init__(self, store: Store) -> None:
-        """Raises StoreError."""
+        """Read the kept starts. Raises StoreError."""
         self._table = store.starts
         self._starts = store.starts.rows()
 

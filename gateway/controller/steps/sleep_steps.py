@@ -242,7 +242,7 @@ class SleepSteps:
         return used_by_gpu
 
     async def _check_answer(self, watcher: Watcher, attempt: Attempt) -> None:
-        """Raises NoAnswerError if the engine does not answer."""
+        """Check that the engine answers. Raises NoAnswerError."""
         if not await is_alive(
             watcher.client, watcher.url, attempt.served_name, attempt.plan, _SMALL_REQUEST_TIMEOUT_S
         ):

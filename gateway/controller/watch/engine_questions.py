@@ -120,7 +120,7 @@ def completion_body(
 async def classify(
     client: EngineClient, url: str, name: str, plan: Plan, texts: list[str], timeout_s: float
 ) -> EngineResponse:
-    """Raises NoAnswerError."""
+    """The engine's answer to texts to classify. Raises NoAnswerError."""
     body = {"model": name, "input": texts}
     path = engine_kind(plan.engine.kind).classify_path
     answer = await client.post(f"{url}{path}", body, timeout_s)
@@ -130,6 +130,6 @@ async def classify(
 
 
 async def transcribe(client: EngineClient, url: str, name: str, timeout_s: float) -> EngineResponse:
-    """Raises NoAnswerError."""
+    """The engine's answer to a tone to transcribe. Raises NoAnswerError."""
     path = f"{url}/v1/audio/transcriptions"
     return await client.post_form(path, form(name, tone(), TOKENS), BOUNDARY, timeout_s)

@@ -109,8 +109,8 @@ async def _generates(
     report: Callable[[str], None],
     on_measured: Callable[[int, float], None],
 ) -> None:
-    """Raises _Refuted unless a short answer, a full prefill batch and the planned concurrency
-    succeed, all asked at once."""
+    """Ask for a short answer, a full prefill batch and the planned concurrency, all at once. Raises
+    _Refuted unless all succeed."""
 
     async def ask(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
         body = completion_body(name, prompt, tokens)
@@ -161,7 +161,7 @@ async def _gather_proofs(
 
 
 async def _writes(ask: _Ask, context: int) -> None:
-    """Raises _Refuted unless one of two beginnings is continued by text."""
+    """Check that one of two beginnings is continued by text. Raises _Refuted."""
     tokens = min(TOKENS, max(1, context // 2))
     problems = []
     for prompt in PROMPTS:
@@ -200,7 +200,7 @@ async def _batches(ask: _Ask, prompts: list[list[int]]) -> None:
 async def _adapts(
     client: EngineClient, url: str, name: str, plan: Plan, adapter: AdapterRef, timeout_s: float
 ) -> None:
-    """Raises _Refuted unless the adapter answers."""
+    """Check that the adapter answers. Raises _Refuted."""
     served_as = engine_kind(plan.engine.kind).adapter_name(name, adapter.name)
     body = completion_body(served_as, PROMPTS[0][:1], BURST_TOKENS)
     answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
@@ -263,7 +263,7 @@ async def _embeds(client: EngineClient, url: str, name: str, _: Plan, timeout_s:
 async def _classifies(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
-    """Raises _Refuted unless the model labels texts, or tokens of texts (/pooling of vLLM)."""
+    """Check that the model labels texts, or tokens of texts (/pooling of vLLM). Raises _Refuted."""
     try:
         answer = await classify(
             client=client, url=url, name=name, plan=plan, texts=list(PROMPTS), timeout_s=timeout_s
@@ -280,7 +280,7 @@ async def _classifies(
 async def _transcribes(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
-    """Raises _Refuted unless the model answers a second of sound. A tone may have no words."""
+    """Check that the model answers a second of sound. A tone may have no words. Raises _Refuted."""
     try:
         answer = await transcribe(client, url, name, timeout_s)
     except NoAnswerError as error:

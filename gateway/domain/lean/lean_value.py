@@ -144,5 +144,5 @@ class RootModel(BaseModel):
 
     @classmethod
     def read_root(cls, data: Any, *, is_trusted: bool) -> Self:
-        """Raises NeedsPydantic."""
+        """Leave the data to pydantic, which reads every root. Raises NeedsPydantic."""
         refuse(f"{cls.__name__} of {type(data).__name__}, {is_trusted=}")

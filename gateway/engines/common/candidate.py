@@ -251,7 +251,7 @@ class Footprint(FrozenRecord, frozen=True, eq=False):
 
 
 class Budget(NamedTuple):
-    """Bytes per device, the flags that say so, and the same in `limit_text` (also a fact's scope)."""
+    """Bytes per device, the flags that say so, and the same in `limit_text`, a scope of facts."""
 
     bytes: int
     flags: dict[str, Scalar]

@@ -166,7 +166,8 @@ class SglangRules(SglangKind):
     # --- KV cache ---
 
     def cache(self, candidate: Candidate) -> TokenPool:
-        """Raises Refused for layers whose states these rules do not know."""
+        """The pool of tokens and states. Raises Refused for layers whose states the rules do not
+        know."""
         rules, args = self._memory_rules(candidate), candidate.args
         if _STATES_SHARE in args:
             rules = rules.evolve(mamba_ratio=float(args[_STATES_SHARE]))

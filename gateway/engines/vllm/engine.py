@@ -219,7 +219,7 @@ class VllmRules(VllmKind):
     # --- KV cache ---
 
     def cache(self, candidate: Candidate) -> Cache:
-        """Raises Refused for layers that one cache cannot hold."""
+        """The cache of all layers. Raises Refused for layers that one cache cannot hold."""
         prefixes = candidate.args.get("enable-prefix-caching")
         rows = candidate.evidence.attention
         latent = next((row.backend for row in rows if row.kind == "mla" and row.backend), "")

@@ -189,7 +189,7 @@ class HostServer:
             await _write(writer, _failed_answer(error))
 
     async def _admit(self, call: Call) -> None:
-        """Raises HostError for a call that is not allowed."""
+        """Refuse a call that is not allowed. Raises HostError."""
 
     async def _note_image(self, exact_ref: EngineRef) -> None:
         """Remember an image that was found under an allowed name. Raises HostError."""

@@ -37,7 +37,7 @@ def check_engine(
     allowed_images: AllowedImages,
     resolved_images: Mapping[str, str],
 ) -> None:
-    """Raises AgentRefusal unless the engine is that of the profile, in an allowed image.
+    """Check that the engine is that of the profile, in an allowed image. Raises AgentRefusal.
 
     `resolved_images` maps digests to image names that the agent itself found. A caller alone could
     name any image of this machine.
@@ -69,7 +69,7 @@ def check_launch(
     allowed_images: AllowedImages,
     resolved_images: Mapping[str, str],
 ) -> None:
-    """Raises AgentRefusal for a launch that no plan for this engine makes.
+    """Refuse a launch that no plan for this engine makes. Raises AgentRefusal.
 
     `models` is the only allowed mount. A folder below it could be replaced by a link after the
     check.
@@ -125,7 +125,7 @@ def check_launch(
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:
-    """Raises AgentRefusal for values that could ask Docker for more than GPUs."""
+    """Refuse values that could ask Docker for more than GPUs. Raises AgentRefusal."""
     if len(gpus) > _MAX_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
         raise _policy_error("GPUs must be named by UUID, each once")
 

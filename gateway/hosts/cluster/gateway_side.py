@@ -15,7 +15,7 @@ from gateway.hosts.nodes_host import NodesHost
 
 
 def membership_of(data: Path) -> Membership:
-    """Raises SettingsError where this machine belongs to no cluster."""
+    """The membership of this machine. Raises SettingsError where it belongs to no cluster."""
     membership = read_membership(data)
     if membership is None:
         raise SettingsError(

@@ -30,7 +30,7 @@ class HeadAway(SettingsError):
 
 
 def check_ray() -> None:
-    """Raises SettingsError unless Ray is installed in its one version."""
+    """Check that Ray is installed in its one version. Raises SettingsError."""
     try:
         ray_version = version("ray")
     except PackageNotFoundError:
@@ -43,7 +43,8 @@ def check_ray() -> None:
 
 
 async def check_head(membership: Membership, inherited: Mapping[str, str]) -> None:
-    """Raises HeadAway, and SettingsError where a try later would fail too."""
+    """Check that the head answers and fits this machine. Raises HeadAway, and SettingsError where a
+    try later would fail too."""
     check_ray()
     check_token(membership.token_file)
     asking_process = await asyncio.create_subprocess_exec(
@@ -70,7 +71,7 @@ async def check_head(membership: Membership, inherited: Mapping[str, str]) -> No
 
 
 def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-    """Raises HeadAway and SettingsError, as the answer says. versions: this machine's versions."""
+    """Compare the head's answer with this machine's versions. Raises HeadAway, SettingsError."""
     if answer["state"] == "away":
         raise HeadAway(
             f"The head of the cluster does not answer at {membership.head}: {answer['why']}.",

@@ -383,7 +383,8 @@ class ClusterHost:
             self._listings[instance.node] = [*neighbours, instance]
 
     async def _ask_for_instances(self, node: NodeHost) -> Instances:
-        """Raises TimeoutError while the machine is silent, and the errors of its answer."""
+        """The engines of a machine. Raises TimeoutError while it is silent, and the errors of its
+        answer."""
         call = self._silent_calls.get(node.name)
         patience_s = _SILENT_CALL_PATIENCE_S
         if call is None:

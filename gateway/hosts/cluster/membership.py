@@ -68,7 +68,7 @@ def read_membership(data: Path) -> Membership | None:
 
 
 def write_membership(data: Path, membership: Membership) -> None:
-    """Raises OSError."""
+    """Write the membership to its file. Raises OSError."""
     text = membership.model_dump_json(indent=1)
     atomic_file.write(folder(data) / "membership.json", text.encode())
 
@@ -95,7 +95,7 @@ def make_token(path: Path) -> None:
 
 
 def check_token(path: Path) -> None:
-    """Raises SettingsError unless the file holds a token that only its owner can read."""
+    """Check that the file holds a token that only its owner can read. Raises SettingsError."""
     try:
         mode, token = path.stat().st_mode, path.read_bytes().strip()
     except OSError as error:

@@ -123,7 +123,7 @@ class NodeService(HostServer):
         )
 
     def _check_weights(self, spec: LaunchSpec) -> None:
-        """Raises HostError if the weights are not here."""
+        """Check that the weights are here. Raises HostError."""
         for argument in spec.argv:
             path = argument.removeprefix("--model=")
             if path != argument and path.startswith("/") and not Path(path).exists():

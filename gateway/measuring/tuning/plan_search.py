@@ -116,7 +116,7 @@ class PlanSearch:
         self._report = self._report.evolve(applied=True)
 
     async def check(self) -> None:
-        """Raises Conflict if the model cannot be tuned as it is."""
+        """Check that the model can be tuned as it is. Raises Conflict."""
         model, name = self._model, self.wish.name
         serving_attempts = model.serving
         is_settled = not (
@@ -416,7 +416,8 @@ class PlanSearch:
         self._model.used_at = time.time()
 
     def _raise_if_over(self) -> None:
-        """Raises _NoFigures if the time is over, and _Interrupted if the model is changed."""
+        """End the search when its time is over or the model is changed. Raises _NoFigures,
+        _Interrupted."""
         model = self._model
         if self._remaining_time_s() <= 0:
             raise _NoFigures("the time is over")

@@ -29,7 +29,7 @@ class CacheScan(NamedTuple):
 
 
 def scan_cache(cache: Path) -> CacheScan:
-    """Raises OSError, ValueError."""
+    """The models of a cache, and the files that it lacks. Raises OSError, ValueError."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -109,7 +109,7 @@ def _revision(snapshot: Path, refs: set[str]) -> tuple[CachedRevisionInfo, tuple
 
 
 def _file(path: Path) -> CachedFileInfo:
-    """Raises FileNotFoundError where its link leads nowhere."""
+    """The cached file at a path. Raises FileNotFoundError where its link leads nowhere."""
     from huggingface_hub import CachedFileInfo
 
     # The first link only: blobs may be links into a store that several caches share.

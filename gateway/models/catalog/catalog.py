@@ -214,7 +214,7 @@ def weight_files(files: Files) -> list[str]:
 
 
 def _check_complete(files: Files, shards: list[str], origin: str) -> None:
-    """Raises BadModel where shards are missing. origin: where their names come from."""
+    """Check that no shard is missing. Raises BadModel. origin: where their names come from."""
     missing_shards = [shard for shard in shards if shard not in files.names]
     if missing_shards:
         unnamed_count = len(missing_shards) - _MAX_NAMED_SHARDS

@@ -165,7 +165,7 @@ def engine_files(job: Job, hub: Hub) -> Listing:
 
 
 def check_disk_space(disk: HubCache, listing: Listing) -> None:
-    """Raises BadModel where the disk has no space for the missing files.
+    """Check that the disk has space for the missing files. Raises BadModel.
 
     Files that are unchanged since another commit in the cache are not missing.
     """

@@ -83,8 +83,8 @@ def gate_method(
 
 
 def _check_quantization(spec: ModelSpec) -> None:
-    """Raises Refused for packed weights without a word about their quantization: engines take them
-    for plain ones, and fail on their tensors."""
+    """Refuse packed weights without a word about their quantization: engines take them for plain
+    ones, and fail on their tensors. Raises Refused."""
     packed_name = next(
         (group.name for group in spec.tensors if group.name.endswith(_PACKED_SUFFIXES)), None
     )

@@ -57,7 +57,7 @@ class Endpoint:
         object.__setattr__(self, "target", f"{self.path}?{self.query}".rstrip("?").encode())
 
     def check(self, model: str, task: str | None) -> None:
-        """Raises BadRequest when a model of that task cannot answer."""
+        """Check that a model of that task can answer. Raises BadRequest."""
         if task is None or task in self.tasks:
             return
         task_words, hint = _TASKS.get(task, _TASKS["generate"])

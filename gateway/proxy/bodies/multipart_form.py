@@ -55,7 +55,7 @@ class FormReader:
     """Reads a form in pieces. `field`: the model, once it is complete."""
 
     def __init__(self, content_type: bytes | None) -> None:
-        """Raises BadRequest."""
+        """Read the boundary of the form. Raises BadRequest."""
         match = _BOUNDARY.fullmatch(content_type or b"")
         if match is None:
             raise BadRequest(

@@ -88,7 +88,7 @@ _TOOL_FIELDS = msgspec.json.Decoder(ToolFields)
 
 
 def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:
-    """Raises BadRequest where the body offers tools to a model that cannot call them."""
+    """Refuse tools for a model that cannot call them. Raises BadRequest."""
     if endpoint.name not in _TAKES_TOOLS:
         return
     fields = _TOOL_FIELDS.decode(body)

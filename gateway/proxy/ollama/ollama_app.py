@@ -136,7 +136,7 @@ class _OllamaCall:
         self.is_abandoned = False  # the client has left
 
     async def answer(self) -> None:
-        """Raises FitserveError and OSError."""
+        """Answer the request. Raises FitserveError and OSError."""
         path = self._path
         # Before the body is read: a stranger's is not kept and parsed.
         try:
@@ -374,7 +374,7 @@ def _answer_event(data: bytes) -> Any:
 
 @contextmanager
 def _readable_answer() -> Iterator[None]:
-    """Raises UpstreamError where an engine's answer has other fields than those of its API."""
+    """Turn an answer with other fields than those of the API into an UpstreamError."""
     try:
         yield
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError):

@@ -358,8 +358,8 @@ async def _show(request: Request, model: ManagedModel, status: int = 200) -> Res
 
 
 def _check_name(name: str) -> None:
-    """Raises BadRequest for a name that another route would match: /admin/models/a/logs are the
-    logs of `a`."""
+    """Refuse a name that another route would match: /admin/models/a/logs are the logs of `a`.
+    Raises BadRequest."""
     last = name.rpartition("/")[2]
     routers = (bench_routes.router, launch_routes.router, tune_routes.router)
     routes = (*router.routes, *(route for extra in routers for route in extra.routes))

@@ -128,7 +128,7 @@ class EngineSeries:
 
 
 async def _metrics(watcher: Watcher) -> bytes:
-    """Raises NoAnswerError."""
+    """The engine's metrics in the Prometheus form; b"": it has none. Raises NoAnswerError."""
     answer = await watcher.client.get(f"{watcher.url}/metrics", _TIMEOUT_S, _MAX_BYTES)
     # SGLang has none without --enable-metrics.
     return answer.body if answer.status == _OK else b""

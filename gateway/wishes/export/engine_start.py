@@ -53,7 +53,7 @@ class EngineStart(Value):
 
 
 def engine_start(spec: LaunchSpec, *, is_in_container: bool) -> EngineStart:
-    """Raises NotReady where the engine has no image."""
+    """The start of an engine for export. Raises NotReady where the engine has no image."""
     image = (spec.engine.digest or spec.engine.image) if is_in_container else None
     if is_in_container and image is None:
         raise NotReady(

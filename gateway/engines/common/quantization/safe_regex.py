@@ -27,8 +27,10 @@ class Untamed(ValueError):
 
 
 def tame(patterns: Iterable[str], *, matches_anywhere: bool = False) -> None:
-    """Raises Untamed where matching one layer's name with all of these could take long;
-    `matches_anywhere`: re.search, not re.match."""
+    """Refuse patterns with which matching one layer's name could take long. Raises Untamed.
+
+    `matches_anywhere`: re.search, not re.match.
+    """
     steps = 0.0
     for pattern in patterns:
         starts = _NAME if matches_anywhere and not pattern.startswith(("^", ".*")) else 1

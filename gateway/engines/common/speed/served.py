@@ -74,7 +74,7 @@ def highest(text: bytes, name: str) -> float | None:
 
 
 def _values(text: bytes, name: bytes) -> list[float]:
-    """Raises ValueError."""
+    """The values of a metric in the text. Raises ValueError."""
     values: list[float] = []
     time_s = text.find(name)
     while time_s >= 0:

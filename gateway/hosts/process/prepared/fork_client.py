@@ -40,7 +40,8 @@ class ForkClient:
     """A connection to a prepared process, which lives as long as a client is connected."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError or ValueError if no prepared process answers in this folder."""
+        """Connect to the prepared process of this folder. Raises OSError, ValueError if none
+        answers."""
         self._folder = folder
         self._connection = connect(folder)
         try:
