@@ -162,7 +162,7 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
         (argument.removeprefix(flag) for argument in restored.argv if argument.startswith(flag)),
         None,
     )
-    if share is not None and beside_bytes == restored.memory.unshared_bytes:
+    if share is not None and beside_bytes == restored.memory.beside_bytes:
         return rules.budget_of_share(footprint, float(share))._replace(
             bytes=restored.memory.budget_bytes
         )

@@ -291,7 +291,7 @@ def memory_change(
 
 def memory_shortage(plan: Plan, readings: Mapping[str, MemoryReading]) -> str:
     """Why the free memory is too little for a start of the plan; "" if it is not."""
-    needed_bytes = plan.memory.budget_bytes + min(plan.memory.unshared_bytes, _CONTEXT_BYTES)
+    needed_bytes = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _CONTEXT_BYTES)
     short_reading = min(readings.values(), key=lambda reading: reading.free_bytes, default=None)
     if short_reading is None or short_reading.free_bytes >= needed_bytes:
         return ""

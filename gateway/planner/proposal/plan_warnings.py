@@ -83,7 +83,7 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
             f"{figures}. That is less than the {gib(kept_bytes)} that the host should keep"
             " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts.",
         ]
-    loads = memory.weights_bytes + memory.unshared_bytes + pages
+    loads = memory.weights_bytes + memory.beside_bytes + pages
     slow_words = ", which is more than is free: files are read several times"
     return [
         *counted_gpus,

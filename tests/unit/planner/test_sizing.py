@@ -71,7 +71,7 @@ def test_the_host_keeps_its_part_of_memory_beside_any_plan(machine: str, engine:
             assert host_bytes <= gpu.free_bytes <= gpu.total_bytes, (name, plan.argv)
             # As it loads, pages of a file come to the weights, and there is no KV cache yet.
             pages = min(memory.weights_bytes, 5 * GIB)
-            loads = memory.weights_bytes + memory.unshared_bytes + pages
+            loads = memory.weights_bytes + memory.beside_bytes + pages
             warnings = [warning for warning in plan.warnings if "stay for the host" in warning]
             assert len(warnings) == 1
             assert (loads > gpu.free_bytes) == ("read several times" in warnings[0]), (

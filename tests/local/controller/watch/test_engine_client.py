@@ -208,7 +208,9 @@ async def test_json_that_nobody_asked_for_makes_no_objects() -> None:
 
 
 def test_the_words_of_an_answer_are_fit_for_a_terminal() -> None:
-    words = EngineResponse(500, b"\x1b[31mred\x1b]0;title\x07\r\nnext \xff\x00" + b"x" * 1000).words
+    words = EngineResponse(
+        500, b"\x1b[31mred\x1b]0;title\x07\r\nnext \xff\x00" + b"x" * 1000
+    ).excerpt
     assert words.isprintable()
     assert len(words) <= 200
 
