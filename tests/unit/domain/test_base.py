@@ -30,7 +30,7 @@ from gateway.domain.base import become_lean
 become_lean()
 from gateway.domain import Wish
 from gateway.planner.service.offline import OfflinePlanner
-planner = OfflinePlanner.from_environment()
+planner = OfflinePlanner.read_environment()
 for line in sys.stdin.read().splitlines():
     folder, machine = line.split("\\t")
     decision = planner.decide(Wish(name="plan", source=folder), machine, include_alternatives=True)
