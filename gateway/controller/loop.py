@@ -310,7 +310,7 @@ class Loop:
             self.wake()
         self._publish_routes(instances)
         self._gate.note_engines(instances)
-        self._drains.drop_ended({instance.name for instance in instances})
+        self._drains.forget_engines({instance.name for instance in instances})
         self._orphans.stop_orphans(instances, self.fleet.instance_names() if instances else ())
 
     async def _attend_all(

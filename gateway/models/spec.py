@@ -179,10 +179,8 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     experts = [linear for linear in plan.linears if linear.experts and linear.shard == "expert_row"]
     if not experts:
         return None
-    per_token, max_experts = (
-        _experts_per_token(plan, fields),
-        max(linear.experts for linear in experts),
-    )
+    per_token = _experts_per_token(plan, fields)
+    max_experts = max(linear.experts for linear in experts)
     if per_token > max_experts:
         raise BadModel(
             f"config.json of {fields.source} sends each token to {per_token} experts of"

@@ -9,7 +9,7 @@ of every rank. A plan holds for all of its nodes, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gateway.domain import (
     Cluster,
@@ -88,27 +88,14 @@ def _decide(
         )
         decisions.append(decide(kind_input, _able(engines, kind), rules))
         plans += [place_on_nodes(plan, kind) for plan in decisions[-1].plans]
-        for groups in node_groups(kind, networks, inputs):
-            decisions.append(_decide_span(inputs, groups, engines, rules))
-            placed_plans = [
-                place_on_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans
-            ]
-            plans += (
-                _low_traffic_plans(placed_plans, groups)
-                if networks.is_unknown(groups)
-                else placed_plans
-            )
-            networks_used += [(plan, groups.span.network) for plan in placed_plans]
+        for decision, placed_plans, network in _plan_spans(
+            inputs, kind, networks, engines, rules, ports_in_use
+        ):
+            decisions.append(decision)
+            plans += placed_plans
+            networks_used += [(plan, network) for plan in placed_plans]
     whole_input = inputs.replace_fields(hardware=_all_gpus(nodes), alike_nodes=1)
     best_plans = rank_plans(whole_input, plans, engine_order(engines))
-    network = next(
-        (
-            plan_network
-            for plan, plan_network in networks_used
-            if best_plans and plan is best_plans[0]
-        ),
-        cluster.network,
-    )
     rejections = tuple(row for decision in decisions for row in decision.rejected)
     rejections += tuple(_unlike(kinds, engines))
     return Decision(
@@ -116,9 +103,36 @@ def _decide(
         hardware=inputs.hardware_name,
         plans=tuple(plan.evolve(rank=number) for number, plan in enumerate(best_plans, start=1)),
         why_gpus=gpu_comparison(best_plans, rejections),
-        why_nodes=node_reason(best_plans, network),
+        why_nodes=node_reason(best_plans, _best_network(best_plans, networks_used, cluster)),
         rejected=rejections,
         gaps=tuple(dict.fromkeys(gap for decision in decisions for gap in decision.gaps)),
+    )
+
+
+def _plan_spans(
+    inputs: PlanningInput,
+    kind: NodeKind,
+    networks: Networks,
+    engines: Sequence[Engine],
+    rules: Mapping[str, EngineRules] | None,
+    ports_in_use: Mapping[str, Collection[int]],
+) -> Iterator[tuple[Decision, list[Plan], Network]]:
+    """Each decision for groups of alike nodes, its plans on these nodes, and their network."""
+    for groups in node_groups(kind, networks, inputs):
+        decision = _decide_span(inputs, groups, engines, rules)
+        plans = [place_on_groups(plan, groups, ports_in_use) for plan in decision.plans]
+        if networks.is_unknown(groups):
+            plans = _low_traffic_plans(plans, groups)
+        yield decision, plans, groups.span.network
+
+
+def _best_network(
+    best_plans: Sequence[Plan], networks_used: Sequence[tuple[Plan, Network]], cluster: Cluster
+) -> Network:
+    """The network of the best plan; that of the cluster where it has one node."""
+    return next(
+        (network for plan, network in networks_used if best_plans and plan is best_plans[0]),
+        cluster.network,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
-from gateway.domain import Fact, Plan, RuleGap, StrChoice
+from gateway.domain import EngineAnswer, Fact, Plan, Question, RuleGap, StrChoice
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.built_model import BuiltModel, drop_tower, replicate_tower
@@ -100,26 +101,11 @@ class VariantPlanner:
         if answer is not None:
             self.gaps += gaps(ask(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
-            checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
-            proposed_plan = self._size(checked, batch)
-            if text := start_refusal(proposed_plan, answer):
-                evidence = checked.evidence.add_sizes(proposed_plan.memory)
-                raise Refused("engine_refuses", text, answer.source, evidence=evidence)
-            proposed_plan = proposed_plan.evolve(unrehearsed=missing_stages(proposed_plan, answer))
-            # Sizes that the answer changed are rehearsed once more.
-            return (
-                proposed_plan
-                if is_proven(proposed_plan, answer)
-                else proposed_plan.evolve(question=ask())
-            )
+            return self._plan_by_answer(candidate, batch, answer, ask)
         try:
             plan = self._size(candidate, batch).evolve(question=ask())
         except Refused as error:
-            # A guess about sizes refuses only a model that the engine was asked about.
-            is_unsure = (
-                bool(self.inputs.spec.guessed) or error.verdict == "unsupported_quantization"
-            )
-            if answer is None and (is_unsure or error.verdict in _KERNEL_VERDICTS):
+            if answer is None and self._is_open(error):
                 raise error.open(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
@@ -129,6 +115,32 @@ class VariantPlanner:
                 "engine_refuses", answer.refused, answer.source, evidence=candidate.evidence
             )
         return plan
+
+    def _plan_by_answer(
+        self,
+        candidate: Candidate,
+        batch: Batch,
+        answer: EngineAnswer,
+        ask: Callable[..., Question],
+    ) -> Plan:
+        """The plan of a candidate that the engine takes. Raises Refused.
+
+        ask: makes the question for sizes that the answer has not proven.
+        """
+        checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
+        plan = self._size(checked, batch)
+        if text := start_refusal(plan, answer):
+            evidence = checked.evidence.add_sizes(plan.memory)
+            raise Refused("engine_refuses", text, answer.source, evidence=evidence)
+        plan = plan.evolve(unrehearsed=missing_stages(plan, answer))
+        # Sizes that the answer changed are rehearsed once more.
+        return plan if is_proven(plan, answer) else plan.evolve(question=ask())
+
+    def _is_open(self, refusal: Refused) -> bool:
+        """Whether the engine itself could take what the rules refuse. A guess about sizes refuses
+        only a model that the engine was asked about."""
+        is_unsure = bool(self.inputs.spec.guessed) or refusal.verdict == "unsupported_quantization"
+        return is_unsure or refusal.verdict in _KERNEL_VERDICTS
 
     def _size(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of a candidate with known kernels. Raises Refused.

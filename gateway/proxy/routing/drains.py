@@ -33,7 +33,7 @@ class Drains:
         self._most_s = most_s
         self._drained_since: dict[str, float] = {}
 
-    def drop_ended(self, running_names: Collection[str]) -> None:
+    def forget_engines(self, running_names: Collection[str]) -> None:
         """Forget engines that no longer run."""
         self._drained_since = {
             name: start for name, start in self._drained_since.items() if name in running_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from gateway.cli.client import call, model_path
 from gateway.cli.options import Engines, Json, read_wish, usage_error
 from gateway.cli.terminal import say
 from gateway.errors import BadModel, NotReady
+
+if TYPE_CHECKING:
+    from gateway.domain import Plan
+    from gateway.planner.service.offline import OfflinePlanner
 
 
 class Format(StrEnum):
@@ -82,6 +86,29 @@ def _print_documents(documents: list[dict[str, Any]], *, as_json: bool) -> None:
     say(yaml_text(documents))
 
 
+def _machine_plan(
+    planner: OfflinePlanner,
+    source: str,
+    hardware: str,
+    network: str | None,
+    engines: list[str] | None,
+) -> Plan:
+    """The best plan for a model folder on machines, all of which it gets. Raises NotReady."""
+    from gateway.profiles.cluster_forms import network_of
+
+    cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
+    if cluster is None:
+        usage_error("--hardware of an export is several machines, such as 2xgb10 or 2x(8xh100).")
+    wish = read_wish(source=str(Path(source).absolute()), engines=tuple(engines or ()), gpus="all")
+    decision = planner.decide_on_cluster(wish, hardware, cluster)
+    if not decision.plans:
+        raise NotReady(
+            f"There is no plan for {source} on {hardware}.",
+            hint=f"`fitserve plan {source} --hardware {hardware}` says why.",
+        )
+    return decision.plans[0]
+
+
 def _machine_documents(
     source: str, hardware: str, network: str | None, engines: list[str] | None, port: int
 ) -> list[dict[str, Any]]:
@@ -93,7 +120,6 @@ def _machine_documents(
     from gateway.planner.flags import LaunchInputs, launch_spec
     from gateway.planner.nodes.pod_group import pod_plan
     from gateway.planner.service.offline import OfflinePlanner
-    from gateway.profiles.cluster_forms import network_of
     from gateway.wishes.export.engine_start import engine_start
     from gateway.wishes.export.kubernetes import kubernetes
     from gateway.wishes.export.leader_worker_set import LEADER, PLACE, leader_worker_set
@@ -105,18 +131,8 @@ def _machine_documents(
             hint="With --hardware, give the folder that the nodes will have the model in.",
         )
     planner = OfflinePlanner.read_environment()
-    cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
-    if cluster is None:
-        usage_error("--hardware of an export is several machines, such as 2xgb10 or 2x(8xh100).")
-    # An export for machines gives the model all of them.
-    wish = read_wish(source=str(folder), engines=tuple(engines or ()), gpus="all")
-    decision = planner.decide_on_cluster(wish, hardware, cluster)
-    if not decision.plans:
-        raise NotReady(
-            f"There is no plan for {source} on {hardware}.",
-            hint=f"`fitserve plan {source} --hardware {hardware}` says why.",
-        )
-    plan = drop_skips(drop_dev_endpoints(decision.plans[0]))
+    best_plan = _machine_plan(planner, source, hardware, network, engines)
+    plan = drop_skips(drop_dev_endpoints(best_plan))
     is_spanning = plan.span > 1
     mount = Mount(source=str(folder), target=str(folder))
     spec = launch_spec(

@@ -41,13 +41,13 @@ def test_the_drain_time_begins_after_the_routes_and_anew_when_the_replica_comes_
     assert drains.is_drained("a"), "nobody waits for its request any longer"
     late = Drains(routes, 300)
     assert not late.is_drained("a")
-    late.drop_ended({"a"})
+    late.forget_engines({"a"})
     assert late._drained_since
     routes.table = table(A)
     assert not late.is_drained("a")
     assert not late._drained_since
     late.is_drained("a")
-    late.drop_ended(set())
+    late.forget_engines(set())
     assert not late._drained_since
 
 
