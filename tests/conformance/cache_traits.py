@@ -18,7 +18,7 @@ from gateway.engines.vllm.kv_cache import cache
 from gateway.models.rank import Rank
 from tests.conformance.cache_cases import Case, cases, read_answers
 from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
-from tests.unit.engines.vllm.test_kv_cache import MODELS
+from tests.support.cached_models import MODELS
 
 # Those that gateway/engines/vllm/kv_cache.py describes.
 CACHE_TRAITS = frozenset(

@@ -38,8 +38,8 @@ from tests.conformance.choice_cases import (
 from tests.conformance.moe_blocks import block
 from tests.support.paths import MODELS
 from tests.support.published import model_from_config
+from tests.support.sglang_kernels import moe_choice_by, scheme_of
 from tests.support.versions import order
-from tests.unit.engines.common.kernels.test_sglang_kernels import moe_choice_by, scheme_of
 
 UNKNOWN = "unknown"
 VERDICTS = ("right", "wrong", UNKNOWN)

@@ -9,8 +9,8 @@ from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from tests.conformance import method_questions, sglang_method_questions
 from tests.conformance.golden import golden, pairs
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES, Question
+from tests.support.method_plans import ENGINES, PROFILES, make_decision
 from tests.support.versions import SGLANG, VLLM
-from tests.unit.planner.test_quantization_methods import ENGINES, PROFILES, make_decision
 
 
 def make_planner_answer(

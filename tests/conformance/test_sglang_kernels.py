@@ -15,13 +15,8 @@ from tests.conformance.golden import golden
 from tests.conformance.known_choices import refused_as_a_whole
 from tests.conformance.moe_blocks import block
 from tests.support.published import config
+from tests.support.sglang_kernels import ENGINES, linear, moe_choice, scheme_of
 from tests.support.versions import SGLANG, since
-from tests.unit.engines.common.kernels.test_sglang_kernels import (
-    ENGINES,
-    linear,
-    moe_choice,
-    scheme_of,
-)
 
 
 def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tuple[str, str]]:

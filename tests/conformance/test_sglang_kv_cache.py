@@ -9,8 +9,8 @@ import pytest
 from tests.conformance import sglang_attention_questions
 from tests.conformance.golden import golden
 from tests.support.published import published_model
+from tests.support.token_pools import pool
 from tests.support.versions import SGLANG
-from tests.unit.engines.sglang.test_kv_cache import pool
 
 
 @cache

@@ -15,18 +15,10 @@ from gateway.models.rank import Rank
 from tests.conformance import speculative_questions
 from tests.conformance.golden import pairs
 from tests.conformance.speculative_questions import LISTS, Question
+from tests.support.drafters import RULES, attends, drafter, engine, speculation_of, target, wish
 from tests.support.paths import MODELS
 from tests.support.published import model_from_config
 from tests.support.versions import NEWEST_VLLM, VLLM
-from tests.unit.engines.common.speculative.test_speculative import (
-    RULES,
-    attends,
-    drafter,
-    engine,
-    speculation_of,
-    target,
-    wish,
-)
 
 # Read in their files, which cannot be imported where the answers were asked (speculative.yaml says
 # so).

@@ -12,9 +12,9 @@ from gateway.models.rank import Rank
 from tests.conformance import kv_questions
 from tests.conformance.golden import machines_of, pairs
 from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
+from tests.support.cached_models import MODELS
 from tests.support.published import TRAITS
 from tests.support.versions import VLLM
-from tests.unit.engines.vllm.test_kv_cache import MODELS
 
 CASES = [(version, machine) for version in VLLM for machine in machines_of(kv_questions, version)]
 

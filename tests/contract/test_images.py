@@ -24,8 +24,8 @@ from tests.contract.agent_harness import AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import answering
 from tests.contract.test_agent import ask
-from tests.contract.test_inquiry import archive, containers
 from tests.support.docker_registry import Registry, digest
+from tests.support.inquired_images import archive, containers
 from tests.support.patience import HANG_S
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]

@@ -7,13 +7,11 @@ Each plays an engine: its `python3` is a script, or the real one with a package 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import signal
 import subprocess
 import sys
-import tarfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Protocol
@@ -35,22 +33,13 @@ from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import until
 from tests.contract.process_harness import living_in
+from tests.support.inquired_images import archive, containers
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 
 ASKED = document("vllm", None, has_version=True)
 MODEL = ModelFiles(b"{}")
 PACKAGE = "vllm/__init__.py"
-
-
-def archive(files: Mapping[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar_file:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(text.encode()), 0o755
-            tar_file.addfile(entry, io.BytesIO(text.encode()))
-    return buffer.getvalue()
 
 
 def image(
@@ -144,15 +133,6 @@ class AskedEnvironment:
 
     async def cleanup(self) -> None:
         """Nothing."""
-
-
-def containers(harness: DockerHarness) -> list[str]:
-    return [
-        container["Id"]
-        for container in harness.docker.containers(
-            all=True, filters={"label": f"fitserve.inquiry={harness.instance}"}
-        )
-    ]
 
 
 @pytest.fixture(

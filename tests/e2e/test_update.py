@@ -17,9 +17,9 @@ import yaml
 from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
-from tests.e2e.test_change import keep_asking
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.patience import HANG_S
+from tests.support.steady_client import keep_asking
 from tests.support.yaml_file import read_yaml
 
 MOVED, BROKEN = "f" * 40, "b" * 40

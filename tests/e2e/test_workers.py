@@ -19,10 +19,10 @@ import pytest
 from gateway.proxy.workers.sockets import short_path
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
-from tests.local.proxy.routing.test_responses import ASKED, Engine, bearer, uses
 from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 from tests.support.served import serve_models, worker_pids
+from tests.support.stored_responses import ASKED, Engine, bearer, uses
 from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
-from tests.local.planner.service.test_model_finder import REPOS, ROWS
 from tests.support.documented import ShownCommand, commands_of_block, foreign_commands, program
 from tests.support.fake_hub import FakeHub, FakeRepo
+from tests.support.found_models import REPOS, ROWS
 from tests.support.model_files import model
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S, Patience, hang_s

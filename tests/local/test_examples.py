@@ -23,7 +23,7 @@ from gateway.settings import load_settings
 from gateway.wishes.export.engine_start import EngineStart
 from gateway.wishes.export.kubernetes import kubernetes
 from gateway.wishes.models_file import load
-from tests.local.controller.watch.test_ability_tests import ALL, add_model, doing
+from tests.support.able_engines import ALL, add_model, doing
 from tests.support.makers import machine
 from tests.support.paths import MODELS, ROOT
 from tests.support.patience import hang_s

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.proxy.access.scopes import SCOPES
-from tests.local.server.admin.test_key_routes import gateway, make, unused_script
+from tests.support.key_gateway import gateway, make, unused_script
 from tests.support.patience import hang_s
 from tests.support.running import Running, running
 from tests.support.served import serve_models

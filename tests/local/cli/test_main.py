@@ -5,9 +5,7 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,13 @@ from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.engines.inquiry.gap_book import GapBook
 from gateway.settings import Settings
 from tests.conformance.layer_cases import QUANTS
-from tests.local.engines.inquiry.test_gap_book import GAP
-from tests.support import forked
+from tests.support.commands import fitserve
+from tests.support.gap import GAP
 from tests.support.makers import machine
 from tests.support.published import config
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import VLLM_REF
-
-# The data folder of commands, away from the user's own.
-DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
-
-
-def fitserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    keep["FITSERVE_DATA_DIR"] = DATA.name
-    return forked.run(arguments, {**keep, **environment})
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.local.cli.commands.test_run import script
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.documented import program
+from tests.support.run_scripts import script
 from tests.support.running import Running, model_folder, running
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.local.server.admin.test_key_routes import ADMIN, make, unused_script
+from tests.support.key_gateway import ADMIN, make, unused_script
 from tests.support.paths import ROOT
 from tests.support.running import Running, running
 from tests.support.upstream import Call, Upstream

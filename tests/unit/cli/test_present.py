@@ -12,7 +12,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import make_decision, wish
 from tests.support.planning import decide
 from tests.support.published import published_model
-from tests.unit.planner.test_stateful_requests import CASES, ENGINES, MACHINES, RULES
+from tests.support.stateful_cases import CASES, ENGINES, MACHINES, RULES
 
 
 def test_a_plan_names_the_stages_that_were_not_rehearsed(

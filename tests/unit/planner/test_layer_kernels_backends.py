@@ -12,7 +12,7 @@ from gateway.models.scheme import MoeShape, Scheme
 from tests.conformance.layer_cases import QUANTS
 from tests.support.engine_rules import read_rules
 from tests.support.published import config
-from tests.unit.planner.test_reported_failures import make_decision
+from tests.support.reported_plans import make_decision
 
 NVFP4 = config("qwen3-30b-a3b", quantization_config=QUANTS["nvfp4"])
 W4A16 = config(

@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import Plan
 from tests.conformance.layer_cases import QUANTS
 from tests.support.published import config
-from tests.unit.planner.test_reported_failures import make_decision
+from tests.support.reported_plans import make_decision
 
 # FP8 and MXFP4 experts, as published checkpoints have them.
 FP8_EXPERTS = config("qwen3-30b-a3b", quantization_config=QUANTS["fp8-block"])

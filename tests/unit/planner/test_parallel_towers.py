@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import Decision
 from tests.conformance.forecast_cases import family_configs
 from tests.support.published import config
-from tests.unit.planner.test_reported_failures import make_decision, rejection_of
+from tests.support.reported_plans import make_decision, rejection_of
 
 # 16 heads in the tower, and a text model that three ranks can share.
 TEXT = config("qwen3-vl-8b")["text_config"]

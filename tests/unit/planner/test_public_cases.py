@@ -21,8 +21,8 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import config, model_from_config
+from tests.support.reported_plans import make_decision
 from tests.support.versions import VLLM_REF
-from tests.unit.planner.test_reported_failures import make_decision
 
 
 class PublicCase(NamedTuple):

@@ -8,26 +8,11 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import Decision, Quant
+from gateway.domain import Quant
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
-from gateway.profiles.profiles import Profiles
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES
-from tests.support.makers import machine, spec, wish
-from tests.support.planning import decide
-from tests.support.versions import NEWEST_VLLM, VLLM
-
-PROFILES = Profiles()
-ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
-
-
-def make_decision(
-    version: str, hardware: str, block: dict[str, object] | None, **wishes: object
-) -> Decision:
-    engines = [ENGINES[version]]
-    config = {"quantization_config": block} if block else {}
-    return decide(
-        spec(**config), machine(hardware), engines, wish(**wishes), rules=PROFILES.rules(engines)
-    )
+from tests.support.method_plans import PROFILES, make_decision
+from tests.support.versions import NEWEST_VLLM
 
 
 def test_a_refusal_quotes_the_engine_with_its_source() -> None:

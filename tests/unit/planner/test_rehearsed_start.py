@@ -24,8 +24,8 @@ from gateway.planner.rehearsed_start import is_proven, missing_stages, start_of,
 from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import wish
 from tests.support.planning import decide
+from tests.support.stateful_cases import CASES, ENGINES, MACHINES, RULES
 from tests.support.versions import VLLM_REF
-from tests.unit.planner.test_stateful_requests import CASES, ENGINES, MACHINES, RULES
 
 NAME, MACHINE = "qwen-27b", "2xh100"
 ENGINE = [engine for engine in ENGINES if engine.ref == VLLM_REF]

@@ -10,50 +10,13 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Decision, LayerKernel, Rejected
-from gateway.models.catalog.structure_files import structure_text
-from gateway.models.drafter import Drafter
+from gateway.domain import LayerKernel
 from gateway.models.read_drafter import read_drafter
-from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
-from tests.support.makers import wish
-from tests.support.planning import decide
-from tests.support.published import config, model_from_config
+from tests.support.published import config
+from tests.support.reported_plans import make_decision, rejection_of
 from tests.support.versions import VLLM_REF, vllm_since
-
-PROFILES = Profiles()
-
-
-def make_decision(
-    fields: dict[str, Any],
-    hardware: str,
-    *engines: str,
-    drafter: Drafter | None = None,
-    **wish_fields: Any,
-) -> Decision:
-    """The decision for a model of which only config.json is known."""
-    wish_fields |= {"drafter": drafter.source} if drafter else {}
-    spec = model_from_config(fields, structure=structure_text(fields))
-    engine_list = PROFILES.engines(engines, device="cuda")
-    rules = PROFILES.rules(engine_list)
-    hardware_value = PROFILES.hardware(hardware)
-    return decide(
-        spec,
-        hardware_value,
-        engine_list,
-        wish(**wish_fields),
-        PROFILES.facts,
-        rules=rules,
-        drafter=drafter,
-        pace=PROFILES.pace,
-    )
-
-
-def rejection_of(decision: Decision, tensor_parallel: int) -> Rejected:
-    return next(
-        rejection for rejection in decision.rejected if rejection.tensor_parallel == tensor_parallel
-    )
 
 
 def row(rows: tuple[LayerKernel, ...], layer: str) -> LayerKernel:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 
 
 @cache

@@ -19,7 +19,7 @@ from gateway.hosts.process.host import ProcessHost
 from gateway.machine.environment import engine_dir, foreign_python, is_installed
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.makers import engine
 from tests.support.paths import ROOT
 

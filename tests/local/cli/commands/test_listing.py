@@ -11,9 +11,9 @@ import pytest
 
 from gateway.controller.steps.plan_steps import PlanSteps
 from gateway.profiles.profiles import Profiles
-from tests.local.cli.commands.test_run import script
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.patience import hang_s
+from tests.support.run_scripts import script
 from tests.support.running import model_folder, running
 from tests.support.versions import SGLANG_REF
 

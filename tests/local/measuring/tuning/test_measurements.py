@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.patience import hang_s

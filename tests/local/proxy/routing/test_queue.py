@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from gateway.proxy.routing.model_route import ModelRoute
-from tests.local.proxy.api.test_endpoints import body_of, form_request
 from tests.support.dataplane import (
     ASK,
     CHAT,
@@ -27,6 +26,7 @@ from tests.support.dataplane import (
     refused_url,
     until,
 )
+from tests.support.endpoint_bodies import body_of, form_request
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
 

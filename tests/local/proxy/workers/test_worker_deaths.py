@@ -26,9 +26,9 @@ import httptools
 import httpx
 import pytest
 
-from tests.local.proxy.routing.test_responses import OTHER, OWNER, bearer
 from tests.support.patience import hang_s
 from tests.support.served import Served, serve_models, worker_pids
+from tests.support.stored_responses import OTHER, OWNER, bearer
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio

@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from gateway.proxy.shared_memory import SharedMemory
-from tests.local.proxy.routing.test_responses import OTHER, OWNER, Engine, bearer, make, uses
 from tests.support.patience import HANG_S, hang_s
 from tests.support.served import serve_models
+from tests.support.stored_responses import OTHER, OWNER, Engine, bearer, make, uses
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio

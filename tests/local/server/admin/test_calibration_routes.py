@@ -14,7 +14,7 @@ import pytest
 from gateway.domain import Fact, LaunchSpec
 from gateway.hosts.process.asked_environment import ask
 from gateway.measuring.calibration import calibrator, measurement
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.fake_cuda import fake_cuda
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine

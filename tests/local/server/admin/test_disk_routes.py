@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.server.admin import disk_routes
-from tests.local.cli.commands.test_run import script
+from tests.support.run_scripts import script
 from tests.support.running import model_folder, running
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.makers import GIB
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,24 @@ import httpx
 import openai
 import pytest
 
-from gateway.domain import LaunchSpec
 from gateway.proxy.access import answer_rate
 from gateway.proxy.access.rate_limits import Bucket
 from gateway.proxy.limits import SWEEP_S
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.dataplane import streams_for_ever, until
+from tests.support.key_gateway import (
+    ADMIN,
+    answer_with_usage,
+    gateway,
+    make,
+    unused_script,
+)
 from tests.support.patience import hang_s
 from tests.support.running import Running, running
-from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
-ADMIN = "the-admin-key-of-this-test"
-USAGE = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -40,59 +41,12 @@ def _stop_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "level", lambda bucket, now: level(bucket, bucket._at))
 
 
-async def answer_with_usage(call: Call) -> None:
-    """Answers with a usage block."""
-    await call.reply(json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode())
-
-
 async def waits(call: Call) -> None:
     await call.closed.wait()
 
 
-def unused_script(spec: LaunchSpec) -> EngineScript:
-    raise AssertionError(spec.model)
-
-
-@asynccontextmanager
-async def gateway(
-    tmp_path: Path, script: Any = answer_with_usage, **settings: Any
-) -> AsyncIterator[tuple[Running, Upstream]]:
-    """A gateway with an admin key, and the models `a` and `b` of one engine."""
-    async with (
-        Upstream(script) as upstream,
-        running(tmp_path, unused_script, admin_key=ADMIN, **settings) as server,
-    ):
-        server.client.headers["authorization"] = f"Bearer {ADMIN}"
-        upstream_models = [{"id": name, "object": "model"} for name in ("a",)]
-        await serve_models(server, upstream, upstream_models)
-        yield server, upstream
-
-
-async def serve_models(server: Running, upstream: Upstream, listed: Any) -> None:
-    async def script(call: Call) -> None:
-        if b"GET" in call.requests[-1][:4]:
-            await call.reply(json.dumps({"object": "list", "data": listed}).encode())
-        else:
-            await original(call)
-
-    original, upstream._script = upstream._script, script
-    for name in ("a", "b"):
-        response = await server.client.post(
-            "/admin/models", json={"name": name, "endpoint": f"{upstream.url}/v1"}
-        )
-        assert response.status_code == 202, response.text
-    for name in ("a", "b"):
-        await server.until(name, "ready")
-
-
 def posts(upstream: Upstream) -> int:
     return len([request for request in upstream.requests if request.startswith(b"POST")])
-
-
-async def make(server: Running, name: str, **fields: Any) -> str:
-    response = await server.client.post("/admin/keys", json={"name": name, **fields})
-    assert response.status_code == 201, response.text
-    return str(response.json()["key"])
 
 
 async def ask(

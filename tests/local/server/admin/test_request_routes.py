@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.dataplane import CHAT, never_answers, streams_for_ever
 from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, running

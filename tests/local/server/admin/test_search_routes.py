@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.local.planner.service.test_model_finder import REPOS, ROWS
 from tests.support.fake_hub import FakeHub
 from tests.support.fake_nvml import two_3090
+from tests.support.found_models import REPOS, ROWS
 from tests.support.makers import machine
 from tests.support.patience import Patience
 from tests.support.running import Running, model_folder, running

@@ -12,13 +12,13 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.local.server.metrics.test_engine_series import COUNTS
+from tests.support.dashboard import NAME, OTHERS, expressions
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
-from tests.unit.proxy.metrics.test_counters_dashboard import NAME, OTHERS, expressions
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.local.planner.service.test_model_finder import REPOS, ROWS
 from tests.support.browser import visit
 from tests.support.fake_hub import FakeHub
+from tests.support.found_models import REPOS, ROWS
 from tests.support.page_gateway import gateway, llama
 from tests.support.running import model_folder
 

@@ -12,22 +12,13 @@ from hypothesis import strategies as st
 
 from gateway.domain import Plan, Wish
 from gateway.engines.common.layers.build import build
-from gateway.engines.sglang.engine import SglangRules
 from gateway.engines.sglang.kv_cache import TokenPool, model_of
-from gateway.profiles.profiles import Profiles
 from tests.support.planning import decide
 from tests.support.published import published_model
-from tests.support.versions import NEWEST_SGLANG, SGLANG, SGLANG_REF
+from tests.support.token_pools import PROFILES, pool
+from tests.support.versions import SGLANG, SGLANG_REF
 
-PROFILES = Profiles()
 GIB = 1024**3
-
-
-def pool(name: str, version: str = NEWEST_SGLANG, tp: int = 1, element_bytes: int = 2) -> TokenPool:
-    rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"]
-    assert isinstance(rules, SglangRules)
-    assert rules.memory is not None
-    return TokenPool(rules.memory, build(published_model(name)).attention, tp, element_bytes)
 
 
 def planned_on(ref: str, name: str) -> Plan:

@@ -11,8 +11,8 @@ from gateway.engines.sglang.attention import model_of
 from gateway.engines.sglang.kv_dtype import adopted_dtype
 from gateway.engines.sglang.sparse_index import shared_indices, stored_groups
 from tests.support.published import published_model
+from tests.support.token_pools import PROFILES, pool
 from tests.support.versions import NEWEST_SGLANG, SGLANG
-from tests.unit.engines.sglang.test_kv_cache import PROFILES, pool
 
 GIB = 1024**3
 LATENT = AttentionGroup(

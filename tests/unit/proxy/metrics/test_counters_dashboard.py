@@ -8,32 +8,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.proxy.metrics.counters import METRICS, render
+from tests.support.dashboard import ALERTS, DASHBOARD, NAME, OTHERS, expressions, rules
 from tests.support.paths import ROOT
-from tests.support.yaml_file import read_yaml
 
-DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "fitserve.json"
-ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
 PAGE = ROOT / "docs" / "monitoring.md"
-# Prometheus' own.
-OTHERS = {"up": {"job", "instance"}}
-NAME = re.compile(r"\b((?:fitserve|process)_[a-z_]+)\b(?:\{([^}]*)\})?")
-
-
-def panels() -> list[str]:
-    return [
-        target["expr"]
-        for panel in json.loads(DASHBOARD.read_text())["panels"]
-        for target in panel.get("targets", ())
-    ]
-
-
-def rules() -> list[dict[str, Any]]:
-    return list(read_yaml(ALERTS)["groups"][0]["rules"])
 
 
 def series() -> dict[str, set[str]]:
@@ -47,10 +29,6 @@ def series() -> dict[str, set[str]]:
             more = {"le"} if ending == "_bucket" else set()
             labels_by_name[metric.name + ending] = {*metric.labels, *more, "job", "instance"}
     return labels_by_name
-
-
-def expressions() -> list[str]:
-    return [*panels(), *(rule["expr"] for rule in rules())]
 
 
 @pytest.mark.parametrize("expression", expressions())

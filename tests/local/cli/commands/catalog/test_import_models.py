@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.local.cli.test_main import fitserve
-from tests.unit.wishes.imported.test_readers import SWAP
+from tests.support.commands import fitserve
+from tests.support.swap_config import SWAP
 
 
 def test_a_file_of_llama_swap_becomes_a_models_file_that_the_check_accepts(tmp_path: Path) -> None:

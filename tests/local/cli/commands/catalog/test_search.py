@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.cli.test_main import fitserve
-from tests.local.planner.service.test_model_finder import REPOS, ROWS
+from tests.support.commands import fitserve
 from tests.support.fake_hub import FakeHub
+from tests.support.found_models import REPOS, ROWS
 
 
 def test_models_are_found_and_the_first_that_fits_is_proposed(tmp_path: Path) -> None:

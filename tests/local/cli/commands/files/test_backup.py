@@ -16,9 +16,9 @@ import pytest
 
 from gateway.store.data_folder import lock
 from gateway.store.database import Database
-from tests.local.cli.commands.test_run import script
-from tests.local.cli.test_main import fitserve
+from tests.support.commands import fitserve
 from tests.support.patience import hang_s
+from tests.support.run_scripts import script
 from tests.support.running import model_folder, running
 
 pytestmark = pytest.mark.anyio

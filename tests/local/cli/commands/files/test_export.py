@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from tests.contract.process_harness import free_port
-from tests.local.cli.test_main import fitserve
 from tests.support import fake_engine
+from tests.support.commands import fitserve
 from tests.support.paths import ROOT
 from tests.support.patience import hang_s
 from tests.support.process_engines import running_processes

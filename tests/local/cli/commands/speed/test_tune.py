@@ -14,15 +14,9 @@ from typing import Any
 import pytest
 
 from gateway.measuring.tuning import plan_search
-from tests.local.cli.test_main import fitserve
-from tests.local.measuring.tuning.test_plan_search import (
-    add_model,
-    lone_attempt,
-    paced_script,
-    tune,
-    wait_for_end,
-)
+from tests.support.commands import fitserve
 from tests.support.patience import hang_s
+from tests.support.tuned_models import add_model, lone_attempt, paced_script, tune, wait_for_end
 
 pytestmark = pytest.mark.anyio
 

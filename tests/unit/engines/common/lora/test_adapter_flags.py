@@ -6,38 +6,16 @@ import json
 
 import pytest
 
-from gateway.domain import Adapter, AdapterLayer, Decision, ModelSpec, Plan
 from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.registry import engine_kind
-from gateway.profiles.profiles import Profiles
-from tests.support.makers import machine, spec, wish
-from tests.support.planning import decide
+from tests.support.adapter_plans import PROFILES, SQL, decision, make_plan
 from tests.support.published import published_model
 from tests.support.versions import SGLANG, VLLM
 
-PROFILES = Profiles()
-LAYER = AdapterLayer(module="model.layers.*.self_attn.q_proj", inputs=4096, outputs=4096, rank=12)
-SQL = Adapter(name="sql", source="org/sql", revision="0" * 40, rank=12, layers=(LAYER,))
 VERSIONS = (
     *(f"vllm=={version}" for version in VLLM),
     *(f"sglang=={version}" for version in SGLANG),
 )
-
-
-def decision(ref: str, *adapters: Adapter, model: ModelSpec | None = None) -> Decision:
-    engine = PROFILES.engine(ref)
-    return decide(
-        model or spec(),
-        machine("3090"),
-        [engine],
-        wish(),
-        rules=PROFILES.rules([engine]),
-        adapters=adapters,
-    )
-
-
-def make_plan(ref: str, *adapters: Adapter) -> Plan:
-    return decision(ref, *adapters).plans[0]
 
 
 @pytest.mark.parametrize("ref", VERSIONS)

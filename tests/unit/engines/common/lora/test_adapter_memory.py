@@ -5,9 +5,9 @@ from __future__ import annotations
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.registry import engine_kind
+from tests.support.adapter_plans import PROFILES, SQL, make_plan
 from tests.support.makers import spec
 from tests.support.versions import VLLM_REF
-from tests.unit.engines.common.lora.test_adapter_flags import PROFILES, SQL, make_plan
 
 
 def test_room_is_made_in_every_layer_for_any_adapter() -> None:

