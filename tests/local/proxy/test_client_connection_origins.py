@@ -4,6 +4,8 @@ Anthropic's SDK, which a page may hold too."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ CHAT_PREFLIGHT = {
     "access-control-request-method": "POST",
     "access-control-request-headers": "authorization,content-type",
 }
+PATHS = ("/v1/chat/completions", "/v1/models", "/v1/nothing", "/admin/models")
 
 
 def healthy(spec: Any) -> EngineScript:
@@ -36,51 +39,55 @@ async def preflight(gateway: Running, path: str, origin: str) -> httpx.Response:
     return await gateway.client.options(path, headers={**CHAT_PREFLIGHT, "origin": origin})
 
 
-async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not(
-    tmp_path: Path,
+@asynccontextmanager
+async def gateway_for_app(folder: Path) -> AsyncIterator[Running]:
+    """A gateway whose setting names the page APP; its client has the admin key."""
+    async with running(folder, healthy, origins=APP, admin_key=KEY) as gateway:
+        gateway.client.headers.update({"authorization": f"Bearer {KEY}"})
+        yield gateway
+
+
+async def test_the_preflight_of_a_named_page_is_allowed(tmp_path: Path) -> None:
+    async with gateway_for_app(tmp_path) as gateway:
+        for path in PATHS:
+            answer = await preflight(gateway, path, APP)
+            assert (answer.status_code, answer.headers[ALLOWED]) == (200, APP), path
+            assert "authorization" in answer.headers["access-control-allow-headers"]
+            assert "POST" in answer.headers["access-control-allow-methods"]
+            assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_the_preflight_of_another_page_is_refused(tmp_path: Path) -> None:
+    async with gateway_for_app(tmp_path) as gateway:
+        answers = [await preflight(gateway, path, OTHER) for path in PATHS]
+        assert {answer.status_code for answer in answers} == {400}
+        assert not [answer for answer in answers if ALLOWED in answer.headers]
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed_origin"), [(APP, APP), (OTHER, None), (None, None)], ids=str
+)
+async def test_an_answer_allows_only_the_named_page(
+    tmp_path: Path, origin: str | None, allowed_origin: str | None
 ) -> None:
-    bearer = {"authorization": f"Bearer {KEY}"}
-    async with running(tmp_path, healthy, origins=APP, admin_key=KEY) as gateway:
-        gateway.client.headers.update(bearer)
+    headers = {"origin": origin} if origin else {}
+    body = {"model": "m", "prompt": "hi", "max_tokens": 2}
+    async with gateway_for_app(tmp_path) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        body = {"model": "m", "prompt": "hi", "max_tokens": 2}
-        for path in ("/v1/chat/completions", "/v1/models", "/v1/nothing", "/admin/models"):
-            app_preflight = await preflight(gateway, path, APP)
-            assert (app_preflight.status_code, app_preflight.headers[ALLOWED]) == (200, APP), path
-            assert "authorization" in app_preflight.headers["access-control-allow-headers"]
-            assert "POST" in app_preflight.headers["access-control-allow-methods"]
-            assert "access-control-allow-credentials" not in app_preflight.headers
-            preflight_answer = await preflight(gateway, path, OTHER)
-            assert (preflight_answer.status_code, ALLOWED in preflight_answer.headers) == (
-                400,
-                False,
-            ), path
-        for origin, allowed_origin in ((APP, APP), (OTHER, None), (None, None)):
-            headers = {"origin": origin} if origin else {}
-            # Twice on one connection: the second head is not read again.
-            answers = [
-                await gateway.client.post("/v1/completions", json=body, headers=headers)
-                for _ in range(2)
-            ]
-            answers += [
-                await gateway.client.get(path, headers=headers)
-                for path in ("/v1/models", "/admin/models", "/v1/nothing")
-            ]
-            answers.append(
-                await gateway.client.post(
-                    "/v1/completions", json={**body, "stream": True}, headers=headers
-                )
-            )
-            answers.append(
-                await gateway.client.get(
-                    "/v1/models", headers={**headers, "authorization": "Bearer wrong"}
-                )
-            )
-            assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 200, 401]
-            assert [answer.headers.get(ALLOWED) for answer in answers] == [allowed_origin] * len(
-                answers
-            )
+        # Twice on one connection: the second head is not read again.
+        answers = [
+            await gateway.client.post("/v1/completions", json=fields, headers=headers)
+            for fields in (body, body, {**body, "stream": True})
+        ]
+        answers += [
+            await gateway.client.get(path, headers=headers)
+            for path in ("/v1/models", "/admin/models", "/v1/nothing")
+        ]
+        wrong_key = {**headers, "authorization": "Bearer wrong"}
+        answers.append(await gateway.client.get("/v1/models", headers=wrong_key))
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 200, 404, 401]
+        assert {answer.headers.get(ALLOWED) for answer in answers} == {allowed_origin}
 
 
 async def test_pages_are_told_nothing_without_the_setting(tmp_path: Path) -> None:
