@@ -98,7 +98,7 @@ def layer_kernels(
             )
         return chosen_experts[shape]
 
-    def row(layer: Linear) -> LayerKernel:
+    def kernel_row(layer: Linear) -> LayerKernel:
         if (
             layer.experts
             and experts is not None
@@ -115,7 +115,7 @@ def layer_kernels(
             refusals=refusals,
         )
 
-    return tuple([row(layer) for layer in layers])
+    return tuple([kernel_row(layer) for layer in layers])
 
 
 def _expert_kernel(

@@ -1026,6 +1026,20 @@ def test_a_vague_helper_of_a_test_is_found(source: str, names: set[str]) -> None
     assert {name for _, name in vague_helpers(ast.walk(ast.parse(source)))} == names
 
 
+# Modules that still import from another module of tests; the others share through tests/support.
+MAX_IMPORTS_OF_TESTS = 21
+
+
+def test_few_modules_of_tests_import_from_another_one() -> None:
+    import_line = re.compile(r"^from tests\.[\w.]*\btest_\w+ import", re.MULTILINE)
+    files = [
+        place(path, 1)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if import_line.search(path.read_text())
+    ]
+    assert len(files) <= MAX_IMPORTS_OF_TESTS, "\n".join(files)
+
+
 def test_models_of_tests_are_read_with_named_fields() -> None:
     """`read_model` has eight parameters; tests/support/published.py gives them defaults."""
     files = (ROOT / "tests").rglob("*.py")

@@ -97,16 +97,16 @@ class HostPaths:
         """Replace the paths in these fields of a wish."""
         for field in ("source", "drafter"):
             if field in fields:
-                fields[field] = self._on_host(field, fields[field])
+                fields[field] = self._host_path(field, fields[field])
         if loras := fields.get("loras"):
-            fields["loras"] = {name: self._on_host("loras", path) for name, path in loras.items()}
+            fields["loras"] = {name: self._host_path("loras", path) for name, path in loras.items()}
         if template := fields.get("chat_template"):
             match = _FILE_REFERENCE.fullmatch(template["text"])
             if match:
-                path = self._on_host("chat_template", match[2])
+                path = self._host_path("chat_template", match[2])
                 fields["chat_template"] = {"text": f"{match[1]}{path}{match[3]}"}
 
-    def _on_host(self, field: str, path: str) -> str:
+    def _host_path(self, field: str, path: str) -> str:
         if not path.startswith("/"):
             return path
         for mount in self._mounts:
