@@ -89,7 +89,7 @@ def _decide(
         decisions.append(decide(kind_input, _able(engines, kind), rules))
         plans += [place_on_nodes(plan, kind) for plan in decisions[-1].plans]
         for decision, placed_plans, network in _plan_spans(
-            inputs, kind, networks, engines, rules, ports_in_use
+            inputs, kind, networks, engines, rules=rules, ports_in_use=ports_in_use
         ):
             decisions.append(decision)
             plans += placed_plans
