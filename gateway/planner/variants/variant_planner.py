@@ -137,8 +137,8 @@ class VariantPlanner:
         return plan if is_proven(plan, answer) else plan.evolve(question=ask())
 
     def _is_open(self, refusal: Refused) -> bool:
-        """Whether the engine itself could take the refused variant. A guess about sizes refuses only
-        a model that the engine was asked about."""
+        """Whether the engine itself could take the refused variant. A guess about sizes refuses
+        only a model that the engine was asked about."""
         is_unsure = bool(self.inputs.spec.guessed) or refusal.verdict == "unsupported_quantization"
         return is_unsure or refusal.verdict in _KERNEL_VERDICTS
 
