@@ -6,6 +6,13 @@ scope       allows
 inference   the data plane: /v1/... and other paths of engines
 read        the gateway's own state: metrics, models, plans, facts, hardware
 admin       everything
+
+class         priority
+interactive   -100
+normal        0
+batch         100
+
+A smaller number goes first, as at vLLM. Numbers between the classes are classes too.
 """
 
 from __future__ import annotations
@@ -20,6 +27,10 @@ Scope = Literal["inference", "read", "admin"]
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 # The names of the keys that are settings.
 SETTINGS_KEYS = ("admin", "api")
+PriorityClass = Literal["interactive", "normal", "batch"]
+PriorityOrder = Literal["", "smallest", "largest"]
+PRIORITIES: dict[PriorityClass, int] = {"interactive": -100, "normal": 0, "batch": 100}
+FIRST_PRIORITY, LAST_PRIORITY = -1000, 1000
 
 
 class UsageRow(NamedTuple):
@@ -40,6 +51,11 @@ class UsageRow(NamedTuple):
     cached_tokens: int
     untold_requests: int
     estimated_tokens: int
+
+
+def priority_of(class_: PriorityClass | int) -> int:
+    """The number of a class."""
+    return class_ if isinstance(class_, int) else PRIORITIES[class_]
 
 
 def new_key() -> Secret:

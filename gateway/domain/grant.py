@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated
 
 from gateway.domain.base import ConfigDict, Field
 from gateway.domain.value import TextForm, Value
 from gateway.domain.wish import ModelName
-from gateway.keys import Scope
+from gateway.keys import FIRST_PRIORITY, LAST_PRIORITY, PriorityClass, Scope
 
 _MAX_LIMIT = 10**9
 
@@ -35,3 +36,11 @@ class Grant(Value):
         None, ge=1, le=_MAX_LIMIT, description="tokens of prompts and answers together"
     )
     max_in_flight: int | None = Field(None, ge=1, le=_MAX_LIMIT, description="requests at once")
+    priority_class: (
+        PriorityClass | Annotated[int, Field(ge=FIRST_PRIORITY, le=LAST_PRIORITY, strict=True)]
+    ) = Field(
+        "normal", description="order of its waiting requests: interactive, normal, batch, a number"
+    )
+    expires: date | None = Field(
+        None, description="the last day of UTC on which it is valid; None: no end"
+    )

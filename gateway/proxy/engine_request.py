@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.proxy.bodies import request_body, thoughts
+from gateway.proxy.bodies import engine_priority, request_body, thoughts
 from gateway.proxy.bodies.request_body import Body
 from gateway.proxy.heads import FIRST_VIA_LINE, hops, request_head, via_line
 from gateway.proxy.routing.model_route import RoutedReplica
@@ -40,6 +40,9 @@ def engine_request(
     ):
         call.stores = False
         body = request_body.drop_storage(body)
+    if replica.first_priority and endpoint.name in engine_priority.ENDPOINTS:
+        smallest_first = replica.first_priority == "smallest"
+        body = engine_priority.with_priority(body, call.priority, smallest_first=smallest_first)
     if upload.is_whole:
         if endpoint.method == "POST":
             description += b"content-length: %d\r\n" % len(body)

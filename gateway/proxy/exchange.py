@@ -224,6 +224,8 @@ class Exchange:
         self.call, route, self.content_type = request_body.read_call(
             endpoint, form, body, routes, self.key
         )
+        if self.request_head.priority:
+            self.call.priority = self.request_head.priority
         endpoint.check(route.name, route.task)
         if route.toolless:
             request_body.check_tools(endpoint, body, route)

@@ -41,7 +41,9 @@ class KnownRequestHead:
             for name in (b"content-type", b"origin", b"via")
             if name in head.headers
         }
-        self.meaning = RequestHead(head.endpoint, headers, head.key, head.forwarded_headers)
+        self.meaning = RequestHead(
+            head.endpoint, headers, head.key, head.forwarded_headers, head.priority
+        )
         self.keys = keys
         start, stop, end = self._places = places
         self._head = data[:start] + data[stop:end]
@@ -86,6 +88,7 @@ def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead 
         places is None
         or not exchange.keep_alive
         or not exchange.answer.accepts_chunked
+        or exchange.key.ends_at is not None
         or not _VARYING_HEADERS.isdisjoint(exchange.request_head.headers)
     ):
         return None

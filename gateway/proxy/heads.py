@@ -40,13 +40,20 @@ class RequestHead:
     headers: those that the gateway uses.
     forwarded_headers: the lines that go to the engine.
     key: the caller's.
+    priority: of the key, or the lower one that the head asks for.
     """
 
-    __slots__ = ("endpoint", "forwarded_headers", "headers", "key")
+    __slots__ = ("endpoint", "forwarded_headers", "headers", "key", "priority")
 
     def __init__(
-        self, endpoint: Endpoint, headers: dict[bytes, bytes], key: Key, forwarded_headers: bytes
+        self,
+        endpoint: Endpoint,
+        headers: dict[bytes, bytes],
+        key: Key,
+        forwarded_headers: bytes,
+        priority: int = 0,
     ) -> None:
+        self.priority = priority
         self.endpoint = endpoint
         self.headers = headers
         self.key = key

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import BadRequest, HeadTooLarge
+from gateway.proxy.access import priority
 from gateway.proxy.access.client_network import client_network
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ _SINGLE_HEADERS = frozenset(
         b"content-type",
         b"content-length",
         b"expect",
+        priority.HEADER,
     }
 )
 _READ = _SINGLE_HEADERS | {

@@ -30,6 +30,7 @@ class QueueWait:
 
     def __init__(self, exchange: Exchange, avoid: str | None) -> None:
         self.call = exchange.call
+        self.caller = exchange.key.name
         self.avoid = avoid
         self._exchange = exchange
         self._waiting_since = self._commented_at = exchange.plane.loop.time()

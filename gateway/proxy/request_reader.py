@@ -13,6 +13,7 @@ import httptools
 
 from gateway.errors import FitserveError
 from gateway.proxy import limits, refusals
+from gateway.proxy.access import priority
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api import endpoints
 from gateway.proxy.api.endpoints import Shape
@@ -227,7 +228,8 @@ class RequestReader:
                     connection, method, self.url, version, self.headers, id_, keep_alive=keep_alive
                 )
             else:
-                head = RequestHead(endpoint, headers, key, request_lines(headers))
+                rank = priority.request_priority(headers.get(priority.HEADER), key)
+                head = RequestHead(endpoint, headers, key, request_lines(headers), rank)
                 request = Exchange(connection, head, id_, keep_alive)
                 request.answer.accepts_chunked = version != "1.0"
         except FitserveError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from gateway.cli.client import call, path_segment
 from gateway.cli.options import Json, usage_error
 from gateway.cli.tables import print_table
 from gateway.cli.terminal import print_message, say
-from gateway.keys import SCOPES
+from gateway.keys import PRIORITIES, SCOPES
 
 _FIRST_KEY_WARNING = (
     "from now on every program needs a key, including this command line and other programs on this"
@@ -41,6 +42,17 @@ def add(
     max_in_flight: Annotated[
         int | None, typer.Option(min=1, help="Limit of concurrent requests.")
     ] = None,
+    priority_class: Annotated[
+        str,
+        typer.Option(
+            "--class",
+            help="Order of waiting requests: interactive, normal, batch, or a number (small ones"
+            " go first).",
+        ),
+    ] = "normal",
+    expires: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM-DD", help="Last day of UTC. Default: no end.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a key and print it once. The key itself is not stored."""
@@ -54,6 +66,8 @@ def add(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "max_in_flight": max_in_flight,
+        "priority_class": _class_value(priority_class),
+        "expires": expires,
     }
     is_first = not call("GET", "/admin/keys")["data"]
     if is_first and sys.stdin.isatty() and sys.stderr.isatty():
@@ -77,6 +91,15 @@ def add(
             f"fitserve: This was the first key: {_FIRST_KEY_WARNING} For this shell: export"
             f" FITSERVE_KEY={created_key['key']}"
         )
+
+
+def _class_value(text: str) -> str | int | None:
+    """The class for the API. None: the usual one."""
+    if re.fullmatch("-?[0-9]{1,4}", text):
+        return int(text)
+    if text not in PRIORITIES:
+        usage_error(f"There is no class {text}; a key has {', '.join(PRIORITIES)}, or a number.")
+    return None if text == "normal" else text
 
 
 def _missing_models(models: Sequence[str]) -> list[str]:
@@ -127,7 +150,9 @@ def _limits(key: dict[str, Any]) -> str:
         ("tokens_per_minute", "tokens/min"),
         ("max_in_flight", "at once"),
     )
-    return (
-        ", ".join(f"{key[name]:,} {unit}" for name, unit in units if key[name] is not None)
-        or "none"
-    )
+    limits = [f"{key[name]:,} {unit}" for name, unit in units if key[name] is not None]
+    if key["priority_class"] != "normal":
+        limits.append(f"class {key['priority_class']}")
+    if key["expires"] is not None:
+        limits.append(f"until {key['expires']}")
+    return ", ".join(limits) or "none"

@@ -219,6 +219,9 @@ def _routed_replicas(
                 for adapter in replica.attempt.plan.adapters
             ),
             thoughts=engine_kind(replica.attempt.plan.engine.kind).thoughts,
+            first_priority=engine_kind(replica.attempt.plan.engine.kind).first_priority(
+                replica.attempt.plan.argv
+            ),
         )
         for replica, instance in serving_replicas
         if replica.attempt is not None and instance.url and instance.name not in frozen_names

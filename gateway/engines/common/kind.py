@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.engines.common.span import Meeting
+from gateway.keys import PriorityOrder
 
 
 class EngineKind(Protocol):
@@ -82,6 +83,10 @@ class EngineKind(Protocol):
 
     def adapter_slots(self, adapters: int) -> int:
         """LoRA slots that the engine allocates for this many adapters."""
+
+    def first_priority(self, argv: tuple[str, ...], /) -> PriorityOrder:
+        """The priority that the engine's own queue serves first, by its flags; "": it has no
+        order by priority."""
 
     def adapter_name(self, model: str, adapter: str, /) -> str:
         """The name by which requests to a model's engine select an adapter."""

@@ -9,6 +9,7 @@ from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Meeting
+from gateway.keys import PriorityOrder
 
 
 class SglangKind:
@@ -72,6 +73,12 @@ class SglangKind:
     def adapter_slots(self, adapters: int) -> int:
         """One slot for each adapter, and an extra slot for the bare model."""
         return adapters + 1
+
+    def first_priority(self, argv: tuple[str, ...], /) -> PriorityOrder:
+        """Source: schedule_low_priority_values_first in sglang/srt/server_args.py."""
+        if "--enable-priority-scheduling" not in argv:
+            return ""
+        return "smallest" if "--schedule-low-priority-values-first" in argv else "largest"
 
     def adapter_name(self, model: str, adapter: str, /) -> str:
         """Source: _parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py."""

@@ -10,6 +10,7 @@ from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Meeting
 from gateway.engines.vllm import start_method
+from gateway.keys import PriorityOrder
 
 
 class VllmKind:
@@ -112,6 +113,10 @@ class VllmKind:
     def adapter_slots(self, adapters: int) -> int:
         """The number of adapters: each has a slot."""
         return adapters
+
+    def first_priority(self, argv: tuple[str, ...], /) -> PriorityOrder:
+        """Source: PriorityRequestQueue in vllm/v1/core/sched/request_queue.py."""
+        return "smallest" if "--scheduling-policy=priority" in argv else ""
 
     def adapter_name(self, _model: str, adapter: str, /) -> str:
         """The adapter's own name."""

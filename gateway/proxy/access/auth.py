@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import hmac
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from datetime import time as time_of_day
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Forbidden, Unauthorized
-from gateway.keys import SCOPES, Scope, digest_of
+from gateway.keys import SCOPES, Scope, digest_of, priority_of
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import EVERY_ORIGIN, Origins
 from gateway.secret import Secret
@@ -32,6 +35,7 @@ _LOCAL_ORIGIN = re.compile(rb"https?://" + _LOOPBACK, re.IGNORECASE)
 # A shorter key of the settings is probably invented by a person.
 _LONG_KEY_CHARACTERS = 32
 _NO_DIGEST = bytes(32)
+_DAY_S = 86_400
 _ACCESS_HEADERS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
 # Of the header Sec-Fetch-Site: a request by a program, by the address line, or by our own page. A
 # browser sends it even where it sends no Origin, as for images and links.
@@ -53,6 +57,8 @@ class Key:
 
     models: the models that the caller may use, None for all.
     limit: None for no limits.
+    priority: of its requests; a smaller number goes first.
+    ends_at: Unix time of its end.
     """
 
     name: str
@@ -61,6 +67,11 @@ class Key:
     models: frozenset[str] | None = None
     limit: KeyLimits | None = None
     is_guessable: bool = False
+    priority: int = 0
+    ends_at: float | None = None
+
+    def has_ended(self) -> bool:
+        return self.ends_at is not None and time.time() >= self.ends_at
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -74,7 +85,20 @@ def key_of(grant: Grant, digest: bytes) -> Key:
     scopes = SCOPES if "admin" in grant.scopes else frozenset(grant.scopes)
     limit = KeyLimits(grant.requests_per_minute, grant.tokens_per_minute, grant.max_in_flight)
     models = None if grant.models is None else frozenset(grant.models)
-    return Key(grant.name, digest, scopes, models, None if limit == KeyLimits() else limit)
+    return Key(
+        grant.name,
+        digest,
+        scopes,
+        models,
+        None if limit == KeyLimits() else limit,
+        priority=priority_of(grant.priority_class),
+        ends_at=None if grant.expires is None else _end_of_day(grant.expires),
+    )
+
+
+def _end_of_day(day: date) -> float:
+    """Unix time of the end of a day of UTC."""
+    return datetime.combine(day, time_of_day(), UTC).timestamp() + _DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +168,9 @@ class Keys:
         if key is ANONYMOUS_KEY:
             return self._is_open
         present_key = self.table.keys.get(key.digest)
-        return present_key is not None and need in present_key.scopes
+        return (
+            present_key is not None and need in present_key.scopes and not present_key.has_ended()
+        )
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], need: Scope, address: str = "") -> Key:
         """The caller with these (lower-case) ASGI headers, after a check of the scope `need`.
@@ -215,6 +241,11 @@ class Keys:
             raise Unauthorized(
                 "The key is not valid at this gateway.",
                 hint="Check it for missing or extra characters.",
+            )
+        if key.has_ended():
+            raise Unauthorized(
+                f"The key '{key.name}' has expired.",
+                hint="Ask the operator for a new key: `fitserve keys add NAME --expires DAY`.",
             )
         if key.is_guessable:
             self._failed_logins.accept_guessable_key(address, digest)

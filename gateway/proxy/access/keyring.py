@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,8 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.disk_fault import unwritten_error
 from gateway.domain import Value
 from gateway.domain.grant import Grant
-from gateway.errors import Conflict, NotFound, StoreError
-from gateway.keys import SETTINGS_KEYS, digest_of, new_key
+from gateway.errors import BadRequest, Conflict, NotFound, StoreError
+from gateway.keys import SETTINGS_KEYS, Scope, digest_of, new_key
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Key, Keys, key_of
 from gateway.secret import Secret
@@ -49,6 +49,11 @@ class StoredKey(Value):
 _REVOKED_DIGEST = "0" * 64
 _RETRY_S = 5.0
 _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
+
+
+def lasting_scopes(grant: Grant) -> frozenset[Scope]:
+    """The scopes that a key gives without an end."""
+    return frozenset() if grant.expires is not None else frozenset(grant.scopes)
 
 
 class Keyring:
@@ -126,11 +131,15 @@ class Keyring:
                     f"The key {grant.name} exists already.",
                     hint="Remove it first, or use another name.",
                 )
-            if "admin" not in grant.scopes and "admin" not in self._keys.table.scopes:
+            if "admin" not in lasting_scopes(grant) | self._lasting_scopes(self.stored_keys):
                 raise Conflict(
-                    "The first key must have the scope admin: without such a key, keys could not be"
-                    " created or removed.",
+                    "The first key must have the scope admin and no end: without such a key, keys"
+                    " could not be created or removed.",
                     hint="Create an admin key first, or set FITSERVE_ADMIN_KEY.",
+                )
+            if key_of(grant, b"").has_ended():
+                raise BadRequest(
+                    f"The day {grant.expires} is over.", hint="Give a later day.", param="expires"
                 )
             key = new_key()
             stored_key = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
@@ -157,14 +166,11 @@ class Keyring:
                     f"The key {name[:200]} does not exist.",
                     hint="`fitserve keys ls` lists the keys.",
                 )
-            scopes = {
-                *(scope for key in remaining for scope in key.grant.scopes),
-                *self._keys.fixed_scopes,
-            }
-            if scopes and "admin" not in scopes:
+            has_keys = bool(remaining or self._keys.fixed_scopes)
+            if has_keys and "admin" not in self._lasting_scopes(remaining):
                 raise Conflict(
-                    "This is the last key with the scope admin: without it, keys could not be"
-                    " created or removed.",
+                    "This is the last key with the scope admin and no end: without it, keys could"
+                    " not be created or removed.",
                     hint="Remove the other keys first, or create another key with the scope admin.",
                 )
             revoked = next(key for key in self.stored_keys if key.grant.name == name)
@@ -181,6 +187,13 @@ class Keyring:
                 key=name,
             )
         return durable
+
+    def _lasting_scopes(self, keys: Iterable[StoredKey]) -> set[Scope]:
+        """The scopes that these keys and those of the settings give without an end."""
+        scopes = set(self._keys.fixed_scopes)
+        for key in keys:
+            scopes |= lasting_scopes(key.grant)
+        return scopes
 
     def close(self) -> None:
         """End all retries."""

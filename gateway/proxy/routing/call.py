@@ -16,6 +16,7 @@ class Call(msgspec.Struct):
     tokens, prefix: see `gateway.proxy.routing.balance`.
     requested_name: the alias in the body.
     stores: the response may be continued and retrieved (/v1/responses).
+    priority: a smaller number goes first.
     """
 
     endpoint: str
@@ -27,6 +28,7 @@ class Call(msgspec.Struct):
     prefix: int | None = None
     requested_name: str = ""
     stores: bool = False
+    priority: int = 0
 
     @property
     def is_light(self) -> bool:

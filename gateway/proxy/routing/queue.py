@@ -1,4 +1,8 @@
-"""Requests that wait for a replica: one bounded queue per model, first come, first served.
+"""Requests that wait for a replica: one bounded queue per model.
+
+The smallest priority goes first. Callers of one priority take turns, and the requests of one caller
+go in order of arrival. Each place of number OLDEST_TURN goes to the request that has waited
+longest, so that no class waits for ever.
 
 cause of the wait           at most                        then
 every replica is full       Limits.queue_timeout_s         429
@@ -13,9 +17,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gateway.errors import Overloaded
+from gateway.keys import PRIORITIES
 from gateway.proxy.routing.model_route import ModelRoute
 
 if TYPE_CHECKING:
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 
 # Places that every queue has, even if the engines take few requests at once.
 MIN_PLACES = 128
+OLDEST_TURN = 8
+# The part of an engine's running requests that classes after `normal` leave to others.
+_RESERVE = 8
 _WINDOW_S = 10.0
 _MAX_RETRY_S = 60
 
@@ -59,6 +68,73 @@ class Queue:
     def __init__(self) -> None:
         self.waits_by_request: dict[QueueWait, float] = {}
         self.rate = DequeueRate()
+        # By priority and caller, each in order of arrival.
+        self._lines: dict[tuple[int, str], dict[QueueWait, None]] = {}
+        self._admissions = 0
+        self._last_turns: dict[str, int] = {}
+
+    def add(self, wait: QueueWait) -> None:
+        self.waits_by_request[wait] = time.monotonic()
+        self._lines.setdefault((wait.call.priority, wait.caller), {})[wait] = None
+
+    def remove(self, wait: QueueWait) -> None:
+        """Remove a request, if it waits here."""
+        if self.waits_by_request.pop(wait, None) is None:
+            return
+        line = self._lines[wait.call.priority, wait.caller]
+        del line[wait]
+        if not line:
+            del self._lines[wait.call.priority, wait.caller]
+
+    def admit(self, wait: QueueWait) -> None:
+        """Remove a request that gets a place."""
+        self.rate.count()
+        self._admissions += 1
+        self._last_turns[wait.caller] = self._admissions
+        self.remove(wait)
+
+    @property
+    def oldest_in_turn(self) -> QueueWait | None:
+        """The request that has waited longest, where the next place is for it."""
+        is_due = (self._admissions + 1) % OLDEST_TURN == 0
+        return next(iter(self.waits_by_request), None) if is_due else None
+
+    def waits_in_turn(self) -> Iterator[QueueWait]:
+        """The waiting requests, the next one first. Requests may leave meanwhile."""
+        oldest = self.oldest_in_turn
+        if oldest is not None:
+            yield oldest
+        for priority in sorted({priority for priority, _ in self._lines}):
+            for wait in self._callers_in_turn(priority):
+                if wait is not oldest and wait in self.waits_by_request:
+                    yield wait
+
+    def last_after(self, priority: int) -> QueueWait | None:
+        """The newest request of the last class, if that comes after `priority`."""
+        last_priority = max((priority for priority, _ in self._lines), default=priority)
+        if last_priority <= priority:
+            return None
+        return max(
+            (
+                next(reversed(line))
+                for (line_priority, _), line in self._lines.items()
+                if line_priority == last_priority
+            ),
+            key=self.waits_by_request.__getitem__,
+        )
+
+    def _callers_in_turn(self, priority: int) -> Iterator[QueueWait]:
+        """The requests of one priority, one of each caller in turn."""
+        callers = [caller for line_priority, caller in self._lines if line_priority == priority]
+        callers.sort(key=lambda caller: self._last_turns.get(caller, 0))
+        lines = [iter(list(self._lines[priority, caller])) for caller in callers]
+        while lines:
+            for line in list(lines):
+                wait = next(line, None)
+                if wait is None:
+                    lines.remove(line)
+                else:
+                    yield wait
 
     def retry_after_s(self) -> int:
         """Seconds until half of the waiting requests have left: then the queue has room, and the
@@ -72,6 +148,19 @@ def places(route: ModelRoute, limit: int | None) -> int:
     if limit is not None:
         return limit
     return max(MIN_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
+
+
+def capacity_for(priority: int, capacity: int) -> int:
+    """The number of a replica's places that a request of that priority may fill.
+
+    capacity: the requests that the engine runs at once, and a quarter to follow. Classes after
+    `normal` fill no place of the quarter and leave some of the others free, so that a request
+    before them runs at once.
+    """
+    if priority <= PRIORITIES["normal"]:
+        return capacity
+    running = max(1, capacity * 4 // 5)
+    return max(1, running - max(1, running // _RESERVE))
 
 
 def overload_error(route: ModelRoute, retry_after_s: int, reason: str) -> Overloaded:

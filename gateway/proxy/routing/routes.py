@@ -15,7 +15,7 @@ from gateway.errors import FitserveError
 from gateway.proxy.routing import balance
 from gateway.proxy.routing.call import Call
 from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
-from gateway.proxy.routing.queue import Queue, overload_error, places
+from gateway.proxy.routing.queue import Queue, capacity_for, overload_error, places
 from gateway.proxy.routing.responses import Responses, missing_response_error
 from gateway.proxy.routing.route_table import RouteTable
 
@@ -84,7 +84,7 @@ class Routes:
             len(route.replicas) == 1
             and avoid is None
             and not self._queues
-            and self._has_room(route.replicas[0])
+            and self._has_room(route.replicas[0], call.priority)
         ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
@@ -94,26 +94,38 @@ class Routes:
             if not is_ready and not route.wait_s:
                 raise route.not_ready_error()
             if (len(queue.waits_by_request) if queue is not None else 0) >= self._places(route):
-                raise (
-                    self.queue_error(route, "their queue is full")
-                    if is_ready
-                    else route.not_ready_error()
-                )
+                self._make_place(route, call, is_ready=is_ready)
         return replica
+
+    def _make_place(self, route: ModelRoute, call: Call, *, is_ready: bool) -> None:
+        """Refuse a waiting request of a later class for the call. Raises NotReady, Overloaded
+        without one."""
+        queue = self._queues.get(call.model)
+        last_wait = queue.last_after(call.priority) if queue is not None else None
+        error = (
+            self.queue_error(route, "their queue is full") if is_ready else route.not_ready_error()
+        )
+        if last_wait is None:
+            raise error
+        last_wait.reject(error)
 
     def _places(self, route: ModelRoute) -> int:
         """The number of requests that may wait for a model."""
         return places(route, self._queue_per_model)
 
-    def _choose(self, route: ModelRoute, call: Call, avoid: str | None) -> RoutedReplica | None:
-        """The replica that can take the call now."""
+    def _choose(
+        self, route: ModelRoute, call: Call, avoid: str | None, *, fills_reserve: bool = False
+    ) -> RoutedReplica | None:
+        """The replica that can take the call now. `fills_reserve`: also a place that others than
+        the call's class use."""
+        priority = 0 if fills_reserve else call.priority
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
-            return maker if call.is_light or self._has_room(maker) else None
+            return maker if call.is_light or self._has_room(maker, priority) else None
         free_replicas = [
             replica
             for replica in route.replicas
-            if (self._has_room(replica) or call.is_light) and replica.id != avoid
+            if (self._has_room(replica, priority) or call.is_light) and replica.id != avoid
         ]
         if len(free_replicas) < 2:
             return free_replicas[0] if free_replicas else None
@@ -137,8 +149,10 @@ class Routes:
         self._last_pick[chosen_replica.id] = self._picks
         return chosen_replica
 
-    def _has_room(self, replica: RoutedReplica) -> bool:
-        return replica.capacity is None or self.in_flight(replica.id) < replica.capacity
+    def _has_room(self, replica: RoutedReplica, priority: int) -> bool:
+        return replica.capacity is None or self.in_flight(replica.id) < (
+            capacity_for(priority, replica.capacity) if priority else replica.capacity
+        )
 
     def _maker(self, route: ModelRoute, call: Call) -> RoutedReplica | None:
         """The replica that made the response that the call continues."""
@@ -153,7 +167,7 @@ class Routes:
         replica."""
         name = waiter.call.model
         queue = self._queues.setdefault(name, Queue())
-        queue.waits_by_request[waiter] = time.monotonic()
+        queue.add(waiter)
         if len(queue.waits_by_request) == 1:
             route = self._table.models.get(name)
             if route is not None and not route.replicas:
@@ -166,7 +180,7 @@ class Routes:
         """Remove a request from its queue."""
         queue = self._queues.get(waiter.call.model)
         if queue is not None:
-            queue.waits_by_request.pop(waiter, None)
+            queue.remove(waiter)
             if not queue.waits_by_request:
                 del self._queues[waiter.call.model]
 
@@ -196,7 +210,7 @@ class Routes:
     def _serve_queues(self) -> None:
         self._is_scheduled = False
         for name, queue in list(self._queues.items()):
-            for waiter in list(queue.waits_by_request):
+            for waiter in queue.waits_in_turn():
                 try:
                     route = self._table.find(name)
                     if not route.replicas and not route.wait_s:
@@ -205,9 +219,10 @@ class Routes:
                     self.forget(waiter)
                     waiter.reject(error)
                     continue
-                replica = self._choose(route, waiter.call, waiter.avoid)
+                is_due = waiter is queue.oldest_in_turn
+                replica = self._choose(route, waiter.call, waiter.avoid, fills_reserve=is_due)
                 if replica is not None:
-                    queue.rate.count()
+                    queue.admit(waiter)
                     self.forget(waiter)
                     waiter.go(replica)
                 elif waiter.avoid is None and self._maker(route, waiter.call) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
+from gateway.proxy.routing.queue import capacity_for
 from gateway.proxy.routing.responses import Responses
 from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
@@ -35,15 +36,14 @@ class SharedRoutes(Routes):
     def _places(self, route: ModelRoute) -> int:
         return -(-super()._places(route) // self._workers)
 
-    def _has_room(self, replica: RoutedReplica) -> bool:
+    def _has_room(self, replica: RoutedReplica, priority: int) -> bool:
         if replica.capacity is None:
             return True
+        capacity = capacity_for(priority, replica.capacity)
         free_places = (
-            0
-            if self._other_loads is None
-            else replica.capacity - self._other_loads.get(replica.id, 0)
+            0 if self._other_loads is None else capacity - self._other_loads.get(replica.id, 0)
         )
-        return self.in_flight(replica.id) < max(replica.capacity // self._workers, free_places, 1)
+        return self.in_flight(replica.id) < max(capacity // self._workers, free_places, 1)
 
     def loads(self) -> dict[str, ReplicaLoad]:
         now = time.monotonic()

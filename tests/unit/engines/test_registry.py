@@ -17,6 +17,7 @@ from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped_profiles
+from gateway.keys import PriorityOrder
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published_model
@@ -61,6 +62,9 @@ class ToyKind:
 
     def adapter_name(self, model: str, adapter: str, /) -> str:
         return f"{model}/{adapter}"
+
+    def first_priority(self, _argv: tuple[str, ...], /) -> PriorityOrder:
+        return ""
 
     def start_method(
         self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /

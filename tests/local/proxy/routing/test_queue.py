@@ -114,6 +114,41 @@ async def start_with_gate(
 # --- a busy engine ---
 
 
+async def test_a_chat_takes_the_place_that_a_batch_leaves_free() -> None:
+    """The engine runs two requests at once, and gets a third to follow."""
+    with Gateway() as gateway:
+        async with start_with_gate(gateway, capacity=3) as (gate, upstream, client):
+
+            def post(class_: str, user: str) -> asyncio.Task[httpx.Response]:
+                headers = {"x-fitserve-priority": class_}
+                body = {**ASK, "user": user}
+                return asyncio.create_task(client.post(CHAT, json=body, headers=headers))
+
+            tasks = [post("batch", f"batch-{number}") for number in range(2)]
+            await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (1, 1))
+            tasks.append(post("normal", "chat"))
+            await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (1, 2))
+            assert b"chat" in upstream.requests[1]
+            gate.let_through(3)
+            assert {(await task).status_code for task in tasks} == {200}
+            assert not any(b"x-fitserve" in request for request in upstream.requests)
+
+
+async def test_an_engine_with_an_order_gets_the_priority_and_another_gets_none() -> None:
+    with Gateway() as gateway:
+        async with Upstream(answers) as upstream, http_client(gateway) as client:
+            for order, priority in (("", None), ("smallest", 100), ("largest", -100)):
+                route = model(upstream.url)
+                replicas = (replace(route.replicas[0], first_priority=order),)
+                gateway.route(replace(route, replicas=replicas))
+                # The second request repeats the head of the first one.
+                for _ in range(2):
+                    headers = {"x-fitserve-priority": "batch"}
+                    assert (await client.post(CHAT, json=ASK, headers=headers)).status_code == 200
+                    body = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
+                    assert body.get("priority") == priority
+
+
 async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway, capacity=3) as (gate, upstream, client):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -400,3 +402,29 @@ async def test_the_sdks_know_a_limit_when_they_meet_it(tmp_path: Path) -> None:
         assert second.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
         for client in (openai_client, anthropic_client):
             await client.close()
+
+
+async def test_a_key_ends_after_its_last_day(tmp_path: Path) -> None:
+    today = datetime.now(UTC).date()
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app", expires=str(today + timedelta(days=1)))
+        assert (await ask(server, key)).status_code == 200
+        over = {"name": "late", "expires": str(today - timedelta(days=1))}
+        refusal = await server.client.post("/admin/keys", json=over)
+        assert refusal.status_code == 400
+        assert "is over" in refusal.json()["error"]["message"]
+        with pytest.MonkeyPatch.context() as patch:
+            later = time.time() + 2 * 86_400
+            patch.setattr("gateway.proxy.access.auth.time.time", lambda: later)
+            # The same connection repeats the head of its last request.
+            expired = await ask(server, key)
+        assert expired.status_code == 401
+        assert "has expired" in expired.json()["error"]["message"]
+
+
+async def test_the_last_admin_key_has_no_end(tmp_path: Path) -> None:
+    async with running(tmp_path, unused_script) as server:
+        body = {"name": "root", "scopes": ["admin"], "expires": "2999-01-01"}
+        refusal = await server.client.post("/admin/keys", json=body)
+        assert refusal.status_code == 409
+        assert "no end" in refusal.json()["error"]["message"]

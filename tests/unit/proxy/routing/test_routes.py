@@ -242,8 +242,9 @@ def test_a_table_is_independent_of_its_source() -> None:
 class Waiting(QueueWait):
     """A waiting request, and its outcome."""
 
-    def __init__(self, routes: Routes, **fields: Any) -> None:
+    def __init__(self, routes: Routes, caller: str = "", **fields: Any) -> None:
         self._routes = routes
+        self.caller = caller
         self.call = Call("chat", "m", **fields)
         self.avoid: str | None = None
         self.replica: RoutedReplica | None = None
@@ -475,6 +476,7 @@ class Waits(QueueWait):
     """A request that waits, and does nothing else."""
 
     avoid: str | None = None
+    caller = ""
 
     def __init__(self) -> None:
         self.call = Call("chat", "m")

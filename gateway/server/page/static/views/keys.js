@@ -13,6 +13,11 @@ const SCOPES = [
   ["read", "see state, plans and metrics"],
   ["admin", "everything"],
 ];
+const CLASSES = [
+  ["interactive", "interactive (first)"],
+  ["normal", "normal"],
+  ["batch", "batch (last)"],
+];
 const LIMITS = [
   ["requests_per_minute", "Requests per minute"],
   ["tokens_per_minute", "Tokens per minute"],
@@ -68,6 +73,8 @@ function row(key, changed) {
   const facts = [
     key.models ? `only ${key.models.join(", ")}` : "all models",
     ...limits,
+    ...(key.priority_class === "normal" ? [] : [`class ${key.priority_class}`]),
+    ...(key.expires ? [`until ${key.expires}`] : []),
     key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`,
   ];
   const remove = async () => {
@@ -139,12 +146,19 @@ function newKey(changed) {
     h("input", { id: `limit-${field}`, type: "number", min: "1", placeholder: "no limit" }),
     label,
   ]);
+  const order = h(
+    "select",
+    { id: "key-class" },
+    CLASSES.map(([value, label]) => h("option", { value, selected: value === "normal" }, label)),
+  );
+  const expires = h("input", { id: "key-expires", type: "date" });
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
 
   const errors = fieldErrors(() => [
     ["name", name],
     ["models", models],
     ...limits.map(([field, input]) => [field, input]),
+    ["expires", expires],
   ]);
 
   async function send(event) {
@@ -156,6 +170,8 @@ function newKey(changed) {
       name: name.value.trim(),
       scopes: scopes.filter(([, box]) => box.checked).map(([scope]) => scope),
       ...(allowed.length && { models: allowed }),
+      priority_class: order.value,
+      ...(expires.value && { expires: expires.value }),
       ...Object.fromEntries(
         limits
           .filter(([, input]) => input.value)
@@ -207,6 +223,8 @@ function newKey(changed) {
       limits.map(([field, input, label]) =>
         h("div", { class: "field" }, h("label", { for: `limit-${field}` }, label), input),
       ),
+      h("div", { class: "field" }, h("label", { for: "key-class" }, "Waiting requests"), order),
+      h("div", { class: "field" }, h("label", { for: "key-expires" }, "Last day (UTC)"), expires),
     ),
     problem,
     h("div", { class: "row end" }, h("button", { class: "primary" }, "Make key")),

@@ -1,0 +1,28 @@
+"""The priority of a request in its body, for engines that order their own queue by it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gateway.proxy.api.protocol import read_fields
+
+# Endpoints whose requests have the field. Source: `priority` in vllm/entrypoints (0.26.0, 0.33.0)
+# and in srt/entrypoints/openai/protocol.py of SGLang 0.5.23.
+ENDPOINTS = frozenset({"chat", "completions", "responses", "embeddings"})
+_NUMBER = re.compile(rb"-?[0-9]{1,9}").fullmatch
+
+
+def with_priority(body: bytes | bytearray, priority: int, *, smallest_first: bool) -> bytes:
+    """The body with its priority. A client may lower its request further, and never raise it.
+
+    priority: a smaller number goes first.
+    smallest_first: the same holds at the engine. Raises BadRequest.
+    """
+    fields = read_fields(body)
+    sign = 1 if smallest_first else -1
+    own_value = bytes(fields.get("priority", b""))
+    if _NUMBER(own_value):
+        priority = max(priority, sign * int(own_value))
+    return msgspec.json.encode({**fields, "priority": sign * priority})
