@@ -42,7 +42,7 @@ def engine_request(
         body = request_body.drop_storage(body)
     if replica.first_priority and endpoint.name in engine_priority.ENDPOINTS:
         smallest_first = replica.first_priority == "smallest"
-        body = engine_priority.with_priority(body, call.priority, smallest_first=smallest_first)
+        body = engine_priority.set_priority(body, call.priority, smallest_first=smallest_first)
     if upload.is_whole:
         if endpoint.method == "POST":
             description += b"content-length: %d\r\n" % len(body)

@@ -14,7 +14,7 @@ ENDPOINTS = frozenset({"chat", "completions", "responses", "embeddings"})
 _NUMBER = re.compile(rb"-?[0-9]{1,9}").fullmatch
 
 
-def with_priority(body: bytes | bytearray, priority: int, *, smallest_first: bool) -> bytes:
+def set_priority(body: bytes | bytearray, priority: int, *, smallest_first: bool) -> bytes:
     """The body with its priority. A client may lower its request further, and never raise it.
 
     priority: a smaller number goes first.

@@ -15,9 +15,9 @@ from gateway.engines.common.candidate import Budget, Candidate, Default, Footpri
 from gateway.engines.common.span import Meeting
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
+from gateway.keys import PriorityOrder
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped_profiles
-from gateway.keys import PriorityOrder
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published_model

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.keys import PriorityOrder
 from gateway.proxy.routing.model_route import ModelRoute
 from tests.support.dataplane import (
     ASK,
@@ -137,7 +138,8 @@ async def test_a_chat_takes_the_place_that_a_batch_leaves_free() -> None:
 async def test_an_engine_with_an_order_gets_the_priority_and_another_gets_none() -> None:
     with Gateway() as gateway:
         async with Upstream(answers) as upstream, http_client(gateway) as client:
-            for order, priority in (("", None), ("smallest", 100), ("largest", -100)):
+            orders: dict[PriorityOrder, int | None] = {"": None, "smallest": 100, "largest": -100}
+            for order, priority in orders.items():
                 route = model(upstream.url)
                 replicas = (replace(route.replicas[0], first_priority=order),)
                 gateway.route(replace(route, replicas=replicas))

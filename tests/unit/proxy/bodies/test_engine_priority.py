@@ -8,7 +8,7 @@ import pytest
 
 from gateway.engines.registry import engine_kind
 from gateway.keys import PriorityOrder
-from gateway.proxy.bodies.engine_priority import with_priority
+from gateway.proxy.bodies.engine_priority import set_priority
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_no_body_raises_its_priority(
     own: float | str | None, priority: int, smallest_first: bool, sent: int
 ) -> None:
     fields = {"model": "m", "prompt": "é"} | ({} if own is None else {"priority": own})
-    body = with_priority(json.dumps(fields).encode(), priority, smallest_first=smallest_first)
+    body = set_priority(json.dumps(fields).encode(), priority, smallest_first=smallest_first)
     assert json.loads(body) == fields | {"priority": sent}
 
 
