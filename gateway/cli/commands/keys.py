@@ -20,6 +20,9 @@ _FIRST_KEY_WARNING = (
     "from now on every program needs a key, including this command line and other programs on this"
     " machine."
 )
+_CLASS_HELP = (
+    "Order of waiting requests: interactive, normal, batch, or a number (small ones go first)."
+)
 
 app = typer.Typer(no_args_is_help=True, help="Keys with scopes and limits.", rich_markup_mode=None)
 
@@ -42,31 +45,21 @@ def add(
     max_in_flight: Annotated[
         int | None, typer.Option(min=1, help="Limit of concurrent requests.")
     ] = None,
-    priority_class: Annotated[
-        str,
-        typer.Option(
-            "--class",
-            help="Order of waiting requests: interactive, normal, batch, or a number (small ones"
-            " go first).",
-        ),
-    ] = "normal",
+    priority_class: Annotated[str, typer.Option("--class", help=_CLASS_HELP)] = "normal",
     expires: Annotated[
         str | None, typer.Option(metavar="YYYY-MM-DD", help="Last day of UTC. Default: no end.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a key and print it once. The key itself is not stored."""
-    if unknown_scopes := set(scope or ()) - SCOPES:
-        usage_error(
-            f"There is no scope {min(unknown_scopes)}; a key may have {', '.join(sorted(SCOPES))}."
-        )
-    body: dict[str, Any] = {"name": name, "scopes": scope or ["inference"]}
-    limits = {
+    grant = {
+        "name": name,
+        "scopes": _check_scopes(scope or ["inference"]),
         "models": model or None,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "max_in_flight": max_in_flight,
-        "priority_class": _class_value(priority_class),
+        "priority_class": _read_class(priority_class),
         "expires": expires,
     }
     is_first = not call("GET", "/admin/keys")["data"]
@@ -78,7 +71,7 @@ def add(
     created_key = call(
         "POST",
         "/admin/keys",
-        body | {key: value for key, value in limits.items() if value is not None},
+        {field: value for field, value in grant.items() if value is not None},
     )
     say(json.dumps(created_key, indent=2) if as_json else created_key["key"])
     if missing_models:
@@ -93,7 +86,15 @@ def add(
         )
 
 
-def _class_value(text: str) -> str | int | None:
+def _check_scopes(scopes: list[str]) -> list[str]:
+    if unknown_scopes := set(scopes) - SCOPES:
+        usage_error(
+            f"There is no scope {min(unknown_scopes)}; a key may have {', '.join(sorted(SCOPES))}."
+        )
+    return scopes
+
+
+def _read_class(text: str) -> str | int | None:
     """The class for the API. None: the usual one."""
     if re.fullmatch("-?[0-9]{1,4}", text):
         return int(text)

@@ -9,7 +9,7 @@ from gateway.keys import FIRST_PRIORITY, LAST_PRIORITY, PRIORITIES
 from gateway.proxy.access.auth import Key
 
 HEADER = b"x-fitserve-priority"
-_BY_NAME = {name.encode(): number for name, number in PRIORITIES.items()}
+_CLASS_NUMBERS = {name.encode(): number for name, number in PRIORITIES.items()}
 _NUMBER = re.compile(rb"-?[0-9]{1,4}").fullmatch
 
 
@@ -18,7 +18,7 @@ def request_priority(value: bytes | None, key: Key) -> int:
     raises a request above its key. Raises BadRequest."""
     if value is None:
         return key.priority
-    number = _BY_NAME.get(value.strip().lower())
+    number = _CLASS_NUMBERS.get(value.strip().lower())
     if number is None and _NUMBER(value.strip()):
         number = int(value)
     if number is None or not FIRST_PRIORITY <= number <= LAST_PRIORITY:

@@ -14,14 +14,14 @@ ENDPOINTS = frozenset({"chat", "completions", "responses", "embeddings"})
 _NUMBER = re.compile(rb"-?[0-9]{1,9}").fullmatch
 
 
-def set_priority(body: bytes | bytearray, priority: int, *, smallest_first: bool) -> bytes:
+def set_priority(body: bytes | bytearray, priority: int, *, is_smallest_first: bool) -> bytes:
     """The body with its priority. A client may lower its request further, and never raise it.
 
     priority: a smaller number goes first.
-    smallest_first: the same holds at the engine. Raises BadRequest.
+    is_smallest_first: the same holds at the engine. Raises BadRequest.
     """
     fields = read_fields(body)
-    sign = 1 if smallest_first else -1
+    sign = 1 if is_smallest_first else -1
     own_value = bytes(fields.get("priority", b""))
     if _NUMBER(own_value):
         priority = max(priority, sign * int(own_value))

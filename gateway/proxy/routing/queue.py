@@ -101,15 +101,15 @@ class Queue:
 
     def waits_in_turn(self) -> Iterator[QueueWait]:
         """The waiting requests, the next one first. Requests may leave meanwhile."""
-        oldest = self.oldest_in_turn
-        if oldest is not None:
-            yield oldest
+        oldest_wait = self.oldest_in_turn
+        if oldest_wait is not None:
+            yield oldest_wait
         for priority in sorted({priority for priority, _ in self._lines}):
             for wait in self._callers_in_turn(priority):
-                if wait is not oldest and wait in self.waits_by_request:
+                if wait is not oldest_wait and wait in self.waits_by_request:
                     yield wait
 
-    def last_after(self, priority: int) -> QueueWait | None:
+    def find_last_after(self, priority: int) -> QueueWait | None:
         """The newest request of the last class, if that comes after `priority`."""
         last_priority = max((priority for priority, _ in self._lines), default=priority)
         if last_priority <= priority:
@@ -159,8 +159,8 @@ def capacity_for(priority: int, capacity: int) -> int:
     """
     if priority <= PRIORITIES["normal"]:
         return capacity
-    running = max(1, capacity * 4 // 5)
-    return max(1, running - max(1, running // _RESERVE))
+    running_requests = max(1, capacity * 4 // 5)
+    return max(1, running_requests - max(1, running_requests // _RESERVE))
 
 
 def overload_error(route: ModelRoute, retry_after_s: int, reason: str) -> Overloaded:

@@ -101,7 +101,7 @@ class Routes:
         """Refuse a waiting request of a later class for the call. Raises NotReady, Overloaded
         without one."""
         queue = self._queues.get(call.model)
-        last_wait = queue.last_after(call.priority) if queue is not None else None
+        last_wait = queue.find_last_after(call.priority) if queue is not None else None
         error = (
             self.queue_error(route, "their queue is full") if is_ready else route.not_ready_error()
         )

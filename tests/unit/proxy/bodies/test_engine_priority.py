@@ -12,7 +12,7 @@ from gateway.proxy.bodies.engine_priority import set_priority
 
 
 @pytest.mark.parametrize(
-    ("own", "priority", "smallest_first", "sent"),
+    ("own_priority", "priority", "is_smallest_first", "sent"),
     [
         (None, 100, True, 100),
         (None, 100, False, -100),
@@ -27,10 +27,12 @@ from gateway.proxy.bodies.engine_priority import set_priority
     ],
 )
 def test_no_body_raises_its_priority(
-    own: float | str | None, priority: int, smallest_first: bool, sent: int
+    own_priority: float | str | None, priority: int, is_smallest_first: bool, sent: int
 ) -> None:
-    fields = {"model": "m", "prompt": "é"} | ({} if own is None else {"priority": own})
-    body = set_priority(json.dumps(fields).encode(), priority, smallest_first=smallest_first)
+    fields = {"model": "m", "prompt": "é"} | (
+        {} if own_priority is None else {"priority": own_priority}
+    )
+    body = set_priority(json.dumps(fields).encode(), priority, is_smallest_first=is_smallest_first)
     assert json.loads(body) == fields | {"priority": sent}
 
 

@@ -53,7 +53,7 @@ def queue_of(*waits: Waiting) -> Queue:
     return queue
 
 
-def callers_admitted(queue: Queue, count: int) -> list[str]:
+def admit_callers(queue: Queue, count: int) -> list[str]:
     """The callers of the next `count` places."""
     callers = []
     for _ in range(count):
@@ -67,21 +67,21 @@ def test_the_smallest_priority_goes_first() -> None:
     queue = queue_of(
         Waiting("batch", 100), Waiting("first", -100), Waiting("usual"), Waiting("number", 7)
     )
-    assert callers_admitted(queue, 4) == ["first", "usual", "number", "batch"]
+    assert admit_callers(queue, 4) == ["first", "usual", "number", "batch"]
     assert not queue.waits_by_request
     assert not queue._lines
 
 
 def test_callers_of_one_class_take_turns() -> None:
     queue = queue_of(*(Waiting("crowd") for _ in range(4)), Waiting("one"), Waiting("other"))
-    assert callers_admitted(queue, 6) == ["crowd", "one", "other", "crowd", "crowd", "crowd"]
+    assert admit_callers(queue, 6) == ["crowd", "one", "other", "crowd", "crowd", "crowd"]
 
 
 def test_a_caller_that_had_the_last_place_comes_after_others() -> None:
     queue = queue_of(*(Waiting("crowd") for _ in range(3)))
-    assert callers_admitted(queue, 1) == ["crowd"]
+    assert admit_callers(queue, 1) == ["crowd"]
     queue.add(Waiting("one"))
-    assert callers_admitted(queue, 2) == ["one", "crowd"]
+    assert admit_callers(queue, 2) == ["one", "crowd"]
 
 
 def test_the_oldest_request_waits_a_bounded_number_of_places() -> None:
@@ -89,7 +89,7 @@ def test_the_oldest_request_waits_a_bounded_number_of_places() -> None:
     admitted_callers: list[str] = []
     while "batch" not in admitted_callers:
         queue.add(Waiting("chat"))
-        admitted_callers += callers_admitted(queue, 1)
+        admitted_callers += admit_callers(queue, 1)
     assert len(admitted_callers) == OLDEST_TURN
 
 
@@ -118,7 +118,7 @@ def test_a_chat_gets_the_place_that_a_batch_leaves_free() -> None:
     assert routes.pick(route, Call("chat", "m")) is replica
 
 
-async def admitted_in_order(routes: Routes, replica: RoutedReplica, ends: int) -> list[str]:
+async def serve_callers(routes: Routes, replica: RoutedReplica, ends: int) -> list[str]:
     """Callers in the order of their places, while one request ends at a time and a chat waits
     always."""
     callers: list[str] = []
@@ -139,7 +139,7 @@ async def admitted_in_order(routes: Routes, replica: RoutedReplica, ends: int) -
 
 async def test_a_batch_is_served_while_chats_fill_every_place() -> None:
     replica = dataclasses.replace(REPLICA, capacity=8)
-    callers = await admitted_in_order(routes_with(replica, 8), replica, OLDEST_TURN)
+    callers = await serve_callers(routes_with(replica, 8), replica, OLDEST_TURN)
     assert callers.count("batch") == 1
 
 
