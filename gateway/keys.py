@@ -28,7 +28,6 @@ SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 # The names of the keys that are settings.
 SETTINGS_KEYS = ("admin", "api")
 PriorityClass = Literal["interactive", "normal", "batch"]
-PriorityOrder = Literal["", "smallest", "largest"]
 PRIORITIES: dict[PriorityClass, int] = {"interactive": -100, "normal": 0, "batch": 100}
 FIRST_PRIORITY, LAST_PRIORITY = -1000, 1000
 

@@ -40,11 +40,8 @@ def engine_request(
     ):
         call.stores = False
         body = request_body.drop_storage(body)
-    if replica.first_priority and endpoint.name in engine_priority.ENDPOINTS:
-        is_smallest_first = replica.first_priority == "smallest"
-        body = engine_priority.set_priority(
-            body, call.priority, is_smallest_first=is_smallest_first
-        )
+    if replica.priority_factor and endpoint.name in engine_priority.ENDPOINTS:
+        body = engine_priority.set_priority(body, call.priority, replica.priority_factor)
     if upload.is_whole:
         if endpoint.method == "POST":
             description += b"content-length: %d\r\n" % len(body)

@@ -219,7 +219,7 @@ def _routed_replicas(
                 for adapter in replica.attempt.plan.adapters
             ),
             thoughts=engine_kind(replica.attempt.plan.engine.kind).thoughts,
-            first_priority=engine_kind(replica.attempt.plan.engine.kind).first_priority(
+            priority_factor=engine_kind(replica.attempt.plan.engine.kind).priority_factor(
                 replica.attempt.plan.argv
             ),
         )

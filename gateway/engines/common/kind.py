@@ -7,7 +7,6 @@ from typing import Protocol
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.engines.common.span import Meeting
-from gateway.keys import PriorityOrder
 
 
 class EngineKind(Protocol):
@@ -84,9 +83,9 @@ class EngineKind(Protocol):
     def adapter_slots(self, adapters: int) -> int:
         """LoRA slots that the engine allocates for this many adapters."""
 
-    def first_priority(self, argv: tuple[str, ...], /) -> PriorityOrder:
-        """The priority that the engine's own queue serves first, by its flags; "": it has no
-        order by priority."""
+    def priority_factor(self, argv: tuple[str, ...], /) -> int:
+        """The factor of a priority for the engine's own queue, by its flags: 1 where the smallest
+        goes first, -1 where the largest does, 0 without an order by priority."""
 
     def adapter_name(self, model: str, adapter: str, /) -> str:
         """The name by which requests to a model's engine select an adapter."""

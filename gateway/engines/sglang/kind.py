@@ -9,7 +9,6 @@ from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Meeting
-from gateway.keys import PriorityOrder
 
 
 class SglangKind:
@@ -74,11 +73,11 @@ class SglangKind:
         """One slot for each adapter, and an extra slot for the bare model."""
         return adapters + 1
 
-    def first_priority(self, argv: tuple[str, ...], /) -> PriorityOrder:
+    def priority_factor(self, argv: tuple[str, ...], /) -> int:
         """Source: schedule_low_priority_values_first in sglang/srt/server_args.py."""
         if "--enable-priority-scheduling" not in argv:
-            return ""
-        return "smallest" if "--schedule-low-priority-values-first" in argv else "largest"
+            return 0
+        return 1 if "--schedule-low-priority-values-first" in argv else -1
 
     def adapter_name(self, model: str, adapter: str, /) -> str:
         """Source: _parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py."""

@@ -10,7 +10,6 @@ from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Meeting
 from gateway.engines.vllm import start_method
-from gateway.keys import PriorityOrder
 
 
 class VllmKind:
@@ -114,9 +113,9 @@ class VllmKind:
         """The number of adapters: each has a slot."""
         return adapters
 
-    def first_priority(self, argv: tuple[str, ...], /) -> PriorityOrder:
+    def priority_factor(self, argv: tuple[str, ...], /) -> int:
         """Source: PriorityRequestQueue in vllm/v1/core/sched/request_queue.py."""
-        return "smallest" if "--scheduling-policy=priority" in argv else ""
+        return int("--scheduling-policy=priority" in argv)
 
     def adapter_name(self, _model: str, adapter: str, /) -> str:
         """The adapter's own name."""

@@ -14,15 +14,15 @@ ENDPOINTS = frozenset({"chat", "completions", "responses", "embeddings"})
 _NUMBER = re.compile(rb"-?[0-9]{1,9}").fullmatch
 
 
-def set_priority(body: bytes | bytearray, priority: int, *, is_smallest_first: bool) -> bytes:
+def set_priority(body: bytes | bytearray, priority: int, factor: int) -> bytes:
     """The body with its priority. A client may lower its request further, and never raise it.
+    Raises BadRequest.
 
     priority: a smaller number goes first.
-    is_smallest_first: the same holds at the engine. Raises BadRequest.
+    factor: 1 where the same holds at the engine, else -1.
     """
     fields = read_fields(body)
-    sign = 1 if is_smallest_first else -1
     own_value = bytes(fields.get("priority", b""))
     if _NUMBER(own_value):
-        priority = max(priority, sign * int(own_value))
-    return msgspec.json.encode({**fields, "priority": sign * priority})
+        priority = max(priority, factor * int(own_value))
+    return msgspec.json.encode({**fields, "priority": factor * priority})

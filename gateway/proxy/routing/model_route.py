@@ -6,7 +6,6 @@ import zlib
 from dataclasses import dataclass, field
 
 from gateway.errors import NotReady
-from gateway.keys import PriorityOrder
 from gateway.proxy.access.auth import Key
 from gateway.secret import Secret, bearer_line
 
@@ -33,7 +32,7 @@ class RoutedReplica:
     key_line: the key as a line of a request's head.
     is_remote: not started by this gateway, and perhaps another gateway.
     thoughts: the name of thoughts in its chat answers.
-    first_priority: the priority that its own queue serves first; "": it has no such order.
+    priority_factor: of a priority for its own queue; 0: that has no order by priority.
     """
 
     url: str
@@ -44,7 +43,7 @@ class RoutedReplica:
     adapters: tuple[tuple[str, str], ...] = ()
     is_remote: bool = False
     thoughts: str = "reasoning"
-    first_priority: PriorityOrder = ""
+    priority_factor: int = 0
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
 

@@ -15,7 +15,6 @@ from gateway.engines.common.candidate import Budget, Candidate, Default, Footpri
 from gateway.engines.common.span import Meeting
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
-from gateway.keys import PriorityOrder
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped_profiles
 from tests.support.makers import wish
@@ -63,8 +62,8 @@ class ToyKind:
     def adapter_name(self, model: str, adapter: str, /) -> str:
         return f"{model}/{adapter}"
 
-    def first_priority(self, _argv: tuple[str, ...], /) -> PriorityOrder:
-        return ""
+    def priority_factor(self, _argv: tuple[str, ...], /) -> int:
+        return 0
 
     def start_method(
         self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /

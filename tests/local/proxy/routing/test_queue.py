@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.keys import PriorityOrder
 from gateway.proxy.routing.model_route import ModelRoute
 from tests.support.dataplane import (
     ASK,
@@ -138,10 +137,9 @@ async def test_a_chat_takes_the_place_that_a_batch_leaves_free() -> None:
 async def test_an_engine_with_an_order_gets_the_priority_and_another_gets_none() -> None:
     with Gateway() as gateway:
         async with Upstream(answers) as upstream, http_client(gateway) as client:
-            orders: dict[PriorityOrder, int | None] = {"": None, "smallest": 100, "largest": -100}
-            for order, priority in orders.items():
+            for factor, priority in ((0, None), (1, 100), (-1, -100)):
                 route = model(upstream.url)
-                replicas = (replace(route.replicas[0], first_priority=order),)
+                replicas = (replace(route.replicas[0], priority_factor=factor),)
                 gateway.route(replace(route, replicas=replicas))
                 # The second request repeats the head of the first one.
                 for _ in range(2):
