@@ -3,7 +3,7 @@
 # "*.safetensors" takes the files of all folders, so a repository with the weights of other programs
 # in original/ or onnx/ is loaded several times over: 30 GB for a model of 10 GB here.
 # "**/*.safetensors", which elsewhere means all depths, leaves out the top folder, where the weights
-# are. No pattern takes the files of the top folder alone; a list of names does.
+# are. Only a list of names takes the files of the top folder alone.
 # Seen on 2026-11-30: *.safetensors 30 GB, **/*.safetensors 20 GB, ./*.safetensors 0 GB,
 # model.safetensors 10 GB
 set -euo pipefail
