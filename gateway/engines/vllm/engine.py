@@ -76,6 +76,9 @@ SMALL_GB10_BATCHES = "small_gb10_batches"
 # Variables of the engine that decide its memory.
 GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+ASYNC_SCHEDULING = "async-scheduling"
+# Methods of drafting whose batches the first runner schedules one after the other.
+_SERIAL_METHODS = frozenset({"custom_class", "medusa", "mlp_speculator", "ngram", "suffix"})
 # The ends of architectures that name the same model with another head, from
 # _SUFFIX_TO_DEFAULTS in vllm/config/model.py.
 _ENDS = (
@@ -239,6 +242,7 @@ class VllmRules(VllmKind):
             frozenset(candidate.engine.traits),
             prefixes=None if prefixes is None else bool(prefixes),
             drafts=drafted.value if candidate.speculation.config and drafted else 0,
+            is_overlapped=self._overlaps_batches(candidate),
         )
         if block_tables.refusal:
             raise Refused(
@@ -317,6 +321,17 @@ class VllmRules(VllmKind):
         return vllm_memory.runner_of(
             candidate.inputs.spec, candidate.built_model, candidate.engine.traits
         )
+
+    def _overlaps_batches(self, candidate: Candidate) -> bool:
+        """Whether the engine schedules a batch while another one runs. VllmConfig.__post_init__ and
+        max_concurrent_batches in vllm/config/vllm.py (0.33.0:1650 and 588)."""
+        is_second = self.runner(candidate) == 2
+        if not is_second and candidate.variant.pp > 1:
+            return False
+        if (wanted := candidate.args.get(ASYNC_SCHEDULING)) is not None:
+            return bool(wanted)
+        is_serial = candidate.speculation.method.value in _SERIAL_METHODS and not is_second
+        return candidate.inputs.spec.generates and not is_serial
 
     # --- memory ---
 

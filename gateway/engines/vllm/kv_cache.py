@@ -31,13 +31,21 @@ from typing import Literal
 from gateway.domain import AttentionGroup, Recurrent
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory import states
-from gateway.engines.common.memory.kv_cache import ITEM_BYTES, longest
+from gateway.engines.common.memory.kv_cache import (
+    ITEM_BYTES,
+    SCALED_END,
+    longest,
+    stored_bytes,
+)
 from gateway.models.rank import Rank
 
 # One token in the layout of FlashMLA's sparse kernels: 512 bytes of fp8, 4 float32 scales, 64
 # rotary values of 2 bytes. Sources: MLAAttentionSpec in vllm/v1/kv_cache_interface.py;
 # vllm/v1/attention/backends/mla/flashmla_sparse.py
 _DS_MLA_BYTES = 656
+# Behind the keys, and behind the values, of a head: one float32. TritonAttentionBackend,
+# customize_spec in vllm/v1/attention/backends/triton_attn.py (0.33.0:308).
+_SCALE_BYTES = 4
 # FlashInfer's delta rule can leave a state at multiples of so many tokens. vllm 0.33.0,
 # v1/attention/backends/gdn_attn.py:34
 _DELTA_STEP = 64
@@ -161,15 +169,17 @@ def cache(
     *,
     prefixes: bool | None = None,
     drafts: int = 0,
+    is_overlapped: bool = True,
 ) -> Cache:
     """The cache of these layers, which are those of one stage of `rank.pp`.
 
-    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla for backends with that
-    layout.
+    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, a kind with a scale for each head, or
+    fp8_ds_mla for backends with that layout.
 
     block: tokens of a block that the attention backend prefers.
     prefixes: prefix caching; None: the version's default.
     drafts: drafted tokens of a step.
+    is_overlapped: whether a batch is scheduled while another one runs.
     """
     tp, dtype = rank.tp, rank.dtype
     layer_tables = _attention(attention, tp, dtype, rank.kv_dtype, block)
@@ -190,9 +200,8 @@ def cache(
         )
     if drafts:
         layer_tables = _add_draft_states(layer_tables, drafts)
-    # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp >
-    # 1.
-    batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
+    # max_concurrent_batches in vllm/config/vllm.py (0.33.0:588).
+    batches = rank.pp + is_overlapped if "windows_of_more_batches" in traits else 1
     blocks_aside = 1 if "null_block" in traits else 0
     merged_tables = _merge_layers(layer_tables)
     if len({(table.kind, table.window, table.block) for table in merged_tables}) <= 1:
@@ -227,12 +236,13 @@ def _attention(
 ) -> list[BlockTable]:
     """Tables of growing content: keys and values of one rank's heads (one repeated head, if heads
     are fewer than ranks), or a latent and the indexer's keys, whole on every rank."""
-    item_bytes = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
+    item_bytes = stored_bytes(kv_dtype, ITEM_BYTES[dtype])
+    scale_bytes = _SCALE_BYTES if kv_dtype.endswith(SCALED_END) else 0
     tables = []
     for group in attention:
         if group.kind == "mla":
-            token = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item_bytes
-            tables.append(BlockTable("full", group.layers, block, block * token))
+            latent = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item_bytes
+            tables.append(BlockTable("full", group.layers, block, int(block * latent)))
             if group.index_dim:
                 # fp8 and a float32 scale for 128 values. DeepseekV32IndexerCache in
                 # vllm/model_executor/models/deepseek_v2.py
@@ -246,16 +256,16 @@ def _attention(
                 )
         elif group.kind in ("full", "sliding", "cross"):
             value = group.head_dim if group.value_dim is None else group.value_dim
-            page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item_bytes
+            token = int((group.head_dim + value) * item_bytes) + 2 * scale_bytes
+            page = block * max(1, group.kv_heads // tp) * token
             if group.kind == "sliding" and group.window:
                 tables.append(BlockTable("sliding", group.layers, block, page, group.window))
             else:
                 kind: Literal["full", "cross"] = "cross" if group.kind == "cross" else "full"
                 tables.append(BlockTable(kind, group.layers, block, page))
             if group.index_dim:  # keys alone, as MiniMaxM3IndexerCache
-                tables.append(
-                    BlockTable("full", group.layers, block, block * group.index_dim * item_bytes)
-                )
+                index_page = int(block * group.index_dim * item_bytes)
+                tables.append(BlockTable("full", group.layers, block, index_page))
     return [table for table in tables if table.layers > 0 and table.page > 0]
 
 

@@ -238,6 +238,7 @@ class Start(NamedTuple):
     more: Mapping[str, Any] = {}
     ranks: int = 1
     backend: str = ""
+    drafts: int = 0  # tokens of a step that the model's own layers draft
 
 
 STARTS = {
@@ -346,6 +347,8 @@ def decision_of(start: Start, env: Mapping[str, str] | None = None) -> Decision:
         "tensor_parallel": start.ranks,
         "env": dict(env or {}),
     }
+    if start.drafts:
+        request_fields |= {"speculative": "mtp", "num_speculative_tokens": start.drafts}
     return decide(
         model_from_config(fields, structure=structure_text(fields)),
         machine_of(start.hardware),
@@ -533,3 +536,87 @@ def test_a_plan_foresees_public_logs_of_sglang(start: SglangStart) -> None:
     assert start.requests in (None, plan.max_num_seqs.value)
     assert start.backend in ("", *(row.backend for row in plan.attention))
     assert start.experts in ("", *(row.kernel for row in plan.kernels if "expert" in row.layer))
+
+
+# --- tokens that logs of vLLM name ---
+
+QWEN_27B_INT4 = {
+    **QWEN_27B,
+    "quantization_config": QUANTS["auto-round-language"]
+    | {
+        "extra_config": {
+            f"model.language_model.layers.{number}.linear_attn.in_proj_{part}": {
+                "bits": 16, "data_type": "float"
+            }
+            for number in range(64)
+            for part in "ab"
+        }
+    },
+}  # fmt: skip
+GEMMA_31B_INT4 = config(
+    "gemma-4-31b",
+    quantization_config=QUANTS["w4a16"]
+    | {
+        "ignore": ["lm_head", "re:.*vision_tower.*", "re:.*embed_vision.*"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+                    "symmetric": True, "dynamic": False,
+                },
+            }
+        },
+    },
+)  # fmt: skip
+QWEN25_3B = config(
+    "qwen2.5-1.5b", num_hidden_layers=36, hidden_size=2048, intermediate_size=11008,
+    num_attention_heads=16, max_position_embeddings=131072,
+)  # fmt: skip
+WHOLE = 262144
+TWO_REQUESTS = {"max-num-seqs": 2, "max-num-batched-tokens": 8192, "enable-prefix-caching": True}
+TOKEN_STARTS = {
+    "qwen3.6-27b on four of six 3090, FP8 of five bits in its cache, 2026-05-14": (
+        Start(
+            "0.20.2", "4x3090", QWEN_27B_INT4, 0.92, WHOLE, None,
+            more={
+                "kv-cache-dtype": "fp8_e5m2", "max-num-seqs": 4, "max-num-batched-tokens": 8192
+            },
+            ranks=4, drafts=3,
+        ),
+        1_774_963,
+    ),
+    "qwen3.6-27b on four 3090, with a scale for each head, 2026-06-22": (
+        Start(
+            "0.22.0", "4x3090", QWEN_27B_INT4, 0.92, WHOLE, None,
+            more=TWO_REQUESTS | {"kv-cache-dtype": "int8_per_token_head"},
+            ranks=4, backend="TRITON_ATTN", drafts=3,
+        ),
+        1_746_661,
+    ),
+    "gemma-4-31b in 4 bits on four 3090, 2026-07-28": (
+        Start(
+            "0.25.1", "4x3090", GEMMA_31B_INT4, 0.91, WHOLE, None,
+            more={"max-num-seqs": 2, "max-num-batched-tokens": 4096},
+            ranks=4, backend="TRITON_ATTN",
+        ),
+        650_262,
+    ),
+    "qwen2.5-3b on two fifths of a 3090, 2026-06-16": (
+        Start(
+            "0.22.0", "3090", QWEN25_3B, 0.4, 131072, None,
+            more={"kv-cache-dtype": "fp8_e4m3", "max-num-seqs": 1}, backend="FLASHINFER",
+        ),
+        174_000,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKEN_STARTS)
+def test_a_plan_foresees_the_tokens_of_a_public_start(name: str) -> None:
+    """The figures are from github.com/noonghunna/club-3090."""
+    start, tokens = TOKEN_STARTS[name]
+    plan = decision_of(start).plans[0]
+    assert plan.memory is not None
+    assert plan.memory.kv_tokens == pytest.approx(tokens, rel=0.1)
+    assert start.backend in {"", *(row.backend for row in plan.attention)}

@@ -8,6 +8,17 @@ from typing import Protocol
 # Bytes of one number of an unquantized cache, by dtype.
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
+# The end of KV cache dtypes with a scale for each token and head.
+SCALED_END = "_per_token_head"
+
+
+def stored_bytes(kv_dtype: str, item_bytes: int) -> float:
+    """Bytes of one number of a cache of `kv_dtype`, without scales. item_bytes: of one of the
+    activations."""
+    if kv_dtype.startswith("int4"):
+        return 0.5
+    return 1 if kv_dtype.startswith(("fp8", "int8")) else item_bytes
+
 
 class KvCache(Protocol):
     """The KV cache of one rank."""

@@ -21,6 +21,7 @@ from gateway.engines.common.layers.built_model import (
     rank_shape,
 )
 from gateway.engines.common.layers.weights import TRAITS, linears_bytes
+from gateway.engines.common.memory.kv_cache import stored_bytes
 from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
 from gateway.engines.common.speed.work import AttentionWork, Product, Work
 from gateway.models.rank import Rank
@@ -220,7 +221,7 @@ def _head(model: Model, tp: int, item_bytes: int) -> Product:
 
 def _attention_work(group: AttentionGroup, rank: Rank, item_bytes: int) -> AttentionWork:
     """Source of the sizes: AttentionGroup; of the parts of each rank: engines/vllm/kv_cache.py."""
-    stored_item_bytes = 1 if rank.kv_dtype.startswith("fp8") else item_bytes
+    stored_item_bytes = stored_bytes(rank.kv_dtype, item_bytes)
     heads = max(1, group.heads // rank.tp)
     if group.kind == "recurrent" and group.recurrent is not None:
         state = group.recurrent
