@@ -328,8 +328,8 @@ class VllmRules(VllmKind):
         is_second = self.runner(candidate) == 2
         if not is_second and candidate.variant.pp > 1:
             return False
-        if (wanted := candidate.args.get(ASYNC_SCHEDULING)) is not None:
-            return bool(wanted)
+        if (flag := candidate.args.get(ASYNC_SCHEDULING)) is not None:
+            return bool(flag)
         is_serial = candidate.speculation.method.value in _SERIAL_METHODS and not is_second
         return candidate.inputs.spec.generates and not is_serial
 

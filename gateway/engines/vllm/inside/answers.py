@@ -260,7 +260,24 @@ def specs(engine_config: Any) -> dict[str, Any]:
         for name, layer in layers.items()
         if getattr(layer, "kv_sharing_target_layer_name", None)
     }
-    return {name: spec for name, spec in result.items() if spec is not None and name not in shares}
+    return {
+        name: _customize_spec(layers[name], spec)
+        for name, spec in result.items()
+        if spec is not None and name not in shares
+    }
+
+
+def _customize_spec(layer: Any, spec: Any) -> Any:
+    """The spec with what the layer's backend keeps beside keys and values, such as scales. Versions
+    before 0.33.0 count that in the spec itself (get_kv_cache_spec in
+    vllm/v1/worker/gpu/attn_utils.py)."""
+    interface: Any = importlib.import_module("vllm.v1.kv_cache_interface")
+    utils: Any = importlib.import_module("vllm.v1.worker.utils")
+    if not isinstance(spec, interface.AttentionSpec) or not hasattr(
+        utils, "customize_attention_spec"
+    ):
+        return spec
+    return utils.customize_attention_spec(layer.get_attn_backend(), spec)
 
 
 def groups_of(plans: Any, engine_config: Any, specs: dict[str, Any]) -> Any:

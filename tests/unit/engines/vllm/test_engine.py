@@ -14,7 +14,9 @@ from tests.unit.planner.test_reported_failures import make_decision
 BATCH, LENGTH = 8192, 32768
 # Blocks of one request of gemma-3-4b: 2048 in the one table of full layers; in each of six tables
 # of a window of 1024 tokens, those of the window and of every batch in flight, and one more.
-SERIAL_BLOCKS, OVERLAP_BLOCKS = (2048 + 6 * (-(-(1023 + batches * BATCH) // 16) + 1) for batches in (1, 2))
+SERIAL_BLOCKS, OVERLAP_BLOCKS = (
+    2048 + 6 * (-(-(1023 + batches * BATCH) // 16) + 1) for batches in (1, 2)
+)
 
 
 def requests_of(model: str, hardware: str = "3090", **wish: Any) -> float:
@@ -27,7 +29,8 @@ def requests_of(model: str, hardware: str = "3090", **wish: Any) -> float:
         config(model), hardware, VLLM_REF, **wish | {"args": args | wish.get("args", {})}
     )
     memory = decision.plans[0].memory
-    assert memory is not None and memory.full_requests is not None
+    assert memory is not None
+    assert memory.full_requests is not None
     return memory.full_requests
 
 
@@ -48,9 +51,7 @@ def test_batches_that_do_not_overlap_leave_room_for_more_requests(wish: Mapping[
 def test_the_first_runner_overlaps_no_batches_of_stages() -> None:
     args = {"pipeline-parallel-size": 2}
     first_runner, second_runner = (
-        requests_of(
-            "gemma-3-4b", "2x3090", args=args, env={"VLLM_USE_V2_MODEL_RUNNER": number}
-        )
+        requests_of("gemma-3-4b", "2x3090", args=args, env={"VLLM_USE_V2_MODEL_RUNNER": number})
         for number in "01"
     )
     assert first_runner > 1.2 * second_runner

@@ -58,6 +58,22 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    [("int8_per_token_head", 1056), ("fp8_per_token_head", 1056), ("int4_per_token_head", 2080)],
+)
+def test_a_cache_may_keep_a_scale_for_each_head(dtype: str, tokens: int) -> None:
+    """The block and the page of a state, as vLLM 0.33.0 itself answered for compute capability
+    8.9."""
+    kv_cache = cache(
+        MODELS["qwen3.6-35b-a3b"],
+        Rank(kv_dtype=dtype, capability="8.9"),
+        16,
+        TRAITS[NEWEST_VLLM],
+    )
+    assert (kv_cache.block_tokens, kv_cache.block_bytes) == (tokens, 10 * 1_098_240)
+
+
 def test_more_stages_have_more_batches_in_flight() -> None:
     single_stage, three = (
         cache(
