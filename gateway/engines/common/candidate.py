@@ -34,7 +34,12 @@ from gateway.engines.common.layers.stages import (
     parts_of_every_stage,
     stage_model,
 )
-from gateway.engines.common.layers.weights import KEPT_SCALES, kept_scale_bytes, weights_bytes
+from gateway.engines.common.layers.weights import (
+    KEPT_SCALES,
+    kept_scale_bytes,
+    spread_scale_bytes,
+    weights_bytes,
+)
 from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
 from gateway.engines.common.memory.kv_cache import KvCache
@@ -47,6 +52,11 @@ from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
 from gateway.variables import env_line
+
+# Marlin for FP8 weights, as vLLM's dense layers and experts and as SGLang's dense layers name it.
+_SPREADING_KERNELS = frozenset(
+    {"MarlinFP8ScaledMMLinearKernel", "MARLIN", "apply_fp8_marlin_linear"}
+)
 
 
 class Candidate(FrozenRecord, frozen=True, dict=True):
@@ -223,11 +233,15 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the checkpoint on one rank that stay though the chosen kernel reads a copy."""
-        if KEPT_SCALES not in self.engine.traits:
-            return 0
-        names = {row.layer for row in self.evidence.kernels if row.kernel == "TRITON"}
-        return kept_scale_bytes(self.stage, self.rank, names)
+        """Bytes of weights on one rank that the chosen kernels add while they prepare them: scales
+        that stay though a kernel reads a copy, and scales that a kernel spreads."""
+        rows = self.evidence.kernels
+        spread = {row.layer for row in rows if row.kernel in _SPREADING_KERNELS}
+        total = spread_scale_bytes(self.stage, self.rank, spread) if spread else 0
+        if KEPT_SCALES in self.engine.traits:
+            names = {row.layer for row in rows if row.kernel == "TRITON"}
+            total += kept_scale_bytes(self.stage, self.rank, names)
+        return total
 
 
 def too_few_experts(spec: ModelSpec, ranks: int) -> str:

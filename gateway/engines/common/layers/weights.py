@@ -211,6 +211,26 @@ def kept_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[str]
     return total
 
 
+def spread_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[str]) -> int:
+    """Bytes that the scales of FP8 blocks grow by, for layers of these names, where Marlin computes
+    them: one for each block becomes one for each group and column, in the dtype of activations.
+
+    Source: vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py (0.26.0:190), and the
+    same function in sglang/srt/layers/quantization/marlin_utils_fp8.py.
+    """
+    total = 0
+    for layer in built_model.linears:
+        if layer.name not in names or not isinstance(layer.scheme, Scheme):
+            continue
+        if layer.scheme.kind == "fp8_block" and (cut_sizes := per_rank(layer, parts(layer, rank))):
+            k, n = cut_sizes
+            group = max(1, layer.scheme.group)
+            spread_bytes = -(-k // group) * (n * _ITEM_BYTES[rank.dtype] - -(-n // group) * 4)
+            experts = round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1
+            total += spread_bytes * layer.count * experts
+    return total
+
+
 def indivisible_scale(
     layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()
 ) -> str:

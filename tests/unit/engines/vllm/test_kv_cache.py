@@ -59,19 +59,20 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tokens"),
-    [("int8_per_token_head", 1056), ("fp8_per_token_head", 1056), ("int4_per_token_head", 2080)],
+    ("model", "dtype", "needed"),
+    [
+        ("llama-3.2-1b", "int8_per_token_head", [278_528, 17_547_264, 142_606_336]),
+        ("gemma-3-1b", "int4_per_token_head", [219_648, 7_552_512, 37_948_416]),
+        ("qwen3.6-35b-a3b", "int8_per_token_head", [113_152_000, 113_152_000, 192_358_400]),
+    ],
 )
-def test_a_cache_may_keep_a_scale_for_each_head(dtype: str, tokens: int) -> None:
-    """The block and the page of a state, as vLLM 0.33.0 itself answered for compute capability
-    8.9."""
+def test_a_cache_may_keep_a_scale_for_each_head(model: str, dtype: str, needed: list[int]) -> None:
+    """The bytes of requests of 1, 1000 and 8192 tokens are the answers of vLLM 0.33.0 itself for
+    compute capability 9.0."""
     kv_cache = cache(
-        MODELS["qwen3.6-35b-a3b"],
-        Rank(kv_dtype=dtype, capability="8.9"),
-        16,
-        TRAITS[NEWEST_VLLM],
+        MODELS[model], Rank(kv_dtype=dtype, capability="9.0"), 16, TRAITS[NEWEST_VLLM]
     )
-    assert (kv_cache.block_tokens, kv_cache.block_bytes) == (tokens, 10 * 1_098_240)
+    assert [kv_cache.bytes_for(length, 2048) for length in LENGTHS[:3]] == needed
 
 
 def test_more_stages_have_more_batches_in_flight() -> None:

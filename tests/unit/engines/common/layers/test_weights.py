@@ -20,6 +20,7 @@ from gateway.engines.common.layers.weights import (
     NO_GROUP_INDEX,
     linear_bytes,
     other_bytes,
+    spread_scale_bytes,
     weights_bytes,
 )
 from gateway.engines.common.quantization.block import UnknownScheme
@@ -105,3 +106,16 @@ def test_any_config_has_bytes_or_none_or_is_a_bad_model(
         share = weights_bytes(model, Rank(tp=tp, dtype="float16", capability="9.0"), traits)
         assert share is None or share >= 0
     assert whole is None or whole >= 0
+
+
+def test_marlin_spreads_the_scales_of_fp8_blocks() -> None:
+    """prepare_fp8_layer_for_marlin in vLLM: the scale of a block of 128 x 128 becomes one for each
+    of its 128 columns, in 16 bits."""
+    scheme = Scheme(kind="fp8_block", bits=8, group=128)
+    dense, experts = (
+        Linear("down", 3, 1024, 512, "row", (512,), scheme, experts=number) for number in (0, 8)
+    )
+    model = BuiltModel((dense, experts), (), ())
+    growth = 8 * (512 * 2 - 4 * 4)
+    assert spread_scale_bytes(model, Rank(), {"down"}) == 3 * growth * (1 + 8)
+    assert spread_scale_bytes(model, Rank(), ()) == 0
