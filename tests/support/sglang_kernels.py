@@ -61,11 +61,12 @@ def experts(name: str) -> Experts:
     )
 
 
-def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
-    return moe_choice_by(moe(version), q, capability)
+def moe_choice(version: str, q: Any, capability: str, runner: str | None = None) -> MoeChoice:
+    """runner: --moe-runner-backend."""
+    return moe_choice_by(moe(version), q, capability, runner)
 
 
-def moe_choice_by(rules: MoeRules, q: Any, capability: str) -> MoeChoice:
+def moe_choice_by(rules: MoeRules, q: Any, capability: str, runner: str | None = None) -> MoeChoice:
     traits, layer = experts(q.model)
     has_gate = not traits.function.endswith("_no_mul")
     shape = MoeShape(
@@ -81,4 +82,4 @@ def moe_choice_by(rules: MoeRules, q: Any, capability: str) -> MoeChoice:
         family=traits.family,
         ep=q.ep > 1,
     )
-    return choose_moe(rules, shape, capability)
+    return choose_moe(rules, shape, capability, forced_backend=runner)

@@ -69,9 +69,7 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
 def test_a_cache_may_keep_a_scale_for_each_head(model: str, dtype: str, needed: list[int]) -> None:
     """The bytes of requests of 1, 1000 and 8192 tokens are the answers of vLLM 0.33.0 itself for
     compute capability 9.0."""
-    kv_cache = cache(
-        MODELS[model], Rank(kv_dtype=dtype, capability="9.0"), 16, TRAITS[NEWEST_VLLM]
-    )
+    kv_cache = cache(MODELS[model], Rank(kv_dtype=dtype, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
     assert [kv_cache.bytes_for(length, 2048) for length in LENGTHS[:3]] == needed
 
 

@@ -162,7 +162,13 @@ def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vai
     version: str,
 ) -> None:
     rules = moe(version)
-    assert {name for method in rules.methods for name in method.backends} == set(rules.backends)
+    named_runners = {
+        name
+        for method in rules.methods
+        for names in (method.backends, *method.forced.values())
+        for name in names
+    }
+    assert named_runners == set(rules.backends)
     paths = linear(version).paths
     assert {name for path in paths for name in path.kernels} == set(linear(version).kernels)
     assert all(bool(path.kernels) != bool(path.refuses) for path in paths)
