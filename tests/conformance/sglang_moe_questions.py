@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gateway.engines.sglang.inside import layers as sglang_layers
@@ -186,8 +187,9 @@ def config_of(q: Question) -> dict[str, Any]:
     return config | ({"quantization_config": block} if block else {})
 
 
-def answer(q: Question) -> Any:
-    options = {"quantization": "fp8"} if q.origin == "online" else {}
+def answer(q: Question, flags: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """flags: further arguments of the server."""
+    options = {**flags} | ({"quantization": "fp8"} if q.origin == "online" else {})
     try:
         moe_layer = sglang_layers.configure(config_of(q), q.dtype, q.tp, q.ep, options)
     except sglang_layers.REFUSALS as error:

@@ -10,13 +10,24 @@ import pytest
 from gateway.engines.common.kernels.expert_kernels import MoeChoice
 from gateway.engines.common.kernels.linear import choose
 from gateway.models.scheme import LinearShape
-from tests.conformance import sglang_linear_questions, sglang_moe_questions
+from tests.conformance import (
+    sglang_linear_questions,
+    sglang_moe_questions,
+    sglang_runner_questions,
+)
 from tests.conformance.golden import golden
 from tests.conformance.known_choices import refused_as_a_whole
 from tests.conformance.moe_blocks import block
 from tests.support.published import config
 from tests.support.sglang_kernels import ENGINES, linear, moe_choice, scheme_of
 from tests.support.versions import SGLANG, since
+
+
+def known_count(table: dict[str, int], version: str) -> int:
+    """The table's number of the newest version in it that is not newer than this one."""
+    return next(
+        count for first_version, count in reversed(table.items()) if since(version, first_version)
+    )
 
 
 def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tuple[str, str]]:
@@ -138,3 +149,28 @@ def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
     assert wrong == []
     assert unknown_layers == known_from(MOE_UNKNOWN, version)
     assert agreement > 1_800, agreement
+
+
+# Answers about a forced runner that the rules describe, of 40.
+RUNNER_AGREEMENT = {"0.5.10.post1": 18, "0.5.23": 26}
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_a_runner_that_a_user_names_is_the_one_of_the_engine(version: str) -> None:
+    """A method without a runner loads, and fails at the first request."""
+    wrong: list[Any] = []
+    agreement = 0
+    for capability, answers in golden(sglang_runner_questions, version).items():
+        for question, answer in zip(
+            sglang_runner_questions.questions(version), answers, strict=True
+        ):
+            choice = moe_choice(version, question.experts, capability, question.runner)
+            has_runner = answer not in ("none", "method") and answer[1] is not None
+            if choice.status == "unknown":
+                continue
+            if answer_of(choice) == (answer if has_runner else "none"):
+                agreement += 1
+            else:
+                wrong.append((capability, question, answer, choice))
+    assert wrong == []
+    assert agreement >= known_count(RUNNER_AGREEMENT, version), agreement
