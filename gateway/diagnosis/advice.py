@@ -83,8 +83,8 @@ _VARIABLE = re.compile(
 )
 # Variables and flags that show a cause, or risk more than they cure, and change none.
 _DEBUG_SETTING = re.compile(
-    r"_DEBUG|DEBUG_|LAUNCH_BLOCKING|_DSA\b|LOG(?:GING)?_|_LOGS?\b|TRACE|VERBOSE|trust-remote-code"
-    r"|\Ahelp\Z|local_files_only"
+    r"_DEBUG|DEBUG_|LAUNCH_BLOCKING|SERIALIZE_KERNEL|_DSA\b|LOG(?:GING)?_|_LOGS?\b|TRACE"
+    r"|VERBOSE|trust-remote-code|\Ahelp\Z|local_files_only|VERSION_CHECK"
 )
 _NUMBER = r"[\[(=: ]{0,3}(\d[\d,]*(?:\.\d+)?)[)\]]?"
 _NAME = rf"[`'\"]?(?<![\w-])({_FLAG}|[a-z][a-z0-9]{{0,40}}(?:_[a-z0-9]{{1,40}}){{1,8}})[`'\"]?"
@@ -130,6 +130,8 @@ _VERSION_MISMATCH = re.compile(
     r" (?:does not match|differs from)"
     r" (?:the )?(?P<second>[A-Za-z][\w.-]*\w) version \(?(?P<version>\d[\w.]*)"
 )
+# The package is there, and a part of it is not: a newer package may lack it, too.
+_MISSING_PART = re.compile(r"No module named '(?P<package>[A-Za-z]\w*)\.")
 _REMOVAL = re.compile(
     r"\b(?:remov|delet|clear|clean)(?:e|ing)?\b (?:the )?[`'\"]?"
     r"(?P<path>[~$]?[\w{}.-]*/[\w./{}$-]*\w)",
@@ -343,7 +345,13 @@ def _packages(message: str, packages: Collection[str]) -> Iterator[str]:
     for match in INSTALL.finditer(message):
         has_command = has_command or match["pip"] is not None
         names += [match["first"] or match["named"], *(match["rest"] or "").split()]
-    package_names = [name for name in names if distribution_name(_package_name(name)) in packages]
+    parted = {match["package"].lower() for match in _MISSING_PART.finditer(message)}
+    package_names = [
+        name
+        for name in names
+        if distribution_name(_package_name(name)) in packages
+        and not (">" in name and _package_name(name).lower() in parted)
+    ]
     bounded = {_package_name(name).lower() for name in package_names if re.search(r"[<>=]", name)}
     package_names = [
         name

@@ -30,6 +30,7 @@ from gateway.diagnosis.signature import (
     EnginePackages,
     FailureSignature,
     Feature,
+    ImportName,
     Lever,
     Remedy,
     TextSignature,
@@ -102,6 +103,7 @@ class CureRows(NamedTuple):
     flags: of an engine's described versions, as their profiles have them, by version and name.
     history: of an engine's code.
     packages: the distributions that engines name, which a message may ask to install.
+    imports: distributions whose module has another name.
     """
 
     remedies: tuple[Remedy, ...] = ()
@@ -112,6 +114,7 @@ class CureRows(NamedTuple):
     flags: Callable[[str], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     history: Callable[[str], CodeHistory] = lambda _: CodeHistory(())
     packages: tuple[EnginePackages, ...] = ()
+    imports: tuple[ImportName, ...] = ()
     folders: tuple[ComponentFolder, ...] = ()
     features: tuple[Feature, ...] = ()
 
@@ -124,6 +127,7 @@ class Cures:
         self.is_narrowed = False
         self.remedies = {row.kind: row for row in reversed(rows.remedies)}
         self._packages = frozenset(name for row in rows.packages for name in row.names)
+        self._distributions = {row.module: row.distribution for row in rows.imports}
         self._lines = IndexedRows((row, row.pattern) for row in rows.circumstances if row.pattern)
         self._frames = _compile_patterns((row, row.frames) for row in rows.circumstances)
         self._messages = _compile_patterns((row, row.message) for row in rows.circumstances)
@@ -307,6 +311,11 @@ class Cures:
             ]
         )
         return {"settings": ", ".join((*flags, *other_settings))} if flags or other_settings else {}
+
+    def distribution(self, module: str) -> dict[str, Scalar]:
+        """The `distribution` of a module that has another name than it."""
+        name = self._distributions.get(module.partition(".")[0])
+        return {"distribution": name} if name else {}
 
     def flag_of_setting(self, engine: str | None, setting: str) -> dict[str, Scalar]:
         """The flag of the engine that sets a variable of its program, as `exceeded_flag`."""

@@ -313,3 +313,16 @@ class EnginePackages(Value):
 
     names: frozenset[str]
     source: str
+
+
+class ImportName(Value):
+    """A distribution whose module has another name than itself.
+
+    module: as code imports it.
+    distribution: as package registries name it.
+    source: where its files were read.
+    """
+
+    module: str
+    distribution: str
+    source: str

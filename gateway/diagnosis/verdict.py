@@ -11,6 +11,7 @@ words (likely.py), which prove nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ _MAX_LINE_CHARACTERS = 1000
 _CRASH_KINDS = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
 # Faults of one place that are no chance.
 _MIN_REPEATS = 2
+# Advice that changes nothing where the engine runs one rank.
+_LESS_RANKS = re.compile(r"(?:Lower|Reduce|Decrease) --(?:tensor-parallel-size|tp-size|tp)\b")
 _UNKNOWN_FAILURE = FailureSignature(
     kind="unknown", message="The engine failed with an error that is not known here."
 )
@@ -315,7 +318,11 @@ class LogVerdict:
             engine=engine,
             values=values,
             options=self._evidence.options,
-            advice=self._advice(engine, version, texts),
+            advice=tuple(
+                step
+                for step in self._advice(engine, version, texts)
+                if "one_rank" not in values or not _LESS_RANKS.match(step)
+            ),
             failing=failing,
             settings=cures.version_settings(engine, version),
             foreign_flags=cures.foreign_flags(engine, version),
@@ -353,6 +360,8 @@ class LogVerdict:
         own_kinds = (engine.partition("-")[0],) if engine else ENGINES
         if package.partition(".")[0] in own_kinds:
             values["own_part"] = values.pop("package")
+        if module := package or str(values.get("raising_package", "")):
+            values |= cures.distribution(module)
         if architecture := values.get("architecture"):
             values |= cures.having_architecture(engine, version, architecture)
         if setting := values.get("exceeded_setting"):
