@@ -106,7 +106,7 @@ def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     known_texts |= {"beyond_home", "enough_free", "folder_variable", "local_copy", "one_channel"}
     known_texts |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
     known_texts |= {"own_variable", "zero_option", "own_memory", "unsplit", "dumped", "callee"}
-    known_texts |= {"feature"}
+    known_texts |= {"feature", "distribution"}
     known_texts |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     conditions = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     conditions |= {
