@@ -37,8 +37,9 @@ class UsageRow(NamedTuple):
 
     day: of UTC, counted from 1970-01-01.
     cached_tokens: prompt tokens from a cache, where engines report them.
-    untold_requests: requests whose tokens no engine reported.
-    estimated_tokens: of these requests and their answers, from their bytes; in no other sum.
+    untold_requests: requests whose prompt no engine counted.
+    estimated_tokens: missing tokens of these requests and their answers, from their bytes; in no
+    other sum.
     """
 
     day: int

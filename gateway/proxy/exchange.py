@@ -66,7 +66,7 @@ from gateway.proxy.client_answer import ClientAnswer
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.engine_request import engine_request
 from gateway.proxy.heads import MAX_HOPS, RequestHead, hops, whole_answer
-from gateway.proxy.meter import UNTOLD, TokenUsage, usage
+from gateway.proxy.meter import LEAD_BYTES, UNTOLD, TokenUsage, streamed_usage
 from gateway.proxy.queue_wait import QueueWait
 from gateway.proxy.routing.call import Call
 from gateway.proxy.routing.model_route import RoutedReplica
@@ -111,6 +111,7 @@ class Exchange:
     __slots__ = (
         "_dial",
         "_is_stored",
+        "_lead",
         "_quiet_since",
         "_retry_body",
         "_upstream",
@@ -173,6 +174,7 @@ class Exchange:
         self._usage: TokenUsage | None = None
         self._wait: QueueWait  # while queued
         self._dial: asyncio.Task[None] | None = None
+        self._lead = b""  # first bytes of an answer whose usage block may be in two parts
         self._was_retried = False
         self._retry_body: request_body.Body = b""  # the body, while another replica may be asked
         self._is_stored = False  # the engine keeps the response
@@ -205,7 +207,7 @@ class Exchange:
         if self._usage is None:
             upstream = self._upstream
             self._usage = (
-                usage(upstream.tail)
+                streamed_usage(self._lead, upstream.tail)
                 if upstream is not None and 200 <= self.answer.status < 300
                 else UNTOLD
             )
@@ -519,6 +521,8 @@ class Exchange:
             self.keep_alive = self.answer.begin(self._upstream, keep_alive=self.keep_alive)
         self._retry_body = b""
         self.first_byte_at = plane.loop.time()
+        if self.endpoint.name == "messages":
+            self._lead = data[:LEAD_BYTES]
         plane.meter.count_first_byte(self)
         if self.replica is not None:
             plane.routes.progress(self.replica)
@@ -538,7 +542,11 @@ class Exchange:
         error = 0
         if answer.streams_events and self.endpoint.method == "POST":
             complete, error = stream_end(
-                self.endpoint.name, upstream.last_pieces(), TAIL_BYTES, upstream.sent_bytes
+                self.endpoint.name,
+                upstream.last_pieces(),
+                TAIL_BYTES,
+                upstream.sent_bytes,
+                self.call.choices,
             )
             if not complete:
                 log.warning("%s: %s ended its stream early", self.id, self.replica)
@@ -649,7 +657,7 @@ class Exchange:
         """The tokens that the request costs its key."""
         prompt, completion, _ = self.usage
         bucket = permit.account.tokens
-        if prompt is not None or completion is not None or bucket is None:
+        if prompt is not None or bucket is None:
             return (prompt or 0) + (completion or 0)
         has_reached_engine = (
             self._upstream is not None
@@ -657,16 +665,14 @@ class Exchange:
             and self.answer.status < 300
             and self.outcome != "refused"
         )
-        return (
-            rate_limits.estimate(
-                self.received_bytes,
-                self.sent_bytes,
-                events=self.answer.has_events,
-                limit=bucket.size,
-            )
-            if has_reached_engine
-            else 0
+        if not has_reached_engine:
+            return completion or 0
+        events, limit = self.answer.has_events, bucket.size
+        sent_bytes = self.sent_bytes if completion is None else 0
+        estimated = rate_limits.estimate(
+            self.received_bytes, sent_bytes, events=events, limit=limit
         )
+        return estimated + (completion or 0)
 
     def _release(self) -> None:
         """End the request's work at its replica."""

@@ -19,6 +19,9 @@ TokenUsage = tuple[int | None, int | None, int | None]
 """Tokens of the prompt, of the answer, and of the prompt from a cache. None: not reported."""
 UNTOLD: TokenUsage = (None, None, None)
 
+# Tokens of the prompt that Anthropic's API reports in the first event of a stream alone.
+LEAD_BYTES = 4096
+
 _REST = msgspec.json.Decoder(RestOfAnswer)
 
 
@@ -69,3 +72,11 @@ def usage(tail: Sequence[bytes]) -> TokenUsage:
     details = block.prompt_tokens_details
     cached_tokens = details.cached_tokens if details is not None else None
     return block.prompt_tokens, block.completion_tokens, cached_tokens
+
+
+def streamed_usage(lead: bytes, tail: Sequence[bytes]) -> TokenUsage:
+    """The usage of a stream. lead: its first bytes, which report what its end leaves out."""
+    prompt, completion, cached_tokens = usage(tail)
+    if prompt is None and completion is not None:
+        prompt, _, cached_tokens = structured_usage(lead)
+    return prompt, completion, cached_tokens

@@ -24,6 +24,7 @@ class RequestFields(msgspec.Struct):
     previous_response_id: msgspec.Raw = _NO_VALUE
     request_id: msgspec.Raw = _NO_VALUE
     store: msgspec.Raw = _NO_VALUE
+    n: msgspec.Raw = _NO_VALUE
     # read by the choice between replicas (`gateway.proxy.routing.balance`)
     system: msgspec.Raw = _NO_VALUE
     instructions: msgspec.Raw = _NO_VALUE
@@ -59,6 +60,11 @@ class RequestFields(msgspec.Struct):
         """Whether the response is to be stored, which is the default of /v1/responses."""
         return bytes(self.store) != b"false"
 
+    def choices(self) -> int:
+        """The number of answers that the client asks for."""
+        digits = bytes(self.n)
+        return int(digits[:9]) if digits.isdigit() else 1
+
     def has_own_id(self) -> bool:
         """Whether the client has chosen the id of the response."""
         return bytes(self.request_id) not in (b"", b"null")
@@ -75,6 +81,7 @@ class UsualFields(msgspec.Struct):
     previous_response_id: str | None = None
     request_id: str | None = None
     store: bool | None = None
+    n: int | None = None
 
 
 class ToolFields(msgspec.Struct):

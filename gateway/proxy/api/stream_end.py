@@ -1,7 +1,7 @@
 """The end of an event stream, judged by its last bytes.
 
     endpoint                                      the end of a complete stream
-    chat, completions, transcriptions, ...        [DONE], or a choice with a finish_reason
+    chat, completions, transcriptions, ...        [DONE], or a finish_reason of each choice
     responses                                     response.completed, .incomplete, .cancelled
     messages                                      message_stop
 
@@ -21,17 +21,20 @@ import msgspec
 from gateway.decoding import DECODE_ERRORS
 
 # Text of models cannot match: JSON escapes its quotes and line ends.
-_CHOICES = rb'"finish_reason"\s*:\s*"|'
+_REASON = rb'"finish_reason"\s*:\s*"'
 _END_EVENT = rb"(?:^|[\r\n])data:\s*\[DONE\]"
 _TYPES = rb'(?:(?:^|[\r\n])event:\s*|"type"\s*:\s*")(?:%b)\b'
-_CHOICES_END = re.compile(_CHOICES + _END_EVENT)
+_CHOICE_END = re.compile(_REASON)
+_DONE = re.compile(_END_EVENT)
+# Endpoints with several choices, whose events are read where the marker is missing.
+_WITH_CHOICES = frozenset({"chat", "completions"})
 _ENDS = {
-    "chat": _CHOICES_END,
-    "completions": _CHOICES_END,
+    "chat": _DONE,
+    "completions": _DONE,
     "transcriptions": re.compile(
-        _CHOICES + rb'"type"\s*:\s*"transcript\.text\.done"|' + _END_EVENT
+        _REASON + rb'|"type"\s*:\s*"transcript\.text\.done"|' + _END_EVENT
     ),
-    "translations": _CHOICES_END,
+    "translations": re.compile(_REASON + b"|" + _END_EVENT),
     "responses": re.compile(
         _TYPES % rb"response\.(?:completed|incomplete|cancelled|failed)" + b"|" + _END_EVENT
     ),
@@ -55,12 +58,13 @@ _COMPLETE = StreamEnd(is_complete=True)
 
 
 def stream_end(
-    endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent_bytes: int
+    endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent_bytes: int, choices: int = 1
 ) -> StreamEnd:
     """The end of a stream of `sent_bytes` bytes.
 
     `pieces`: its last pieces in order; of a piece with `piece_bytes` the beginning may be missing.
-    A stream whose last event is not whole in there counts as complete.
+    `choices`: the number that the client asked for. A stream whose last event is not whole in
+    there counts as complete.
     """
     pattern = _ENDS.get(endpoint)
     if pattern is None:
@@ -71,6 +75,7 @@ def stream_end(
     if (
         tail.endswith(b"data: [DONE]\n\n")
         or pattern.search(tail)
+        or (endpoint in _WITH_CHOICES and _have_choices_ended(tail, sent_bytes, choices))
         or not _is_last_event_whole(pieces, piece_bytes, sent_bytes)
     ):
         return _COMPLETE
@@ -89,15 +94,39 @@ def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent_bytes: 
     )
 
 
+def _have_choices_ended(tail: bytes, sent_bytes: int, choices: int) -> bool:
+    """Whether each choice with an event in the tail has a finish_reason. A choice without one
+    ended before the tail, unless the tail is the whole stream."""
+    ends: dict[int, bool] = {}
+    for event in _EVENT_END.split(tail):
+        data = _data(event)
+        entries = data.get("choices") if isinstance(data, dict) else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                index = entry.get("index", 0)
+                index = index if isinstance(index, int) else 0
+                reason = entry.get("finish_reason")
+                ends[index] = ends.get(index, False) or (isinstance(reason, str) and reason != "")
+    if not ends:
+        return bool(_CHOICE_END.search(tail))  # of an event whose beginning is missing
+    return all(ends.values()) and (len(tail) < sent_bytes or len(ends) >= choices)
+
+
+def _data(event: bytes) -> object:
+    """The JSON of an event; None where it is not whole."""
+    try:
+        data: object = msgspec.json.decode(b"\n".join(_DATA.findall(event)))
+    except DECODE_ERRORS:
+        return None
+    return data
+
+
 def _error(text: bytes) -> int:
     """The status of the last error event; 0 without one."""
     for event in reversed(_EVENT_END.split(text)):
         if b'"error"' not in event:
             continue
-        try:
-            data = msgspec.json.decode(b"\n".join(_DATA.findall(event)))
-        except DECODE_ERRORS:
-            continue
+        data = _data(event)
         if isinstance(data, dict) and (error := _error_of(data)):
             return _status(error)
     return 0

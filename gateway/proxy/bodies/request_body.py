@@ -45,6 +45,7 @@ def read_call(
             route = table.find(named_fields.model, key)
             if len(route.replicas) < 2:
                 call = Call(endpoint.name, named_fields.model, body, named_fields.stream is True)
+                call.choices = named_fields.n or 1
                 route = _resolve_alias(call, route, table)
                 if endpoint.name == "responses":
                     call.maker = _maker(
@@ -57,6 +58,7 @@ def read_call(
                 return call, route, content
         fields = read_request_fields(body)
         call = Call(endpoint.name, fields.name(), body, fields.streams())
+        call.choices = fields.choices()
         route = _resolve_alias(call, table.find(call.model, key), table)
         if endpoint.name == "responses":
             call.maker = _maker(fields.has_own_id(), fields.previous(), routes, key)

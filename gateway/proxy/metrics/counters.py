@@ -344,11 +344,8 @@ class Metrics(Meter):
         series.prompt += prompt or 0
         series.completion += completion or 0
         if exchange.replica is not None:
-            estimated = (
-                _estimate(exchange)
-                if prompt is None and completion is None and status in (0, 2)
-                else None
-            )
+            is_untold = prompt is None and status in (0, 2)
+            estimated = _estimate(exchange, completion) if is_untold else None
             self.usage.count(
                 exchange.key.name, exchange.model, prompt, completion, cached_tokens, estimated
             )
@@ -436,9 +433,10 @@ def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _estimate(exchange: Exchange) -> int:
-    """The tokens of a request and its answer that no engine reports, from their bytes."""
+def _estimate(exchange: Exchange, completion: int | None) -> int:
+    """The tokens that no engine reports, from the bytes of the request and of its answer.
+    completion: reported tokens of the answer."""
     if exchange.endpoint.name not in _USES_TOKENS or exchange.endpoint.body != "json":
         return 0
-    sizes = exchange.received_bytes, exchange.sent_bytes
+    sizes = exchange.received_bytes, exchange.sent_bytes if completion is None else 0
     return rate_limits.estimate(*sizes, events=exchange.answer.has_events, limit=sum(sizes))

@@ -1,8 +1,8 @@
 """Usage by day, key and model: requests and tokens, counted when requests end.
 
 A stream reports its tokens if its client asks (`stream_options.include_usage`) or the engine always
-does. Answers without a report count as `untold`. The tokens of such answers are estimated from
-their bytes, in a column of their own.
+does. Answers that do not report the prompt count as `untold`. Missing tokens are estimated from
+bytes, in a column of their own.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ class UsageCounter:
         cached_tokens: int | None,
         estimated: int | None,
     ) -> None:
-        """Count a request that an engine answered. `estimated`: tokens of the request and its
-        answer, for an answer without a report; None: the answer has none to report."""
+        """Count a request that an engine answered. `estimated`: tokens that the answer does not
+        report, where it does not report those of the prompt; None: it has none to report."""
         row = self._rows.get((key, model))
         if row is None:
             row_key = (key, model) if len(self._rows) < MAX_ROWS else ("other", "")
             row = self._rows.setdefault(row_key, [0, 0, 0, 0, 0, 0])
         row[0] += 1
-        if prompt is None and completion is None:
-            if estimated is not None:
-                row[4] += 1
-                row[5] += estimated
-            return
+        if prompt is None and estimated is not None:
+            row[4] += 1
+            row[5] += estimated
         row[1] += prompt or 0
         row[2] += completion or 0
         if cached_tokens is not None:

@@ -15,6 +15,7 @@ class Call(msgspec.Struct):
     maker: the seed of the replica that made the response to continue.
     tokens, prefix: see `gateway.proxy.routing.balance`.
     requested_name: the alias in the body.
+    choices: answers that the client asks for (`n`).
     stores: the response may be continued and retrieved (/v1/responses).
     priority: a smaller number goes first.
     """
@@ -27,6 +28,7 @@ class Call(msgspec.Struct):
     tokens: int = 1
     prefix: int | None = None
     requested_name: str = ""
+    choices: int = 1
     stores: bool = False
     priority: int = 0
 

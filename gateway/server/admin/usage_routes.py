@@ -42,8 +42,8 @@ class Used(Value):
     )
     estimated_tokens: int = Field(
         description=(
-            "the gateway's estimate for `untold_requests` and their answers, from their bytes; in"
-            " no other sum"
+            "the gateway's estimate of the missing tokens of `untold_requests`, from the bytes of"
+            " requests and answers; in no other sum"
         )
     )
 

@@ -15,7 +15,7 @@ from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
 from gateway.proxy.api.usage_block import structured_usage
-from gateway.proxy.meter import TokenUsage, usage
+from gateway.proxy.meter import TokenUsage, streamed_usage, usage
 
 
 def limited_key(**limit: int) -> Key:
@@ -206,3 +206,24 @@ def test_a_minute_of_one_request_is_a_minute() -> None:
     bucket = Bucket(1, 0.0)
     bucket.take(1, 0.0)
     assert math.isclose(bucket.wait_s(1, 0.0), 60.0)
+
+
+LEAD = b'data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":25%b}}}\n\n'
+DELTA = b'data: {"type":"message_delta","delta":{},"usage":{%b"output_tokens":12}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("lead", "tail", "tokens"),
+    [
+        (LEAD % b"", DELTA % b"", (25, 12, None)),
+        (LEAD % b',"cache_read_input_tokens":90', DELTA % b"", (115, 12, 90)),
+        (LEAD % b"", DELTA % b'"input_tokens":26,', (26, 12, None)),
+        (b"data: {}\n\n", DELTA % b"", (None, 12, None)),
+        (b"", DELTA % b"", (None, 12, None)),
+        (LEAD % b"", b"data: [DONE]\n\n", (None, None, None)),
+    ],
+)
+def test_a_prompt_that_the_end_of_a_stream_leaves_out_is_read_at_its_begin(
+    lead: bytes, tail: bytes, tokens: TokenUsage
+) -> None:
+    assert streamed_usage(lead, (tail, b"event: message_stop\n\n")) == tokens

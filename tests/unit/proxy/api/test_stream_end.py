@@ -9,8 +9,8 @@ from gateway.proxy.api.stream_end import stream_end
 PIECE = 4096
 
 
-def chat(delta: dict[str, object], finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+def chat(delta: dict[str, object], finish: str | None = None, index: int = 0) -> bytes:
+    choice = {"index": index, "delta": delta, "finish_reason": finish}
     return sse({"id": "c", "object": "chat.completion.chunk", "choices": [choice]})
 
 
@@ -28,10 +28,10 @@ TEXT = chat({"content": "one"})
 QUOTED_END = 'the end:\n\ndata: [DONE]\n\n"finish_reason":"stop"'
 
 
-def end(endpoint: str, *events: bytes) -> tuple[bool, int]:
+def end(endpoint: str, *events: bytes, choices: int = 1) -> tuple[bool, int]:
     """The end as the proxy sees it: four pieces, each of at most PIECE bytes."""
     pieces = [event[-PIECE:] for event in events][-4:]
-    return stream_end(endpoint, pieces, PIECE, sum(map(len, events)))
+    return stream_end(endpoint, pieces, PIECE, sum(map(len, events)), choices)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,38 @@ def test_a_complete_stream_has_its_end(endpoint: str, events: list[bytes]) -> No
 )  # fmt: skip
 def test_a_stream_without_its_end_is_incomplete(endpoint: str, events: list[bytes]) -> None:
     assert end(endpoint, *events) == (False, 0)
+
+
+FIRST_END, SECOND_END = chat({}, "stop"), chat({}, "length", index=1)
+SECOND_TEXT = chat({"content": "two"}, index=1)
+USAGE = sse({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+
+
+@pytest.mark.parametrize(
+    ("events", "is_complete"),
+    [
+        ([TEXT, SECOND_TEXT, FIRST_END, SECOND_END], True),
+        ([TEXT, SECOND_TEXT, SECOND_END, FIRST_END, USAGE], True),
+        ([TEXT, FIRST_END, *[SECOND_TEXT] * 9, SECOND_END], True),  # the first left the tail
+        ([TEXT, SECOND_TEXT, FIRST_END, DONE], True),
+        ([sse({"choices": [{"finish_reason": "stop"}, {"index": 1, "finish_reason": "stop"}]})],
+         True),
+        ([TEXT, SECOND_TEXT, FIRST_END], False),
+        ([TEXT, FIRST_END, SECOND_TEXT], False),
+        ([TEXT, FIRST_END], False),
+        ([TEXT, FIRST_END, USAGE], False),
+        ([*[TEXT, SECOND_TEXT] * 9, FIRST_END], False),
+        ([FIRST_END, *[SECOND_TEXT] * 9], False),
+    ],
+)  # fmt: skip
+def test_a_stream_is_complete_once_each_choice_has_ended(
+    events: list[bytes], is_complete: bool
+) -> None:
+    assert end("chat", *events, choices=2) == (is_complete, 0)
+
+
+def test_the_end_of_one_choice_ends_no_other_whatever_was_asked() -> None:
+    assert end("chat", TEXT, SECOND_TEXT, FIRST_END, choices=1) == (False, 0)
 
 
 def test_a_last_event_that_is_not_whole_proves_nothing() -> None:

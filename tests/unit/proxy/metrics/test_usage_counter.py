@@ -16,10 +16,11 @@ def test_answers_are_summed_by_key_and_model_and_missing_counts_are_marked() -> 
     counter.count("app", "m", 3, None, None, None)
     counter.count("app", "m", None, None, None, 70)
     counter.count("app", "m", None, None, None, None)
+    counter.count("app", "m", None, 6, None, 9)
     counter.count("", "m", 1, 1, None, None)
     rows = counter.take()
     assert [row[1:] for row in rows] == [
-        ("app", "m", 4, 33, 20, 8, 1, 70),
+        ("app", "m", 5, 33, 26, 8, 2, 79),
         ("", "m", 1, 1, 1, 0, 0, 0),
     ]
     assert all(row.day in (TODAY, TODAY + 1) for row in rows)
