@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
+import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -131,6 +132,17 @@ def error_fields(error: FitserveError) -> dict[str, str | None]:
         kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FitserveError.__module__
     )
     return message_fields(name, error.message[:MAX_TEXT], error.hint, error.param)
+
+
+def failure_answer(error: Exception, memory_error: FitserveError) -> PlanAnswer:
+    """The answer of a program for an error of its work. memory_error: for one of memory, after
+    which the process ends."""
+    if isinstance(error, MemoryError):
+        return PlanAnswer(error_fields(memory_error), last=True)
+    if isinstance(error, FitserveError):
+        return PlanAnswer(error_fields(error))
+    trace = "".join(traceback.format_exception(error))[-MAX_TEXT:]
+    return PlanAnswer(message_fields("", f"{type(error).__name__}: {error}"[:500], trace))
 
 
 def message_fields(

@@ -13,7 +13,6 @@ import json
 import queue
 import resource
 import threading
-import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +21,7 @@ from gateway.domain import Decision, Fact
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.domain.units import MIB, gib
-from gateway.errors import BadModel, FitserveError
+from gateway.errors import BadModel
 from gateway.models.catalog.hub import Hub
 from gateway.planner.asked import open_questions
 from gateway.planner.refusal import why_no_plan
@@ -38,8 +37,7 @@ from gateway.planner.service.messages import (
     REQUEST,
     PlanAnswer,
     WorkerConfig,
-    error_fields,
-    message_fields,
+    failure_answer,
     pack,
     result_frames,
 )
@@ -54,6 +52,14 @@ from gateway.profiles.profiles import Profiles
 
 # A process that holds more ends after its answer: the allocator gives little back.
 _KEPT_BYTES = 384 * MIB
+_MEMORY_ERROR = BadModel(
+    f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that they may"
+    " take.",
+    hint=(
+        "Files of a real model take a tenth of that: look at config.json, the index and the headers"
+        " of the weights."
+    ),
+)
 # As `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of them in cycles.
 _OBJECTS = 100_000
 
@@ -160,21 +166,8 @@ def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> lis
     answer, result = PlanAnswer(), PlanResult(None, "")
     try:
         result = worker.plan(request, facts)
-    except FitserveError as error:
-        answer = PlanAnswer(error_fields(error))
-    except MemoryError:
-        message = (
-            f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that"
-            " they may take."
-        )
-        hint = (
-            "Files of a real model take a tenth of that: look at config.json, the index and the"
-            " headers of the weights."
-        )
-        answer = PlanAnswer(message_fields("BadModel", message, hint), last=True)
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"[:500]
-        answer = PlanAnswer(message_fields("", message, traceback.format_exc()[-MAX_TEXT:]))
+        answer = failure_answer(error, _MEMORY_ERROR)
     # Resident memory now. The peak of getrusage begins with that of the gateway, whose memory the
     # process had until its program was loaded.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:

@@ -10,25 +10,22 @@ import json
 import os
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gateway.domain.units import gib
-from gateway.errors import FitserveError
+from gateway.errors import BadModel
 from gateway.models.catalog.hub import Hub
 from gateway.planner.parallel import drop_engines
 from gateway.planner.service.child_pipes import read_request_frame, take_pipes
 from gateway.planner.service.messages import (
-    MAX_TEXT,
     MEMORY_BYTES,
     SEARCH_REQUEST,
     PlanAnswer,
     SearchProgress,
     SearchRequest,
     WorkerConfig,
-    error_fields,
-    message_fields,
+    failure_answer,
     pack,
 )
 from gateway.planner.service.model_finder import (
@@ -46,6 +43,10 @@ from gateway.settings import Settings
 
 # Fifty models and three quantized variants of each take less than half of it.
 _PROCESSOR_S = 240
+_MEMORY_ERROR = BadModel(
+    f"The search took more than the {gib(MEMORY_BYTES)} of memory that it may take.",
+    hint="Search for fewer models.",
+)
 # Seconds between two frames of progress.
 _PROGRESS_S = 0.25
 
@@ -105,14 +106,8 @@ def answer_frames(
     models: dict[str, Any] = {}
     try:
         models = search_models(config, request, report)
-    except FitserveError as error:
-        answer = PlanAnswer(error_fields(error))
-    except MemoryError:
-        message = f"The search took more than the {gib(MEMORY_BYTES)} of memory that it may take."
-        answer = PlanAnswer(message_fields("BadModel", message, "Search for fewer models."))
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"[:500]
-        answer = PlanAnswer(message_fields("", message, traceback.format_exc()[-MAX_TEXT:]))
+        answer = failure_answer(error, _MEMORY_ERROR)
     return [json.dumps(answer).encode(), json.dumps(models).encode()]
 
 
