@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
 CONNECT_TIMEOUT_S = 5.0
+# Parts of that time. A gateway that stood still for seconds loses one of them, and then sees the
+# connection that its kernel made meanwhile.
+_CONNECT_PARTS = 5
 IDLE_S = 4.0
 # Seconds that an idle connection is kept open, although it is reused for IDLE_S only. While it is
 # open, other connections are reused that were idle for less time by _MARGIN_S. A crowd that left
@@ -77,10 +80,7 @@ class UpstreamPool:
         connection = UpstreamConnection(self)
         is_connected = False
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._loop.create_connection(
-                    lambda: connection, self.host, self.port, ssl=self._tls
-                )
+            await self._connect(connection)
             is_connected = True
         except (OSError, UnicodeError) as error:
             # TimeoutError and SSLError are OSErrors. A host name may be invalid.
@@ -91,6 +91,27 @@ class UpstreamPool:
             if not is_connected:
                 # uvloop closes a cancelled connection without a call of its protocol.
                 self.connections.discard(connection)
+
+    async def _connect(self, connection: UpstreamConnection) -> None:
+        """Raises OSError, UnicodeError."""
+        loop = self._loop
+        timer: asyncio.TimerHandle
+
+        def wait(parts: int) -> None:
+            nonlocal timer
+            if parts:
+                timer = loop.call_later(CONNECT_TIMEOUT_S / _CONNECT_PARTS, wait, parts - 1)
+            else:
+                limit.reschedule(loop.time())
+
+        async with asyncio.timeout(None) as limit:
+            wait(_CONNECT_PARTS)
+            try:
+                await loop.create_connection(
+                    lambda: connection, self.host, self.port, ssl=self._tls
+                )
+            finally:
+                timer.cancel()
 
     def distrust(self) -> None:
         """Shorten reuse, because the engine closed an idle connection."""
