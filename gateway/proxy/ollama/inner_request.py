@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import httptools
 
+from gateway.errors import UpstreamError
+
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
 
@@ -34,6 +36,10 @@ _CONNECTION_HEADERS = frozenset(
     }
 )
 _READ_BYTES = 64 * 1024
+# Most bytes of an event, which has a token or at most a whole text, and of an answer that is read
+# whole, such as vectors.
+LINE_BYTES = 4 * 1024 * 1024
+ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class InnerAnswer:
@@ -78,14 +84,40 @@ class InnerAnswer:
                 return
             await self._read()
 
+    async def lines(self) -> AsyncIterator[bytes]:
+        """The whole lines of the body. Raises ConnectionError, UpstreamError."""
+        line, size = list[bytes](), 0
+        async for piece in self.pieces():
+            first, *others = piece.split(b"\n")
+            line.append(first)
+            size += len(first)
+            for other in others:
+                yield b"".join(line)
+                line, size = [other], len(other)
+            if size > LINE_BYTES:
+                raise _size_error("A line of the engine's answer", LINE_BYTES)
+
     async def body(self) -> bytes:
-        return b"".join([piece async for piece in self.pieces()])
+        """The whole body. Raises ConnectionError, UpstreamError."""
+        pieces, size = list[bytes](), 0
+        async for piece in self.pieces():
+            pieces.append(piece)
+            size += len(piece)
+            if size > ANSWER_BYTES:
+                raise _size_error("The engine's answer", ANSWER_BYTES)
+        return b"".join(pieces)
 
     async def _read(self) -> None:
         data = await self._reader.read(_READ_BYTES)
         if not data:
             raise ConnectionResetError("the answer was cut off")
         self._parser.feed_data(data)
+
+
+def _size_error(subject: str, limit: int) -> UpstreamError:
+    return UpstreamError(
+        f"{subject} is over {limit:,} bytes.", hint="Ask for less, or use /v1, which has no bound."
+    )
 
 
 @asynccontextmanager

@@ -220,12 +220,9 @@ class _OllamaCall:
 
     async def _stream(self, inner_answer: InnerAnswer, answer: StreamedAnswer) -> None:
         await self._start(200, b"application/x-ndjson", inner_answer.headers)
-        buffered = b""
-        async for piece in inner_answer.pieces():
-            *events, buffered = (buffered + piece).split(b"\n")
-            for event in events:
-                if await self._pass_on(event, answer):
-                    return
+        async for line in inner_answer.lines():
+            if await self._pass_on(line, answer):
+                return
         times = AnswerTimes(self._start_s, self._first or time.time(), time.time())
         with _readable_answer():
             lines = answer.last_lines(times)

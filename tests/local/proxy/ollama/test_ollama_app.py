@@ -13,6 +13,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.proxy.limits import SWEEP_S
+from gateway.proxy.ollama import inner_request
 from tests.support.patience import wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -342,3 +343,44 @@ async def test_a_client_that_reads_nothing_is_held_to_the_limits(
             await asyncio.sleep(4 * SWEEP_S)
         await has_left.wait()
     assert "internal error" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("start", "stream"),
+    [(b": ", True), (b"data: ", True), (b'{"a": "', False)],
+    ids=["a comment", "an event", "an answer"],
+)
+async def test_an_answer_without_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, stream: bool
+) -> None:
+    monkeypatch.setattr(inner_request, "LINE_BYTES", 256 * 1024)
+    monkeypatch.setattr(inner_request, "ANSWER_BYTES", 256 * 1024)
+    has_left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"GET"):
+            body = b'{"data": [{"id": "m"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        else:
+            kind = b"text/event-stream" if stream else b"application/json"
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n\r\n" % kind + start)
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"x" * 4096)
+                    await writer.drain()
+            has_left.set()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    async with server, running(tmp_path, healthy) as gateway:
+        wish = {"name": "m", "endpoint": f"http://127.0.0.1:{port}/v1"}
+        await gateway.client.post("/admin/models", json=wish)
+        await gateway.until("m", "ready")
+        status = 200 if stream else 502
+        error = await ask(
+            gateway.client, "/api/chat", status, model="m", messages=MESSAGES, stream=stream
+        )
+        assert "is over 262,144 bytes" in error["error"]
+        await has_left.wait()
