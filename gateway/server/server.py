@@ -27,6 +27,7 @@ from gateway.server import handover, systemd
 from gateway.server.app import create_app
 from gateway.server.gateway_app import GatewayApp
 from gateway.server.handover import Takeover
+from gateway.server.idle_memory import share_arena
 from gateway.settings import Settings
 from gateway.store.data_folder import lock, own_lock
 
@@ -232,6 +233,7 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
     gateway of the data folder. Raises SettingsError, and FitserveError when the loop ends."""
     # uvicorn finishes its work, then raises the signal again. A stop of the service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    share_arena()  # before the first thread
     settings = limit_connections(settings)
     takeover = _take_over(settings) if take_over else None
     data_lock = takeover.lock if takeover is not None else lock(settings.data)
