@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _PORT = 8080
 # Planning a large repository reads its headers over the network first.
 _PATIENCE_S = 120.0
-_NO_TEXT = "An argument is not valid UTF-8."
 
 
 Answer = dict[str, Any]
@@ -62,7 +61,7 @@ def call(
         except httpx.HTTPError as error:
             raise _unreachable_error(client, error) from None
         except UnicodeEncodeError:
-            raise BadRequest(_NO_TEXT, hint="Type it again.") from None
+            raise not_text_error() from None
         if response.is_error:
             raise _response_error(client, response)
         try:
@@ -112,6 +111,11 @@ def answer_error(answer: Any) -> FitserveError:
     return _reported_error(500, json.dumps(answer).encode())
 
 
+def not_text_error() -> BadRequest:
+    """The error for an argument with bytes that are no text."""
+    return BadRequest("An argument is not valid UTF-8.", hint="Type it again.")
+
+
 def path_segment(name: str) -> str:
     """A name, quoted for a path: neither `m?` nor `a/../m` becomes `m`. Raises BadRequest."""
     try:
@@ -120,7 +124,7 @@ def path_segment(name: str) -> str:
             for part in name.split("/")
         )
     except UnicodeEncodeError:
-        raise BadRequest(_NO_TEXT, hint="Type it again.") from None
+        raise not_text_error() from None
 
 
 def model_path(name: str, suffix: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.client import gateway_url
+from gateway.cli.client import gateway_url, not_text_error
 from gateway.cli.options import TYPO_ERROR, mistyped_message
 from gateway.cli.registry import SectionedGroup
 from gateway.cli.terminal import print_message, say
@@ -43,14 +43,28 @@ def main() -> None:
     except TYPO_ERROR as error:
         print_message(mistyped_message(error))
         sys.exit(error.exit_code)
+    except UnicodeEncodeError:
+        if all(map(_is_text, sys.argv)):
+            raise
+        refusal = not_text_error()
+        print_message(f"fitserve: {refusal}")
+        sys.exit(refusal.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
-        if (refusal := write_error(error)) is None:
+        if (disk_refusal := write_error(error)) is None:
             raise
-        print_message(f"fitserve: {refusal}")
-        sys.exit(refusal.exit_code)
+        print_message(f"fitserve: {disk_refusal}")
+        sys.exit(disk_refusal.exit_code)
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _print_version(is_requested: bool) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gateway.errors import BadRequest, Busy, NotFound, NotReady
 from gateway.file_reading import PATIENCE_S, FileReader
+from gateway.models.catalog.model_folder import is_readable
 
 # Entries of a folder that are read, and folders that are listed.
 _MAX_ENTRIES, _MAX_ROWS = 5000, 500
@@ -101,7 +102,9 @@ def _rows(descriptor: int, folder: Path) -> tuple[tuple[FolderRow, ...], bool]:
         names = [
             entry.name
             for entry in islice(entries, _MAX_ENTRIES)
-            if _is_shown(entry.name) and entry.is_dir(follow_symlinks=False)
+            if not entry.name.startswith(".")
+            and is_readable(entry.name)
+            and entry.is_dir(follow_symlinks=False)
         ]
         has_more = next(entries, None) is not None
     rows = (
@@ -109,11 +112,6 @@ def _rows(descriptor: int, folder: Path) -> tuple[tuple[FolderRow, ...], bool]:
         for name in sorted(names)[:_MAX_ROWS]
     )
     return tuple(rows), has_more or len(names) > _MAX_ROWS
-
-
-def _is_shown(name: str) -> bool:
-    """Whether people can read the name: no hidden folder, and no bytes that are no text."""
-    return not name.startswith(".") and name.isprintable()
 
 
 def _is_model(folder: Path, descriptor: int | None = None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from gateway.errors import BadRequest
 from gateway.models.catalog.hub import REPOSITORY, Hub
+from gateway.models.catalog.model_folder import is_readable
 
 Use = Literal["chat", "code", "vision", "embed"]
 USES: tuple[Use, ...] = get_args(Use)
@@ -162,6 +163,12 @@ def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
         raise BadRequest(
             f"There is no folder {str(missing_paths[0])[:200]}.", hint="Correct the folder."
         )
+    if foreign_names := [str(start) for start in starts if not is_readable(str(start))]:
+        raise BadRequest(
+            f"{foreign_names[0][:200]!r} cannot be named in a request: it has control characters,"
+            " or bytes that are no text.",
+            hint="Rename the folder.",
+        )
     candidates = (
         FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)
     )
@@ -241,7 +248,7 @@ def _model_folders(start: Path) -> Iterator[Path]:
     """Folders with a config.json, at most three levels below `start`, in the order of names."""
     for place, names, files in islice(os.walk(start), _MAX_FOLDERS):
         depth = len(Path(place).relative_to(start).parts)
-        names[:] = sorted(names) if depth < _DEPTH else []
+        names[:] = sorted(filter(is_readable, names)) if depth < _DEPTH else []
         if "config.json" in files:
             names[:] = []
             yield Path(place)

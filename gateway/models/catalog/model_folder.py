@@ -32,6 +32,12 @@ def reach(folder: Path) -> Path:
     return repository if layout and _is_folder(repository / "blobs") else folder
 
 
+def is_readable(name: str) -> bool:
+    """Whether people can read the name of a folder: it has no control characters, and no bytes that
+    are no text. No request can name another one."""
+    return name.isprintable()
+
+
 def shared_blobs(folder: Path) -> Path | None:
     """The folder of blobs that the repositories of the cache share; None: there is none."""
     repository = reach(folder)

@@ -575,6 +575,14 @@ async def test_a_name_is_never_read_as_a_url(tmp_path: Path) -> None:
         assert (await gateway.until("m", "ready"))["name"] == "m"
 
 
+def test_words_that_are_no_text_are_refused_in_words() -> None:
+    result = fitserve("search", "m\udcff")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        "fitserve: An argument is not valid UTF-8. Type it again."
+    )
+
+
 @pytest.mark.anyio
 async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -> None:
     evil = "RuntimeError: \x1b]0;owned\x07\x1b[2J\u202e\x9bK"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -309,6 +310,21 @@ def test_rows_in_another_form_leave_the_others(hub: FakeHub, tmp_path: Path) -> 
     ).encode()
     models, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
     assert ([model.name for model in models], problem) == (["a/b", "a/d"], "")
+
+
+def test_folders_that_no_request_can_name_are_left_out(tmp_path: Path) -> None:
+    offline = Hub("http://127.0.0.1:1", None, tmp_path / "notes")
+    names = (b"plain", b"bytes-\xff", b"escape-\x1b[31m", b"line\nbreak")
+    for name in names:
+        folder = Path(os.fsdecode(name))
+        (tmp_path / "models" / folder).mkdir(parents=True)
+        (tmp_path / "models" / folder / "config.json").write_text("{}")
+    models, _ = find_models(offline, ModelSearch("", None, 9, (tmp_path / "models",)))
+    assert [Path(model.name).name for model in models] == ["plain"]
+    for name in names[1:]:
+        start = tmp_path / "models" / os.fsdecode(name)
+        with pytest.raises(BadRequest, match="cannot be named in a request"):
+            find_models(offline, ModelSearch("", None, 9, (start,)))
 
 
 def test_a_missing_folder_is_reported_and_many_folders_are_limited(tmp_path: Path) -> None:
