@@ -306,6 +306,7 @@ async def test_a_request_that_cannot_be_served_gets_the_envelope(
         ("GET", CHAT, "POST"),
         ("OPTIONS", CHAT, "POST"),
         ("HEAD", "/v1/models", "GET"),
+        ("TRACE", CHAT, "POST"),
         ("DELETE", "/v1/models/m", "GET"),
     ],
 )
