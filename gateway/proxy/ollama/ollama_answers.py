@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from gateway.errors import UpstreamError
 from gateway.proxy.routing.model_route import ModelCard
 
 _NANOSECONDS = 10**9
@@ -19,6 +20,10 @@ LOADED_STATES = ("ready", "degraded")
 _COUNT_UNITS = {"B": 10**9, "M": 10**6, "K": 10**3}
 # Clients take such a time ahead as no end.
 _CENTURY_S = 100 * 365 * 86_400.0
+# Most characters of the tool calls of an answer, which are kept until its end. Each call counts as
+# at least so many.
+CALLS_LENGTH = 4 * 1024 * 1024
+_CALL_LENGTH = 256
 
 
 class AnswerTimes(NamedTuple):
@@ -29,6 +34,13 @@ class AnswerTimes(NamedTuple):
     end_s: float
 
 
+class ToolCall(NamedTuple):
+    """The pieces of a tool call."""
+
+    name: list[str]
+    arguments: list[str]
+
+
 class StreamedAnswer:
     """The answer to one request, from events of /v1 to lines of Ollama's API."""
 
@@ -37,10 +49,11 @@ class StreamedAnswer:
         self.is_chat = is_chat
         self._usage: Mapping[str, Any] = {}
         self._reason = "stop"
-        self._calls: dict[int, dict[str, str]] = {}
+        self._calls: dict[int, ToolCall] = {}
+        self._calls_length = 0
 
     def lines(self, event: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
-        """The lines of one event. now: Unix seconds."""
+        """The lines of one event. now: Unix seconds. Raises UpstreamError."""
         if "error" in event:
             return [{"error": error_text(event)}]
         self._usage = event.get("usage") or self._usage
@@ -106,14 +119,31 @@ class StreamedAnswer:
 
     def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
         for place, piece in enumerate(calls):
-            call = self._calls.setdefault(piece.get("index", place), {"name": "", "arguments": ""})
+            index, call_count = piece.get("index", place), len(self._calls)
+            call = self._calls.setdefault(index, ToolCall([], []))
+            self._calls_length += _CALL_LENGTH * (len(self._calls) - call_count)
             function = piece.get("function") or {}
-            call["name"] += function.get("name") or ""
-            call["arguments"] += function.get("arguments") or ""
+            for pieces, text in (
+                (call.name, function.get("name") or ""),
+                (call.arguments, function.get("arguments") or ""),
+            ):
+                if text:
+                    pieces.append(text)
+                    self._calls_length += len(text)
+            if self._calls_length > CALLS_LENGTH:
+                raise UpstreamError(
+                    f"The tool calls of the engine's answer are over {CALLS_LENGTH:,} characters.",
+                    hint="Ask for fewer, or use /v1, which has no bound.",
+                )
 
     def _tool_calls(self) -> list[dict[str, Any]]:
         return [
-            {"function": {"name": call["name"], "arguments": _arguments(call["arguments"])}}
+            {
+                "function": {
+                    "name": "".join(call.name),
+                    "arguments": _arguments("".join(call.arguments)),
+                }
+            }
             for _, call in sorted(self._calls.items())
         ]
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import UpstreamError
+from gateway.proxy.ollama import ollama_answers
 from gateway.proxy.ollama.ollama_answers import (
     AnswerTimes,
     StreamedAnswer,
@@ -53,6 +55,25 @@ def test_arguments_with_a_number_beyond_floats_stay_a_text(number: str) -> None:
     calls, _ = answer.last_lines(TIMES)
     (call,) = calls["message"]["tool_calls"]
     assert call["function"]["arguments"] == {"arguments": text}
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        {"index": 0, "function": {"arguments": "x" * 1000}},
+        {"index": 0, "function": {"name": "x" * 1000}},
+        {"function": {}},
+    ],
+    ids=["arguments", "a name", "calls"],
+)
+def test_tool_calls_without_end_are_refused(
+    monkeypatch: pytest.MonkeyPatch, piece: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(ollama_answers, "CALLS_LENGTH", 100_000)
+    answer = StreamedAnswer("m", is_chat=True)
+    with pytest.raises(UpstreamError, match="over 100,000 characters"):
+        for index in range(1000):
+            answer.lines(delta(tool_calls=[{"index": index, **piece}]), 11)
 
 
 def test_an_answer_in_one_piece_has_the_same_fields() -> None:
