@@ -75,7 +75,7 @@ def stream_end(
     if (
         tail.endswith(b"data: [DONE]\n\n")
         or pattern.search(tail)
-        or (endpoint in _WITH_CHOICES and _have_choices_ended(tail, sent_bytes, choices))
+        or (endpoint in _WITH_CHOICES and _is_complete(tail, sent_bytes, choices))
         or not _is_last_event_whole(pieces, piece_bytes, sent_bytes)
     ):
         return _COMPLETE
@@ -94,7 +94,7 @@ def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent_bytes: 
     )
 
 
-def _have_choices_ended(tail: bytes, sent_bytes: int, choices: int) -> bool:
+def _is_complete(tail: bytes, sent_bytes: int, choices: int) -> bool:
     """Whether each choice with an event in the tail has a finish_reason. A choice without one
     ended before the tail, unless the tail is the whole stream."""
     ends: dict[int, bool] = {}
