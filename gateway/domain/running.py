@@ -147,6 +147,9 @@ class NodeView(Value):
     lease_s: float = Field(description="seconds after which engines without a gateway are stopped")
     drained: bool = Field(False, description="whether the machine starts no engines")
     engines: tuple[str, ...] = Field((), description="names of its running instances")
+    weights: tuple[str, ...] = Field(
+        (), description="commits of the Hub that are whole on its disk, as `org/name@commit`"
+    )
 
 
 class MachineView(Value):

@@ -37,7 +37,7 @@ never listed, stopped or removed.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.domain import (
     Cluster,
@@ -56,6 +56,14 @@ MAX_COMMAND = 4096
 of flags."""
 
 
+class HubCommit(NamedTuple):
+    """The files of a repository of the Hub at a commit, as an engine needs them."""
+
+    repo: str
+    revision: str
+    allows_remote_code: bool = False
+
+
 class Machines(Protocol):
     """The machines of a host over several."""
 
@@ -68,6 +76,16 @@ class Machines(Protocol):
 
     async def machine_views(self) -> Sequence[MachineView]:
         """All machines of the cluster with their states. Raises HostError."""
+        ...
+
+    async def has_weights(self, commit: HubCommit) -> bool:
+        """Whether a machine has the files of the commit, checked, for the others to copy."""
+        ...
+
+    async def bring_weights(
+        self, spec: LaunchSpec, commits: Sequence[HubCommit], report: Callable[[str], None]
+    ) -> None:
+        """Copy to the machines of a start what they lack of the commits. Raises HostError."""
         ...
 
 

@@ -23,7 +23,8 @@ ARROWS = {
     "measuring": "controller hosts planner profiles engines store diagnosis",
     "controller": "hosts planner proxy engines store machine models diagnosis",
     # The agent checks each start by the planner's flags (hosts/agent/policy.py).
-    "hosts": "planner engines store machine",
+    # Machines of a cluster copy commits of the Hub from each other.
+    "hosts": "planner engines store machine models",
     "gateway": "planner",
     "planner": "profiles engines store machine models diagnosis",
     "proxy": "store",

@@ -36,9 +36,10 @@ from gateway.engines.common.engine_auth import drop_dev_endpoints
 from gateway.engines.common.expert_warmups import drop_skips
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadModel, FitserveError, StoreError
-from gateway.hosts.host import Host
+from gateway.hosts.host import Host, HubCommit
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
+from gateway.models.catalog.hub_cache import HubCache
 from gateway.models.catalog.model_folder import check_links, reach, shared_blobs
 from gateway.models.catalog.read_ahead import files_of_weights, read_ahead
 from gateway.planner.flags import CACHE_BYTES, LaunchInputs, launch_spec
@@ -163,6 +164,7 @@ class Launcher:
         Returns the conditions of the start. Raises HostError, BadModel and their kin.
         """
         plan = attempt.plan
+        await self._bring_to_machines(attempt, files, report, allow_remote_code=allow_remote_code)
         templates = await asyncio.to_thread(self._template, attempt)
         # The profile is read from disk, so not on the event loop.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
@@ -253,9 +255,46 @@ class Launcher:
             folder = Path(model.source)
             await asyncio.to_thread(check_links, folder)
             return folder
+        machines = self.host.machines
+        commit = HubCommit(model.source, model.revision, allow_remote_code)
+        if machines is not None and await machines.has_weights(commit):
+            return self._snapshot(model.source, model.revision)
         return await self.download(
             model.source, model.revision, report, allow_remote_code=allow_remote_code
         )
+
+    def _snapshot(self, repo: str, commit: str) -> Path:
+        """The folder of a commit in the cache of the Hub, present or not."""
+        return HubCache(self.settings.models, self.settings.data / "hub").snapshot(repo, commit)
+
+    async def _bring_to_machines(
+        self, attempt: Attempt, files: LaunchFiles, report: Report, *, allow_remote_code: bool
+    ) -> None:
+        """Copy the weights to the machines of the start. Raises HostError."""
+        machines, plan = self.host.machines, attempt.plan
+        if machines is None:
+            return
+        commits = [
+            HubCommit(model.source, model.revision, allows_code)
+            for model, allows_code in (
+                (plan.model, allow_remote_code),
+                (plan.drafter, False),
+                *((adapter, False) for adapter in plan.adapters),
+            )
+            if model is not None and model.revision is not None
+        ]
+        if commits:
+            engine = await asyncio.to_thread(self.profile_of, plan.engine)
+            spec = self._spec(
+                engine=engine,
+                attempt=attempt,
+                files=files,
+                templates=None,
+                cache_bytes=None,
+                place=self._place,
+                remote_code=allow_remote_code,
+            )
+            await machines.bring_weights(spec, commits, report)
 
     def _spec(
         self,

@@ -52,6 +52,7 @@ from gateway.hosts.agent.calls import (
     PreparedCall,
     ProcessesCall,
     ProgressAnswer,
+    ReceiveCall,
     ResolveCall,
     StartCall,
     StopCall,
@@ -163,7 +164,12 @@ class HostServer:
                 ),
             )
             return
-        working = asyncio.ensure_future(self._work(call, writer))
+        if isinstance(call, ReceiveCall):
+            # The file follows on the connection, and a disconnection ends the file.
+            await self._work(call, self._receive(call, reader), writer)
+            await _discard(reader)
+            return
+        working = asyncio.ensure_future(self._work(call, self._perform(call), writer))
         # A gateway that disconnects gives its call up. It sends nothing after the call.
         disconnection = asyncio.ensure_future(reader.read(1))
         try:
@@ -176,9 +182,11 @@ class HostServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await working
 
-    async def _work(self, call: Call, writer: asyncio.StreamWriter) -> None:
+    async def _work(
+        self, call: Call, work: AsyncGenerator[Answer, None], writer: asyncio.StreamWriter
+    ) -> None:
         try:
-            async with aclosing(self._perform(call)) as answers:
+            async with aclosing(work) as answers:
                 async for answer in answers:
                     await _write(writer, answer)
         except FitserveError as error:
@@ -238,10 +246,15 @@ class HostServer:
             case PreparedCall():
                 yield DoneAnswer(prepared=await self._host.prepared_views())
             case _:
-                raise AgentRefusal(
-                    "The agent refuses: it is no node of a cluster.",
-                    hint="Run `fitserve cluster join` on this machine.",
-                )
+                raise _not_a_node_error()
+
+    async def _receive(
+        self,
+        call: ReceiveCall,  # noqa: ARG002
+        reader: asyncio.StreamReader,  # noqa: ARG002
+    ) -> AsyncGenerator[Answer, None]:
+        raise _not_a_node_error()
+        yield
 
     async def _inquire(
         self, engine: EngineRef, packed_document: str, gpus: tuple[str, ...]
@@ -349,10 +362,26 @@ async def _close(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """Read to the end, for a limited time: a connection that is closed with unread bytes loses the
+    answer."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_LINE_S):
+            while await reader.read(MAX_BYTES_OF_CALL):
+                pass
+
+
 async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
     # The gateway calls engines by their keys.
     writer.write(answer.model_dump_json(context=REVEAL_CONTEXT).encode() + b"\n")
     await writer.drain()
+
+
+def _not_a_node_error() -> AgentRefusal:
+    return AgentRefusal(
+        "The agent refuses: it is no node of a cluster.",
+        hint="Run `fitserve cluster join` on this machine.",
+    )
 
 
 def _unpack(text: str) -> bytes:

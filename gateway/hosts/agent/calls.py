@@ -15,6 +15,10 @@
     PreparedCall()             -> DoneAnswer with the prepared processes
     NodeCall()                 -> DoneAnswer with the node; only a node of a cluster answers
     DrainCall(drained)         -> the same
+    WeightsCall(commit)        -> DoneAnswer with the files of a commit; none: they are not there
+    MissingCall(commit, files) -> ProgressAnswer ... DoneAnswer with the files that are missing
+    SendCall(commit, name)     -> ChunkAnswer ... DoneAnswer
+    ReceiveCall(commit, file)  -> reads the answers to a SendCall; ProgressAnswer ... DoneAnswer
     any                        -> FailedAnswer, instead of DoneAnswer
 
 The gateway closes the connection to give a call up. HTTP would need limits for heads, bodies,
@@ -37,13 +41,39 @@ from gateway.domain import (
     StartConditions,
     Value,
 )
+from gateway.domain.value import MAX_BYTES
 
 # Questions about a model hold its config and, packed, the names and shapes of its tensors.
 MAX_BYTES_OF_CALL = 1024 * 1024
 # A byte of an engine's log takes at most six bytes. The description of a version is plain text.
 MAX_BYTES_OF_ANSWER = 16 * 1024 * 1024
 
+# Bytes of a file in a ChunkAnswer: as base64, they are shorter than a call.
+CHUNK_BYTES = 512 * 1024
+# More than any checkpoint has; the names fit in a call.
+_MAX_FILES = 2000
+
 Name = Annotated[str, Field(min_length=1, max_length=255)]
+FilePath = Annotated[str, Field(min_length=1, max_length=255)]
+ByteCount = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+
+
+class WeightsFile(Value):
+    """A file of a commit. digest: SHA-256, or git's of a small file."""
+
+    name: FilePath
+    size: ByteCount
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
+
+
+class MissingFile(Value):
+    """A file that a node lacks. offset: bytes of its beginning that are on the disk."""
+
+    file: WeightsFile
+    offset: ByteCount
+
+
+WeightsFiles = Annotated[tuple[WeightsFile, ...], Field(max_length=_MAX_FILES)]
 
 
 class OwnedCall(Value):
@@ -137,6 +167,47 @@ class DrainCall(OwnedCall):
     drained: bool
 
 
+class CommitCall(OwnedCall):
+    """A call about the files of a repository of the Hub at a commit.
+
+    remote_code: code is one of these files.
+    """
+
+    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}$")]
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    remote_code: bool = False
+
+
+class WeightsCall(CommitCall):
+    call: Literal["weights"] = "weights"
+
+
+class MissingCall(CommitCall):
+    """The call that notes the commit as whole where no file is missing."""
+
+    call: Literal["missing"] = "missing"
+    files: WeightsFiles
+
+
+class SendCall(CommitCall):
+    """The call for the bytes of a file from `offset` on."""
+
+    call: Literal["send"] = "send"
+    name: FilePath
+    offset: ByteCount = 0
+
+
+class ReceiveCall(CommitCall):
+    """The call that writes a file from `offset` on.
+
+    The answers of another node to a SendCall come on the same connection.
+    """
+
+    call: Literal["receive"] = "receive"
+    file: WeightsFile
+    offset: ByteCount = 0
+
+
 class ProgressAnswer(Value):
     answer: Literal["progress"] = "progress"
     text: str
@@ -149,6 +220,13 @@ class LineAnswer(Value):
     text: str
 
 
+class ChunkAnswer(Value):
+    """Bytes of a file, in base64."""
+
+    answer: Literal["chunk"] = "chunk"
+    data: str
+
+
 class DoneAnswer(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
@@ -159,6 +237,8 @@ class DoneAnswer(Value):
     port: int = 0
     prepared: tuple[PreparedView, ...] = ()
     node: NodeView | None = None
+    files: WeightsFiles = ()
+    missing: Annotated[tuple[MissingFile, ...], Field(max_length=_MAX_FILES)] = ()
 
 
 class FailedAnswer(Value):
@@ -189,7 +269,11 @@ Call = (
     | PreparedCall
     | NodeCall
     | DrainCall
+    | WeightsCall
+    | MissingCall
+    | SendCall
+    | ReceiveCall
 )
-Answer = ProgressAnswer | LineAnswer | DoneAnswer | FailedAnswer
+Answer = ProgressAnswer | LineAnswer | ChunkAnswer | DoneAnswer | FailedAnswer
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])

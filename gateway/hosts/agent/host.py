@@ -174,7 +174,7 @@ class AgentHost:
     async def close(self) -> None:
         """Nothing to close: every call has its own connection."""
 
-    async def final_answer(self, call: Call, timeout_s: float) -> DoneAnswer:
+    async def final_answer(self, call: Call, timeout_s: float | None) -> DoneAnswer:
         """The last answer to a call. Raises AgentAway, and failures reported by the agent."""
         final = DoneAnswer()
         async with aclosing(self._ask(call, timeout_s)) as answers:
@@ -183,7 +183,16 @@ class AgentHost:
                     final = answer
         return final
 
-    async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
+    def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
+        """The answers to a call, as `_answers` gives them."""
+        return self._answers(self._preface + self._line(call), silence_s)
+
+    def _line(self, call: Call) -> bytes:
+        """The call of this gateway, as a line."""
+        owned = call.evolve(owner=self._owner) if self._owner else call
+        return owned.model_dump_json().encode() + b"\n"
+
+    async def _answers(self, lines: bytes, silence_s: float | None) -> AsyncGenerator[Answer, None]:
         """The answers of the agent, DoneAnswer as the last. Raises AgentAway, and failures reported
         by the agent."""
         writer: asyncio.StreamWriter | None = None
@@ -192,8 +201,7 @@ class AgentHost:
                 reader, writer = await asyncio.open_unix_connection(
                     self._path, limit=MAX_BYTES_OF_ANSWER
                 )
-                owned = call.evolve(owner=self._owner) if self._owner else call
-                writer.write(self._preface + owned.model_dump_json().encode() + b"\n")
+                writer.write(lines)
                 await writer.drain()
             while True:
                 async with asyncio.timeout(silence_s):

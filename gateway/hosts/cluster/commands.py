@@ -33,6 +33,7 @@ from gateway.hosts.cluster.supervisor import supervise
 from gateway.hosts.host import Host
 from gateway.hosts.process.host import ProcessHost
 from gateway.logging import Logger
+from gateway.models.catalog.hub_cache import HubCache
 from gateway.settings import Settings
 from gateway.store.data_folder import hold, hold_alone
 
@@ -59,7 +60,8 @@ def run(settings: Settings, membership: Membership) -> None:
 async def _serve(settings: Settings, membership: Membership) -> None:
     stop = stop_event()
     host = ProcessHost(settings.data, settings.prepared_engines, membership.address)
-    service = NodeService(host, membership, settings.data, settings.stop_grace_s)
+    disk = HubCache(settings.models, settings.data / "hub")
+    service = NodeService(host, membership, settings.data, disk, settings.stop_grace_s)
     try:
         async with service.running():
             log.info("the node service listens", node=membership.name, address=membership.address)

@@ -2,6 +2,8 @@
 
 A connection to its socket is one call: a line `{"node": NAME}`, then the line of
 `gateway.hosts.agent.calls`. Answers pass unread. The line `{"node": ""}` alone asks for the nodes.
+After `{"node": NAME, "source": OTHER}` a third line is a call to OTHER, whose answer goes from
+machine to machine and follows the call to NAME.
 
 Ray ends a process that loses the head for a minute, and takes its signals. So the gateway is no
 client of Ray. The actors belong to this process: nothing of ours lives longer in Ray.
@@ -78,13 +80,15 @@ class LinkServer:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name = str(json.loads(await reader.readuntil(b"\n"))["node"])
+        order = json.loads(await reader.readuntil(b"\n"))
+        name, source = str(order["node"]), str(order.get("source", ""))
         if not name:
             writer.write(json.dumps([*self._nodes.values()]).encode() + b"\n")
             await writer.drain()
             return
         line = await reader.readuntil(b"\n")
-        relay_task = asyncio.ensure_future(self._pass(name, line, writer))
+        source_line = await reader.readuntil(b"\n") if source else b""
+        relay_task = asyncio.ensure_future(self._pass(name, line, writer, source, source_line))
         disconnect_task = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({relay_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,17 +97,23 @@ class LinkServer:
                 task.cancel()
             await asyncio.gather(relay_task, disconnect_task, return_exceptions=True)
 
-    async def _pass(self, name: str, line: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self,
+        name: str,
+        line: bytes,
+        writer: asyncio.StreamWriter,
+        source: str,
+        source_line: bytes,
+    ) -> None:
         number = 0
         relay: Any = None
         try:
-            node = self._nodes.get(name)
-            if node is None or node["state"] != "alive":
-                reason = node["state"] if node is not None else "Ray does not know it"
-                writer.write(absence_line(f"The machine {name} is not in the cluster: {reason}."))
+            if absence := self._absence(name) or (source and self._absence(source)):
+                writer.write(absence_line(absence))
                 return
             relay = self._relay(name)
-            number, chunk = await relay.call.remote(line)
+            feed = (self._relay(source), source_line) if source else ()
+            number, chunk = await relay.call.remote(line, *feed)
             while chunk:
                 writer.write(chunk)
                 await writer.drain()
@@ -121,6 +131,14 @@ class LinkServer:
                 relay.close.remote(number)
             with contextlib.suppress(OSError):
                 await writer.drain()
+
+    def _absence(self, name: str) -> str:
+        """The reason why a machine cannot be called, in words; empty: there is none."""
+        node = self._nodes.get(name)
+        if node is not None and node["state"] == "alive":
+            return ""
+        reason = node["state"] if node is not None else "Ray does not know it"
+        return f"The machine {name} is not in the cluster: {reason}."
 
     def _relay(self, name: str) -> Any:
         if name not in self._relays:

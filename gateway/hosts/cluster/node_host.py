@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from gateway.domain import LaunchSpec, NodeView, PreparedView
 from gateway.errors import AgentAway
-from gateway.hosts.agent.calls import DrainCall, ExpectCall, NodeCall, PortCall, PreparedCall
+from gateway.hosts.agent.calls import (
+    Answer,
+    DrainCall,
+    ExpectCall,
+    NodeCall,
+    PortCall,
+    PreparedCall,
+    ReceiveCall,
+    SendCall,
+)
 from gateway.hosts.agent.host import AgentHost
 
 ENVIRONMENT = "{environment}"
 """The folder of the engine's environment, in commands for a machine."""
+MODELS = "{models}"
+"""The folder of the Hub's cache, in commands for a machine."""
 ANSWER_S = 10.0
 """Seconds that a machine may be silent."""
 
@@ -24,6 +36,11 @@ class NodeHost(AgentHost):
         preface = json.dumps({"node": name}).encode() + b"\n"
         super().__init__(link, timeout_s=answer_s, owner=owner, preface=preface)
         self.name = name
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds that the machine may be silent."""
+        return self._timeout_s
 
     async def expect(self, spec: LaunchSpec) -> None:
         await self.final_answer(ExpectCall(spec=spec), self._timeout_s)
@@ -39,6 +56,13 @@ class NodeHost(AgentHost):
 
     async def drain(self, *, is_drained: bool) -> NodeView | None:
         return (await self.final_answer(DrainCall(drained=is_drained), self._timeout_s)).node
+
+    def receive(
+        self, call: ReceiveCall, source: NodeHost, send: SendCall
+    ) -> AsyncGenerator[Answer, None]:
+        """The answers to a call that reads the answers of another machine to `send`."""
+        preface = json.dumps({"node": self.name, "source": source.name}).encode() + b"\n"
+        return self._answers(preface + self._line(call) + source._line(send), None)
 
     def _unreachable_error(self, reason: str) -> AgentAway:
         return AgentAway(

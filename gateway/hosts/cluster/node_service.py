@@ -26,18 +26,25 @@ from gateway.hosts.agent.calls import (
     ExpectCall,
     FollowCall,
     ListCall,
+    MissingCall,
     NodeCall,
     ProcessesCall,
+    ReceiveCall,
+    SendCall,
     StartCall,
+    WeightsCall,
 )
 from gateway.hosts.cluster.lease import Lease
 from gateway.hosts.cluster.membership import Membership, folder, node_socket
-from gateway.hosts.cluster.node_host import ENVIRONMENT
+from gateway.hosts.cluster.node_host import ENVIRONMENT, MODELS
+from gateway.hosts.cluster.weights_server import WeightsServer
+from gateway.hosts.cluster.weights_store import WeightsStore
 from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine import network
 from gateway.machine.environment import engine_dir
 from gateway.machine.probe import probe
+from gateway.models.catalog.hub_cache import HubCache
 from gateway.store import atomic_file
 from gateway.store.engine_logs import remove_old_logs
 from gateway.version import __version__
@@ -52,11 +59,17 @@ _LOG_AGE_S = 24 * _HOUR_S
 class NodeService(HostServer):
     """Owns the host of this machine for the gateway that holds its lease.
 
-    `host` listens on the address of the membership. Raises OSError if `data` is not readable.
+    `host` listens on the address of the membership. `disk` has the models that other machines may
+    copy. Raises OSError if `data` is not readable.
     """
 
-    def __init__(self, host: Host, membership: Membership, data: Path, grace_s: float) -> None:
+    def __init__(
+        self, host: Host, membership: Membership, data: Path, disk: HubCache, grace_s: float
+    ) -> None:
         super().__init__(host)
+        self._models = disk.folder
+        self._weights = WeightsStore(disk, membership.name)
+        self._weights_server = WeightsServer(self._weights)
         self._membership = membership
         self._data = data
         self._grace_s = grace_s
@@ -107,19 +120,36 @@ class NodeService(HostServer):
         if isinstance(call, NodeCall | DrainCall):
             yield DoneAnswer(node=await self._view())
             return
+        if isinstance(call, WeightsCall | MissingCall | SendCall):
+            await self._admit(call)
+            async with aclosing(self._weights_server.answers(call)) as answers:
+                async for answer in answers:
+                    yield answer
+            return
         if isinstance(call, StartCall | ExpectCall):
-            call = call.evolve(spec=self._add_environment(call.spec))
+            call = call.evolve(spec=self._add_folders(call.spec))
         if isinstance(call, StartCall):
             await asyncio.to_thread(self._check_weights, call.spec)
         async with aclosing(super()._perform(call)) as answers:
             async for answer in answers:
                 yield answer
 
-    def _add_environment(self, spec: LaunchSpec) -> LaunchSpec:
-        """The start with the environment of this machine."""
-        environment = str(engine_dir(self._data, spec.engine))
+    async def _receive(
+        self, call: ReceiveCall, reader: asyncio.StreamReader
+    ) -> AsyncGenerator[Answer, None]:
+        await self._admit(call)
+        async with aclosing(self._weights_server.receive(call, reader)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def _add_folders(self, spec: LaunchSpec) -> LaunchSpec:
+        """The start with the environment and the cache of models of this machine."""
+        environment, models = str(engine_dir(self._data, spec.engine)), str(self._models)
         return spec.evolve(
-            argv=tuple(argument.replace(ENVIRONMENT, environment) for argument in spec.argv)
+            argv=tuple(
+                argument.replace(ENVIRONMENT, environment).replace(MODELS, models)
+                for argument in spec.argv
+            )
         )
 
     def _check_weights(self, spec: LaunchSpec) -> None:
@@ -146,6 +176,7 @@ class NodeService(HostServer):
             lease_s=self._lease.length_s,
             drained=self._drained_path.exists(),
             engines=tuple(instance.name for instance in instances if instance.state == "running"),
+            weights=await asyncio.to_thread(self._weights.names),
         )
 
     async def _watch_lease(self) -> None:

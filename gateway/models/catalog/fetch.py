@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import hashlib
 import json
 import os
 import re
 import resource
-import shutil
-import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,12 +24,18 @@ from pathlib import Path
 from gateway.domain.units import GIB, MIB, format_bytes
 from gateway.errors import BadModel
 from gateway.models.catalog.catalog import weight_files
+from gateway.models.catalog.commit_files import (
+    allow_reading,
+    check_disk_space,
+    matches_digest,
+    protect,
+    size_of,
+)
 from gateway.models.catalog.download import DownloadProgress, Job
 from gateway.models.catalog.files import Repository
 from gateway.models.catalog.hub import Hub
 from gateway.models.catalog.hub_cache import HubCache, Listing
 
-MARGIN_BYTES = GIB
 REPORT_INTERVAL_S = 1.0
 # The limit while listing and index are read; transfers may need more.
 _MEMORY_BYTES = 2 * GIB
@@ -49,13 +52,6 @@ _MODULE = re.compile(r"\d+_\w+/[\w.-]+\.(json|safetensors)", re.ASCII)
 _CODE = re.compile(r"[^/]+\.py")
 # Pickles run code when they are loaded, so only safetensors are downloaded as weights.
 _REFUSED_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".gguf")
-
-
-def size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
 
 
 def main() -> None:
@@ -164,43 +160,6 @@ def engine_files(job: Job, hub: Hub) -> Listing:
     )
 
 
-def check_disk_space(disk: HubCache, listing: Listing) -> None:
-    """Check that the disk has space for the missing files. Raises BadModel.
-
-    Files that are unchanged since another commit in the cache are not missing.
-    """
-    folder = disk.snapshot(listing.repo, listing.commit)
-    blobs = disk.repository(listing.repo) / "blobs"
-    cache = disk.repository(listing.repo).parent
-
-    def is_in_cache(path: str, size: int) -> bool:
-        blob = listing.blobs.get(path)
-        return size_of(folder / path) == size or (
-            blob is not None and size_of(blobs / blob) == size
-        )
-
-    missing_bytes = sum(size for path, size in listing.files.items() if not is_in_cache(path, size))
-    if not missing_bytes:
-        return
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        free_bytes = shutil.disk_usage(cache).free
-    except OSError as error:
-        raise BadModel(
-            f"The folder {cache} cannot be made: {error.strerror}.",
-            hint="Set FITSERVE_MODELS_DIR to a folder that the gateway can write.",
-        ) from None
-    if missing_bytes + MARGIN_BYTES > free_bytes:
-        raise BadModel(
-            f"The download needs {format_bytes(missing_bytes + MARGIN_BYTES)} (1 GiB of it as a"
-            f" margin), and {format_bytes(free_bytes)} are free at {cache}.",
-            hint=(
-                "Free space there (`fitserve df` lists unused weights), or set FITSERVE_MODELS_DIR"
-                " to a folder on a larger disk."
-            ),
-        )
-
-
 def fetch(job: Job, hub: Hub, listing: Listing) -> None:
     """Download and check the files of the listing, then note the commit as complete.
 
@@ -223,8 +182,8 @@ def fetch(job: Job, hub: Hub, listing: Listing) -> None:
                     hint="Start the download again.",
                 )
         _check_digests(disk, listing)
-        _allow_reading(disk, listing)
-        _protect(disk, listing)
+        allow_reading(disk, listing)
+        protect(disk, listing)
         disk.note_whole(job.repo, job.commit, listing.files, remote_code=job.remote_code)
 
 
@@ -266,53 +225,6 @@ def _check_digests(disk: HubCache, listing: Listing) -> None:
                 )
             done_bytes += listing.files[name]
             _write(DownloadProgress(done_bytes, total, checking=True))
-
-
-def matches_digest(path: Path, digest: str | None) -> bool:
-    """Whether a file has this digest, SHA-256 or git's; True where neither form is known."""
-    digest = digest or (path.readlink().name if path.is_symlink() else "")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if len(digest) == len(hashlib.sha256().hexdigest()):
-            return hashlib.file_digest(file, "sha256").hexdigest() == digest
-        if len(digest) == len(hashlib.sha1(usedforsecurity=False).hexdigest()):
-            start = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-            return hashlib.file_digest(file, lambda: start).hexdigest() == digest
-    return True
-
-
-def _allow_reading(disk: HubCache, listing: Listing) -> None:
-    """Let all users read the files and enter the folders from the repository's downward.
-
-    An engine's container runs as another user. On the host, the cache's own folder keeps other
-    users out, or its owner decides.
-    """
-    repository = disk.repository(listing.repo)
-    folder = disk.snapshot(listing.repo, listing.commit)
-    folders = {repository, repository / "blobs", folder.parent, folder}
-    folders |= {
-        parent
-        for name in listing.files
-        for parent in (folder / name).parents
-        if folder in parent.parents
-    }
-    for path, mode in (
-        *((path, 0o755) for path in folders),
-        *((folder / name, 0o644) for name in listing.files),
-    ):
-        # Files of another user of the cache keep the rights that this user gave.
-        with suppress(OSError):
-            current_mode = stat.S_IMODE(path.stat().st_mode)
-            if current_mode & mode != mode:
-                path.chmod(current_mode | mode)
-
-
-def _protect(disk: HubCache, listing: Listing) -> None:
-    """Name the commit, because `hf cache prune` removes a commit without a name."""
-    ref = disk.repository(listing.repo) / "refs" / "fitserve" / listing.commit
-    with suppress(OSError):
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(listing.commit)
 
 
 def _remove_wrong_sizes(disk: HubCache, listing: Listing) -> list[str]:

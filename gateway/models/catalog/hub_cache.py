@@ -151,16 +151,29 @@ class HubCache(NamedTuple):
 
         remote_code: code is one of these files.
         """
+        return self.whole_files(repo, commit, remote_code=remote_code) is not None
+
+    def whole_files(self, repo: str, commit: str, *, remote_code: bool) -> dict[str, int] | None:
+        """The sizes of the files that `is_whole` means, by path; None: they are not on the disk."""
         try:
             note = msgspec.json.decode(
                 self._note("whole", repo, commit).read_bytes(), type=_WholeNote
             )
             folder = self.snapshot(repo, commit)
-            return (note.remote_code or not remote_code) and all(
+            is_present = (note.remote_code or not remote_code) and all(
                 (folder / name).stat().st_size == size for name, size in note.files.items()
             )
         except (OSError, ValueError):
-            return False
+            return None
+        return note.files if is_present else None
+
+    def whole_commits(self) -> list[tuple[str, str]]:
+        """Repository and commit of all files that were checked once and are on the disk."""
+        if self.folder is None:
+            return []
+        notes = sorted((self.notes / "whole").glob("*--*/*.json"))
+        commits = [(path.parent.name.replace("--", "/", 1), path.stem) for path in notes]
+        return [row for row in commits if self.is_whole(*row, remote_code=False)]
 
     def note_whole(
         self, repo: str, commit: str, files: dict[str, int], *, remote_code: bool

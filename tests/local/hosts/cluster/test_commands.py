@@ -27,6 +27,7 @@ from gateway.hosts.cluster.node_service import NodeService
 from gateway.hosts.process.host import ProcessHost
 from gateway.store.data_folder import hold
 from tests.contract.process_harness import ProcessHarness
+from tests.support.hub_commits import disk_of
 from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +86,7 @@ async def leave(world: ProcessHarness) -> None:
 
 
 async def test_a_supervisor_that_ends_slowly_gets_one_signal(world: ProcessHarness) -> None:
-    service = NodeService(world.host, membership(world), world.data_dir, 0)
+    service = NodeService(world.host, membership(world), world.data_dir, disk_of(world.data_dir), 0)
     with supervisor(world) as process:
         async with service.running():
             await leave(world)
@@ -122,7 +123,9 @@ async def test_a_node_service_that_starts_anew_is_asked_for_its_engines(
         with supervisor(world) as process:
             leaving = asyncio.create_task(leave(world))
             assert await asyncio.to_thread(has_asked.wait, hang_s())
-            service = NodeService(world.host, membership(world), world.data_dir, 0)
+            service = NodeService(
+                world.host, membership(world), world.data_dir, disk_of(world.data_dir), 0
+            )
             async with service.running():
                 with pytest.raises(Conflict, match="Engines run on one: a1"):
                     await leaving

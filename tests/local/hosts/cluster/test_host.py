@@ -8,11 +8,13 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.domain import Hardware, LaunchSpec, NodeLaunch
 from gateway.errors import AgentAway, HostError
+from gateway.hosts.agent.calls import MAX_BYTES_OF_ANSWER
 from gateway.hosts.cluster import host as cluster_host
 from gateway.hosts.cluster import node_service
 from gateway.hosts.cluster.host import ClusterHost
@@ -23,6 +25,7 @@ from gateway.hosts.nodes_host import NodesHost
 from gateway.profiles.profiles import Profiles
 from tests.contract.harness import until
 from tests.contract.memory_harness import MemoryHarness
+from tests.support.hub_commits import disk_of
 from tests.support.memory_host import World
 from tests.support.patience import hang_s
 
@@ -49,15 +52,27 @@ class ScriptedLink:
         """Unset: calls of the machine get no answer yet."""
         for event in self.listens.values():
             event.set()
+        self.send_calls: list[dict[str, Any]] = []
+        """Calls for the bytes of files, in order."""
+        self.passed_bytes: int | None = None
+        """Bytes after which the way between machines breaks; None: it does not."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name = json.loads(await reader.readline())["node"]
+        order = json.loads(await reader.readline())
+        name = order["node"]
         if name:
             call = await reader.readline()
             await self.listens[name].wait()
-            answers, calls = await asyncio.open_unix_connection(node_socket(self.root / name))
+            answers, calls = await asyncio.open_unix_connection(
+                node_socket(self.root / name), limit=MAX_BYTES_OF_ANSWER
+            )
             calls.write(call)
-            writer.write(await answers.read())
+            if source := order.get("source"):
+                await self._feed(calls, source, await reader.readline())
+            is_last = False
+            while not is_last and (line := await answers.readline()):
+                writer.write(line)
+                is_last = json.loads(line)["answer"] in ("done", "failed")
             calls.close()
         else:
             nodes = [
@@ -68,6 +83,20 @@ class ScriptedLink:
         with suppress(OSError):
             await writer.drain()
         writer.close()
+
+    async def _feed(self, calls: asyncio.StreamWriter, source: str, line: bytes) -> None:
+        """Pass the answer of another machine on, up to the bytes that the link passes."""
+        self.send_calls.append(json.loads(line))
+        path = node_socket(self.root / source)
+        answers, source_calls = await asyncio.open_unix_connection(path)
+        source_calls.write(line)
+        answer = await answers.read()
+        calls.write(answer[: self.passed_bytes])
+        if self.passed_bytes is not None:
+            calls.write_eof()
+        with suppress(OSError):
+            await calls.drain()
+        source_calls.close()
 
 
 @asynccontextmanager
@@ -86,7 +115,7 @@ async def two_machines(root: Path) -> AsyncIterator[tuple[ClusterHost, ScriptedL
             harness = MemoryHarness()
             link.worlds[name] = harness.host.world
             stack.push_async_callback(harness.cleanup)
-            service = NodeService(harness.host, membership, root / name, 0)
+            service = NodeService(harness.host, membership, root / name, disk_of(root / name), 0)
             await stack.enter_async_context(service.running())
         server = await asyncio.start_unix_server(link.serve, root / "link.sock")
         async with server:

@@ -21,6 +21,7 @@ from gateway.hosts.cluster.node_host import ENVIRONMENT
 from gateway.hosts.cluster.node_service import NodeService
 from tests.contract.harness import answering, get, until
 from tests.contract.process_harness import ProcessHarness
+from tests.support.hub_commits import disk_of
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +37,9 @@ async def service(world: ProcessHarness, lease_s: float) -> AsyncIterator[None]:
         lease_s=lease_s,
     )
     folder(world.data_dir).mkdir(exist_ok=True)
-    async with NodeService(world.restart(), membership, world.data_dir, 0).running():
+    async with NodeService(
+        world.restart(), membership, world.data_dir, disk_of(world.data_dir), 0
+    ).running():
         yield
 
 

@@ -215,7 +215,7 @@ def test_the_cache_is_where_the_library_has_it(
 
 
 def test_git_names_a_small_file_by_its_own_digest(tmp_path: Path) -> None:
-    from gateway.models.catalog.fetch import matches_digest
+    from gateway.models.catalog.commit_files import matches_digest
 
     (tmp_path / "file").write_bytes(b"words\n")
     git = subprocess.run(

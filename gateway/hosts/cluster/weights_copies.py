@@ -1,0 +1,184 @@
+"""Copies of weights between the machines of a cluster, ordered by the gateway.
+
+A machine gets the files that it lacks from a machine that has all of them, over the relays: the
+gateway sees no byte of them. A copy that breaks off is continued, from another machine if need be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from weakref import WeakValueDictionary
+
+from gateway.domain.units import TransferProgress, format_bytes
+from gateway.errors import FitserveError
+from gateway.hosts.agent.calls import (
+    DoneAnswer,
+    MissingCall,
+    MissingFile,
+    ProgressAnswer,
+    ReceiveCall,
+    SendCall,
+    WeightsCall,
+    WeightsFile,
+)
+from gateway.hosts.cluster.node_host import NodeHost
+from gateway.hosts.host import HubCommit
+from gateway.logging import Logger
+
+log = Logger("fitserve.cluster")
+
+# Files that are under way at once. Each takes a few chunks of memory on both machines.
+_AT_ONCE = 3
+
+
+class WeightsCopies:
+    """Copies commits of the Hub to machines, one at a time to each."""
+
+    def __init__(self) -> None:
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def bring(
+        self,
+        target: NodeHost,
+        nodes: Sequence[NodeHost],
+        commit: HubCommit,
+        report: Callable[[str], None],
+    ) -> None:
+        """Copy what the target lacks from one of the nodes.
+
+        Without a node that has the commit nothing happens. Raises the last error of the nodes.
+        """
+        async with self._turns.setdefault(target.name, asyncio.Lock()):
+            if await self.files(target, commit):
+                return
+            failure: FitserveError | None = None
+            for source in (node for node in nodes if node.name != target.name):
+                try:
+                    if files := await self.files(source, commit):
+                        await self._copy(target, source, commit, files, report)
+                        return
+                except FitserveError as error:
+                    log.warning(
+                        "weights could not be copied",
+                        source=source.name,
+                        target=target.name,
+                        model=commit.repo,
+                        reason=str(error),
+                    )
+                    failure = error
+            if failure is not None:
+                raise failure
+
+    async def files(self, node: NodeHost, commit: HubCommit) -> tuple[WeightsFile, ...]:
+        """The files of a commit that is whole on the machine; none: it is not. Raises HostError."""
+        call = WeightsCall(
+            repo=commit.repo, commit=commit.revision, remote_code=commit.allows_remote_code
+        )
+        return (await node.final_answer(call, node.answer_s)).files
+
+    async def _copy(
+        self,
+        target: NodeHost,
+        source: NodeHost,
+        commit: HubCommit,
+        files: tuple[WeightsFile, ...],
+        report: Callable[[str], None],
+    ) -> None:
+        total = sum(file.size for file in files)
+        report(f"Checking {commit.repo} on {target.name}")
+        missing_files = await self._missing(target, commit, files)
+        progress = _Progress(commit.repo, source.name, target.name, total, report)
+        progress.begin(missing_files)
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def copy(missing_file: MissingFile) -> None:
+            async with places:
+                await self._copy_file(target, source, commit, missing_file, progress)
+
+        answers = await asyncio.gather(*map(copy, missing_files), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        if missing_files:
+            await self._missing(target, commit, files)
+        log.info(
+            "weights were copied",
+            model=commit.repo,
+            source=source.name,
+            target=target.name,
+            bytes=sum(row.file.size - row.offset for row in missing_files),
+        )
+
+    async def _missing(
+        self, target: NodeHost, commit: HubCommit, files: tuple[WeightsFile, ...]
+    ) -> tuple[MissingFile, ...]:
+        """The files that the machine lacks. Files that are there are read once, for minutes."""
+        call = MissingCall(
+            repo=commit.repo,
+            commit=commit.revision,
+            remote_code=commit.allows_remote_code,
+            files=files,
+        )
+        return (await target.final_answer(call, None)).missing
+
+    async def _copy_file(
+        self,
+        target: NodeHost,
+        source: NodeHost,
+        commit: HubCommit,
+        missing_file: MissingFile,
+        progress: _Progress,
+    ) -> None:
+        receive = ReceiveCall(
+            repo=commit.repo,
+            commit=commit.revision,
+            remote_code=commit.allows_remote_code,
+            file=missing_file.file,
+            offset=missing_file.offset,
+        )
+        send = SendCall(
+            repo=commit.repo,
+            commit=commit.revision,
+            remote_code=commit.allows_remote_code,
+            name=missing_file.file.name,
+            offset=missing_file.offset,
+        )
+        name = missing_file.file.name
+        async with aclosing(target.receive(receive, source, send)) as answers:
+            async for answer in answers:
+                if isinstance(answer, ProgressAnswer):
+                    progress.note(name, int(answer.text))
+                elif isinstance(answer, DoneAnswer):
+                    progress.note(name, missing_file.file.size)
+
+
+class _Progress:
+    """The bytes of a copy, file by file, as text for the user."""
+
+    def __init__(
+        self, repo: str, source: str, target: str, total: int, report: Callable[[str], None]
+    ) -> None:
+        self._words = f"Copying {repo} from {source} to {target}"
+        self._total = total
+        self._report = report
+        self._sizes: dict[str, int] = {}
+        self._present_bytes = 0
+
+    def begin(self, missing_files: Sequence[MissingFile]) -> None:
+        self._sizes = {row.file.name: row.offset for row in missing_files}
+        self._present_bytes = self._total - sum(row.file.size for row in missing_files)
+
+    def note(self, name: str, size: int) -> None:
+        self._sizes[name] = size
+        done_bytes = self._present_bytes + sum(self._sizes.values())
+        share = 100 * done_bytes // max(self._total, 1)
+        self._report(
+            TransferProgress(
+                f"{self._words}: {format_bytes(done_bytes)} of {format_bytes(self._total)}"
+                f" ({share} %)",
+                done_bytes,
+                self._total,
+            )
+        )

@@ -1,0 +1,323 @@
+"""The weights on the disk of a node, for nodes that copy them.
+
+Only commits of the Hub are copied whose digests were checked on their node, and of these only the
+files that an engine needs. An unfinished copy stays beside its blob, and the next one continues
+it. A file is of use after its digest was compared.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gateway.errors import AgentRefusal, BadModel, Conflict, HostError
+from gateway.hosts.agent.calls import CHUNK_BYTES, CommitCall, MissingFile, WeightsFile
+from gateway.models.catalog.commit_files import (
+    allow_reading,
+    check_disk_space,
+    matches_digest,
+    protect,
+    size_of,
+)
+from gateway.models.catalog.hub_cache import HubCache, Listing, stays_inside
+from gateway.models.catalog.model_folder import check_reach
+
+_UNFINISHED = ".fitserve-copy"
+_SHA256_DIGITS = 64
+
+
+class WeightsStore:
+    """The commits in the Hub's cache of this machine."""
+
+    def __init__(self, disk: HubCache, node: str) -> None:
+        """node: the name of this machine. A cache on a network may have copies of several."""
+        self._disk = disk
+        self._node = node
+        self._checked_digests: set[str] = set()
+        """Digests of files that were compared since the start."""
+
+    def names(self) -> tuple[str, ...]:
+        """The commits that are whole, as `org/name@commit`."""
+        return tuple(f"{repo}@{commit}" for repo, commit in self._disk.whole_commits())
+
+    def files(self, call: CommitCall) -> tuple[WeightsFile, ...]:
+        """The files of a whole commit, with their digests; none: another node cannot copy it."""
+        listing = self._disk.listing(call.repo, call.commit)
+        digests = listing.blobs if listing is not None else {}
+        folder = self._disk.snapshot(call.repo, call.commit)
+        try:
+            return tuple(
+                WeightsFile(name=name, size=size, digest=_digest(folder / name, digests.get(name)))
+                for name, size in self._sizes(call).items()
+            )
+        except ValueError:
+            # Files without a digest in their listing and in their names.
+            return ()
+
+    def _sizes(self, call: CommitCall) -> Mapping[str, int]:
+        sizes = self._disk.whole_files(call.repo, call.commit, remote_code=call.remote_code) or {}
+        if call.remote_code:
+            return sizes
+        return {name: size for name, size in sizes.items() if not name.endswith(".py")}
+
+    @contextmanager
+    def open_file(self, call: CommitCall, name: str) -> Iterator[int]:
+        """A descriptor of a file of a whole commit. Raises AgentRefusal for any other file."""
+        if name not in self._sizes(call):
+            raise AgentRefusal(
+                f"The machine {self._node} sends no {name} of {call.repo}.",
+                hint="Only files of a commit that was checked there are sent.",
+            )
+        folder = self._disk.snapshot(call.repo, call.commit)
+        try:
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _disk_error("read", folder / name, error) from None
+        try:
+            check_reach(descriptor, folder, str(folder / name))
+            yield descriptor
+        except BadModel as error:
+            raise AgentRefusal(error.message, hint=error.hint) from None
+        finally:
+            os.close(descriptor)
+
+    def missing(self, call: CommitCall, files: Sequence[WeightsFile]) -> Iterator[MissingFile]:
+        """The files that are not here, with the bytes of them that are. Each other file is compared
+        with its digest, and is part of the commit then.
+
+        Raises HostError where the disk has no space, and AgentRefusal for names that lead outside.
+        """
+        self._check_names(files)
+        try:
+            check_disk_space(self._disk, _listing(call, files))
+        except BadModel as error:
+            raise HostError(error.message, hint=error.hint) from None
+        for file in files:
+            if not self._adopt(call, file):
+                yield MissingFile(file=file, offset=self._offset(call, file))
+
+    def _check_names(self, files: Sequence[WeightsFile]) -> None:
+        if not all(stays_inside(file.name) for file in files):
+            raise AgentRefusal(
+                f"The machine {self._node} refuses: a file of the commit has a path outside of it.",
+                hint="Run the same fitserve on all machines.",
+            )
+
+    def _adopt(self, call: CommitCall, file: WeightsFile) -> bool:
+        """Make a blob or a file of the folder a part of the commit. Returns whether it is one."""
+        path = self._disk.snapshot(call.repo, call.commit) / file.name
+        blob = self._blob(call, file)
+        place = path if size_of(path) == file.size else blob
+        if size_of(place) != file.size:
+            return False
+        with suppress(OSError):
+            if file.digest in self._checked_digests or matches_digest(place, file.digest):
+                self._checked_digests.add(file.digest)
+                if place is blob:
+                    self._link(path, blob)
+                return True
+            place.unlink()
+        return False
+
+    def _link(self, path: Path, blob: Path) -> None:
+        """Let the snapshot's path lead to the blob. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{self._node}{_UNFINISHED}")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(os.path.relpath(blob, path.parent))
+        draft.replace(path)
+
+    def _blob(self, call: CommitCall, file: WeightsFile) -> Path:
+        return self._disk.repository(call.repo) / "blobs" / file.digest
+
+    def _unfinished(self, call: CommitCall, file: WeightsFile) -> Path:
+        blob = self._blob(call, file)
+        return blob.with_name(f"{blob.name}.{self._node}{_UNFINISHED}")
+
+    def _offset(self, call: CommitCall, file: WeightsFile) -> int:
+        path = self._unfinished(call, file)
+        if (size := size_of(path) or 0) <= file.size:
+            return size
+        path.unlink(missing_ok=True)
+        return 0
+
+    def writer(self, call: CommitCall, file: WeightsFile, offset: int) -> CopyWriter:
+        """The writer of a file from `offset` on. Raises HostError."""
+        self._check_names([file])
+        path = self._unfinished(call, file)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return CopyWriter(path, _open_alone(path, offset), file, offset)
+        except BlockingIOError:
+            raise Conflict(
+                f"{file.name} of {call.repo} is being copied to {self._node} already.",
+                hint="Wait for the end of the other copy.",
+            ) from None
+        except OSError as error:
+            raise _disk_error("written", path, error) from None
+
+    def accept(self, call: CommitCall, copy: CopyWriter) -> None:
+        """Make a complete file a part of the commit. Raises HostError, and removes a wrong one."""
+        blob = self._blob(call, copy.file)
+        try:
+            copy.finish(blob)
+            self._link(self._disk.snapshot(call.repo, call.commit) / copy.file.name, blob)
+        except OSError as error:
+            raise _disk_error("written", blob, error) from None
+        self._checked_digests.add(copy.file.digest)
+
+    def note_whole(self, call: CommitCall, files: Sequence[WeightsFile]) -> None:
+        """Note that all of these files are here and were compared. Raises HostError."""
+        listing = _listing(call, files)
+        allow_reading(self._disk, listing)
+        protect(self._disk, listing)
+        try:
+            self._disk.note_whole(
+                call.repo, call.commit, listing.files, remote_code=call.remote_code
+            )
+        except OSError as error:
+            raise _disk_error("written", self._disk.notes, error) from None
+
+
+class CopyWriter:
+    """A file that is being received. The memory that it takes is that of a chunk."""
+
+    def __init__(self, path: Path, descriptor: int, file: WeightsFile, offset: int) -> None:
+        self.file = file
+        self.size = offset
+        self._path = path
+        self._descriptor = descriptor
+        self._is_open = True
+        self._lock = threading.Lock()
+        """Held while a thread uses the descriptor, which has another file after `close`."""
+        self._hash = (
+            hashlib.sha256()
+            if len(file.digest) == _SHA256_DIGITS
+            else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+        )
+
+    def read_beginning(self) -> None:
+        """Read the bytes of a former copy. Raises HostError."""
+        position = 0
+        while position < self.size:
+            most_bytes = min(CHUNK_BYTES, self.size - position)
+            try:
+                with self._open_descriptor() as descriptor:
+                    chunk = os.pread(descriptor, most_bytes, position)
+            except OSError as error:
+                raise _disk_error("read", self._path, error) from None
+            if not chunk:
+                raise HostError(
+                    f"The unfinished copy of {self.file.name} has become shorter.",
+                    hint="The next start copies it from its beginning.",
+                )
+            self._hash.update(chunk)
+            position += len(chunk)
+
+    def write(self, chunk: bytes) -> None:
+        """Raises HostError where the disk is full, or the file longer than it was said to be."""
+        if self.size + len(chunk) > self.file.size:
+            raise HostError(
+                f"The other machine sends more than the {self.file.size} bytes of"
+                f" {self.file.name}.",
+                hint="Download the model there once more: `fitserve pull`.",
+            )
+        self._hash.update(chunk)
+        rest = memoryview(chunk)
+        while rest:
+            try:
+                with self._open_descriptor() as descriptor:
+                    count = os.pwrite(descriptor, rest, self.size)
+            except OSError as error:
+                raise _disk_error("written", self._path, error) from None
+            self.size += count
+            rest = rest[count:]
+
+    def finish(self, blob: Path) -> None:
+        """Give the file its name. Raises OSError, and HostError for a file that is not whole or
+        has another digest."""
+        if self.size < self.file.size:
+            raise HostError(
+                f"The copy of {self.file.name} broke off after {self.size} of {self.file.size}"
+                " bytes.",
+                hint="The next start continues it.",
+            )
+        if self._hash.hexdigest() != self.file.digest:
+            self._path.unlink(missing_ok=True)
+            raise HostError(
+                f"The copy of {self.file.name} does not match its digest: its bytes have changed"
+                " on the disk of the other machine, or on the way.",
+                hint="The copy was removed. `fitserve pull` on the other machine checks its files.",
+            )
+        with self._open_descriptor() as descriptor:
+            os.fsync(descriptor)
+        self._path.replace(blob)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_open = False
+            os.close(self._descriptor)
+
+    @contextmanager
+    def _open_descriptor(self) -> Iterator[int]:
+        """Raises OSError after `close`."""
+        with self._lock:
+            if not self._is_open:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            yield self._descriptor
+
+
+def _open_alone(path: Path, offset: int) -> int:
+    """The descriptor of a file, cut at the offset. Raises OSError: BlockingIOError while another
+    copy writes to it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, offset)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_chunk(descriptor: int, position: int) -> bytes:
+    """The next bytes; none at the end of the file. Raises HostError."""
+    try:
+        return os.pread(descriptor, CHUNK_BYTES, position)
+    except OSError as error:
+        raise HostError(
+            f"A file of the model cannot be read: {error.strerror}.",
+            hint="Check the disk of the machine that has it.",
+        ) from None
+
+
+def _digest(path: Path, listed: str | None) -> str:
+    """The digest that the Hub listed, or the name of the blob. Raises OSError as ValueError."""
+    if listed:
+        return listed
+    try:
+        return path.readlink().name
+    except OSError as error:
+        raise ValueError from error
+
+
+def _listing(call: CommitCall, files: Sequence[WeightsFile]) -> Listing:
+    return Listing(
+        call.repo,
+        call.commit,
+        {file.name: file.size for file in files},
+        {file.name: file.digest for file in files},
+    )
+
+
+def _disk_error(verb: str, path: Path, error: OSError) -> HostError:
+    return HostError(
+        f"{path} cannot be {verb}: {error.strerror}.",
+        hint="Free disk space, and let the user of fitserve read and write the cache of models.",
+    )
