@@ -1,11 +1,12 @@
 """Machines of a cluster on this one: each has a network namespace, a data folder and a supervisor.
 
-    hub, 10.213.0.254 --+
-    one, 10.213.0.1   --+-- bridge in the namespace of the hub
-    two, 10.213.0.2   --+
+    hub, 10.213.N.254 --+
+    one, 10.213.N.1   --+-- bridge in the namespace of the hub
+    two, 10.213.N.2   --+
 
 The root namespace has no part in it: its addresses stay, so no browser of another test sees a
-change of the network, and several runs do not meet. A gateway of a test enters the hub.
+change of the network. A gateway of a test enters the hub. Each run has another N: `ray start`
+refuses the address of a head while any process of the machine names it, whatever its namespace.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import HANG_S, Patience, hang_s
 
 HEAD_PORT = 6379
-_SUBNET = "10.213.0"
+_SUBNETS = 255
 _NEW_NETWORK = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -54,7 +55,11 @@ class ClusterNode:
 
     def environment(self, **settings: str) -> dict[str, str]:
         keep = {name: value for name, value in os.environ.items() if name[:9] != "FITSERVE_"}
-        environment = {"FITSERVE_DATA_DIR": str(self.data), "PYTHONPATH": str(ROOT)}
+        environment = {
+            "FITSERVE_DATA_DIR": str(self.data),
+            "FITSERVE_MODELS_DIR": str(self.data / "models"),
+            "PYTHONPATH": str(ROOT),
+        }
         return {**keep, **environment, **self.cluster.settings, **settings}
 
     def command(self, *arguments: str) -> list[str]:
@@ -147,12 +152,13 @@ class ClusterNodes:
     def __init__(self, lease_s: float = 300, **settings: str) -> None:
         """settings: environment variables of all programs."""
         self.prefix = f"fs{os.getpid()}"
+        self.subnet = f"10.213.{os.getpid() % _SUBNETS}"
         self.lease_s = str(lease_s)
         self.settings = settings
         # Ray's sockets need a short path.
         self.folder = Path(tempfile.mkdtemp(prefix="fs", dir="/tmp"))
-        self.head = ClusterNode(self, "one", f"{_SUBNET}.1")
-        self.second = ClusterNode(self, "two", f"{_SUBNET}.2")
+        self.head = ClusterNode(self, "one", f"{self.subnet}.1")
+        self.second = ClusterNode(self, "two", f"{self.subnet}.2")
         self.nodes: tuple[ClusterNode, ...] = (self.head, self.second)
 
     def start(self) -> None:
@@ -165,7 +171,7 @@ class ClusterNodes:
     @contextmanager
     def another(self, name: str) -> Iterator[ClusterNode]:
         """One machine more, which joins. Its programs and engines end with the block."""
-        node = ClusterNode(self, name, f"{_SUBNET}.{len(self.nodes) + 1}")
+        node = ClusterNode(self, name, f"{self.subnet}.{len(self.nodes) + 1}")
         self.nodes = (*self.nodes, node)
         try:
             self._connect(node)
@@ -218,7 +224,7 @@ class ClusterNodes:
         _ip("netns", "add", self._hub)
         _ip("-n", self._hub, "link", "set", "lo", "up")
         _ip("-n", self._hub, "link", "add", "hub0", "type", "bridge")
-        _ip("-n", self._hub, "addr", "add", f"{_SUBNET}.254/24", "dev", "hub0")
+        _ip("-n", self._hub, "addr", "add", f"{self.subnet}.254/24", "dev", "hub0")
         _ip("-n", self._hub, "link", "set", "hub0", "up")
         for node in self.nodes:
             self._connect(node)

@@ -248,13 +248,13 @@ class HostServer:
             case _:
                 raise _not_a_node_error()
 
-    async def _receive(
+    def _receive(
         self,
-        call: ReceiveCall,  # noqa: ARG002
+        call: ReceiveCall,
         reader: asyncio.StreamReader,  # noqa: ARG002
     ) -> AsyncGenerator[Answer, None]:
-        raise _not_a_node_error()
-        yield
+        """The answers to a call whose connection goes on with a file. Raises HostError."""
+        return self._perform(call)
 
     async def _inquire(
         self, engine: EngineRef, packed_document: str, gpus: tuple[str, ...]

@@ -159,7 +159,7 @@ class NodeService(HostServer):
             if path != argument and path.startswith("/") and not Path(path).exists():
                 raise HostError(
                     f"The weights are not at {path} on the machine {self._membership.name}.",
-                    hint="All machines need one FITSERVE_MODELS_DIR, for example on NFS.",
+                    hint="A folder of a model needs one path on all machines, for example on NFS.",
                 )
 
     async def _view(self) -> NodeView:

@@ -227,17 +227,13 @@ async def test_weights_are_for_the_gateway_of_the_lease_alone(
     commit = {"repo": REPO, "commit": COMMIT}
     await pair.bring()
     file = WeightsFile(name="config.json", size=2, digest="0" * 64)
-    calls = [
-        WeightsCall(**commit),
-        SendCall(**commit, name="config.json"),
-        MissingCall(**commit, files=(file,)),
-    ]
-    for call in calls:
+    send = SendCall(**commit, name="config.json")
+    for call in (WeightsCall(**commit), send, MissingCall(**commit, files=(file,))):
         with pytest.raises(AgentRefusal, match=words):
             await pair.node("one", owner).final_answer(call, None)
     with pytest.raises(FitserveError, match=words):
         async for _ in pair.node("two", owner).receive(
-            ReceiveCall(**commit, file=file), pair.node("one", owner), calls[1]
+            ReceiveCall(**commit, file=file), pair.node("one", owner), send
         ):
             pass
 
