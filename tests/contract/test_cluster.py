@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from tests.support.cluster_nodes import has_words
 from tests.support.patience import hang_s
 
 from .cluster_harness import ClusterHarness
-from .harness import answering, find, get, until
+from .harness import answering, find, get, request, until
 
 pytestmark = pytest.mark.anyio
+
+LISTENS = "0A"
+"""TCP_LISTEN in the tables of /proc/net."""
 
 
 async def one_engine_each(cluster: ClusterHarness) -> dict[str, Instance]:
@@ -40,6 +44,45 @@ async def test_engines_are_spread_and_listen_on_the_address_of_their_machine(
         assert instance.url is not None
         assert instance.url.startswith(f"http://{node.address}:")
         assert cluster.pid(instance.name) in node.pids("fake_engine")
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """The addresses on which the sockets of a process listen, in its network."""
+    sockets = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = (
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    )
+    # The kernel writes an IPv4 address as a number of the machine's byte order.
+    return {
+        socket.inet_ntoa(bytes.fromhex(local.partition(":")[0])[::-1])
+        for _, local, _, state, *rest in lines
+        if state == LISTENS and f"socket:[{rest[5]}]" in sockets
+    }
+
+
+async def test_an_engine_answers_other_machines_with_its_key_alone(
+    cluster: ClusterHarness,
+) -> None:
+    spec = cluster.make_spec("a1").evolve(node="two", key_env="VLLM_API_KEY")
+    instance = await cluster.host.start(spec)
+    await answering(instance)
+    pids = cluster.nodes.second.pids("fake_engine")
+    assert set.union(*map(listening_addresses, pids)) == {cluster.nodes.second.address}
+    assert instance.key is not None
+    key = instance.key.reveal()
+    assert [await status(instance, line) for line in (None, "wrong", key)] == [401, 401, 200]
+    for node in cluster.nodes.nodes:
+        for pid in node.pids():
+            assert not has_words(pid, (key,)), "a command line shows the key"
+
+
+async def status(instance: Instance, key: str | None) -> int:
+    """The status of an answer to a caller with this key."""
+    line = f"authorization: Bearer {key}\r\n" if key is not None else ""
+    head = f"GET /v1/models HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n{line}\r\n"
+    return (await request(instance, head.encode()))[0]
 
 
 def variables(pid: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import FitserveError
+from gateway.errors import AgentAway, FitserveError
 from gateway.hosts.cluster.host import ClusterHost
 from gateway.hosts.host import HubCommit
 from gateway.hosts.nodes_host import NodesHost
@@ -63,24 +63,25 @@ async def test_a_copy_goes_on_after_the_death_of_a_program(
     content = os.urandom(64 * 1024 * 1024)
     put_commit(disks["one"], {LARGE_FILE: content, "config.json": b"{}"})
     victim = next(node for node in cluster.nodes.nodes if node.name == machine)
-    # The first call starts the actors.
-    assert await cluster.host.has_weights(WANTED)
-    copying = asyncio.ensure_future(bring(cluster))
 
     def copied_bytes() -> int:
         files = disks["two"].repository(REPO).rglob("*.fitserve-copy")
         return sum(file.lstat().st_size for file in files)
 
-    while not copied_bytes() and not copying.done():
+    copying = asyncio.ensure_future(bring(cluster))
+    while not copied_bytes():
+        # On a busy machine the first calls may take too long: they start the actors.
+        if copying.done():
+            assert isinstance(copying.exception(), AgentAway)
+            copying = asyncio.ensure_future(bring(cluster))
         await asyncio.sleep(0.005)
     victim.kill(program)
     with pytest.raises(FitserveError):
         await copying
-    assert 0 < (first_bytes := copied_bytes()) < len(content)
+    assert 0 < copied_bytes() < len(content)
     assert not disks["two"].is_whole(REPO, COMMIT, remote_code=False)
     await cluster.join()
     await until("the copy goes on", lambda: _ends(cluster))
-    assert first_bytes <= copied_bytes() or copied_bytes() == 0
     assert (disks["two"].snapshot(REPO, COMMIT) / LARGE_FILE).read_bytes() == content
     assert disks["two"].is_whole(REPO, COMMIT, remote_code=False)
 

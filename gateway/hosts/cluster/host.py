@@ -483,8 +483,8 @@ class ClusterHost:
 
 
 def _replace_each(text: str, replacements: Mapping[str, str]) -> str:
-    for old, new in replacements.items():
-        text = text.replace(old, new)
+    for words, replacement in replacements.items():
+        text = text.replace(words, replacement)
     return text
 
 

@@ -136,12 +136,12 @@ class WeightsStore:
     def _blob(self, call: CommitCall, file: WeightsFile) -> Path:
         return self._disk.repository(call.repo) / "blobs" / file.digest
 
-    def _unfinished(self, call: CommitCall, file: WeightsFile) -> Path:
+    def _unfinished_path(self, call: CommitCall, file: WeightsFile) -> Path:
         blob = self._blob(call, file)
         return blob.with_name(f"{blob.name}.{self._node}{_UNFINISHED}")
 
     def _offset(self, call: CommitCall, file: WeightsFile) -> int:
-        path = self._unfinished(call, file)
+        path = self._unfinished_path(call, file)
         if (size := size_of(path) or 0) <= file.size:
             return size
         path.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ class WeightsStore:
     def writer(self, call: CommitCall, file: WeightsFile, offset: int) -> CopyWriter:
         """The writer of a file from `offset` on. Raises HostError."""
         self._check_names([file])
-        path = self._unfinished(call, file)
+        path = self._unfinished_path(call, file)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return CopyWriter(path, _open_alone(path, offset), file, offset)
@@ -229,15 +229,15 @@ class CopyWriter:
                 hint="Download the model there once more: `fitserve pull`.",
             )
         self._hash.update(chunk)
-        rest = memoryview(chunk)
-        while rest:
+        unwritten_bytes = memoryview(chunk)
+        while unwritten_bytes:
             try:
                 with self._open_descriptor() as descriptor:
-                    count = os.pwrite(descriptor, rest, self.size)
+                    count = os.pwrite(descriptor, unwritten_bytes, self.size)
             except OSError as error:
                 raise _disk_error("written", self._path, error) from None
             self.size += count
-            rest = rest[count:]
+            unwritten_bytes = unwritten_bytes[count:]
 
     def finish(self, blob: Path) -> None:
         """Give the file its name. Raises OSError, and HostError for a file that is not whole or
@@ -297,10 +297,10 @@ def read_chunk(descriptor: int, position: int) -> bytes:
         ) from None
 
 
-def _digest(path: Path, listed: str | None) -> str:
+def _digest(path: Path, listed_digest: str | None) -> str:
     """The digest that the Hub listed, or the name of the blob. Raises OSError as ValueError."""
-    if listed:
-        return listed
+    if listed_digest:
+        return listed_digest
     try:
         return path.readlink().name
     except OSError as error:
