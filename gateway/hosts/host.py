@@ -85,7 +85,7 @@ class Machines(Protocol):
     async def bring_weights(
         self, spec: LaunchSpec, commits: Sequence[HubCommit], report: Callable[[str], None]
     ) -> None:
-        """Copy to the machines of a start what they lack of the commits. Raises HostError."""
+        """Copy the missing files of commits to the machines of a start. Raises HostError."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +65,10 @@ async def test_a_copy_goes_on_after_the_death_of_a_program(
     put_commit(disks["one"], {LARGE_FILE: content, "config.json": b"{}"})
     victim = next(node for node in cluster.nodes.nodes if node.name == machine)
 
+    pattern = f"{hashlib.sha256(content).hexdigest()}.*.fitserve-copy"
+
     def copied_bytes() -> int:
-        files = disks["two"].repository(REPO).rglob("*.fitserve-copy")
+        files = disks["two"].repository(REPO).rglob(pattern)
         return sum(file.lstat().st_size for file in files)
 
     copying = asyncio.ensure_future(bring(cluster))

@@ -46,7 +46,7 @@ class WeightsCopies:
         commit: HubCommit,
         report: Callable[[str], None],
     ) -> None:
-        """Copy what the target lacks from one of the nodes.
+        """Copy the missing files of a commit to the target from one of the nodes.
 
         Without a node that has the commit nothing happens. Raises the last error of the nodes.
         """

@@ -298,7 +298,7 @@ def read_chunk(descriptor: int, position: int) -> bytes:
 
 
 def _digest(path: Path, listed_digest: str | None) -> str:
-    """The digest that the Hub listed, or the name of the blob. Raises OSError as ValueError."""
+    """The digest that the Hub listed, or the name of the blob. Raises ValueError without both."""
     if listed_digest:
         return listed_digest
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.domain import Hardware
 from gateway.errors import AgentAway, AgentRefusal, FitserveError, HostError
 from gateway.hosts.agent.calls import (
     CHUNK_BYTES,
@@ -23,10 +24,16 @@ from gateway.hosts.cluster import node_service
 from gateway.hosts.cluster.host import ClusterHost
 from gateway.hosts.cluster.node_host import NodeHost
 from gateway.hosts.host import HubCommit
+from gateway.hosts.nodes_host import NodesHost
+from gateway.machine.probe import probe
 from gateway.models.catalog import commit_files
 from gateway.models.catalog.hub_cache import HubCache
 from tests.contract.memory_harness import MemoryHarness
+from tests.support.cluster_nodes import install
+from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.hub_commits import COMMIT, REPO, disk_of, put_commit
+from tests.support.model_files import sharded_model
+from tests.support.running import running
 
 from .test_host import ScriptedLink, machine, two_machines
 
@@ -255,3 +262,44 @@ async def test_a_start_names_the_cache_of_its_machine(pair: Pair, tmp_path: Path
     await host.start(spec.evolve(argv=("engine", argument, "--seed=1")))
     started_spec = pair.link.worlds["two"].engines["a1"].spec
     assert started_spec.argv == ("engine", f"--model={folder}", "--seed=1")
+
+
+async def test_a_gateway_asks_no_hub_for_weights_that_a_machine_has(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    files = sharded_model()
+    put_commit(pair.disks["one"], files)
+    cache = tmp_path / "gateway"
+    host = NodesHost(ClusterHost(pair.link.root / "link.sock", "a", models=cache))
+    monkeypatch.setattr(node_service, "probe", lambda _: cpu_machine())
+    install(tmp_path / "data", "vllm-cpu-99.0.0")
+    with FakeHub({REPO: FakeRepo(files)}) as hub:
+        async with running(
+            tmp_path,
+            lambda _: None,  # type: ignore[arg-type, return-value]
+            host=host,
+            hf_endpoint=hub.url(),
+            models_dir=cache,
+            host_kind="cluster",
+        ) as gateway:
+            for model in ("m1", "m2"):
+                await gateway.add(model, Path(REPO))
+                await gateway.until(model, "ready")
+    downloads = [row.path for row in hub.requests if row.server == "cdn" and row.range is None]
+    assert downloads == []
+    assert not cache.exists()
+    assert pair.content("two") == files
+    folders = {
+        argument
+        for world in pair.link.worlds.values()
+        for started_engine in world.engines.values()
+        for argument in started_engine.spec.argv
+        if argument.startswith("--model=")
+    }
+    assert folders == {f"--model={disk.snapshot(REPO, COMMIT)}" for disk in pair.disks.values()}
+
+
+def cpu_machine() -> Hardware:
+    """This machine without GPUs."""
+    return probe().evolve(gpus=(), links=())
