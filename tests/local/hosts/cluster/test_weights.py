@@ -274,6 +274,8 @@ async def test_a_gateway_asks_no_hub_for_weights_that_a_machine_has(
     host = NodesHost(ClusterHost(pair.link.root / "link.sock", "a", models=cache))
     monkeypatch.setattr(node_service, "probe", lambda _: cpu_machine())
     install(tmp_path / "data", "vllm-cpu-99.0.0")
+    for world in pair.link.worlds.values():
+        world.installed = None
     with FakeHub({REPO: FakeRepo(files)}) as hub:
         async with running(
             tmp_path,
