@@ -2,7 +2,7 @@
 
     the engine's answer            a client without a head yet    a client with the head of events
     an event stream                passed on                      passed on without a head
-    an error in Anthropic's API    kept, then converted           kept, then sent as an event
+    an error                       kept, then converted           kept, then sent as an event
     any other answer               passed on                      kept, then sent as an event
 
 `Exchange` decides which engine is asked, and when the answer ends.
@@ -18,9 +18,16 @@ import msgspec
 from gateway.decoding import DECODE_ERRORS
 from gateway.errors import FitserveError, UpstreamError
 from gateway.proxy.access.rate_limits import Permit
-from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.api.protocol import anthropic_error, dump, error_event, named_event
-from gateway.proxy.heads import RequestHead, answer_head, waiting_head, whole_answer
+from gateway.proxy.api.endpoints import Endpoint
+from gateway.proxy.api.engine_errors import engine_error
+from gateway.proxy.api.protocol import dump, error_event, named_event
+from gateway.proxy.heads import (
+    RequestHead,
+    answer_head,
+    client_lines,
+    waiting_head,
+    whole_answer,
+)
 from gateway.proxy.upstream_connection import Data, UpstreamConnection, Writer
 
 if TYPE_CHECKING:
@@ -31,8 +38,8 @@ _BUFFERED_BYTES = 64 * 1024
 
 
 class BufferedAnswer:
-    """Keeps the body of an answer that needs another form: an error for Anthropic's API, or an
-    answer without events for a client that was promised events."""
+    """Keeps the body of an answer that needs another form: an error, or an answer without events
+    for a client that was promised events."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -45,10 +52,11 @@ class BufferedAnswer:
         for piece in data:
             self.write(piece)
 
-    def event(self, shape: Shape, status: int) -> bytes:
+    def event(self, endpoint: Endpoint, status: int) -> bytes:
         """The answer as an error event, on one line."""
-        if shape == "anthropic" and status >= 400:
-            return named_event(anthropic_error(status, self.data), shape)
+        shape = endpoint.shape
+        if status >= 400:
+            return named_event(engine_error(status, self.data, endpoint), shape)
         try:
             return named_event(dump(msgspec.json.decode(self.data)), shape)
         except DECODE_ERRORS:
@@ -114,11 +122,7 @@ class ClientAnswer:
         """Write the head for the client before the body. `keep_alive` without this answer, and the
         result with it: whether the connection may serve another request."""
         self.withholds_head = False
-        if (
-            self.status >= 400
-            and self._request.endpoint.shape == "anthropic"
-            and not self.has_sent_sse_head
-        ):
+        if self.status >= 400 and not self.has_sent_sse_head:
             self.writer = self._buffered = BufferedAnswer()  # its form changes
             return keep_alive
         head = answer_head(
@@ -165,9 +169,10 @@ class ClientAnswer:
         if self._buffered is None:
             return
         if self.has_sent_sse_head:
-            self._last_event(self._buffered.event(self._request.endpoint.shape, self.status))
+            self._last_event(self._buffered.event(self._request.endpoint, self.status))
         else:
-            self.write_error(self._buffered.data, keep_alive=keep_alive)
+            forwarded_headers, _ = client_lines(upstream.headers)
+            self.write_error(self._buffered.data, forwarded_headers, keep_alive=keep_alive)
 
     def break_off(self, error: FitserveError, tail: Iterable[bytes]) -> None:
         """End an interrupted event stream with an error event. `tail`: the last pieces sent."""
@@ -198,14 +203,21 @@ class ClientAnswer:
             lines += plane.origins.lines(self._request.headers.get(b"origin"))
         return lines if self.permit is None else lines + self.permit.lines(plane.loop.time())
 
-    def write_error(self, body: bytes | bytearray, *, keep_alive: bool) -> None:
-        """Write the engine's error in Anthropic's form."""
-        lines = b"content-type: application/json\r\n"
+    def write_error(
+        self, body: bytes | bytearray, forwarded_headers: bytes, *, keep_alive: bool
+    ) -> None:
+        """Write the engine's error in the form of the client's API."""
+        lines = [
+            line
+            for line in forwarded_headers.splitlines(keepends=True)
+            if not line.startswith(b"content-")
+        ]
+        lines.append(b"content-type: application/json\r\n")
         if not keep_alive:
-            lines += b"connection: close\r\n"
-        converted = anthropic_error(self.status, body)
+            lines.append(b"connection: close\r\n")
+        converted = engine_error(self.status, body, self._request.endpoint)
         self._connection.transport.write(
-            whole_answer(self.status, lines, self.own_headers(), self.id, converted)
+            whole_answer(self.status, b"".join(lines), self.own_headers(), self.id, converted)
         )
 
     def _last_event(self, event: bytes) -> None:

@@ -582,8 +582,8 @@ class Exchange:
         if body:
             upstream.tail.append(body[-TAIL_BYTES:])
             self.first_byte(body)
-        if status >= 400 and self.endpoint.shape == "anthropic":
-            answer.write_error(body, keep_alive=self.keep_alive)
+        if status >= 400:
+            answer.write_error(body, forwarded_headers, keep_alive=self.keep_alive)
         else:
             answer.writer.write(
                 whole_answer(status, forwarded_headers, answer.own_headers(), answer.id, body)

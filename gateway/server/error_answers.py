@@ -14,22 +14,13 @@ from starlette.requests import Request
 from gateway.disk_fault import write_error
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.proxy.api.endpoints import lacks_prefix
+from gateway.proxy.api.foreign_routes import foreign_hint
 from gateway.proxy.api.protocol import error_headers, request_id
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DESCRIPTION = (
     "GET /admin/openapi.json describes the API, `fitserve COMMAND --help` the options of a command."
 )
-# Routes of llama-swap, alone or with the name of a model behind them.
-_FOREIGN_ROUTES = {
-    "/running": "`fitserve ps` and GET /admin/models list the loaded models.",
-    "/unload": "`fitserve unload NAME` and POST /admin/models/NAME/unload unload a model.",
-    "/api/models/unload": (
-        "`fitserve unload NAME` and POST /admin/models/NAME/unload unload a model."
-    ),
-    "/logs": "`fitserve logs NAME` and GET /admin/models/NAME/logs show the log of an engine.",
-    "/upstream": "`fitserve logs NAME` shows the log of an engine; clients call /v1.",
-}
 _BASE_URL = "The base URL of a client ends in /v1 here."
 
 
@@ -95,14 +86,7 @@ async def _answer_http_error(request: Request, error: Exception) -> JSONResponse
     if error.status_code == 404:
         path = request.url.path
         general_hint = _BASE_URL if lacks_prefix(path) else _DESCRIPTION
-        hint = next(
-            (
-                words
-                for route, words in _FOREIGN_ROUTES.items()
-                if path == route or path.startswith(f"{route}/")
-            ),
-            general_hint,
-        )
+        hint = foreign_hint(path) or general_hint
         return await _answer_error(
             request, NotFound(f"The route {method} {path[:200]} does not exist.", hint=hint)
         )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import FitserveError
-from gateway.proxy.api.protocol import anthropic_error
+from gateway.proxy.api.endpoints import Endpoint, find
+from gateway.proxy.api.engine_errors import engine_error
 from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.bodies.thoughts import rename_for_engine
@@ -30,11 +31,14 @@ UNREADABLE = {
 }
 
 
-def _event_reader(shape: str) -> Callable[[bytes], object]:
+CHAT, MESSAGES = (find(path, b"", "POST") for path in ("/v1/chat/completions", "/v1/messages"))
+
+
+def _event_reader(endpoint: Endpoint) -> Callable[[bytes], object]:
     def read(data: bytes) -> bytes:
         answer = BufferedAnswer()
         answer.write(data)
-        return answer.event(shape, 500)  # type: ignore[arg-type]
+        return answer.event(endpoint, 500)
 
     return read
 
@@ -44,9 +48,10 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "usage of events": lambda data: usage((b"data: ", data, b"\n\ndata: [DONE]\n\n")),
     "structured usage": structured_usage,
     "end of a stream": lambda data: stream_end("chat", [b"data: %b\n\n" % data], 4096, len(data)),
-    "error for Anthropic's API": lambda data: anthropic_error(500, data),
-    "error as an event": _event_reader("openai"),
-    "error as an event of Anthropic's": _event_reader("anthropic"),
+    "error": lambda data: engine_error(500, data, CHAT),
+    "error for Anthropic's API": lambda data: engine_error(500, data, MESSAGES),
+    "error as an event": _event_reader(CHAT),
+    "error as an event of Anthropic's": _event_reader(MESSAGES),
     "thoughts": lambda data: rename_for_engine(b'{"messages":[{"reasoning_content":%b}]}' % data),
 }
 

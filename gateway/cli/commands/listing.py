@@ -76,8 +76,8 @@ def df(as_json: Json = False) -> None:
 def list_models(as_json: Json = False) -> None:
     """List the models with source, commit and disk usage."""
     listing = call("GET", "/admin/models")["data"]
-    on_disk = {row["name"]: row["revisions"] for row in call("GET", "/admin/disk/models")["data"]}
-    rows = [_entry(view, on_disk.get(view["name"], [])) for view in listing]
+    on_disk = {row["name"]: row for row in call("GET", "/admin/disk/models")["data"]}
+    rows = [_entry(view, on_disk.get(view["name"], {"revisions": []})) for view in listing]
     if as_json:
         say(json.dumps({"data": rows}, indent=2))
         return
@@ -129,15 +129,16 @@ def _requests(as_json: bool) -> None:
         say(f"{listing['more']:,} more requests are running.")
 
 
-def _entry(view: Any, revisions: list[Any]) -> dict[str, Any]:
-    wish = view["wish"]
+def _entry(view: Any, on_disk: Any) -> dict[str, Any]:
+    wish, revisions = view["wish"], on_disk["revisions"]
+    folder_bytes = on_disk.get("folder_bytes") or 0
     return {
         "name": view["name"],
         "aliases": wish["aliases"],
         "state": view["state"],
         "source": wish["source"] or ", ".join(wish["endpoints"]),
         "commits": [revision["commit"] for revision in revisions],
-        "bytes": sum(revision["bytes"] for revision in revisions),
+        "bytes": sum((revision["bytes"] for revision in revisions), folder_bytes),
         "used_at": view["used_at"],
     }
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import httptools
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.proxy.api.foreign_routes import foreign_hint
 
 Shape = Literal["openai", "anthropic"]
 
@@ -107,6 +108,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("models", "GET", "/v1/models", _ALL_TASKS, body="none", destination="models"),
 )
 _PATHS = {endpoint.path: endpoint for endpoint in ENDPOINTS}
+# Paths under which clients of GPUStack and LM Studio call the same endpoints.
+_FOREIGN_PATHS = {
+    path.replace("/v1/", "/v1-openai/", 1): path for path in _PATHS if path.startswith("/v1/")
+} | {f"/api/v0/{name}": f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings")}
 # Endpoints by the exact bytes of method and target, found without parsing the URL.
 USUAL_ENDPOINTS = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
 
@@ -114,7 +119,12 @@ USUAL_ENDPOINTS = {(endpoint.method_bytes, endpoint.target): endpoint for endpoi
 def is_inference(path: str) -> bool:
     """Whether the data plane answers a decoded path, if only with a 404. The admin API answers the
     others."""
-    return path in _PATHS or path.startswith(("/v1/", "/v2/")) or path in ("/v1", "/v2")
+    return (
+        path in _PATHS
+        or path in _FOREIGN_PATHS
+        or path.startswith(("/v1/", "/v2/"))
+        or path in ("/v1", "/v2")
+    )
 
 
 def lacks_prefix(path: str) -> bool:
@@ -136,7 +146,7 @@ def shape_of(path: str) -> Shape:
 
 def find(path: str, query: bytes, method: str) -> Endpoint:
     """The row for a decoded path. Raises NotFound, MethodNotAllowed."""
-    endpoint = _PATHS.get(path)
+    endpoint = _PATHS.get(_FOREIGN_PATHS.get(path, path))
     if endpoint is None and path.startswith("/v1/models/"):
         endpoint = Endpoint(
             "models",
@@ -162,7 +172,8 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
         )
     if endpoint is None:
         raise NotFound(
-            f"The path {path[:200]} does not exist.", hint=f"The endpoints are {_PATH_LIST}."
+            f"The path {path[:200]} does not exist.",
+            hint=foreign_hint(path) or f"The endpoints are {_PATH_LIST}.",
         )
     if endpoint.method != method:
         raise MethodNotAllowed(

@@ -42,7 +42,7 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "AnthropicError": {
         "type": "object",
-        "description": "The same in Anthropic's form. Errors of engines are converted to it.",
+        "description": "The same in Anthropic's form, also for errors of engines.",
         "required": ["type", "error"],
         "properties": {
             "type": {"const": "error"},
@@ -56,7 +56,7 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     "EngineError": {
         "description": (
             "An error of the gateway if `x-gateway-source` is `gateway`. Otherwise the engine's own"
-            " error, unchanged."
+            " words in the same form."
         ),
         "anyOf": [{"$ref": "#/components/schemas/Error"}, {}],
     },

@@ -41,8 +41,6 @@ _ANTHROPIC_TYPES = {
 
 _REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
 _USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
-# Most bytes shown of an engine's answer that is no JSON.
-_EXCERPT_BYTES = 2000
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
 
 
@@ -134,39 +132,15 @@ def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
     """The body of an error in the form of that API."""
     if shape == "openai":
         return error.envelope()
-    kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {
+        "type": "error",
+        "error": {"type": anthropic_type(error.status), "message": str(error)},
+    }
 
 
-def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
-    """The body of an engine's error in Anthropic's form, on one line. Engines use OpenAI's form for
-    unreadable requests (vLLM 0.33.0, entrypoints/serve/exceptions.py), or that of their
-    framework."""
-    try:
-        content = msgspec.json.decode(body)
-    except DECODE_ERRORS:
-        content = bytes(body[:_EXCERPT_BYTES]).decode(errors="replace")
-    if isinstance(content, dict):
-        inner_error = content.get("error")
-        if (
-            content.get("type") == "error"
-            and isinstance(inner_error, dict)
-            and isinstance(inner_error.get("message"), str)
-            and "type" in inner_error
-        ):
-            return dump(content)
-        text = next(
-            (
-                part["message"]
-                for part in (inner_error, content)
-                if isinstance(part, dict) and "message" in part
-            ),
-            None,
-        )
-        content = text or content.get("detail") or inner_error or content
-    message = content if isinstance(content, str) else dump(content).decode()
-    kind = _ANTHROPIC_TYPES.get(status, "api_error")
-    return dump({"type": "error", "error": {"type": kind, "message": message}})
+def anthropic_type(status: int) -> str:
+    """The type of Anthropic's errors with the status."""
+    return _ANTHROPIC_TYPES.get(status, "api_error")
 
 
 def error_event(error: FitserveError, shape: Shape) -> bytes:

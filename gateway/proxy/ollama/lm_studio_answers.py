@@ -11,7 +11,6 @@ from typing import Any
 from gateway.proxy.ollama.ollama_answers import LOADED_STATES
 from gateway.proxy.routing.model_route import ModelCard
 
-PREFIX = "/api/v0/"
 MODELS = "/api/v0/models"
 
 

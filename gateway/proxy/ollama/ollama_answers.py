@@ -62,7 +62,9 @@ class StreamedAnswer:
             delta = choice.get("delta") or choice.get("message") or {}
             self._reason = choice.get("finish_reason") or self._reason
             self._take_calls(delta.get("tool_calls") or ())
-            text = delta.get("content") or choice.get("text") or ""
+            # Ollama's API has no field for a refusal, so the client reads it as the answer.
+            texts = (delta.get("content"), choice.get("text"), delta.get("refusal"))
+            text = next((text for text in texts if text), "")
             thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
             if text or thoughts:
                 lines.append(self._line(text, thoughts, now))

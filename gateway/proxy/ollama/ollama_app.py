@@ -32,6 +32,7 @@ from gateway.errors import (
     UpstreamError,
 )
 from gateway.proxy import refusals
+from gateway.proxy.api.foreign_routes import foreign_hint
 from gateway.proxy.api.protocol import dump, error_headers, new_id
 from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.ollama import lm_studio_answers, ollama_answers
@@ -67,14 +68,6 @@ _LISTS = {
     "/api/version": "GET",
     "/api/pull": "POST",
     lm_studio_answers.MODELS: "GET",
-}
-# Paths that manage models, with the command that does it here.
-_COMMANDS = {
-    "push": "fitserve export",
-    "create": "fitserve add",
-    "copy": "fitserve set --alias",
-    "delete": "fitserve rm",
-    "blobs": "fitserve add",
 }
 # Headers of an answer of /v1 that the caller gets too.
 _ANSWER_HEADERS = (
@@ -158,16 +151,10 @@ class _OllamaCall:
         elif path.startswith(f"{lm_studio_answers.MODELS}/"):
             self._check_method("GET")
             await self._list({"model": path.removeprefix(f"{lm_studio_answers.MODELS}/")})
-        elif path.startswith(lm_studio_answers.PREFIX):
-            raise NotFound(
-                f"LM Studio's {self._method} {path} is not spoken here.",
-                hint=f"Use /v1/{path.removeprefix(lm_studio_answers.PREFIX)[:100]}.",
-            )
         else:
-            command = _COMMANDS.get(path.removeprefix(PREFIX).partition("/")[0], "")
             raise NotFound(
-                f"Ollama's {self._method} {path} is not spoken here.",
-                hint=f"`{command}` does this." if command else "docs/apps.md lists what is.",
+                f"The route {self._method} {path[:200]} does not exist.",
+                hint=foreign_hint(path) or "docs/api.md lists the calls of Ollama's API.",
             )
 
     async def refuse(self, error: FitserveError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -67,6 +68,9 @@ class RevisionOfModel(Value):
 class ModelOnDisk(Value):
     name: str
     revisions: tuple[RevisionOfModel, ...]
+    folder_bytes: int | None = Field(
+        None, description="bytes of a source that is a folder outside the cache"
+    )
 
 
 class ModelsOnDisk(Value):
@@ -117,10 +121,16 @@ async def disk(request: Request) -> DiskView:
 
 @router.get("/disk/models")
 async def disk_of_models(request: Request) -> ModelsOnDisk:
-    """The revisions on the disk of each model. No other repository and no engine is read."""
+    """The revisions and the folder on the disk of each model. No other repository and no engine is
+    read."""
     gateway = gateway_of(request)
     models, cache = gateway.loop.fleet.models, gateway.hub.disk
     revisions_by_model = {name: sorted(revisions(model)) for name, model in models.items()}
+    folders = {
+        name: Path(source)
+        for name, model in models.items()
+        if (source := model.wish.source or "").startswith("/") and revision_of(source) is None
+    }
 
     def read() -> ModelsOnDisk:
         rows = {
@@ -131,7 +141,9 @@ async def disk_of_models(request: Request) -> ModelsOnDisk:
         return ModelsOnDisk(
             data=tuple(
                 ModelOnDisk(
-                    name=name, revisions=tuple(rows[pair] for pair in pairs if pair in rows)
+                    name=name,
+                    revisions=tuple(rows[pair] for pair in pairs if pair in rows),
+                    folder_bytes=revision_bytes(folders[name]) if name in folders else None,
                 )
                 for name, pairs in revisions_by_model.items()
             )

@@ -44,6 +44,12 @@ _READ_OPTIONS = ("-e", "--env", "--gpus", "--rm", "-i", "-t", "-d", "--init", "-
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _ENV_OPTIONS = ("-e", "--env")
 _OWN_STARTS = "the gateway starts its engines by itself"
+# Fields that no plan of a machine without GPUs can follow: the engines of these files run on GPUs.
+_FIELDS_OF_GPUS = ("engines", "gpus", "tensor_parallel")
+_NO_GPU = (
+    "this machine has no GPU that engines can use, so the plan chooses. Repeat the import on the"
+    " machine that serves the model"
+)
 _VOLUME_OPTIONS = ("-v", "--volume", "--mount")
 _VOLUMES = (
     "the weights are in the gateway's cache (FITSERVE_MODELS_DIR), or in the folder that `source`"
@@ -119,11 +125,13 @@ class EngineKnowledge(NamedTuple):
     engines: the newest version by kind.
     closing_reason: of flags that users may not give.
     engine_of: the engine `kind==version`; raises NotFound.
+    has_gpu: on the machine for which the file is read.
     """
 
     engines: Mapping[str, Engine]
     closing_reason: ClosingReason
     engine_of: Callable[[str], Engine]
+    has_gpu: bool = True
 
 
 def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModels | None:
@@ -135,11 +143,11 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     document = read(text)
     data = document.data if isinstance(document.data, dict) else {}
     if isinstance(data.get("models"), dict):
-        return _accepted_models(_read_llama_swap(document, knowledge))
+        return _accepted_models(_read_llama_swap(document, knowledge), knowledge)
     if isinstance(data.get("services"), dict):
-        return _accepted_models(_read_compose(document, knowledge))
+        return _accepted_models(_read_compose(document, knowledge), knowledge)
     if any(instruction == "from" and value for _, instruction, value in _instructions(text)):
-        return _accepted_models(_read_modelfile(text, name))
+        return _accepted_models(_read_modelfile(text, name), knowledge)
     if document.mistakes and re.search(r"^(models|services):", text, re.MULTILINE):
         place, reason = document.mistakes[0]
         raise BadRequest(
@@ -525,12 +533,16 @@ def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
     return ""
 
 
-def _accepted_models(models_read: _ReadModels) -> ImportedModels:
-    """The models without fields that a wish does not take, and a notice for each reason."""
+def _accepted_models(models_read: _ReadModels, knowledge: EngineKnowledge) -> ImportedModels:
+    """The models without fields that a wish does not take or this machine cannot have, and a notice
+    for each reason."""
     problems = list(models_read.problems)
     models: dict[str, dict[str, Any]] = {}
     for name, fields in models_read.models.items():
         remaining = dict(fields)
+        if not knowledge.has_gpu:
+            lost_fields = [key for key in _FIELDS_OF_GPUS if remaining.pop(key, None) is not None]
+            problems += [_Problem(1, name, f"{key}: {_NO_GPU}.") for key in lost_fields]
         for _ in range(len(fields)):
             try:
                 ModelRequest.model_validate({"name": name, **remaining}).wish()

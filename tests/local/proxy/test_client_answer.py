@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from gateway.proxy.api.endpoints import find
 from gateway.proxy.client_answer import BufferedAnswer
 from gateway.proxy.exchange import Exchange
 from tests.support.dataplane import ASK, CHAT, Gateway, http_client, model, raw_request
@@ -17,17 +18,21 @@ from tests.support.upstream import Call, Upstream
 pytestmark = pytest.mark.anyio
 
 
+CHAT_ENDPOINT = find(CHAT, b"", "POST")
+MESSAGES_ENDPOINT = find("/v1/messages", b"", "POST")
+
+
 def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
     buffered_answer = BufferedAnswer()
     buffered_answer.writelines([b'{"error":\n', b'{"message": "x"}}'])
-    assert buffered_answer.event("openai", 400) == b'data: {"error":{"message":"x"}}\n\n'
+    assert buffered_answer.event(CHAT_ENDPOINT, 200) == b'data: {"error":{"message":"x"}}\n\n'
     error = b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}'
-    assert buffered_answer.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % error
+    assert buffered_answer.event(MESSAGES_ENDPOINT, 400) == b"event: error\ndata: %b\n\n" % error
     for data in (b"<html>\n\n</html>", b"[" * 200_000):
         odd = BufferedAnswer()
         odd.write(data)
         odd.write(b"more")
-        value = json.loads(odd.event("anthropic", 200).removeprefix(b"event: error\ndata: "))
+        value = json.loads(odd.event(MESSAGES_ENDPOINT, 200).removeprefix(b"event: error\ndata: "))
         assert value["error"]["message"].startswith("The engine's answer is not an event stream")
 
 
@@ -72,8 +77,9 @@ async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(
                 assert answer.headers["content-type"] == "application/json"
                 error = {"type": "invalid_request_error", "message": "max_tokens: field required"}
                 assert answer.json() == {"type": "error", "error": error}
-            if not chunked:
-                assert (await client.post(CHAT, json=ASK)).content == body
+                error = (await client.post(CHAT, json=ASK)).json()["error"]
+                assert error["message"] == "max_tokens: field required"
+                assert (error["type"], error["code"]) == ("invalid_request_error", None)
 
 
 async def test_a_good_answer_of_an_engine_is_passed_on_as_it_is() -> None:

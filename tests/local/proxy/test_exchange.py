@@ -439,7 +439,7 @@ async def test_an_engine_that_answers_before_the_body_is_complete_is_heard(
 
     async with stage(gateway, script), http_client(gateway) as client:
         response = await client.post(CHAT, json={**ASK, "x": "y" * 3_000_000})
-        assert (response.status_code, response.content) == (400, b'{"error":1}')
+        assert (response.status_code, response.json()["error"]["message"]) == (400, "1")
 
 
 async def test_a_client_that_announces_more_than_it_sends_reaches_no_engine(
@@ -786,7 +786,7 @@ async def test_a_request_that_kills_engines_is_asked_of_two_at_most(
         await gateway.wait_until_settled()
 
 
-async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway) -> None:
+async def test_another_error_of_an_engine_is_passed_on_with_its_words(gateway: Gateway) -> None:
     async def fails(call: Call) -> None:
         await call.reply(b'{"error": {"message": "a bug"}}', "500 Internal Server Error")
 
@@ -796,9 +796,9 @@ async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway
         http_client(gateway) as client,
     ):
         gateway.route(model(upstream.url))
-        assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == [
-            '{"error": {"message": "a bug"}}'
-        ] * 2
+        for _ in range(2):
+            answer = await client.post(CHAT, json=ASK)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (500, "a bug")
         assert not other_upstream.calls
         await gateway.wait_until_settled()
 

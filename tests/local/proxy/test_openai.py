@@ -117,7 +117,7 @@ async def test_a_header_value_that_an_engine_could_choke_on_is_not_forwarded(
         assert not {"accept", "tracestate", "traceparent"} & set(upstream.calls[0].headers)
 
 
-async def test_an_error_of_the_engine_passes_through_unchanged(gateway: Gateway) -> None:
+async def test_an_error_of_the_engine_keeps_its_words_in_openais_form(gateway: Gateway) -> None:
     body = (
         b'{"object":"error","message":"max_tokens is too'
         b' large","type":"BadRequestError","code":400}'
@@ -128,9 +128,12 @@ async def test_an_error_of_the_engine_passes_through_unchanged(gateway: Gateway)
         await call.reply(body, status, "content-type: application/json\r\nretry-after: 3\r\n")
 
     async with stage(gateway, script), http_client(gateway) as client:
+        kinds = {400: "invalid_request_error", 429: "rate_limit_error"}
         for extra, status in ({}, 400), ({"user": "slow"}, 429):
             response = await client.post(CHAT, json={**ASK, **extra})
-            assert (response.status_code, response.content) == (status, body)
+            error = {"message": "max_tokens is too large", "type": kinds[status]}
+            assert response.json() == {"error": {**error, "param": None, "code": None}}
+            assert response.status_code == status
             assert response.headers["x-gateway-source"] == "engine"
             assert response.headers["retry-after"] == "3"
 

@@ -17,6 +17,9 @@ from gateway.server.error_answers import answer_errors
         ("/unload/m", "fitserve unload NAME"),
         ("/api/models/unload/m", "fitserve unload NAME"),
         ("/logs/stream/m", "fitserve logs NAME"),
+        ("/v1-openai/models/m", "http://HOST:PORT/v1"),
+        ("/server_info", "fitserve show NAME"),
+        ("/dashboard", "The page is at /"),
         ("/runningx", "GET /admin/openapi.json"),
     ],
 )

@@ -46,6 +46,7 @@ def _read_models(file: Path) -> Any:
     """The models and notices of the file. Raises BadRequest."""
     from gateway.engines.common.open_flags import closing_reason
     from gateway.file_reading import read_file as read_bytes
+    from gateway.machine.probe import probe
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
     from gateway.wishes.imported.readers import EngineKnowledge, read_file
@@ -59,10 +60,12 @@ def _read_models(file: Path) -> Any:
         text, reason = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
     if reason:
         raise BadRequest(f"{file} cannot be read: {reason}.", hint="Correct the path.")
-    profiles = Profiles(load_settings().profiles_dir)
+    settings = load_settings()
+    profiles = Profiles(settings.profiles_dir)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
-    knowledge = EngineKnowledge(engines, closing_reason, profiles.engine)
+    has_gpu = any(gpu.kept is None for gpu in probe(settings.data).gpus)
+    knowledge = EngineKnowledge(engines, closing_reason, profiles.engine, has_gpu)
     imported = read_file(text, name, knowledge)
     if imported is None:
         raise BadRequest(

@@ -23,7 +23,7 @@ from tests.support.dataplane import (
 )
 from tests.support.endpoint_bodies import body_of, form_request
 from tests.support.patience import HANG_S, hang_s
-from tests.support.upstream import Call
+from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -115,6 +115,29 @@ async def test_paths_of_engines_outside_v1_are_fastapis(gateway: Gateway) -> Non
         ):
             assert (await client.post(path, json={"model": "m"})).headers["x-asgi"] == "1"
         assert upstream.calls == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1-openai/chat/completions", "/v1-openai/embeddings", "/api/v0/chat/completions"],
+)
+async def test_paths_of_gpustack_and_lm_studio_are_those_of_v1(gateway: Gateway, path: str) -> None:
+    async with http_client(gateway) as client, Upstream(ok) as upstream:
+        gateway.route(model(upstream.url, task="embed" if "embed" in path else "generate"))
+        response = await client.post(path, json={"model": "m"})
+        assert (response.status_code, response.headers["x-gateway-source"]) == (200, "engine")
+        name = path.split("/", 2 if path.startswith("/v1") else 3)[-1]
+        assert [call.head[0] for call in upstream.calls] == [f"POST /v1/{name} HTTP/1.1".encode()]
+        assert (await client.get(path)).status_code == 405
+
+
+async def test_a_list_under_gpustacks_path_needs_a_key_like_v1() -> None:
+    with Gateway(keys=Keys(None, Secret("api-secret"))) as gateway:
+        async with http_client(gateway) as client:
+            assert (await client.get("/v1-openai/models")).status_code == 401
+            headers = {"authorization": "Bearer api-secret"}
+            answer = await client.get("/v1-openai/models", headers=headers)
+            assert answer.json()["object"] == "list"
 
 
 # --- Anthropic ---

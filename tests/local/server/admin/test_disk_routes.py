@@ -34,7 +34,13 @@ async def test_the_revisions_of_models_are_read_alone(
         await gateway.add("folder", model_folder(tmp_path / "model"))
         answer = await gateway.client.get("/admin/disk/models")
         assert answer.status_code == 200, answer.text
-        assert {row["name"]: row["revisions"] for row in answer.json()["data"]} == {
+        rows = {row["name"]: row for row in answer.json()["data"]}
+        assert {name: row["revisions"] for name, row in rows.items()} == {
             "m": [{"repo": "org/name", "commit": COMMIT, "bytes": size}],
             "folder": [],
+        }
+        folder_size = sum(path.stat().st_size for path in (tmp_path / "model").iterdir())
+        assert {name: row["folder_bytes"] for name, row in rows.items()} == {
+            "m": None,
+            "folder": folder_size,
         }

@@ -47,6 +47,14 @@ def test_a_stream_has_text_thoughts_calls_and_figures() -> None:
     assert end["total_duration"] == 2_000_000_000
 
 
+def test_a_refusal_is_read_as_the_answer() -> None:
+    answer = StreamedAnswer("m", is_chat=True)
+    pieces = [answer.lines(delta(refusal=text), 10.5) for text in ("I cannot", " help.")]
+    assert [line["message"]["content"] for (line,) in pieces] == ["I cannot", " help."]
+    event = {"choices": [{"message": {"content": None, "refusal": "No."}}]}
+    assert answer.whole(event, TIMES)["message"]["content"] == "No."
+
+
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
 def test_arguments_with_a_number_beyond_floats_stay_a_text(number: str) -> None:
     answer = StreamedAnswer("m", is_chat=True)

@@ -35,6 +35,16 @@ def notices(result: ImportedModels) -> dict[str, int]:
     return {notice.text: notice.line for notice in result.notices}
 
 
+def test_a_machine_without_gpus_gets_no_field_that_needs_one() -> None:
+    result = read_file(SWAP, "file", KNOWLEDGE._replace(has_gpu=False))
+    assert result is not None
+    fields = result.models["qwen"]
+    assert not {"engines", "gpus", "tensor_parallel"} & set(fields)
+    assert (fields["source"], fields["context"]) == ("Qwen/Qwen3-8B", 32768)
+    (notice,) = [notice.text for notice in result.notices if "no GPU" in notice.text]
+    assert notice.startswith("qwen: engines, gpus, tensor_parallel: this machine has no GPU")
+
+
 def test_llama_swap_becomes_models_and_each_remaining_line_is_reported() -> None:
     result = read_models(SWAP)
     assert result.models == {
