@@ -19,6 +19,7 @@ from gateway.cli.terminal import print_message
 from gateway.domain.record import FrozenRecord
 from gateway.domain.units import token_count
 from gateway.errors import BadRequest, near_name_hint
+from gateway.model_folder import model_folder
 
 if TYPE_CHECKING:
     from gateway.domain import Wish
@@ -358,8 +359,10 @@ def timeout_seconds(text: str) -> float:
 
 
 def absolute_source(source: str | None) -> str | None:
-    """A folder becomes an absolute path: the gateway may run in another folder."""
-    if source and (source.startswith((".", "~", "/")) or Path(source).is_dir()):
+    """A folder becomes an absolute path: the gateway may run in another folder. A `config.json`
+    stands for its folder, and a file is no repository."""
+    source = source and model_folder(source)
+    if source and (source.startswith((".", "~", "/")) or Path(source).exists()):
         return str(Path(source).expanduser().absolute())
     if source and "/" in source and (parent := Path(source).parent).is_dir():
         print_message(

@@ -99,6 +99,17 @@ FOREIGN_COMMANDS = {
     "remove": "`fitserve rm NAME` removes a model.",
     "delete": "`fitserve rm NAME` removes a model.",
     "get": "`fitserve pull MODEL` downloads, `fitserve search WORDS` finds models.",
+    "deploy": "`fitserve add NAME SOURCE` serves a model.",
+    "server": "`fitserve serve` runs the gateway.",
+    "launch": "Apps take http://HOST:PORT/v1 as their base URL; docs/apps.md has their settings.",
+    "signin": "No account is needed. FITSERVE_HF_TOKEN opens gated models of the Hub.",
+    "signout": "No account is needed. FITSERVE_HF_TOKEN opens gated models of the Hub.",
+    "login": "No account is needed. FITSERVE_HF_TOKEN opens gated models of the Hub.",
+    "log": "`fitserve logs NAME` prints the log of an engine.",
+    "inspect": "`fitserve show NAME` explains a model.",
+    "info": "`fitserve show NAME` explains a model.",
+    "complete": "`fitserve run MODEL PROMPT` answers one prompt.",
+    "collect-env": "`fitserve doctor` checks the machine, `fitserve probe` shows it.",
     "push": "Models are not published from here; the Hugging Face Hub has a client for that.",
 }
 

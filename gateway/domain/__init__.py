@@ -28,9 +28,11 @@ if TYPE_CHECKING:
         BoolChoice,
         Choice,
         IntChoice,
+        NumberChoice,
         StrChoice,
         bool_choice,
         int_choice,
+        number_choice,
         str_choice,
     )
     from gateway.domain.decision import (
@@ -129,7 +131,10 @@ _NAMES = {
         "AskedAttention AskedCache AskedKernel EngineAnswer InquiryResult RehearsedStart "
         "ResolvedSettings"
     ),
-    "choice": "BoolChoice Choice IntChoice StrChoice bool_choice int_choice str_choice",
+    "choice": (
+        "BoolChoice Choice IntChoice NumberChoice StrChoice bool_choice int_choice number_choice"
+        " str_choice"
+    ),
     "decision": "Decision EngineHere ModelForm OpenQuestions Rejected Rival RuleGap WouldFit",
     "engine": "Advisory CacheDefault Engine Flag Install KnownChoice Method MethodRule",
     "facts": "Fact FactKind Failure Served",
@@ -222,6 +227,7 @@ __all__ = [
     "NodeLink",
     "NodeRanks",
     "NodeView",
+    "NumberChoice",
     "Observation",
     "Offer",
     "OpenQuestions",
@@ -257,6 +263,7 @@ __all__ = [
     "WouldFit",
     "bool_choice",
     "int_choice",
+    "number_choice",
     "str_choice",
 ]
 

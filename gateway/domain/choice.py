@@ -28,12 +28,19 @@ class Choice(Value, Generic[T]):
 
 # The look-up of a parametrized model costs more than an instance.
 IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
+NumberChoice = Choice[int | float]
 
 
 # Most plans of a decision share their choices, so equal choices are one object.
 @lru_cache(maxsize=1024)
 def int_choice(value: int, reason: str, source: str) -> Choice[int]:
     return IntChoice(value=value, reason=reason, source=source)
+
+
+# Equal numbers of two types are written differently.
+@lru_cache(maxsize=1024, typed=True)
+def number_choice(value: float, reason: str, source: str) -> Choice[int | float]:
+    return NumberChoice(value=value, reason=reason, source=source)
 
 
 @lru_cache(maxsize=1024)

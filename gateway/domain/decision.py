@@ -174,7 +174,11 @@ class Decision(Value):
         counts = f"{len(self.plans)} plans, {len(self.rejected)} rejected"
         return f"<Decision for {self.model} on {self.hardware}: {counts}; {best_text}>"
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        """The tables that `print` shows."""
+        from gateway.domain.decision_text import decision_text  # not before a program prints
+
+        return decision_text(self)
 
     def _repr_html_(self) -> str:
         """The tables that a notebook shows."""

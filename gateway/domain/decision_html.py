@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from gateway.domain.decision import Decision, Rejected
     from gateway.domain.plan import Plan
 
-_MAX_PLANS, _MAX_REFUSALS = 12, 8
+MAX_PLANS, _MAX_REFUSALS = 12, 8
+PLAN_HEAD = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "tokens/s in all")
 
 
 def decision_html(decision: Decision) -> str:
@@ -34,12 +35,12 @@ def decision_html(decision: Decision) -> str:
             for row in decision.rejected[:_MAX_REFUSALS]
         ]
         table = _table(("engine", "layout", "refused by", "reason"), rows)
-        title = f"{len(decision.rejected)} rejected{_limit_words(decision.rejected, len(rows))}"
+        title = f"{len(decision.rejected)} rejected{limit_words(decision.rejected, len(rows))}"
         parts.append(f"<details><summary>{title}</summary>{table}</details>")
     return "\n".join(parts)
 
 
-def _limit_words(rows: Sequence[object], count: int) -> str:
+def limit_words(rows: Sequence[object], count: int) -> str:
     """The words on rows that a table leaves out; "": it has all."""
     return f", of which {count} are shown" if len(rows) > count else ""
 
@@ -51,9 +52,9 @@ def _layout(row: Rejected) -> str:
     return " ".join([f"TP={row.tensor_parallel}", *further])
 
 
-def _plans_table(plans: Sequence[Plan]) -> str:
-    head = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "tokens/s in all")
-    rows = [
+def plan_rows(plans: Sequence[Plan]) -> list[tuple[object, ...]]:
+    """A row of cells for each of the first plans."""
+    return [
         (
             plan.rank,
             str(plan.engine),
@@ -63,10 +64,14 @@ def _plans_table(plans: Sequence[Plan]) -> str:
             f"{plan.speed.stream.value:,g}" if plan.speed else "unknown",
             f"{plan.speed.total.value:,g}" if plan.speed else "unknown",
         )
-        for plan in plans[:_MAX_PLANS]
+        for plan in plans[:MAX_PLANS]
     ]
-    limit_words = _limit_words(plans, len(rows))
-    return _table(head, rows) + (f"<p>{len(plans)} plans{limit_words}.</p>" if limit_words else "")
+
+
+def _plans_table(plans: Sequence[Plan]) -> str:
+    words = limit_words(plans, MAX_PLANS)
+    table = _table(PLAN_HEAD, plan_rows(plans))
+    return table + (f"<p>{len(plans)} plans{words}.</p>" if words else "")
 
 
 def _choices_table(plan: Plan) -> str:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gateway.domain.base import Field
-from gateway.domain.choice import NOT_FOR_AGENTS, BoolChoice, Choice, IntChoice, StrChoice
+from gateway.domain.choice import (
+    NOT_FOR_AGENTS,
+    BoolChoice,
+    Choice,
+    IntChoice,
+    NumberChoice,
+    StrChoice,
+)
 from gateway.domain.units import GIB, plural
 from gateway.domain.value import EngineRef, Grade, Task, Value
 
@@ -275,7 +283,9 @@ class Plan(Value):
     custom_all_reduce: Choice[bool]
     enforce_eager: Choice[bool]
     sleep_mode: Choice[bool] = BoolChoice(value=False, reason="not requested", source="planner")
-    kv_offload_gib: Choice[int] = IntChoice(value=0, reason=NOT_FOR_AGENTS, source="planner")
+    kv_offload_gib: Choice[int | float] = NumberChoice(
+        value=0, reason=NOT_FOR_AGENTS, source="planner"
+    )
     kernels: tuple[LayerKernel, ...] = Field((), description="kernel of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory
@@ -334,7 +344,7 @@ class Plan(Value):
     @property
     def offloaded_bytes(self) -> int:
         """Bytes of RAM for its second KV cache."""
-        return self.kv_offload_gib.value * GIB
+        return math.ceil(self.kv_offload_gib.value * GIB)
 
     def promises(self, device_bytes: Callable[[str], int]) -> Iterator[tuple[str, int]]:
         """Devices and the bytes of each that no other engine may use, a second KV cache included.

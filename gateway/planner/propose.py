@@ -222,13 +222,15 @@ def _parser_flags(
 
 def _choose_ram_use(
     candidate: Candidate, sizes: Sizes, env: Mapping[str, str], speed: Speed | None, count: int
-) -> tuple[Choice[bool], Choice[int]]:
+) -> tuple[Choice[bool], Choice[int | float]]:
     """Sleep mode, and the KV cache in RAM. count: of copies."""
     sleeps = choices.sleep_choice(candidate, sizes, env)
     return sleeps, kv_offload(candidate, sizes.memory, speed, count, sleeps=sleeps.value)
 
 
-def _ram_flags(candidate: Candidate, mode: Choice[bool], offload: Choice[int]) -> dict[str, Scalar]:
+def _ram_flags(
+    candidate: Candidate, mode: Choice[bool], offload: Choice[int | float]
+) -> dict[str, Scalar]:
     """The flags of sleep mode and of a KV cache in RAM. A question leaves them out, because they
     compute nothing.
 

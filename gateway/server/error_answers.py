@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.disk_fault import write_error
+from gateway.domain.value import plain_problem
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.proxy.api.endpoints import lacks_prefix
 from gateway.proxy.api.foreign_routes import foreign_hint
@@ -54,7 +55,7 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
         )
         return await _answer_error(request, broken)
     field = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    problem = first["msg"].removeprefix("Value error, ").rstrip(".")
+    problem = plain_problem(first["msg"]).rstrip(".")
     bad_request = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
     return await _answer_error(request, bad_request)
 

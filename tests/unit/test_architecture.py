@@ -45,6 +45,7 @@ BASE = frozenset(
         "health",
         "keys",
         "logging",
+        "model_folder",
         "open_files",
         "secret",
         "settings",

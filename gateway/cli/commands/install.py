@@ -34,6 +34,7 @@ from gateway.settings import Settings
 # A CPU engine takes 2.4 GiB of disk, and uv keeps a second copy in its cache during the work.
 _FREE_BYTES = 6 * GIB
 _MESSAGE_CHARACTERS = 500
+_SHOWN_VERSIONS = 12
 # File in the environment with the packages that uv leaves out.
 _OVERRIDES_FILE = "without.txt"
 
@@ -54,6 +55,8 @@ def install(
     """Build the environment unless it is complete. Returns its folder. wheels: a folder with all
     wheels, used instead of an index. Raises BadRequest, InstallFailed."""
     recipe, folder = _recipe(engine), engine_dir(settings.data, engine)
+    if wheels is None and not is_installed(settings.data, engine):
+        _check_packages(engine, recipe, profiles)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -80,6 +83,45 @@ def install(
         _run(verify, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
         (folder / COMPLETE).write_text(engine.ref + "\n")
     return folder
+
+
+def _check_packages(engine: Engine, recipe: Install, profiles: Profiles) -> None:
+    """Ask the package sources for the engine itself, before anything is made. Packages of a lock
+    file are known to exist. Raises InstallFailed."""
+    if profiles.install_file(engine) is not None:
+        return
+    environment = {**os.environ, **package_sources(), "UV_PYTHON_DOWNLOADS": "never"}
+    command = ["pip", "compile", "--quiet", "--no-deps", "--python-version"]
+    answer = subprocess.run(
+        [find_uv(), *command, recipe.python, "-"],
+        input="\n".join(recipe.packages),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    missing_package = _missing_package(answer.stderr) if answer.returncode else None
+    if missing_package is None:
+        return  # any other problem is that of the installation, which reports it
+    versions = _available_versions(re.split(r"[\[=<>!~]", missing_package)[0])
+    raise InstallFailed(
+        f"{engine.ref} cannot be installed: no package source has {missing_package}.",
+        hint=f"Take one of the versions that exist: {versions}."
+        if versions
+        else "`fitserve engine ls` lists the versions that are known here.",
+    )
+
+
+def _available_versions(package: str) -> str:
+    """The newest versions of a package, as pip lists them; "": pip does not know."""
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", package],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    match = re.search(r"^Available versions: (.+)$", pip.stdout, re.MULTILINE)
+    return ", ".join(match[1].split(", ")[:_SHOWN_VERSIONS]) if match else ""
 
 
 def script(
@@ -304,8 +346,7 @@ def _fill(
             hint="Fix the problem and repeat the installation.",
         )
     text = " ".join(message.split())
-    matches = (re.search(pattern, text) for pattern in _MISSING_PACKAGE)
-    missing_module = next((match[1] for match in matches if match), None)
+    missing_module = _missing_package(message)
     reason = (
         f"{wheels} has no wheel of {missing_module} for this Python and machine"
         if missing_module
@@ -318,6 +359,13 @@ def _fill(
             " add the wheel to the folder, and repeat the command."
         ),
     )
+
+
+def _missing_package(message: str) -> str | None:
+    """The package that uv did not find, by its message; None: uv names none."""
+    text = " ".join(message.split())
+    matches = (re.search(pattern, text) for pattern in _MISSING_PACKAGE)
+    return next((match[1] for match in matches if match), None)
 
 
 _MISSING_PACKAGE = (

@@ -30,6 +30,7 @@ from gateway.cli.present import (
 )
 from gateway.cli.terminal import print_message
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
+from gateway.model_folder import model_folder
 
 if TYPE_CHECKING:
     from gateway.domain import Decision, Hardware, MeasuredStart, Wish
@@ -90,7 +91,8 @@ def plan(
         _show_together(wishes, hardware, network, as_json=as_json, shows_all=shows_all)
         return
     (model,) = models
-    wish, source = read_wish(source=model, **options.fields()), absolute_source(model)
+    source = absolute_source(model)
+    wish = read_wish(source=model_folder(model), **options.fields())
     decision = _plan_for_cluster(wish, hardware, network, asks_engine=check) if hardware else None
     if network and decision is None:
         usage_error("--network needs several machines, such as --hardware 2xgb10.")

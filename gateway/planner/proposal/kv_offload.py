@@ -8,9 +8,7 @@ that the copies take from plain requests.
 
 from __future__ import annotations
 
-import math
-
-from gateway.domain import Choice, Memory, Speed, int_choice
+from gateway.domain import Choice, Memory, Speed, number_choice
 from gateway.domain.choice import NOT_FOR_AGENTS
 from gateway.domain.plan import RAM
 from gateway.domain.units import GIB, gib
@@ -35,31 +33,33 @@ _MIN_TIMES_CACHE = 1.5
 
 def kv_offload(
     candidate: Candidate, memory: Memory, speed: Speed | None, copies: int, *, sleeps: bool
-) -> Choice[int]:
+) -> Choice[int | float]:
     """GiB of RAM; 0: none.
 
     copies: of the engine on the machine.
     sleeps: whether it is made so that it can sleep.
     """
     if OFFLOAD_FLAG in candidate.args:
-        return int_choice(math.ceil(float(candidate.args[OFFLOAD_FLAG])), "set by the user", "user")
+        size_gib = float(candidate.args[OFFLOAD_FLAG])
+        whole_gib = int(size_gib) if size_gib.is_integer() else size_gib
+        return number_choice(whole_gib, "set by the user", "user")
     if candidate.inputs.wish.goal != "agents":
-        return int_choice(0, NOT_FOR_AGENTS, "planner")
+        return number_choice(0, NOT_FOR_AGENTS, "planner")
     if reason := _find_objection(candidate, sleeps=sleeps):
-        return int_choice(0, reason, f"profile {candidate.engine.ref}")
+        return number_choice(0, reason, f"profile {candidate.engine.ref}")
     link = read_pcie_bytes_s(candidate.gpus[0])
     if link is None or speed is None or not memory.kv_bytes_per_token:
-        return int_choice(0, "the speed of the GPU or of its link is not known", "speed model")
+        return number_choice(0, "the speed of the GPU or of its link is not known", "speed model")
     if (computing := speed.first_token_32k_s) is None:
         reason = f"the context is shorter than {_PROMPT_TOKENS:,} tokens"
-        return int_choice(0, reason, "speed model")
+        return number_choice(0, reason, "speed model")
     copy_s = _PROMPT_TOKENS * memory.kv_bytes_per_token / (link * _LINK_PART)
     gain = (
         f"{_PROMPT_TOKENS:,} tokens that return have their first token after"
         f" {copy_s + _OVERHEAD_S:.2f} s, computed anew after {computing.value:.2f} s"
     )
     if copy_s > _MAX_COPY_PART * computing.value:
-        return int_choice(0, f"too little is gained by it: {gain}", "speed model")
+        return number_choice(0, f"too little is gained by it: {gain}", "speed model")
     free_bytes, memory_name = _free_ram(candidate)
     size = min(free_bytes // copies, _MAX_BYTES)
     if size < _MIN_TIMES_CACHE * memory.kv_bytes:
@@ -67,8 +67,8 @@ def kv_offload(
             f"the machine has {gib(max(0, size))} of {memory_name} for it, hardly more than copies"
             f" of the GPU's {gib(memory.kv_bytes)}"
         )
-        return int_choice(0, reason, "memory model")
-    return int_choice(size // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
+        return number_choice(0, reason, "memory model")
+    return number_choice(size // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
 
 
 def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:

@@ -25,6 +25,14 @@ REQUESTED_LIMIT_S = 300.0
 busy machine takes several times as long."""
 
 
+def check_limit_s(load: float, cores: int) -> float:
+    """The seconds for the questions of a start on a machine with this load.
+
+    load: processes that want a core.
+    """
+    return min(REQUESTED_LIMIT_S, round(LIMIT_S * max(1.0, load / max(1, cores))))
+
+
 def model_files(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None,

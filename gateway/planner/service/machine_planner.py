@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from gateway.domain.image_name import AllowedImages, exact
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.engines.inquiry.document import ModelFiles
 from gateway.errors import BadModel, HostError
-from gateway.planner.service.engine_check import LIMIT_S, EngineCheck
+from gateway.planner.service.engine_check import EngineCheck, check_limit_s
 from gateway.planner.service.images import add_image_engine, learn_engine
 from gateway.planner.service.plan_process import PlanProcess
 
@@ -83,7 +84,8 @@ class MachinePlanner:
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
     ) -> PlanResult:
         request = replace(await self._add_machine(request), include_files=True)
-        limit_s = min(limit_s, LIMIT_S)
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        limit_s = min(limit_s, check_limit_s(load, cores))
         result = await self._plan_for_check(request)
         if result.questions:
             engine, start_s = result.questions[0].engine, time.monotonic()

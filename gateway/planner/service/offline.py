@@ -31,6 +31,7 @@ from gateway.domain.plan_request import PlanRequest
 from gateway.domain.value import first_problem
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError
+from gateway.model_folder import model_folder
 from gateway.models.catalog.hub import Hub
 from gateway.planner.asked import open_questions
 from gateway.planner.service.engine_check import REQUESTED_LIMIT_S, EngineCheck, model_files
@@ -93,7 +94,7 @@ def plan(
     """
     refs = (engines,) if isinstance(engines, str) else tuple(engines)
     try:
-        plan_wish = Wish(name="plan", source=str(source), engines=refs, **wish)
+        plan_wish = Wish(name="plan", source=model_folder(str(source)), engines=refs, **wish)
     except ValidationError as error:
         raise BadRequest(
             f"{first_problem(error, Wish.model_fields)}.",

@@ -50,6 +50,8 @@ _NO_GPU = (
     "this machine has no GPU that engines can use, so the plan chooses. Repeat the import on the"
     " machine that serves the model"
 )
+_PORT_OPTIONS = ("-p", "--publish")
+_PORTS = "clients reach all models at the gateway's port"
 _VOLUME_OPTIONS = ("-v", "--volume", "--mount")
 _VOLUMES = (
     "the weights are in the gateway's cache (FITSERVE_MODELS_DIR), or in the folder that `source`"
@@ -291,7 +293,7 @@ def _compose_problems(entry: Mapping[Any, Any]) -> list[str]:
     """The keys of a service that have no equal here."""
     problems: list[str] = []
     if entry.get("ports"):
-        problems.append("ports: clients reach all models at the gateway's port.")
+        problems.append(f"ports: {_PORTS}.")
     if entry.get("env_file"):
         problems.append("env_file: write the engine's variables under `env`.")
     if keys := sorted({*map(str, entry)} - {*_COMPOSE_KEYS, "env_file"}):
@@ -388,7 +390,9 @@ def _start(
     options = {*container_options(command.words)}
     if "run" in command.words[:4]:
         problems += _use_host_paths(fields, [*volumes, *_options(command, _VOLUME_OPTIONS)])
-    if options := options - {*_READ_OPTIONS, *_VOLUME_OPTIONS}:
+    if ports := sorted(options.intersection(_PORT_OPTIONS)):
+        problems.append(f"{', '.join(ports)}: {_PORTS}.")
+    if options := options - {*_READ_OPTIONS, *_VOLUME_OPTIONS, *_PORT_OPTIONS}:
         problems.append(f"{', '.join(sorted(options))}: {_OWN_STARTS}.")
     return fields, [*problems, *notices]
 
@@ -520,12 +524,13 @@ def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
             " model in another form."
         )
     if "/" not in source:
-        problem = "no model"
+        problem, words = "no model", "WORDS"
         if source and "engines" in fields:
             problem = f"{source!r} is no folder and no repository as ORGANIZATION/NAME"
         elif source:
             problem = f"names of Ollama's library, as {source}, are not known"
-        return f"{problem}. `fitserve search WORDS` finds the repository."
+            words = " ".join(re.findall(r"[\w.]+", source.removesuffix(":latest"))) or words
+        return f"{problem}. `fitserve search {words}` finds the repository."
     if "$" in (unknown_reference := re.sub(r"\$\{env:\w+\}", "", source)):
         variable = unknown_reference[unknown_reference.index("$") :][:80]
         problem = f"the value of {variable} is not in the file"

@@ -247,6 +247,8 @@ def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
         ("create", "fitserve import Modelfile"),
         ("cp", "fitserve set NAME --alias OTHER"),
         ("version", "fitserve --version"),
+        ("signin", "FITSERVE_HF_TOKEN"),
+        ("launch", "docs/apps.md"),
     ],
 )
 def test_commands_of_other_programs_are_answered_with_ours(command: str, words: str) -> None:

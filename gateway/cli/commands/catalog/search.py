@@ -147,6 +147,10 @@ def _show(models: list[Any], *, as_json: bool, order: str = "") -> None:
         raise typer.Exit(3)
 
 
+_WORDS_HINT = "Other words find others"
+_FOLDER_HINT = "`fitserve fits FOLDER` plans the models of a folder"
+
+
 def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str) -> None:
     rows = [
         (
@@ -162,8 +166,8 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str
     head = ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM")
     print_table(
         *drop_column(head, rows, "GPUS", ("CPU",)),
-        empty="No model was found that fits. Other words find others, and `--hardware` plans for"
-        " another machine.",
+        empty=f"No model was found that fits. {_FOLDER_HINT if order else _WORDS_HINT}, and"
+        " `--hardware` plans for another machine.",
         optional=("FORM", "SIZE"),
     )
     if refused_models:

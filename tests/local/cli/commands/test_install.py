@@ -80,6 +80,25 @@ def test_an_engine_comes_from_a_folder_of_wheels_alone(
     assert folder == engine_dir(settings.data, new_engine)
 
 
+def test_a_version_that_does_not_exist_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(wheels := tmp_path / "wheels", "tinyengine", "1.0")
+    (tmp_path / "simple").mkdir()
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"file://{tmp_path}/simple")
+    monkeypatch.setenv("UV_INDEX", "")
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    settings, said = Settings(data_dir=tmp_path / "data"), []
+    with pytest.raises(InstallFailed) as caught:
+        install(made_of("tinyengine==9.9"), Profiles(), settings, said.append)
+    assert "no package source has tinyengine==9.9" in str(caught.value)
+    assert "versions that exist: 1.0." in str(caught.value)
+    assert not said
+    assert not (settings.data / "engines").exists()
+
+
 def test_a_script_installs_the_same_with_uv_alone(tmp_path: Path) -> None:
     wheel(wheels := tmp_path / "wheels", "tinyengine", "1.0")
     settings = Settings(data_dir=tmp_path / "the data")

@@ -290,7 +290,9 @@ async def test_an_undescribed_version_is_planned_by_its_own_answers(
 async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.planner.service.machine_planner.LIMIT_S", 0.2)
+    monkeypatch.setattr(
+        "gateway.planner.service.machine_planner.check_limit_s", lambda load, cores: 0.2
+    )
     world = World()
     world.code = code = Code(is_blocked=True)
     async with running(tmp_path, healthy, world) as gateway:

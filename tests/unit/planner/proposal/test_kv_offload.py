@@ -109,10 +109,14 @@ def test_the_others_say_why_not(hardware: Hardware, fields: dict[str, Any], why:
 
 
 @pytest.mark.parametrize("goal", ["balanced", "agents"])
-def test_a_user_may_set_it_in_any_case(goal: str) -> None:
-    plan = first_plan(machine(), goal=goal, args={**SHARE, "kv-offloading-size": 24.5})
-    assert (plan.kv_offload_gib.value, plan.kv_offload_gib.source) == (25, "user")
-    assert FLAG + "24.5" in plan.argv
+@pytest.mark.parametrize("size_gib", [0.5, 24, 24.5])
+def test_a_user_may_set_it_in_any_case(goal: str, size_gib: float) -> None:
+    plan = first_plan(machine(), goal=goal, args={**SHARE, "kv-offloading-size": size_gib})
+    assert (plan.kv_offload_gib.value, plan.kv_offload_gib.source) == (size_gib, "user")
+    assert type(plan.kv_offload_gib.value) is type(size_gib)
+    assert f"{FLAG}{float(size_gib)}" in plan.argv
+    assert plan.offloaded_bytes == size_gib * GIB
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_ram_that_other_engines_were_promised_is_theirs() -> None:

@@ -73,7 +73,7 @@ def test_a_field_or_a_word_that_is_nearly_right_is_proposed(folder: Path) -> Non
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"min_contex": 1}, "min_contex: there is no such field (did you mean min_context?)."),
         ({"goal": "thruput"}, "or 'agents' (did you mean throughput?)."),
-        ({"gpus": "fewest"}, "gpus: Input should be 'all' or 'few' or a valid integer"),
+        ({"gpus": "fewest"}, "gpus: Input should be 'all' or 'few' or a whole number or a list"),
     ]
     for fields, words in wrong:
         with pytest.raises(BadRequest, match=re.escape(words)):
@@ -86,14 +86,19 @@ def test_one_engine_needs_no_list(folder: Path) -> None:
     assert lone_plan == gateway.plan("models/llama-3.1-8b", "2x3090", ["vllm==0.33.0"])
 
 
+def test_a_config_stands_for_its_folder(folder: Path) -> None:
+    by_file = gateway.plan(folder / "models/llama-3.1-8b/config.json", "2x3090", "vllm==0.33.0")
+    assert by_file == gateway.plan(folder / "models/llama-3.1-8b", "2x3090", "vllm==0.33.0")
+
+
 def test_a_decision_is_one_line_in_a_notebook(folder: Path) -> None:
     decision = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0")
     best = decision.plans[0]
     plan = f"<Plan vllm==0.33.0 on 2 GPUs, {best.max_model_len.value:,} tokens of context,"
-    for text in (repr(decision), str(decision)):
-        assert text.startswith(f"<Decision for {folder}/models/llama-3.1-8b on 2x3090: ")
-        assert plan in text
-        assert "\n" not in text
+    text = repr(decision)
+    assert text.startswith(f"<Decision for {folder}/models/llama-3.1-8b on 2x3090: ")
+    assert plan in text
+    assert "\n" not in text
     refusal = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0", context="9m")
     assert refusal.refusal[0] in repr(refusal)
 

@@ -35,6 +35,21 @@ def notices(result: ImportedModels) -> dict[str, int]:
     return {notice.text: notice.line for notice in result.notices}
 
 
+def test_a_name_of_ollama_becomes_words_to_search_with() -> None:
+    (notice,) = read_models("FROM qwen3:8b\n").notices
+    assert notice.text == (
+        "file: names of Ollama's library, as qwen3:8b, are not known. `fitserve search qwen3 8b`"
+        " finds the repository."
+    )
+
+
+def test_published_ports_are_those_of_the_gateway() -> None:
+    command = "docker run -p 9000:8000 --ipc=host vllm/vllm-openai:v0.33.0 --model org/name"
+    texts = {*notices(read_models(yaml.safe_dump({"models": {"m": {"cmd": command}}})))}
+    assert "m: -p: clients reach all models at the gateway's port." in texts
+    assert "m: --ipc: the gateway starts its engines by itself." in texts
+
+
 def test_a_machine_without_gpus_gets_no_field_that_needs_one() -> None:
     result = read_file(SWAP, "file", KNOWLEDGE._replace(has_gpu=False))
     assert result is not None
