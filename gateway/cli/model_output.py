@@ -20,12 +20,12 @@ def status_text(view: Any) -> str:
 
 
 def _own_detail(view: Any) -> str:
-    """The detail of a model; "": it is the phase of a start, which `start_text` says with its
-    seconds."""
+    """The detail of a model; "": it is the state, or the phase of a start, which `start_text` says
+    with its seconds."""
     starts = [replica["start"] for replica in view.get("replicas", ()) if replica.get("start")]
     phases = [phase_label(start["phase"]) for start in starts if start["phase"] is not None]
     detail = str(view["detail"] or "")
-    return "" if detail in phases[:1] else detail
+    return "" if detail in (view.get("state"), *phases[:1]) else detail
 
 
 def next_attempt_text(next_attempt: Any) -> str:

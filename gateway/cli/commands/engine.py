@@ -109,7 +109,7 @@ def _profile_to_install(ref: str, profiles: Any) -> Any:
 
     nearest = profiles.nearest(ref)
     print_message(
-        f"{ref} has no rules here. It is installed like {nearest.ref}, the nearest known version."
+        f"{ref} has no rules here, so those of {nearest.ref} count, the nearest known version."
     )
     return derive_profile(nearest, ref.partition("==")[2])
 

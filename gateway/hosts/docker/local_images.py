@@ -79,7 +79,7 @@ class LocalImages:
             raise HostError(
                 f"The image {image} is not on this machine and could not be pulled:"
                 f" {progress.error.rstrip('.')}.",
-                hint=_image_hint(image),
+                hint=image_hint(image),
             )
 
     async def _pull(
@@ -125,11 +125,12 @@ def _missing_image_error(engine: EngineRef) -> HostError:
     )
 
 
-def _image_hint(image: str) -> str:
+def image_hint(image: str) -> str:
     if image.startswith("fitserve/"):
         return (
             "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of"
-            " fitserve."
+            " fitserve, or set FITSERVE_HOST_KIND=process for an engine of `fitserve engine"
+            " install`."
         )
     return (
         "Check its name, the network and `docker login`, or bring it here with `docker pull"

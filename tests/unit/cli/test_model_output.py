@@ -36,6 +36,7 @@ def test_a_phase_stands_once_beside_its_seconds() -> None:
     view = {"state": "starting", "detail": "loading weights", "replicas": [replica]}
     assert status_text(view) == "starting"
     assert detail_text(view) == start_text(start) == "loading weights 3s"
+    assert detail_text(view | {"detail": "starting"}) == "loading weights 3s"
     waiting = view | {"detail": "waits: b is unloaded"}
     begins = {"state": "starting", "detail": "starting the engine", "replicas": []}
     assert status_text(begins) == "starting (starting the engine)"
