@@ -26,11 +26,13 @@ busy machine takes several times as long."""
 
 
 def check_limit_s(load: float, cores: int) -> float:
-    """The seconds for the questions of a start on a machine with this load.
+    """The seconds for the questions of a start on a machine with this load. A machine that is too
+    busy for answers within REQUESTED_LIMIT_S delays no start for longer than an idle one.
 
     load: processes that want a core.
     """
-    return min(REQUESTED_LIMIT_S, round(LIMIT_S * max(1.0, load / max(1, cores))))
+    stretched_s = round(LIMIT_S * max(1.0, load / max(1, cores)))
+    return stretched_s if stretched_s <= REQUESTED_LIMIT_S else LIMIT_S
 
 
 def model_files(
@@ -78,6 +80,8 @@ class EngineCheck:
     ) -> None:
         self._inquirer, self._machine, self._model = inquirer, machine, model
         self._limit_s, self._end = limit_s, time.monotonic() + limit_s
+        is_short = limit_s < REQUESTED_LIMIT_S
+        self._cure = " `fitserve plan MODEL --check` gives it more time." if is_short else ""
         self.answers: dict[Question, EngineAnswer] = {}
         self.problems = dict(problems or {})
         self.pins = dict(pins or {})
@@ -117,7 +121,7 @@ class EngineCheck:
             self.problems[name] = str(error)
             return False
         if all(self.answers.get(question) == answer for question, answer in answers.items()):
-            self.problems[name] = f"{name} did not answer within {self._limit_s:g} s."
+            self.problems[name] = f"{name} did not answer within {self._limit_s:g} s.{self._cure}"
             return False
         self.answers |= answers
         if engine.image and engine.digest:

@@ -58,7 +58,7 @@ async def test_models_are_listed_with_engine_state_and_requests(tmp_path: Path) 
             assert (model_row["name"], model_row["source"], model_row["bytes"]) == (
                 "m",
                 str(source),
-                0,
+                sum(path.stat().st_size for path in source.iterdir()),
             )
         assert str(source) in await print_output("--port", port, "list")
         wrong = await asyncio.to_thread(fitserve, "--host", "a/b", "ps")
