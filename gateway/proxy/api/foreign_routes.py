@@ -1,4 +1,4 @@
-"""Routes of other programs that are not answered here, and what does their work."""
+"""Routes of other programs that are not answered here, and their equals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _HINTS = {
 
 
 def foreign_hint(path: str) -> str:
-    """What does the work of another program's route here; "": the route is of none."""
+    """The words on the equal of another program's route; "": the route is of no known program."""
     parts = path.rstrip("/").split("/")
     routes = ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
     return next((_HINTS[route] for route in routes if route in _HINTS), "")

@@ -90,12 +90,12 @@ def test_a_version_that_does_not_exist_is_refused_before_anything_is_made(
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    settings, said = Settings(data_dir=tmp_path / "data"), []
-    with pytest.raises(InstallFailed) as caught:
-        install(made_of("tinyengine==9.9"), Profiles(), settings, said.append)
-    assert "no package source has tinyengine==9.9" in str(caught.value)
-    assert "versions that exist: 1.0." in str(caught.value)
-    assert not said
+    settings, messages = Settings(data_dir=tmp_path / "data"), []
+    with pytest.raises(InstallFailed) as refusal:
+        install(made_of("tinyengine==9.9"), Profiles(), settings, messages.append)
+    assert "no package source has tinyengine==9.9" in str(refusal.value)
+    assert "versions that exist: 1.0." in str(refusal.value)
+    assert not messages
     assert not (settings.data / "engines").exists()
 
 
