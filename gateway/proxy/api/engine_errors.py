@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.decoding import DECODE_ERRORS
+from gateway.domain.value import plain_problem
 from gateway.errors import BadRequest, FitserveError, NotFound, RateLimited, UpstreamError
 from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.api.protocol import anthropic_type, dump
@@ -109,7 +110,7 @@ def _problem(match: re.Match[str]) -> tuple[str, str]:
     """The field of one of pydantic's problems, and its words."""
     names = [name or number for name, number in _PLACES.findall(match["place"])]
     place = ".".join(names).removeprefix("body.").removeprefix("body") or "body"
-    return place, match["text"].rstrip(".")
+    return place, plain_problem(match["text"]).rstrip(".")
 
 
 _ROUTE_HINT = "Another kind of model has it; GET /v1/models lists the task of each model."
