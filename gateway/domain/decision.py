@@ -176,7 +176,7 @@ class Decision(Value):
 
     def __str__(self) -> str:
         """The tables that `print` shows."""
-        from gateway.domain.decision_text import decision_text  # not before a program prints
+        from gateway.domain.decision_html import decision_text  # not before a program prints
 
         return decision_text(self)
 

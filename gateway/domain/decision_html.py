@@ -1,4 +1,4 @@
-"""A decision as HTML for notebooks. Pure."""
+"""A decision as HTML for notebooks, and as text for `print`. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gateway.domain.choice import Choice
+from gateway.domain.units import gib
 
 if TYPE_CHECKING:
     from gateway.domain.decision import Decision, Rejected
     from gateway.domain.plan import Plan
 
-MAX_PLANS, _MAX_REFUSALS = 12, 8
-PLAN_HEAD = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "tokens/s in all")
+_MAX_PLANS, _MAX_REFUSALS = 12, 8
+_PLAN_HEAD = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "tokens/s in all")
 
 
 def decision_html(decision: Decision) -> str:
@@ -35,12 +36,12 @@ def decision_html(decision: Decision) -> str:
             for row in decision.rejected[:_MAX_REFUSALS]
         ]
         table = _table(("engine", "layout", "refused by", "reason"), rows)
-        title = f"{len(decision.rejected)} rejected{limit_words(decision.rejected, len(rows))}"
+        title = f"{len(decision.rejected)} rejected{_limit_words(decision.rejected, len(rows))}"
         parts.append(f"<details><summary>{title}</summary>{table}</details>")
     return "\n".join(parts)
 
 
-def limit_words(rows: Sequence[object], count: int) -> str:
+def _limit_words(rows: Sequence[object], count: int) -> str:
     """The words on rows that a table leaves out; "": it has all."""
     return f", of which {count} are shown" if len(rows) > count else ""
 
@@ -52,7 +53,7 @@ def _layout(row: Rejected) -> str:
     return " ".join([f"TP={row.tensor_parallel}", *further])
 
 
-def plan_rows(plans: Sequence[Plan]) -> list[tuple[object, ...]]:
+def _plan_rows(plans: Sequence[Plan]) -> list[tuple[object, ...]]:
     """A row of cells for each of the first plans."""
     return [
         (
@@ -64,13 +65,13 @@ def plan_rows(plans: Sequence[Plan]) -> list[tuple[object, ...]]:
             f"{plan.speed.stream.value:,g}" if plan.speed else "unknown",
             f"{plan.speed.total.value:,g}" if plan.speed else "unknown",
         )
-        for plan in plans[:MAX_PLANS]
+        for plan in plans[:_MAX_PLANS]
     ]
 
 
 def _plans_table(plans: Sequence[Plan]) -> str:
-    words = limit_words(plans, MAX_PLANS)
-    table = _table(PLAN_HEAD, plan_rows(plans))
+    words = _limit_words(plans, _MAX_PLANS)
+    table = _table(_PLAN_HEAD, _plan_rows(plans))
     return table + (f"<p>{len(plans)} plans{words}.</p>" if words else "")
 
 
@@ -107,3 +108,36 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _text(value: object) -> str:
     return escape(str(value))
+
+
+def decision_text(decision: Decision) -> str:
+    """The reasons for the number of GPUs, the plans, and the start of the first; or the refusal."""
+    lines = [f"{decision.model} on {decision.hardware}"]
+    if not decision.plans:
+        lines += decision.refusal or ("No plan.",)
+        return "\n".join(lines)
+    lines += [words for words in (decision.gpu_choice, decision.why_gpus) if words]
+    lines += ["", *_columns(_PLAN_HEAD, _plan_rows(decision.plans))]
+    if limit := _limit_words(decision.plans, _MAX_PLANS):
+        lines.append(f"{len(decision.plans)} plans{limit}.")
+    lines += ["", *_start_lines(decision.plans[0])]
+    if decision.rejected:
+        lines.append(f"{len(decision.rejected)} rejected: see .rejected")
+    return "\n".join(lines)
+
+
+def _start_lines(plan: Plan) -> list[str]:
+    """The memory and the flags of the first plan."""
+    memory = plan.memory
+    sizes = f"weights {gib(memory.weights_bytes)}, KV cache {gib(memory.kv_bytes)}"
+    return [f"First plan: {sizes} on each device", " ".join(plan.argv)]
+
+
+def _columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in columns."""
+    cells = [head, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
