@@ -379,7 +379,7 @@ class Loop:
                 await self._steps.attend(model, replica, instances)
             if model.trial is not None:
                 await self._steps.attend(model, model.trial, instances)
-                self._forget_trial(model, model.trial, instances)
+                await self._forget_trial(model, model.trial, instances)
             await self._changes.size(model)
             # One step in a pass, so that an engine has left the routes before it stops.
             if await self._changes.attend(model):
@@ -413,7 +413,7 @@ class Loop:
         del self.fleet.models[name]
         log.info("removed", model=name)
 
-    def _forget_trial(
+    async def _forget_trial(
         self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]
     ) -> None:
         """Return the attempts of a trial to its replica once nothing of the trial runs. Attempts
@@ -425,6 +425,7 @@ class Loop:
             for attempt in model.replicas[trial.index].remember(*trial.history):
                 remove_logs(self._settings.data, attempt.instance_name)
         model.trial = None
+        await trial.unwatch()
 
     def _publish_routes(self, instances: list[Instance]) -> None:
         table = route_table(

@@ -149,6 +149,8 @@ class ReplicaState:
     attempt: Attempt | None = None
     history: list[Attempt] = field(default_factory=list)
     watcher: Watcher | None = None
+    retired_watcher: Watcher | None = None
+    """That of its last engine, which copies the end of the log."""
     task: asyncio.Task[None] | None = None
     is_stopping: bool = False
     progress: str = ""
@@ -288,9 +290,24 @@ class ReplicaState:
             self.early_inquiry.cancel()
             self.early_inquiry = None
 
-    async def unwatch(self) -> None:
+    async def retire_watcher(self) -> None:
+        """Stop watching an engine that stops next. The copy of its log goes on."""
         if self.watcher is not None:
             watcher, self.watcher = self.watcher, None
+            await self._end_copy()
+            if await watcher.retire():
+                self.retired_watcher = watcher
+
+    async def unwatch(self) -> None:
+        """Stop watching, and copying the log of its last engine."""
+        if self.watcher is not None:
+            watcher, self.watcher = self.watcher, None
+            await watcher.close()
+        await self._end_copy()
+
+    async def _end_copy(self) -> None:
+        if self.retired_watcher is not None:
+            watcher, self.retired_watcher = self.retired_watcher, None
             await watcher.close()
 
     @property

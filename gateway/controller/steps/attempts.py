@@ -128,7 +128,7 @@ class Attempts:
         forgotten_attempts = replica.remember(ended_attempt)
         if replica.task is not None and replica.task is not asyncio.current_task():
             replica.task.cancel()
-        await replica.unwatch()
+        await replica.retire_watcher()
         await self._remove_logs(forgotten_attempts)
 
     async def refuse(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
@@ -166,7 +166,7 @@ class Attempts:
         plan, which is restored later."""
         ended_attempt = attempt.evolve(state="stopped", ended_at=time.time(), failure=cause)
         forgotten_attempts = replica.remember(ended_attempt)
-        await replica.unwatch()
+        await replica.retire_watcher()
         await asyncio.to_thread(self._store.save_attempt, ended_attempt)
         self._engines.remove(attempt.instance_name)
         await self._remove_logs(forgotten_attempts)

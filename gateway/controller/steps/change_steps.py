@@ -129,6 +129,7 @@ class ChangeSteps:
         if attempt is not None:
             await self._attempts.end(replica, attempt)
         replica.end_preparation()
+        await replica.unwatch()
         model.replicas.remove(replica)
 
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
@@ -91,6 +91,9 @@ class Watcher:
         self._compiles = ""
         self._freeze = FreezeDetector(self._answered_at, context.settings.silent_after_s)
         self._lines = 0  # lines of the log read so far, by any pass
+        self._is_in_cluster = self._host.machines is not None
+        self._copies_log = self._is_in_cluster or self._host.kind != "process"
+        self._is_retired = False
         self._supervised_tasks = [
             SupervisedTask(self._follow, "reading the log of an engine", wake, instance=name),
             SupervisedTask(self._health, "the health checks of an engine", wake, instance=name),
@@ -145,12 +148,26 @@ class Watcher:
         if self.observation.proof is None:
             self.note(proof=failure)
 
+    async def retire(self) -> bool:
+        """Stop watching an engine that stops next. Returns whether the copy of its log goes on, to
+        the last line or until `close`.
+
+        Lines of other ranks, and those of the stop, come later than the proof of a failure.
+        """
+        self._is_retired = True
+        reading, *others = self._supervised_tasks
+        await self._end(others if self._copies_log else self._supervised_tasks)
+        return not reading.is_done
+
     async def close(self) -> None:
+        await self._end(self._supervised_tasks)
+
+    async def _end(self, tasks: Iterable[SupervisedTask]) -> None:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
         self.end_questions()
-        for work in self._supervised_tasks:
+        for work in tasks:
             await work.close()
 
     def _new_reader(self) -> LogReader:
@@ -161,26 +178,24 @@ class Watcher:
         return reader
 
     async def _follow(self) -> None:
+        if self._is_retired:
+            # An error ended the copy. The log may be gone, so a new copy could be empty.
+            return
         number = 0
         self._reader = self._new_reader()
         copy = None
         try:
-            is_in_cluster = self._host.machines is not None
-            if is_in_cluster or self._host.kind != "process":
+            if self._copies_log:
                 copy = LogCopy(
-                    log_path(self._settings.data, self.name, is_in_cluster=is_in_cluster)
+                    log_path(self._settings.data, self.name, is_in_cluster=self._is_in_cluster)
                 )
             async with contextlib.aclosing(self._host.follow(self.name)) as lines:
                 async for raw in lines:
                     number += 1
                     if copy is not None:
                         copy.write(raw)
-                    is_furthest = number >= self._lines
-                    self._lines = max(number, self._lines)
-                    self._read(raw)
-                    if is_furthest:
-                        # Reading has passed the place of the last error, so the error is over.
-                        self._supervised_tasks[0].setback.clear()
+                    if not self._is_retired:
+                        self._note_line(raw, number)
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
             self._prove(self._reader.verdict)
@@ -190,6 +205,15 @@ class Watcher:
             if copy is not None:
                 copy.close()
             self.note(log_ended=True)
+
+    def _note_line(self, raw: bytes, number: int) -> None:
+        """Read a line of the log. number: from 1, of this pass."""
+        is_furthest = number >= self._lines
+        self._lines = max(number, self._lines)
+        self._read(raw)
+        if is_furthest:
+            # Reading has passed the place of the last error, so the error is over.
+            self._supervised_tasks[0].setback.clear()
 
     def _read(self, raw: bytes) -> None:
         self._last_sign = time.monotonic()

@@ -7,6 +7,8 @@ import math
 import os
 import threading
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,7 @@ from gateway.store import database_files, mirror
 from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryHost, World
-from tests.support.patience import HANG_S, Clock, hang_s
+from tests.support.patience import HANG_S, Clock, hang_s, wait_until
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -571,6 +573,32 @@ async def test_the_logs_of_forgotten_attempts_are_removed(
             await gateway.client.post("/admin/models/m/start")
         await gateway.until("m", "ready")
         assert [log.exists() for log in logs] == [False, False, True]
+
+
+async def test_lines_that_come_after_the_proof_of_a_failure_are_in_the_log(tmp_path: Path) -> None:
+    """The lines of other ranks may come late: over the network, or on a busy machine."""
+
+    class Late(MemoryHost):
+        async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+            async with aclosing(super().follow(name)) as lines:
+                yield await anext(lines)
+                await wait_until("the engine has ended", lambda: name not in world.engines)
+                async for line in lines:
+                    yield line
+
+    def fails(spec: LaunchSpec) -> EngineScript:
+        cause = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+        words = ((0.0, cause), (0.0, "a line of the other rank"))
+        return EngineScript(model=spec.model, lines=words, start_delay_s=HANG_S)
+
+    world = World()
+    host = Late(fails, world)
+    log = log_path(tmp_path / "data", "m-r0-a1")
+    async with running(tmp_path, fails, world, host=host, backoff_s=HANG_S) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await wait_until("the log is whole", lambda: log.exists() and "other" in log.read_text())
+        (attempt,) = (await gateway.show("m"))["attempts"]
+        assert "an illegal memory access" in attempt["failure"]["line"]
 
 
 async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: Path) -> None:
