@@ -5,7 +5,7 @@ is kept here, so the next gateway finds all engines by their names (node_group.p
 
 * `start` leaves all parts, or none.
 * `follow` mixes the logs, each line of a later node with the node before it. A part that ends
-  leaves the others waiting, so all logs end soon after the first.
+  leaves the others waiting, so all logs end after the last words (part_logs.py).
 * All other calls, and engines on one node, belong to `host` alone.
 """
 
@@ -24,18 +24,15 @@ from gateway.domain import (
     PreparedView,
     StartConditions,
 )
-from gateway.errors import Conflict, HostError
-from gateway.hosts.host import MAX_LINE, Host, Machines
+from gateway.errors import Conflict
+from gateway.hosts.host import Host, Machines
 from gateway.hosts.node_group import join_parts, part_name, part_specs
+from gateway.hosts.part_logs import PartLogs
 
 T = TypeVar("T")
 
 # Inside the class `list` is the method.
 Instances = list[Instance]
-
-SETTLE_S = 5.0
-"""Seconds that the other parts have for their last lines."""
-_MAX_QUEUED_LINES = 1000
 
 
 class NodesHost:
@@ -99,31 +96,10 @@ class NodesHost:
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The lines of all parts as they come."""
-        parts = await self._parts(name)
-        lines: asyncio.Queue[bytes | HostError | None] = asyncio.Queue(_MAX_QUEUED_LINES)
-        tasks = [
-            asyncio.create_task(_copy(self._host, part, _mark(part, node), lines))
-            for part, node in parts.items()
-        ]
-        running_count, deadline = len(tasks), None
-        try:
-            while running_count:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        line = await lines.get()
-                except TimeoutError:
-                    break
-                if isinstance(line, HostError):
-                    raise line
-                if line is not None:
-                    yield line
-                    continue
-                running_count -= 1
-                deadline = deadline or asyncio.get_running_loop().time() + SETTLE_S
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        marks = {part: _mark(part, node) for part, node in (await self._parts(name)).items()}
+        async with aclosing(PartLogs(self._host, marks).lines()) as lines:
+            async for line in lines:
+                yield line
 
     async def allocate_port(self) -> int:
         return await self._host.allocate_port()
@@ -161,19 +137,6 @@ def _mark(name: str, node: str) -> bytes:
     """The beginning of each line of a part, in the form in which engines name a process."""
     part = part_name(name)
     return f"({node} pid={part.place}) ".encode() if part is not None and part.place else b""
-
-
-async def _copy(
-    host: Host, name: str, mark: bytes, lines: asyncio.Queue[bytes | HostError | None]
-) -> None:
-    try:
-        async with aclosing(host.follow(name)) as log:
-            async for line in log:
-                await lines.put((mark + line)[:MAX_LINE])
-    except HostError as error:
-        await lines.put(error)
-    else:
-        await lines.put(None)
 
 
 async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

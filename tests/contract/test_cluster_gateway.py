@@ -171,12 +171,16 @@ async def test_an_engine_that_no_machine_holds_runs_on_two_and_fails_as_one(
         await until("all ranks are new", have_other_ranks)
         view = await gateway.until("m1", "ready")
         assert await ask(gateway, "m1") == 200
-        assert CAUSE in str(view)
-        attempt = view["attempts"][0]["id"]
-        log = (await gateway.client.get(f"/admin/models/m1/logs?attempt={attempt}")).text
-        # All ranks are stopped, and the log of each is there.
-        assert f"pid=1) {CAUSE}" in log
-        assert [line for line in log.splitlines() if "pid=1)" not in line]
+        # On a busy machine a start may have failed before, as a machine did not answer in time.
+        (attempt,) = (row["id"] for row in view["attempts"] if CAUSE in str(row["failure"]))
+
+        async def are_logs_there() -> bool:
+            log = (await gateway.client.get(f"/admin/models/m1/logs?attempt={attempt}")).text
+            has_other_rank = any("pid=1)" not in line for line in log.splitlines())
+            return f"pid=1) {CAUSE}" in log and has_other_rank
+
+        # All ranks are stopped.
+        await until("the log of each is there", are_logs_there)
 
 
 async def test_an_engine_over_machines_moves_to_the_remaining_ones(
