@@ -201,9 +201,13 @@ class Workers:
         return merge(report.requests for report in await self._ask(RequestsQuery()))
 
     async def cancel(self, id_: str) -> int:
-        return sum(report.cancelled for report in await self._ask(RequestsQuery(id_)))
+        # A worker that answers late ends its requests too, so it is waited for.
+        reports = await self._ask(RequestsQuery(id_), HANG_TIMEOUT_S)
+        return sum(report.cancelled for report in reports)
 
-    async def _ask(self, question: RequestsQuery) -> list[RequestsReport]:
+    async def _ask(
+        self, question: RequestsQuery, timeout_s: float = _ANSWERS_S
+    ) -> list[RequestsReport]:
         """The answers of the workers; a worker that hangs is skipped."""
         answers = []
         for worker in self._running_workers.values():
@@ -211,7 +215,7 @@ class Workers:
             worker.queries.append(answers[-1])
             worker.channel.send(question)
         answered_futures, late_futures = (
-            await asyncio.wait(answers, timeout=_ANSWERS_S) if answers else (set(), set())
+            await asyncio.wait(answers, timeout=timeout_s) if answers else (set(), set())
         )
         for answer in late_futures:
             answer.cancel()
