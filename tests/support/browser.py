@@ -175,7 +175,7 @@ class Visit:
 def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
     """A new tab. At its end the test fails if the tab had a fault."""
     context = browser.new_context(viewport=WIDE, **options)  # type: ignore[arg-type]
-    context.set_default_timeout(HANG_S * 1000)
+    context.set_default_timeout(hang_s() * 1000)
     expect.set_options(timeout=hang_s() * 1000)
     tab = context.new_page()
     visit = Visit(tab, url)

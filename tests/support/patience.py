@@ -10,6 +10,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # A guard for an idle machine, unrelated to any figure of the product.
@@ -20,9 +21,20 @@ _LONGEST_PAUSE_S = 0.5
 _CORES = len(os.sched_getaffinity(0))
 
 
+def slowness_of(load: str, cores: int) -> float:
+    """How many times slower a program runs than on an idle machine; at least 1. load: the text of
+    /proc/loadavg.
+
+    The load of the last minute says nothing of programs that have just begun to compute, so those
+    that want a core now count too.
+    """
+    last_minute, _, _, running, *_ = load.split()
+    return max(1.0, float(last_minute) / cores, int(running.partition("/")[0]) / cores)
+
+
 def slowness() -> float:
-    """How many times slower a program runs than on an idle machine, by the load; at least 1."""
-    return max(1.0, os.getloadavg()[0] / _CORES)
+    """How many times slower a program runs than on an idle machine, by the load."""
+    return slowness_of(Path("/proc/loadavg").read_text(), _CORES)
 
 
 def hang_s() -> float:

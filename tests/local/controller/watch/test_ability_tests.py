@@ -16,7 +16,7 @@ from gateway.controller.watch.ability_tests import probe_abilities
 from tests.support.able_engines import ALL, add_model, doing
 from tests.support.makers import machine
 from tests.support.memory_host import World
-from tests.support.patience import hang_s
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import running
 from tests.support.sdk_calls import TOOL
 
@@ -25,6 +25,12 @@ pytestmark = pytest.mark.anyio
 PLAIN = "{{ messages }}"
 TOOLS: Any = [{"type": "function", "function": TOOL}]
 ASKED: Any = [{"role": "user", "content": "What weather has Paris?"}]
+
+
+@pytest.fixture(autouse=True)
+def awaited_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is ready with its answers: a busy machine takes longer than a gateway waits."""
+    monkeypatch.setattr("gateway.controller.steps.proof_steps._ABILITIES_S", HANG_S)
 
 
 def states(view: Any) -> dict[str, str]:
