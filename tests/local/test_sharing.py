@@ -19,7 +19,7 @@ from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import machine
 from tests.support.memory_host import World
-from tests.support.patience import hang_s
+from tests.support.patience import hang_s, wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -224,14 +224,15 @@ async def test_a_busy_model_gives_memory_after_its_answers_and_plans_list_the_ta
 async def test_a_starting_model_gives_memory_and_its_taker_is_planned_meanwhile(
     tmp_path: Path,
 ) -> None:
-    # As it is planned first it would never serve.
-    delays = iter((3600.0, 1.0))
-    world = World()
+    # As it is planned first it would never serve. Then it waits until the other one starts.
+    delays = iter((3600.0, 0.0))
+    world, hold = World(), tmp_path / "hold"
+    hold.touch()
 
     def script(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(
-            model=spec.model, start_delay_s=next(delays) if spec.model == "first" else 0.0
-        )
+        if spec.model != "first":
+            return EngineScript(model=spec.model)
+        return EngineScript(model=spec.model, start_delay_s=next(delays), hold=hold)
 
     source = model_folder(tmp_path / "model", **SMALL)
     async with running(tmp_path, script, world, hardware=machine("3090")) as gateway:
@@ -241,6 +242,12 @@ async def test_a_starting_model_gives_memory_and_its_taker_is_planned_meanwhile(
                 await asyncio.sleep(0.02)
         view_before = await gateway.until("first", "starting")
         await gateway.add("second", source, engines=["vllm==0.26.0"])
+
+        async def is_started() -> bool:
+            return bool((await gateway.show("second"))["attempts"])
+
+        await wait_until("the taker starts", is_started)
+        hold.unlink()
         giver_view = await gateway.until("first", "ready")
         taker_view = await gateway.until("second", "ready")
         assert giver_view["plan"]["cap"]["models"] == ["second"]

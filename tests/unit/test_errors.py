@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.errors import no_model_error, short_reason
+from tests.support.patience import hang_s
 
 
 def test_a_refused_connection_is_reported_without_numbers() -> None:
@@ -18,7 +19,7 @@ def test_a_refused_connection_is_reported_without_numbers() -> None:
         with pytest.raises(OSError, match="Connect call failed") as of_asyncio:
             asyncio.run(asyncio.open_connection("127.0.0.1", port))
         with pytest.raises(httpx.ConnectError) as of_httpx:
-            httpx.get(f"http://127.0.0.1:{port}", trust_env=False)
+            httpx.get(f"http://127.0.0.1:{port}", trust_env=False, timeout=hang_s())
     assert short_reason(of_asyncio.value) == short_reason(of_httpx.value) == "Connection refused"
 
 

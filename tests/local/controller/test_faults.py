@@ -15,7 +15,7 @@ from gateway.store.store import Store
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
 from tests.support.paths import LOGS
-from tests.support.patience import hang_s
+from tests.support.patience import hang_s, wait_until
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -195,6 +195,11 @@ async def test_the_state_names_an_end_that_the_store_does_not_take(
             full.setattr(Store, "save_attempt", refuse)
             for engine in gateway.world.engines.values():
                 engine.kill()
-            await gateway.until("m", "starting")
-            assert "its engine failed" in (await gateway.show("m"))["detail"]
+
+            async def is_named() -> bool:
+                # The end of the log is read first.
+                view = await gateway.show("m")
+                return view["state"] == "starting" and "its engine failed" in view["detail"]
+
+            await wait_until("the state names the failure", is_named)
         await gateway.until("m", "ready")

@@ -93,7 +93,7 @@ async def test_a_model_is_known_to_clients_as_soon_as_it_is_added(tmp_path: Path
 
 async def test_clients_are_told_to_wait_for_a_model_that_is_not_ready(tmp_path: Path) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, start_delay_s=60)
+        return EngineScript(model=spec.model, start_delay_s=10 * HANG_S)
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -296,7 +296,7 @@ async def test_removing_a_model_stops_its_engine_and_frees_the_name(tmp_path: Pa
 
 async def test_removing_a_model_that_is_just_starting_leaves_nothing(tmp_path: Path) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, start_delay_s=60)
+        return EngineScript(model=spec.model, start_delay_s=10 * HANG_S)
 
     async with running(tmp_path, slow) as gateway:
         for wait_s in (0, 0.05, 0.2):

@@ -73,4 +73,4 @@ def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
     assert b"Traceback" in output
     # Nobody is left to take connections.
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
+        httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=hang_s())

@@ -14,7 +14,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import MemoryEngine, World
-from tests.support.patience import hang_s
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import VLLM_REF
@@ -242,9 +242,8 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_path: Path) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(
-            model=spec.model, start_delay_s=60 if flag(spec, "max-model-len") == "1024" else 0
-        )
+        is_changed = flag(spec, "max-model-len") == "1024"
+        return EngineScript(model=spec.model, start_delay_s=10 * HANG_S if is_changed else 0)
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))

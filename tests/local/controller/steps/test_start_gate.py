@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.local.controller.test_loop import TOO_LONG, context_of
-from tests.support.patience import hang_s
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -54,7 +54,7 @@ async def test_the_second_copy_of_a_new_plan_reports_its_wait(tmp_path: Path) ->
 
     def slow(spec: LaunchSpec) -> EngineScript:
         starts.append(spec.name)
-        return EngineScript(model=spec.model, start_delay_s=60)
+        return EngineScript(model=spec.model, start_delay_s=10 * HANG_S)
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)

@@ -14,7 +14,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from gateway.proxy.limits import SWEEP_S
 from gateway.proxy.ollama import inner_request
-from tests.support.patience import wait_until
+from tests.support.patience import hang_s, wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -220,6 +220,7 @@ async def test_keys_and_their_limits_hold(tmp_path: Path) -> None:
             base_url=gateway.url,
             headers={"authorization": f"Bearer {response.json()['key']}"},
             trust_env=False,
+            timeout=hang_s(),
         ) as client:
             body = {"model": "m", "messages": MESSAGES}
             statuses = [(await client.post("/api/chat", json=body)).status_code for _ in range(3)]
