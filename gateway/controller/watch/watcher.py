@@ -155,9 +155,9 @@ class Watcher:
         Lines of other ranks, and those of the stop, come later than the proof of a failure.
         """
         self._is_retired = True
-        reading, *others = self._supervised_tasks
-        await self._end(others if self._copies_log else self._supervised_tasks)
-        return not reading.is_done
+        log_task, *look_tasks = self._supervised_tasks
+        await self._end(look_tasks if self._copies_log else self._supervised_tasks)
+        return not log_task.is_done
 
     async def close(self) -> None:
         await self._end(self._supervised_tasks)
