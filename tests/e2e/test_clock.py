@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
-from tests.support.patience import Patience, hang_s
+from tests.support.patience import HANG_S, Patience, hang_s
 from tests.support.running import model_folder
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
@@ -56,8 +56,9 @@ def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
         # modules anew, and leaves them stale for other tests.
         "NO_FAKE_STAT": "1",
     }
-    # The kernel's monotonic clock does not jump.
-    clock |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    # The kernel's monotonic clock does not jump. An idle connection is kept for longer than a test
+    # takes on a busy machine, and for less than a jump.
+    clock |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FITSERVE_KEEP_ALIVE_S": str(10 * HANG_S)}
     new_scripted_gateway = scripted_gateway(
         tmp_path, ["--hold", str(tmp_path / "hold")], FITSERVE_ADMIN_KEY=ADMIN, **clock
     )
