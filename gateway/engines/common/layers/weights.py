@@ -222,7 +222,9 @@ def spread_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[st
     for layer in built_model.linears:
         if layer.name not in names or not isinstance(layer.scheme, Scheme):
             continue
-        if layer.scheme.kind == "fp8_block" and (cut_sizes := per_rank(layer, parts(layer, rank))):
+        if layer.scheme.kind == "fp8_block" and (
+            cut_sizes := rank_shape(layer, parts(layer, rank))
+        ):
             k, n = cut_sizes
             group = max(1, layer.scheme.group)
             spread_bytes = -(-k // group) * (n * _ITEM_BYTES[rank.dtype] - -(-n // group) * 4)

@@ -90,7 +90,8 @@ def test_a_version_that_does_not_exist_is_refused_before_anything_is_made(
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    settings, messages = Settings(data_dir=tmp_path / "data"), []
+    settings = Settings(data_dir=tmp_path / "data")
+    messages: list[str] = []
     with pytest.raises(InstallFailed) as refusal:
         install(made_of("tinyengine==9.9"), Profiles(), settings, messages.append)
     assert "no package source has tinyengine==9.9" in str(refusal.value)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.published import config
+from tests.support.reported_plans import make_decision
 from tests.support.versions import VLLM_REF
-from tests.unit.planner.test_reported_failures import make_decision
 
 BATCH, LENGTH = 8192, 32768
 # Blocks of one request of gemma-3-4b: 2048 in the one table of full layers; in each of six tables
