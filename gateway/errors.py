@@ -360,3 +360,22 @@ class SettingsError(FitserveError):
 
     code = "bad_settings"
     exit_code = 2
+
+
+# pydantic's names of types in the words of people.
+_TYPE_WORDS = (
+    (re.compile(r"valid integer(?:, (?:unable|got).*)?"), "whole number"),
+    (re.compile(r"valid number, unable.*"), "number"),
+    (re.compile(r"valid boolean(?:, unable.*)?"), "true or false"),
+    (re.compile(r"valid (?:tuple|list)"), "list"),
+    (re.compile(r"valid string"), "text"),
+    (re.compile(r"valid dictionary(?: or .*)?"), "mapping"),
+)
+
+
+def plain_problem(message: str) -> str:
+    """A message of pydantic without its own words for types."""
+    message = message.removeprefix("Value error, ")
+    for pattern, words in _TYPE_WORDS:
+        message = pattern.sub(words, message)
+    return message.replace("a true or false", "true or false")

@@ -17,7 +17,7 @@ from gateway.domain.base import (
     is_lean,
 )
 from gateway.domain.units import duration, token_count
-from gateway.errors import hide_typed_password, near_name_hint
+from gateway.errors import hide_typed_password, near_name_hint, plain_problem
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -152,23 +152,6 @@ def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
 
 
 _INPUT = "Input should be "
-# pydantic's names of types in the words of people.
-_TYPE_WORDS = (
-    (re.compile(r"valid integer(?:, (?:unable|got).*)?"), "whole number"),
-    (re.compile(r"valid number, unable.*"), "number"),
-    (re.compile(r"valid boolean(?:, unable.*)?"), "true or false"),
-    (re.compile(r"valid (?:tuple|list)"), "list"),
-    (re.compile(r"valid string"), "text"),
-    (re.compile(r"valid dictionary(?: or .*)?"), "mapping"),
-)
-
-
-def plain_problem(message: str) -> str:
-    """A message of pydantic without its own words for types."""
-    message = message.removeprefix("Value error, ")
-    for pattern, words in _TYPE_WORDS:
-        message = pattern.sub(words, message)
-    return message.replace("a true or false", "true or false")
 
 
 def _location(parts: tuple[str | int, ...]) -> list[str]:

@@ -75,7 +75,7 @@ def usage(tail: Sequence[bytes]) -> TokenUsage:
 
 
 def streamed_usage(lead: bytes, tail: Sequence[bytes]) -> TokenUsage:
-    """The usage of a stream. lead: its first bytes, which report what its end leaves out."""
+    """The usage of a stream. lead: its first bytes, with prompt tokens that its end may lack."""
     prompt, completion, cached_tokens = usage(tail)
     if prompt is None and completion is not None:
         prompt, _, cached_tokens = structured_usage(lead)

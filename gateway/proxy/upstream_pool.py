@@ -93,7 +93,7 @@ class UpstreamPool:
                 self.connections.discard(connection)
 
     async def _connect(self, connection: UpstreamConnection) -> None:
-        """Raises OSError, UnicodeError."""
+        """Open the connection. Raises OSError, UnicodeError."""
         loop = self._loop
         timer: asyncio.TimerHandle
 

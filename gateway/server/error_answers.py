@@ -12,8 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.disk_fault import write_error
-from gateway.domain.value import plain_problem
-from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
+from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, plain_problem
 from gateway.proxy.api.endpoints import lacks_prefix
 from gateway.proxy.api.foreign_routes import foreign_hint
 from gateway.proxy.api.protocol import error_headers, request_id

@@ -1,5 +1,4 @@
-"""The memory that the allocator keeps for nothing: free pages after the start of a gateway, about a
-tenth of its size, and those of each thread."""
+"""Free pages that the allocator keeps, of the start and of each thread."""
 
 from __future__ import annotations
 

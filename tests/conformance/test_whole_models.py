@@ -197,6 +197,27 @@ def kept_scales(version: str, kernels: Sequence[LayerKernel], experts: int) -> i
     )
 
 
+def spread_scales(kernels: Sequence[LayerKernel], experts: int) -> int:
+    """Bytes that scales of blocks of 128 x 128 grow by, as Marlin makes one of 2 bytes for each
+    group and column of one of 4 bytes for each block, while it loads."""
+    return sum(
+        row.count
+        * -(-(row.k or 0) // 128)
+        * ((row.n or 0) * 2 - -(-(row.n or 0) // 128) * 4)
+        * (experts if ".experts." in row.layer else 1)
+        for row in kernels
+        if "marlin" in (row.kernel or "").lower() and row.scheme == "fp8_block"
+    )
+
+
+def prepared_scales(version: str, kernels: Sequence[LayerKernel], fields: dict[str, Any]) -> int:
+    """Bytes that scales grow by while the engine loads them."""
+    text_fields = fields.get("text_config", fields)
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts: int = next((text_fields[name] for name in names if text_fields.get(name)), 0)
+    return kept_scales(version, kernels, experts) + spread_scales(kernels, experts)
+
+
 def built_alike(
     version: str,
     model: str,
@@ -245,8 +266,8 @@ def built_alike(
         row.count * (math.prod(row.padded_to or ()) - (row.k or 0) * (row.n or 0))
         for row in padded_rows
     )
-    experts = config(model, quant).get("num_local_experts", 0)
-    off = memory.weights_bytes - weights - kept_scales(version, outcome.kernels, experts)
+    prepared_bytes = prepared_scales(version, outcome.kernels, config(model, quant))
+    off = memory.weights_bytes - weights - prepared_bytes
     if quant not in UNLOADED and not -0.005 * weights <= off <= 0.005 * weights + tiles:
         lines.append(f"weights: theirs {weights}, ours {memory.weights_bytes}")
     kv = answer.get("kv", "")

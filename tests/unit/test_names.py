@@ -61,6 +61,7 @@ unit/test_names.py
 unit/test_outside.py
 unit/test_page_style.py
 unit/test_pure_rooms.py
+unit/test_scripts.py
 unit/test_security.py
 unit/test_style.py
 """

@@ -53,9 +53,10 @@ from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
 from gateway.variables import env_line
 
-# Marlin for FP8 weights, as vLLM's dense layers and experts and as SGLang's dense layers name it.
+# Marlin for FP8 weights, as dense layers of vLLM 0.18.0 and of later versions, experts of vLLM, and
+# dense layers of SGLang name it.
 _SPREADING_KERNELS = frozenset(
-    {"MarlinFP8ScaledMMLinearKernel", "MARLIN", "apply_fp8_marlin_linear"}
+    {"Marlin", "MarlinFP8ScaledMMLinearKernel", "MARLIN", "apply_fp8_marlin_linear"}
 )
 
 

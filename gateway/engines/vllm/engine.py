@@ -76,7 +76,7 @@ SMALL_GB10_BATCHES = "small_gb10_batches"
 # Variables of the engine that decide its memory.
 GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-ASYNC_SCHEDULING = "async-scheduling"
+ASYNC_SCHEDULING_FLAG = "async-scheduling"
 # Methods of drafting whose batches the first runner schedules one after the other.
 _SERIAL_METHODS = frozenset({"custom_class", "medusa", "mlp_speculator", "ngram", "suffix"})
 # The ends of architectures that name the same model with another head, from
@@ -328,7 +328,7 @@ class VllmRules(VllmKind):
         is_second = self.runner(candidate) == 2
         if not is_second and candidate.variant.pp > 1:
             return False
-        if (flag := candidate.args.get(ASYNC_SCHEDULING)) is not None:
+        if (flag := candidate.args.get(ASYNC_SCHEDULING_FLAG)) is not None:
             return bool(flag)
         is_serial = candidate.speculation.method.value in _SERIAL_METHODS and not is_second
         return candidate.inputs.spec.generates and not is_serial

@@ -30,7 +30,7 @@ from gateway.logging import Logger
 log = Logger("fitserve.cluster")
 
 # Files that are under way at once. Each takes a few chunks of memory on both machines.
-_AT_ONCE = 3
+_MAX_CONCURRENT_FILES = 3
 
 
 class WeightsCopies:
@@ -88,10 +88,10 @@ class WeightsCopies:
     ) -> None:
         total = sum(file.size for file in files)
         report(f"Checking {commit.repo} on {target.name}")
-        missing_files = await self._missing(target, commit, files)
+        missing_files = await self._request_missing(target, commit, files)
         progress = _Progress(commit.repo, source.name, target.name, total, report)
         progress.begin(missing_files)
-        places = asyncio.Semaphore(_AT_ONCE)
+        places = asyncio.Semaphore(_MAX_CONCURRENT_FILES)
 
         async def copy(missing_file: MissingFile) -> None:
             async with places:
@@ -102,7 +102,7 @@ class WeightsCopies:
             if isinstance(answer, BaseException):
                 raise answer
         if missing_files:
-            await self._missing(target, commit, files)
+            await self._request_missing(target, commit, files)
         log.info(
             "weights were copied",
             model=commit.repo,
@@ -111,7 +111,7 @@ class WeightsCopies:
             bytes=sum(row.file.size - row.offset for row in missing_files),
         )
 
-    async def _missing(
+    async def _request_missing(
         self, target: NodeHost, commit: HubCommit, files: tuple[WeightsFile, ...]
     ) -> tuple[MissingFile, ...]:
         """The files that the machine lacks. Files that are there are read once, for minutes."""

@@ -38,7 +38,7 @@ class WeightsServer:
     async def answers(
         self, call: WeightsCall | MissingCall | SendCall
     ) -> AsyncGenerator[Answer, None]:
-        """Raises HostError and AgentRefusal."""
+        """Answer the calls of copies. Raises HostError and AgentRefusal."""
         match call:
             case WeightsCall():
                 yield DoneAnswer(files=await asyncio.to_thread(self._store.files, call))

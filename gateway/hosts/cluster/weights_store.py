@@ -28,7 +28,7 @@ from gateway.models.catalog.commit_files import (
 from gateway.models.catalog.hub_cache import HubCache, Listing, stays_inside
 from gateway.models.catalog.model_folder import check_reach
 
-_UNFINISHED = ".fitserve-copy"
+_PARTIAL_SUFFIX = ".fitserve-copy"
 _SHA256_DIGITS = 64
 
 
@@ -95,7 +95,7 @@ class WeightsStore:
         """
         self._check_names(files)
         try:
-            check_disk_space(self._disk, _listing(call, files))
+            check_disk_space(self._disk, _make_listing(call, files))
         except BadModel as error:
             raise HostError(error.message, hint=error.hint) from None
         for file in files:
@@ -128,7 +128,7 @@ class WeightsStore:
     def _link(self, path: Path, blob: Path) -> None:
         """Let the snapshot's path lead to the blob. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{self._node}{_UNFINISHED}")
+        draft = path.with_name(f"{path.name}.{self._node}{_PARTIAL_SUFFIX}")
         draft.unlink(missing_ok=True)
         draft.symlink_to(os.path.relpath(blob, path.parent))
         draft.replace(path)
@@ -138,7 +138,7 @@ class WeightsStore:
 
     def _unfinished_path(self, call: CommitCall, file: WeightsFile) -> Path:
         blob = self._blob(call, file)
-        return blob.with_name(f"{blob.name}.{self._node}{_UNFINISHED}")
+        return blob.with_name(f"{blob.name}.{self._node}{_PARTIAL_SUFFIX}")
 
     def _offset(self, call: CommitCall, file: WeightsFile) -> int:
         path = self._unfinished_path(call, file)
@@ -153,7 +153,7 @@ class WeightsStore:
         path = self._unfinished_path(call, file)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return CopyWriter(path, _open_alone(path, offset), file, offset)
+            return CopyWriter(path, _open_exclusively(path, offset), file, offset)
         except BlockingIOError:
             raise Conflict(
                 f"{file.name} of {call.repo} is being copied to {self._node} already.",
@@ -174,7 +174,7 @@ class WeightsStore:
 
     def note_whole(self, call: CommitCall, files: Sequence[WeightsFile]) -> None:
         """Note that all of these files are here and were compared. Raises HostError."""
-        listing = _listing(call, files)
+        listing = _make_listing(call, files)
         allow_reading(self._disk, listing)
         protect(self._disk, listing)
         try:
@@ -221,7 +221,7 @@ class CopyWriter:
             position += len(chunk)
 
     def write(self, chunk: bytes) -> None:
-        """Raises HostError where the disk is full, or the file longer than it was said to be."""
+        """Append a chunk. Raises HostError where the disk is full, or the file is too long."""
         if self.size + len(chunk) > self.file.size:
             raise HostError(
                 f"The other machine sends more than the {self.file.size} bytes of"
@@ -266,14 +266,14 @@ class CopyWriter:
 
     @contextmanager
     def _open_descriptor(self) -> Iterator[int]:
-        """Raises OSError after `close`."""
+        """The descriptor, which stays open meanwhile. Raises OSError after `close`."""
         with self._lock:
             if not self._is_open:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             yield self._descriptor
 
 
-def _open_alone(path: Path, offset: int) -> int:
+def _open_exclusively(path: Path, offset: int) -> int:
     """The descriptor of a file, cut at the offset. Raises OSError: BlockingIOError while another
     copy writes to it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -307,7 +307,7 @@ def _digest(path: Path, listed_digest: str | None) -> str:
         raise ValueError from error
 
 
-def _listing(call: CommitCall, files: Sequence[WeightsFile]) -> Listing:
+def _make_listing(call: CommitCall, files: Sequence[WeightsFile]) -> Listing:
     return Listing(
         call.repo,
         call.commit,

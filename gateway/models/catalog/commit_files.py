@@ -23,7 +23,7 @@ def size_of(path: Path) -> int | None:
 
 
 def check_disk_space(disk: HubCache, listing: Listing) -> None:
-    """Raises BadModel where the disk has no space for the missing files.
+    """Check that the disk has space for the missing files. Raises BadModel.
 
     Files that are unchanged since another commit in the cache are not missing.
     """

@@ -12,8 +12,14 @@ from typing import Any
 import msgspec
 
 from gateway.decoding import DECODE_ERRORS
-from gateway.domain.value import plain_problem
-from gateway.errors import BadRequest, FitserveError, NotFound, RateLimited, UpstreamError
+from gateway.errors import (
+    BadRequest,
+    FitserveError,
+    NotFound,
+    RateLimited,
+    UpstreamError,
+    plain_problem,
+)
 from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.api.protocol import anthropic_type, dump
 

@@ -25,12 +25,12 @@ _REASON = rb'"finish_reason"\s*:\s*"'
 _END_EVENT = rb"(?:^|[\r\n])data:\s*\[DONE\]"
 _TYPES = rb'(?:(?:^|[\r\n])event:\s*|"type"\s*:\s*")(?:%b)\b'
 _CHOICE_END = re.compile(_REASON)
-_DONE = re.compile(_END_EVENT)
+_DONE_EVENT = re.compile(_END_EVENT)
 # Endpoints with several choices, whose events are read where the marker is missing.
-_WITH_CHOICES = frozenset({"chat", "completions"})
+_CHOICE_ENDPOINTS = frozenset({"chat", "completions"})
 _ENDS = {
-    "chat": _DONE,
-    "completions": _DONE,
+    "chat": _DONE_EVENT,
+    "completions": _DONE_EVENT,
     "transcriptions": re.compile(
         _REASON + rb'|"type"\s*:\s*"transcript\.text\.done"|' + _END_EVENT
     ),
@@ -75,7 +75,7 @@ def stream_end(
     if (
         tail.endswith(b"data: [DONE]\n\n")
         or pattern.search(tail)
-        or (endpoint in _WITH_CHOICES and _is_complete(tail, sent_bytes, choices))
+        or (endpoint in _CHOICE_ENDPOINTS and _is_complete(tail, sent_bytes, choices))
         or not _is_last_event_whole(pieces, piece_bytes, sent_bytes)
     ):
         return _COMPLETE

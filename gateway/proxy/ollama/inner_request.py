@@ -88,12 +88,12 @@ class InnerAnswer:
         """The whole lines of the body. Raises ConnectionError, UpstreamError."""
         line, size = list[bytes](), 0
         async for piece in self.pieces():
-            first, *others = piece.split(b"\n")
-            line.append(first)
-            size += len(first)
-            for other in others:
+            first_part, *next_parts = piece.split(b"\n")
+            line.append(first_part)
+            size += len(first_part)
+            for part in next_parts:
                 yield b"".join(line)
-                line, size = [other], len(other)
+                line, size = [part], len(part)
             if size > LINE_BYTES:
                 raise _size_error("A line of the engine's answer", LINE_BYTES)
 

@@ -60,7 +60,7 @@ def test_an_engine_that_accepts_no_connection_is_given_up(
     monkeypatch.setattr(upstream_pool, "CONNECT_TIMEOUT_S", 0.5)
     with listener:
         # The queue of a listener with a backlog of one takes two connections.
-        others = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
         assert "TimeoutError" in uvloop.run(_dial(listener.getsockname(), stall_s=0))
-        for other in others:
-            other.close()
+        for client in clients:
+            client.close()

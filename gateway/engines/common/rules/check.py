@@ -24,6 +24,7 @@ from gateway.domain.base import (
 from gateway.domain.value import TRUSTED_KEY
 from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
 from gateway.engines.common.rules.subject import Subject
+from gateway.errors import plain_problem
 from gateway.models.scheme import Kind
 
 Item = TypeVar("Item")
@@ -154,7 +155,7 @@ def _valid(name: str, condition: Any) -> Any:
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0][
             "msg"
         ]
-        raise ValueError(f"`{name}`: {problem.removeprefix('Value error, ')}") from None
+        raise ValueError(f"`{name}`: {plain_problem(problem)}") from None
 
 
 def _freeze(value: Any) -> Any:

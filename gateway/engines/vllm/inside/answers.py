@@ -268,8 +268,8 @@ def specs(engine_config: Any) -> dict[str, Any]:
 
 
 def _customize_spec(layer: Any, spec: Any) -> Any:
-    """The spec with what the layer's backend keeps beside keys and values, such as scales. Versions
-    before 0.33.0 count that in the spec itself (get_kv_cache_spec in
+    """The spec with the bytes of the layer's backend beside keys and values, such as scales.
+    Versions before 0.33.0 count them in the spec itself (get_kv_cache_spec in
     vllm/v1/worker/gpu/attn_utils.py)."""
     interface: Any = importlib.import_module("vllm.v1.kv_cache_interface")
     utils: Any = importlib.import_module("vllm.v1.worker.utils")

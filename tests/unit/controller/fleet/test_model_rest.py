@@ -45,6 +45,7 @@ _OTHER_REPLICA_FIELDS = {
     "index": "it never changes",
     "history": "the number of its last attempt is part of it, and no ended attempt changes",
     "watcher": "an engine is watched, and no model with one rests",
+    "retired_watcher": "its engine has ended, and it copies lines alone",
     "preparation": "no replica with one rests",
     "early_inquiry": "no replica with one rests",
     "is_stopping": "a stop is a task",

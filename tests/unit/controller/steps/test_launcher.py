@@ -32,6 +32,7 @@ class Docker:
     """Keeps the starts instead of making them."""
 
     kind = "docker"
+    machines = None
 
     def __init__(self) -> None:
         self.started: list[LaunchSpec] = []

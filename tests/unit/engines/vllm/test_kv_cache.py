@@ -59,18 +59,18 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "needed"),
+    ("model", "dtype", "sizes"),
     [
         ("llama-3.2-1b", "int8_per_token_head", [278_528, 17_547_264, 142_606_336]),
         ("gemma-3-1b", "int4_per_token_head", [219_648, 7_552_512, 37_948_416]),
         ("qwen3.6-35b-a3b", "int8_per_token_head", [113_152_000, 113_152_000, 192_358_400]),
     ],
 )
-def test_a_cache_may_keep_a_scale_for_each_head(model: str, dtype: str, needed: list[int]) -> None:
+def test_a_cache_may_keep_a_scale_for_each_head(model: str, dtype: str, sizes: list[int]) -> None:
     """The bytes of requests of 1, 1000 and 8192 tokens are the answers of vLLM 0.33.0 itself for
     compute capability 9.0."""
     kv_cache = cache(MODELS[model], Rank(kv_dtype=dtype, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
-    assert [kv_cache.bytes_for(length, 2048) for length in LENGTHS[:3]] == needed
+    assert [kv_cache.bytes_for(length, 2048) for length in LENGTHS[:3]] == sizes
 
 
 def test_more_stages_have_more_batches_in_flight() -> None:

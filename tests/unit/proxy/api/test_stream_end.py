@@ -105,7 +105,7 @@ def test_a_stream_is_complete_once_each_choice_has_ended(
     assert end("chat", *events, choices=2) == (is_complete, 0)
 
 
-def test_the_end_of_one_choice_ends_no_other_whatever_was_asked() -> None:
+def test_the_end_of_one_choice_ends_no_other_choice() -> None:
     assert end("chat", TEXT, SECOND_TEXT, FIRST_END, choices=1) == (False, 0)
 
 

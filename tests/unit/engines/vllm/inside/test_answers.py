@@ -21,7 +21,7 @@ class Layer:
 
 
 @pytest.mark.parametrize("is_customized", [True, False])
-def test_a_spec_has_what_its_backend_keeps(
+def test_a_spec_has_the_bytes_of_its_backend(
     monkeypatch: pytest.MonkeyPatch, is_customized: bool
 ) -> None:
     """Versions before 0.33.0 have no such step."""

@@ -93,7 +93,7 @@ def test_a_chunk_as_base64_is_shorter_than_a_call() -> None:
     assert len(answer.model_dump_json()) < MAX_BYTES_OF_CALL
 
 
-async def test_a_machine_copies_the_weights_that_it_lacks(pair: Pair) -> None:
+async def test_a_machine_copies_missing_weights(pair: Pair) -> None:
     put_commit(pair.disks["one"], FILES)
     assert await pair.host.has_weights(WANTED)
     await pair.bring()
