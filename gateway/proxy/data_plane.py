@@ -131,6 +131,7 @@ class DataPlane:
             key = table.keys.get(exchange.key.digest)
             if (
                 key is None
+                or key.has_ended()
                 or "inference" not in key.scopes
                 or (exchange.model and not key.may_use(exchange.model))
             ):

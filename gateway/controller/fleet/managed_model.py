@@ -293,10 +293,11 @@ class ReplicaState:
     async def retire_watcher(self) -> None:
         """Stop watching an engine that stops next. The copy of its log goes on."""
         if self.watcher is not None:
-            watcher, self.watcher = self.watcher, None
             await self._end_copy()
-            if await watcher.retire():
-                self.retired_watcher = watcher
+            # `unwatch` finds it here too if this is cancelled.
+            self.retired_watcher, self.watcher = self.watcher, None
+            if self.retired_watcher is not None and not await self.retired_watcher.retire():
+                self.retired_watcher = None
 
     async def unwatch(self) -> None:
         """Stop watching, and copying the log of its last engine."""

@@ -48,6 +48,8 @@ class StoredKey(Value):
 
 _REVOKED_DIGEST = "0" * 64
 _RETRY_S = 5.0
+# The clock may be set, so the next end of a key is computed anew after this time.
+_CLOCK_LOOK_S = 3600.0
 _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
 
 
@@ -74,6 +76,7 @@ class Keyring:
         self._callers: dict[int, tuple[StoredKey, Key]] = {}
         """The valid keys by the `id` of their stored form, which each entry keeps alive."""
         self._timer: threading.Timer | None = None
+        self._expiry_timer: threading.Timer | None = None
 
     def load(self) -> None:
         """Make the stored keys valid."""
@@ -200,6 +203,9 @@ class Keyring:
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
+            if self._expiry_timer is not None:
+                self._expiry_timer.cancel()
+                self._expiry_timer = None
 
     def _strike(self, key: StoredKey) -> bool:
         """Write zeros over the digest in the file, which needs no disk space. Returns whether they
@@ -260,8 +266,27 @@ class Keyring:
             or (key, key_of(key.grant, bytes.fromhex(key.digest)))
             for key in stored_keys
         }
-        self._keys.swap([caller for _, caller in self._callers.values()], is_closed=is_closed)
+        callers = [caller for _, caller in self._callers.values()]
+        self._keys.swap(callers, is_closed=is_closed)
+        self._schedule_expiry(callers)
         self._on_change()
+
+    def _schedule_expiry(self, callers: Iterable[Key]) -> None:
+        """Have the table looked at anew after the next end of a key, which ends its streams."""
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
+        ends = [key.ends_at for key in callers if key.ends_at is not None and not key.has_ended()]
+        if ends:
+            delay_s = min(max(0.0, min(ends) - time.time()), _CLOCK_LOOK_S)
+            self._expiry_timer = threading.Timer(delay_s, self._expire)
+            self._expiry_timer.daemon = True
+            self._expiry_timer.start()
+
+    def _expire(self) -> None:
+        with self._lock:
+            if self._expiry_timer is not None:
+                self._swap(self.stored_keys)
 
     def _write(self, stored_keys: tuple[StoredKey, ...]) -> None:
         try:

@@ -26,6 +26,8 @@ from gateway.proxy.api.protocol import anthropic_type, dump
 # Most bytes shown of an engine's answer that is no JSON.
 _EXCERPT_BYTES = 2000
 _SERVER_ERROR = 500
+# The fields of an error in OpenAI's form.
+_FORM_FIELDS = frozenset({"object", "message", "type", "param", "code"})
 # The answer of FastAPI and Starlette to a path without a route.
 _NO_ROUTE: tuple[Any, ...] = ("Not Found", "")
 _TYPES = (
@@ -70,8 +72,18 @@ def engine_error(status: int, body: bytes | bytearray, endpoint: Endpoint) -> by
                 "param": param,
                 "code": code if isinstance(code, str) else None,
             }
+            | _figures(error)
         }
     )
+
+
+def _figures(error: dict[str, Any]) -> dict[str, Any]:
+    """Further fields of an engine's error: clients shorten a prompt by such figures."""
+    return {
+        name: value
+        for name, value in error.items()
+        if name not in _FORM_FIELDS and isinstance(value, str | int | float)
+    }
 
 
 def _error_object(content: Any) -> dict[str, Any]:
@@ -136,7 +148,8 @@ def _general_error(status: int) -> type[FitserveError]:
 def _anthropic_envelope(
     status: int, content: Any, error: dict[str, Any], endpoint: Endpoint
 ) -> dict[str, Any]:
-    if isinstance(content, dict) and content.get("type") == "error" and "type" in error:
+    inner_error = content.get("error") if isinstance(content, dict) else None
+    if inner_error is error and content.get("type") == "error" and "type" in error:
         return content
     message, _ = _message(status, content, error, endpoint)
     return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}

@@ -72,6 +72,7 @@ class Queue:
         self._lines: dict[tuple[int, str], dict[QueueWait, None]] = {}
         self._admissions = 0
         self._last_turns: dict[str, int] = {}
+        self._overtakings = 0  # places since that of the oldest request
 
     def add(self, wait: QueueWait) -> None:
         self.waits_by_request[wait] = time.monotonic()
@@ -91,22 +92,35 @@ class Queue:
         self.rate.count()
         self._admissions += 1
         self._last_turns[wait.caller] = self._admissions
+        is_oldest = wait is next(iter(self.waits_by_request), None)
+        self._overtakings = 0 if is_oldest else self._overtakings + 1
         self.remove(wait)
+
+    def overtake(self, priority: int) -> bool:
+        """Whether a request that arrives may take a place at once, because all others are of later
+        classes. Counts the place."""
+        may_overtake = self.oldest_in_turn is None and all(
+            line_priority > priority for line_priority, _ in self._lines
+        )
+        self._overtakings += may_overtake
+        return may_overtake
 
     @property
     def oldest_in_turn(self) -> QueueWait | None:
         """The request that has waited longest, where the next place is for it."""
-        is_due = (self._admissions + 1) % OLDEST_TURN == 0
+        is_due = self._overtakings >= OLDEST_TURN - 1
         return next(iter(self.waits_by_request), None) if is_due else None
 
     def waits_in_turn(self) -> Iterator[QueueWait]:
         """The waiting requests, the next one first. Requests may leave meanwhile."""
-        oldest_wait = self.oldest_in_turn
-        if oldest_wait is not None:
-            yield oldest_wait
+        tried_wait = None
         for priority in sorted({priority for priority, _ in self._lines}):
             for wait in self._callers_in_turn(priority):
-                if wait is not oldest_wait and wait in self.waits_by_request:
+                oldest_wait = self.oldest_in_turn
+                if oldest_wait is not None and oldest_wait is not tried_wait:
+                    tried_wait = oldest_wait
+                    yield oldest_wait
+                if wait is not tried_wait and wait in self.waits_by_request:
                     yield wait
 
     def find_last_after(self, priority: int) -> QueueWait | None:

@@ -88,7 +88,8 @@ class Routes:
         ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
-        replica = self._choose(route, call, avoid) if queue is None or call.is_light else None
+        takes_turn = queue is None or call.is_light or queue.overtake(call.priority)
+        replica = self._choose(route, call, avoid) if takes_turn else None
         if replica is None:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:

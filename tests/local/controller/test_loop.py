@@ -540,6 +540,12 @@ async def test_a_database_that_is_damaged_while_open_is_reported_and_put_back(
         await gateway.until("m", "ready")
         database = tmp_path / "data" / "fitserve.db"
         database.write_bytes(os.urandom(database.stat().st_size))
+
+        async def is_noticed() -> bool:
+            return (await gateway.client.get("/readyz")).status_code == 503
+
+        # Until then a change may need no page of the damaged file.
+        await wait_until("the damage is noticed", is_noticed)
         response = await gateway.client.post(
             "/admin/models", json={"name": "n", "source": str(tmp_path / "model")}
         )

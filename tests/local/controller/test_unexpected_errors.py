@@ -97,7 +97,7 @@ PLACES: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "the start of a watcher": (ReplicaSteps, "_watch", of_bad),
     "the reading of a log": (Watcher, "_read", lambda self, *_: self.attempt.model == "bad"),
     "the health checks": (Watcher, "_health", lambda self, *_: self.attempt.model == "bad"),
-    "the endpoints": (Endpoints, "look", of_bad),
+    "the endpoints": (Endpoints, "update_watchers", of_bad),
 }
 
 

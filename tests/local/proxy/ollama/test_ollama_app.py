@@ -122,8 +122,10 @@ async def test_the_lists_of_lm_studio_are_answered(tmp_path: Path) -> None:
         assert (await gateway.client.get("/api/v0/models/m")).json() == row
         for path in ("/api/v0/models/nosuch", "/api/v0/models/"):
             assert (await gateway.client.get(path)).status_code == 404
-        pointer = await ask(gateway.client, "/api/v0/chat/completions", 404, model="m")
-        assert "/v1/chat/completions" in pointer["error"]
+        answer = await ask(gateway.client, "/api/v0/chat/completions", model="m", messages=MESSAGES)
+        assert answer["choices"][0]["message"]["content"]
+        pointer = await ask(gateway.client, "/api/v0/responses", 404, model="m")
+        assert "/v1" in str(pointer["error"])
 
 
 async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:

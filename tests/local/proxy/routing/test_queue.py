@@ -341,7 +341,8 @@ async def test_an_engines_error_after_a_comment_is_an_event(
         assert response.status_code == 200
         *_, last = response.text.rstrip().split("\n\n")
         assert last.startswith("event: error\ndata: " if path != CHAT else "data: ")
-        error: dict[str, Any] = {"error": {"message": "too long", "code": 400}}
+        form = {"type": "invalid_request_error", "param": None, "code": None}
+        error: dict[str, Any] = {"error": {"message": "too long", **form}}
         if path != CHAT:  # in the shape that this client reads
             error = {
                 "type": "error",

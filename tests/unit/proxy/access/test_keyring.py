@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import queue
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from gateway.domain.grant import Grant
-from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.auth import Keys, KeyTable
 from gateway.proxy.access.keyring import Keyring
 from gateway.secret import Secret
 from gateway.store.store import Store
+from tests.support.patience import hang_s
 
 
 def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> None:
@@ -28,5 +33,25 @@ def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> No
     second_keyring = Keyring(store, tmp_path, Keys(Secret("k" * 40), None), lambda: None)
     second_keyring.load()
     assert second_keyring.stored_keys == ring.stored_keys
+    ring.close()
+    store.close()
+
+
+def test_the_end_of_a_key_makes_a_new_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers under way are compared with the table when it is new."""
+    now = datetime.now(UTC)
+    passed_s = now.timestamp() % 86_400
+    monkeypatch.setattr("gateway.proxy.access.auth._DAY_S", passed_s + 1.5)
+    store, keys = Store(tmp_path / "fitserve.db"), Keys(Secret("k" * 40), None)
+    tables: queue.Queue[KeyTable] = queue.Queue()
+    ring = Keyring(store, tmp_path, keys, lambda: tables.put(keys.table))
+    ring.add(Grant(name="a", expires=now.date()))
+    first_table = tables.get(timeout=hang_s())
+    assert tables.get(timeout=hang_s()) is not first_table
+    expired_key = next(key for key in keys.table.keys.values() if key.name == "a")
+    assert expired_key.has_ended()
+    assert not keys.allows(expired_key, "inference")
     ring.close()
     store.close()

@@ -96,3 +96,22 @@ def test_an_error_without_words_states_its_status() -> None:
 def test_an_error_of_anthropics_form_stays_as_it_is() -> None:
     content = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
     assert json.loads(engine_error(529, json.dumps(content).encode(), MESSAGES)) == content
+
+
+def test_figures_of_an_error_stay_with_it() -> None:
+    figures = {"n_prompt_tokens": 5000, "n_ctx": 4096}
+    of_engine = {"message": "too long", "type": "exceed_context_size_error", **figures}
+    error = error_of(400, {"error": {**of_engine, "object": "error", "data": {"a": 1}}})
+    assert error == {
+        "message": "too long",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+        **figures,
+    }
+
+
+def test_an_error_without_anthropics_object_gets_it() -> None:
+    body = json.dumps({"type": "error", "message": "busy"}).encode()
+    error = json.loads(engine_error(500, body, MESSAGES))["error"]
+    assert error == {"type": "api_error", "message": "busy"}

@@ -93,6 +93,42 @@ def test_the_oldest_request_waits_a_bounded_number_of_places() -> None:
     assert len(admitted_callers) == OLDEST_TURN
 
 
+def test_the_oldest_request_keeps_its_turn_where_places_come_in_pairs() -> None:
+    queue = queue_of(Waiting("batch", 100))
+    admitted_callers: list[str] = []
+    while "batch" not in admitted_callers:
+        queue.add(Waiting("chat"))
+        queue.add(Waiting("chat"))
+        for wait, _ in zip(queue.waits_in_turn(), range(2), strict=False):
+            admitted_callers.append(wait.caller)
+            queue.admit(wait)
+    assert len(admitted_callers) == OLDEST_TURN
+
+
+async def test_a_chat_overtakes_a_full_queue_of_batches_and_takes_none_of_their_places() -> None:
+    replica = dataclasses.replace(REPLICA, capacity=10)
+    routes = routes_with(replica, 7, queue=2)
+    batches = [Waiting("a", 100), Waiting("b", 100)]
+    for wait in batches:
+        routes.wait(wait)
+    assert routes.pick(routes.table.find("m"), Call("chat", "m")) is replica
+    assert all(wait.error is None for wait in batches)
+
+
+async def test_a_batch_gets_a_place_though_every_chat_overtakes_it() -> None:
+    replica = dataclasses.replace(REPLICA, capacity=10)
+    routes = routes_with(replica, 9)
+    batch = Waiting("batch", 100)
+    routes.wait(batch)
+    for _ in range(OLDEST_TURN - 1):
+        assert routes.pick(routes.table.find("m"), Call("chat", "m")) is replica
+    assert routes.pick(routes.table.find("m"), Call("chat", "m")) is None
+    routes.end(replica)
+    routes.begin(replica)
+    await asyncio.sleep(0)
+    assert batch.replica is replica
+
+
 def test_a_request_that_left_gets_no_turn() -> None:
     waits = [Waiting("a"), Waiting("b"), Waiting("c")]
     queue = queue_of(*waits)
