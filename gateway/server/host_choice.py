@@ -25,7 +25,7 @@ async def choose_host(settings: Settings, instance: str, allowed_images: Allowed
     if kind == "cluster":
         from gateway.hosts.cluster.gateway_side import host_of_cluster
 
-        return await host_of_cluster(settings.data, settings.models, instance)
+        return await host_of_cluster(settings.data, instance)
     if kind in ("auto", "docker"):
         from gateway.hosts.docker.client import is_listening
         from gateway.hosts.docker.host import DockerHost

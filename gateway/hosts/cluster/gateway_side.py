@@ -25,10 +25,8 @@ def membership_of(data: Path) -> Membership:
     return membership
 
 
-async def host_of_cluster(data: Path, models: Path, owner: str) -> NodesHost:
+async def host_of_cluster(data: Path, owner: str) -> NodesHost:
     """The host, also while the head does not answer: engines run on without it.
-
-    models: the gateway's cache of the Hub.
 
     Raises SettingsError where this machine cannot join the head.
     """
@@ -37,4 +35,4 @@ async def host_of_cluster(data: Path, models: Path, owner: str) -> NodesHost:
         await check_head(membership, os.environ)
     link = LinkProcess(membership, folder(data) / "link.sock")
     link.begin()
-    return NodesHost(ClusterHost(link.path, owner, link, data, models))
+    return NodesHost(ClusterHost(link.path, owner, link, data))

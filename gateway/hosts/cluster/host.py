@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -32,7 +33,7 @@ from gateway.domain import (
 from gateway.errors import AgentAway, AgentRefusal, FitserveError, HostError
 from gateway.hosts.cluster.link_process import LinkProcess
 from gateway.hosts.cluster.machine_views import machine_views
-from gateway.hosts.cluster.node_host import ANSWER_S, ENVIRONMENT, MODELS, NodeHost
+from gateway.hosts.cluster.node_host import ANSWER_S, ENVIRONMENT, PATH_START, NodeHost
 from gateway.hosts.cluster.weights_copies import WeightsCopies
 from gateway.hosts.host import HubCommit, Machines
 from gateway.hosts.node_group import part_name
@@ -52,8 +53,6 @@ _CONNECT_S = 0.5
 _RETURN_S = 60.0
 # Logs of ended engines are asked for soon, or never.
 _MAX_PLACES = 10_000
-# Begins the names of repositories in the cache of the Hub.
-_REPOSITORY = "models--"
 # A start follows its port within this time, or never.
 _RESERVATION_S = 1800.0
 
@@ -77,21 +76,18 @@ class ClusterHost:
         owner: str,
         process: LinkProcess | None = None,
         data: Path | None = None,
-        models: Path | None = None,
         answer_s: float = ANSWER_S,
     ) -> None:
         """link: its socket.
         owner: the installation of the gateway.
         process: ended by `close`.
         data: the gateway's data folder, of the environments in commands.
-        models: the gateway's cache of the Hub, of the commits in commands.
         answer_s: seconds that a machine may be silent.
         """
         self._link = link
         self._owner = owner
         self._process = process
         self._data = data
-        self._models = models
         self._copies = WeightsCopies()
         self._answer_s = answer_s
         self._hosts: dict[str, NodeHost] = {}
@@ -250,14 +246,14 @@ class ClusterHost:
             await self._process.close()
 
     def _portable(self, spec: LaunchSpec) -> LaunchSpec:
-        """The start with placeholders for the environment and for commits of the Hub, which each
-        machine has elsewhere."""
-        folders = dict[str, str]()
-        if self._data is not None:
-            folders[str(engine_dir(self._data, spec.engine))] = ENVIRONMENT
-        if self._models is not None:
-            folders[f"{self._models}/{_REPOSITORY}"] = f"{MODELS}/{_REPOSITORY}"
-        return spec.evolve(argv=tuple(_replace_each(argument, folders) for argument in spec.argv))
+        """The start with a placeholder for the environment, which each machine has elsewhere."""
+        if self._data is None:
+            return spec
+        folder = re.escape(str(engine_dir(self._data, spec.engine)))
+        pattern = re.compile(rf'{PATH_START}{folder}(?=[/":]|$)')
+        return spec.evolve(
+            argv=tuple(pattern.sub(lambda _: ENVIRONMENT, argument) for argument in spec.argv)
+        )
 
     # --- machines ---
 
@@ -480,12 +476,6 @@ class ClusterHost:
         task = asyncio.ensure_future(stop())
         self._twins.add(task)
         task.add_done_callback(self._twins.discard)
-
-
-def _replace_each(text: str, replacements: Mapping[str, str]) -> str:
-    for words, replacement in replacements.items():
-        text = text.replace(words, replacement)
-    return text
 
 
 async def _connects(instance: Instance) -> Literal["taken", "refused", "lost"]:

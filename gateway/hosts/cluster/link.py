@@ -21,7 +21,7 @@ from typing import Any
 
 from gateway.hosts.agent.agent_server import listen
 from gateway.hosts.cluster.ray_start import RESOURCE
-from gateway.hosts.cluster.relay import Relay, absence_line
+from gateway.hosts.cluster.relay import CallClosures, Relay, absence_line
 from gateway.hosts.peer import peer_user
 
 _POLL_S = 0.25
@@ -38,6 +38,7 @@ class LinkServer:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._relays: dict[str, Any] = {}
+        self._closures = CallClosures()
         self._nodes: dict[str, dict[str, Any]] = {}
 
     async def read_nodes(self) -> None:
@@ -105,15 +106,18 @@ class LinkServer:
         source: str,
         source_line: bytes,
     ) -> None:
-        number = 0
         relay: Any = None
+        call: Any = None
+        number = 0
         try:
             if absence := self._absence(name) or (source and self._absence(source)):
                 writer.write(absence_line(absence))
                 return
             relay = self._relay(name)
             feed = (self._relay(source), source_line) if source else ()
-            number, chunk = await relay.call.remote(line, *feed)
+            call = relay.call.remote(line, *feed)
+            number, chunk = await call
+            call = None
             while chunk:
                 writer.write(chunk)
                 await writer.drain()
@@ -122,13 +126,14 @@ class LinkServer:
         except self._ray.exceptions.RayError as error:
             if isinstance(error, self._ray.exceptions.ActorDiedError):
                 self._relays.pop(name, None)
-            number = 0
             writer.write(
                 absence_line(f"The machine {name} does not answer: {type(error).__name__}.")
             )
         finally:
             if number:
                 relay.close.remote(number)
+            elif call is not None:
+                self._closures.close(relay, call)
             with contextlib.suppress(OSError):
                 await writer.drain()
 

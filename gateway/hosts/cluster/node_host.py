@@ -22,8 +22,8 @@ from gateway.hosts.agent.host import AgentHost
 
 ENVIRONMENT = "{environment}"
 """The folder of the engine's environment, in commands for a machine."""
-MODELS = "{models}"
-"""The folder of the Hub's cache, in commands for a machine."""
+PATH_START = r'(?:^|(?<=[=":]))'
+"""Precedes a path in an argument: the pattern of its place."""
 ANSWER_S = 10.0
 """Seconds that a machine may be silent."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -36,7 +37,7 @@ from gateway.hosts.agent.calls import (
 )
 from gateway.hosts.cluster.lease import Lease
 from gateway.hosts.cluster.membership import Membership, folder, node_socket
-from gateway.hosts.cluster.node_host import ENVIRONMENT, MODELS
+from gateway.hosts.cluster.node_host import ENVIRONMENT, PATH_START
 from gateway.hosts.cluster.weights_server import WeightsServer
 from gateway.hosts.cluster.weights_store import WeightsStore
 from gateway.hosts.host import Host
@@ -54,6 +55,11 @@ log = Logger("fitserve.cluster")
 _LOOK_S = 0.5
 _HOUR_S = 3600.0
 _LOG_AGE_S = 24 * _HOUR_S
+# A commit in a cache of the Hub.
+_COMMIT_PATH = re.compile(
+    rf'{PATH_START}(?P<cache>/[^"=:]*)/models--(?P<repo>[A-Za-z0-9_.-]+)'
+    r"/snapshots/(?P<commit>[0-9a-f]{40})(?![0-9a-f])"
+)
 
 
 class NodeService(HostServer):
@@ -67,7 +73,7 @@ class NodeService(HostServer):
         self, host: Host, membership: Membership, data: Path, disk: HubCache, grace_s: float
     ) -> None:
         super().__init__(host)
-        self._models = disk.folder
+        self._disk = disk
         self._weights = WeightsStore(disk, membership.name)
         self._weights_server = WeightsServer(self._weights)
         self._membership = membership
@@ -127,7 +133,8 @@ class NodeService(HostServer):
                     yield answer
             return
         if isinstance(call, StartCall | ExpectCall):
-            call = call.evolve(spec=self._add_folders(call.spec))
+            spec = await asyncio.to_thread(self._add_folders, call.spec)
+            call = call.evolve(spec=spec)
         if isinstance(call, StartCall):
             await asyncio.to_thread(self._check_weights, call.spec)
         async with aclosing(super()._perform(call)) as answers:
@@ -143,11 +150,25 @@ class NodeService(HostServer):
                 yield answer
 
     def _add_folders(self, spec: LaunchSpec) -> LaunchSpec:
-        """The start with the environment and the cache of models of this machine."""
-        environment, models = str(engine_dir(self._data, spec.engine)), str(self._models)
+        """The start with the environment and the weights of this machine.
+
+        A commit in the gateway's cache has its path here too where that is a shared folder.
+        """
+        environment = str(engine_dir(self._data, spec.engine))
+        runs_code = "--trust-remote-code" in spec.argv
+
+        def find_commit(match: re.Match[str]) -> str:
+            if self._disk.folder is None:
+                return match[0]
+            repo, commit = match["repo"].replace("--", "/", 1), match["commit"]
+            is_whole = self._disk.is_whole(repo, commit, remote_code=runs_code)
+            if not is_whole and Path(match[0]).exists():
+                return match[0]
+            return str(self._disk.snapshot(repo, commit))
+
         return spec.evolve(
             argv=tuple(
-                argument.replace(ENVIRONMENT, environment).replace(MODELS, models)
+                _COMMIT_PATH.sub(find_commit, argument.replace(ENVIRONMENT, environment))
                 for argument in spec.argv
             )
         )
@@ -159,7 +180,10 @@ class NodeService(HostServer):
             if path != argument and path.startswith("/") and not Path(path).exists():
                 raise HostError(
                     f"The weights are not at {path} on the machine {self._membership.name}.",
-                    hint="A folder of a model needs one path on all machines, for example on NFS.",
+                    hint=(
+                        "A folder needs one path on all machines, for example on NFS. Models of the"
+                        " Hub are in FITSERVE_MODELS_DIR of each machine, or at the gateway's path."
+                    ),
                 )
 
     async def _view(self) -> NodeView:

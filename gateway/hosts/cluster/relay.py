@@ -7,6 +7,7 @@ time. A call may be fed with the answer of another machine to another call, from
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -26,11 +27,33 @@ class _Connection(NamedTuple):
     feed: asyncio.Future[None] | None
 
 
+class CallClosures:
+    """Closes calls that were given up before their numbers came."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self, relay: Any, call: Any) -> None:
+        """Close the connection of a call to a relay, as soon as the call has a number."""
+        task = asyncio.ensure_future(_close(relay, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _close(relay: Any, call: Any) -> None:
+    # A relay without an answer has no connection.
+    with contextlib.suppress(Exception):
+        number, _ = await call
+        if number:
+            await relay.close.remote(number)
+
+
 class Relay:
     def __init__(self) -> None:
         self._path = os.environ[SOCKET_VARIABLE]
         self._numbers = itertools.count(1)
         self._open: dict[int, _Connection] = {}
+        self._closures = CallClosures()
 
     async def call(
         self, line: bytes, source: Any = None, source_line: bytes = b""
@@ -51,7 +74,7 @@ class Relay:
             return 0, absence_line("Its node service broke off.")
         number = next(self._numbers)
         feed = (
-            asyncio.ensure_future(_feed(writer, source, source_line))
+            asyncio.ensure_future(_feed(writer, source, source_line, self._closures))
             if source is not None
             else None
         )
@@ -78,11 +101,16 @@ class Relay:
                 connection.feed.cancel()
 
 
-async def _feed(writer: asyncio.StreamWriter, source: Any, line: bytes) -> None:
+async def _feed(
+    writer: asyncio.StreamWriter, source: Any, line: bytes, closures: CallClosures
+) -> None:
     """Pass the answer of another machine on, as fast as the connection takes it."""
+    call: Any = None
     number = 0
     try:
-        number, chunk = await source.call.remote(line)
+        call = source.call.remote(line)
+        number, chunk = await call
+        call = None
         while chunk:
             # The next bytes come while these are written.
             next_chunk = source.read.remote(number) if number else None
@@ -94,11 +122,12 @@ async def _feed(writer: asyncio.StreamWriter, source: Any, line: bytes) -> None:
         # The node service of this machine has left.
         pass
     except Exception as error:
-        number = 0
         writer.write(absence_line(f"The other machine does not answer: {type(error).__name__}."))
     finally:
         if number:
             source.close.remote(number)
+        elif call is not None:
+            closures.close(source, call)
 
 
 def absence_line(reason: str) -> bytes:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from weakref import WeakValueDictionary
 
 from gateway.domain.units import TransferProgress, format_bytes
-from gateway.errors import FitserveError
+from gateway.errors import AgentRefusal, FitserveError
 from gateway.hosts.agent.calls import (
     DoneAnswer,
     MissingCall,
@@ -48,17 +48,28 @@ class WeightsCopies:
     ) -> None:
         """Copy the missing files of a commit to the target from one of the nodes.
 
-        Without a node that has the commit nothing happens. Raises the last error of the nodes.
+        Without a node that has the commit nothing happens, nor on a target that refuses the call:
+        its fitserve may be older. Raises AgentAway where the target does not answer, and the last
+        error of the copies.
         """
+        if not await self._lacks(target, commit):
+            return
+        # Others copy to the target for hours.
         async with self._turns.setdefault(target.name, asyncio.Lock()):
-            if await self.files(target, commit):
+            if not await self._lacks(target, commit):
                 return
             failure: FitserveError | None = None
             for source in (node for node in nodes if node.name != target.name):
                 try:
-                    if files := await self.files(source, commit):
-                        await self._copy(target, source, commit, files, report)
-                        return
+                    files = await self.files(source, commit)
+                except FitserveError as error:
+                    # It may hang, or run an older fitserve.
+                    _log_silence(source, commit, error)
+                    continue
+                if not files:
+                    continue
+                try:
+                    await self._copy(target, source, commit, files, report)
                 except FitserveError as error:
                     log.warning(
                         "weights could not be copied",
@@ -68,6 +79,8 @@ class WeightsCopies:
                         reason=str(error),
                     )
                     failure = error
+                else:
+                    return
             if failure is not None:
                 raise failure
 
@@ -77,6 +90,14 @@ class WeightsCopies:
             repo=commit.repo, commit=commit.revision, remote_code=commit.allows_remote_code
         )
         return (await node.final_answer(call, node.answer_s)).files
+
+    async def _lacks(self, target: NodeHost, commit: HubCommit) -> bool:
+        """Whether the machine takes copies, and lacks the commit. Raises HostError."""
+        try:
+            return not await self.files(target, commit)
+        except AgentRefusal as error:
+            _log_silence(target, commit, error)
+            return False
 
     async def _copy(
         self,
@@ -152,6 +173,15 @@ class WeightsCopies:
                     progress.note(name, int(answer.text))
                 elif isinstance(answer, DoneAnswer):
                     progress.note(name, missing_file.file.size)
+
+
+def _log_silence(node: NodeHost, commit: HubCommit, error: FitserveError) -> None:
+    log.warning(
+        "a machine does not list its weights",
+        node=node.name,
+        model=commit.repo,
+        reason=str(error),
+    )
 
 
 class _Progress:

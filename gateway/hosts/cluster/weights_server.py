@@ -43,19 +43,28 @@ class WeightsServer:
             case WeightsCall():
                 yield DoneAnswer(files=await asyncio.to_thread(self._store.files, call))
             case MissingCall():
+                # The first answer comes before anything is read, and an answer after each file: a
+                # caller can give up only a call that answers.
+                yield ProgressAnswer(text="")
+                await asyncio.to_thread(self._store.check, call, call.files)
                 missing_files = list[MissingFile]()
-                rows = self._store.missing(call, call.files)
-                while (row := await asyncio.to_thread(next, rows, None)) is not None:
-                    missing_files.append(row)
+                for file in call.files:
+                    row = await asyncio.to_thread(self._store.missing_file, call, file)
+                    if row is not None:
+                        missing_files.append(row)
+                    yield ProgressAnswer(text=file.name)
                 if not missing_files:
                     await asyncio.to_thread(self._store.note_whole, call, call.files)
                 yield DoneAnswer(missing=tuple(missing_files))
             case SendCall():
                 position = call.offset
-                with self._store.open_file(call, call.name) as descriptor:
-                    while chunk := await asyncio.to_thread(read_chunk, descriptor, position):
+                sent_file = await asyncio.to_thread(self._store.open_file, call, call.name)
+                try:
+                    while chunk := await asyncio.to_thread(read_chunk, sent_file, position):
                         yield ChunkAnswer(data=base64.b64encode(chunk).decode())
                         position += len(chunk)
+                finally:
+                    await asyncio.to_thread(sent_file.close)
                 yield DoneAnswer()
 
     async def receive(
@@ -66,10 +75,15 @@ class WeightsServer:
         Raises HostError, and AgentAway where the other machine breaks off: the next call continues.
         """
         loop = asyncio.get_running_loop()
+        yield ProgressAnswer(text=str(call.offset))
         copy = await asyncio.to_thread(self._store.writer, call, call.file, call.offset)
         try:
-            await asyncio.to_thread(copy.read_beginning)
             report_at = loop.time()
+            chunks = copy.read_beginning()
+            while await asyncio.to_thread(next, chunks, None) is not None:
+                if loop.time() >= report_at:
+                    report_at = loop.time() + _REPORT_S
+                    yield ProgressAnswer(text=str(copy.size))
             while (answer := await _next_answer(reader)) is not None:
                 await asyncio.to_thread(_write, copy, answer)
                 if loop.time() >= report_at:
@@ -77,7 +91,7 @@ class WeightsServer:
                     yield ProgressAnswer(text=str(copy.size))
             await asyncio.to_thread(self._store.accept, call, copy)
         finally:
-            copy.close()
+            await asyncio.to_thread(copy.close)
         yield DoneAnswer()
 
 

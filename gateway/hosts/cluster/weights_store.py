@@ -14,7 +14,9 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from gateway.errors import AgentRefusal, BadModel, Conflict, HostError
 from gateway.hosts.agent.calls import CHUNK_BYTES, CommitCall, MissingFile, WeightsFile
@@ -32,6 +34,14 @@ _PARTIAL_SUFFIX = ".fitserve-copy"
 _SHA256_DIGITS = 64
 
 
+class _CheckedFile(NamedTuple):
+    """A file as it was when its digest was compared."""
+
+    digest: str
+    inode: int
+    mtime_ns: int
+
+
 class WeightsStore:
     """The commits in the Hub's cache of this machine."""
 
@@ -39,8 +49,8 @@ class WeightsStore:
         """node: the name of this machine. A cache on a network may have copies of several."""
         self._disk = disk
         self._node = node
-        self._checked_digests: set[str] = set()
-        """Digests of files that were compared since the start."""
+        self._checked_files: set[_CheckedFile] = set()
+        """Files that were compared since the start."""
 
     def names(self) -> tuple[str, ...]:
         """The commits that are whole, as `org/name@commit`."""
@@ -66,9 +76,8 @@ class WeightsStore:
             return sizes
         return {name: size for name, size in sizes.items() if not name.endswith(".py")}
 
-    @contextmanager
-    def open_file(self, call: CommitCall, name: str) -> Iterator[int]:
-        """A descriptor of a file of a whole commit. Raises AgentRefusal for any other file."""
+    def open_file(self, call: CommitCall, name: str) -> FileIO:
+        """Open a file of a whole commit. Raises AgentRefusal for any other file."""
         if name not in self._sizes(call):
             raise AgentRefusal(
                 f"The machine {self._node} sends no {name} of {call.repo}.",
@@ -81,26 +90,29 @@ class WeightsStore:
             raise _disk_error("read", folder / name, error) from None
         try:
             check_reach(descriptor, folder, str(folder / name))
-            yield descriptor
+            return FileIO(descriptor)
         except BadModel as error:
-            raise AgentRefusal(error.message, hint=error.hint) from None
-        finally:
             os.close(descriptor)
+            raise AgentRefusal(error.message, hint=error.hint) from None
 
-    def missing(self, call: CommitCall, files: Sequence[WeightsFile]) -> Iterator[MissingFile]:
-        """The files that are not here, with the bytes of them that are. Each other file is compared
-        with its digest, and is part of the commit then.
+    def check(self, call: CommitCall, files: Sequence[WeightsFile]) -> None:
+        """Check that the files can be written here.
 
         Raises HostError where the disk has no space, and AgentRefusal for names that lead outside.
         """
         self._check_names(files)
+        offsets = {file.name: self._offset(call, file) for file in files}
         try:
-            check_disk_space(self._disk, _make_listing(call, files))
+            check_disk_space(self._disk, _make_listing(call, files), offsets)
         except BadModel as error:
             raise HostError(error.message, hint=error.hint) from None
-        for file in files:
-            if not self._adopt(call, file):
-                yield MissingFile(file=file, offset=self._offset(call, file))
+
+    def missing_file(self, call: CommitCall, file: WeightsFile) -> MissingFile | None:
+        """The file with the bytes of it that are here; None: it has the digest, and is a part of
+        the commit now."""
+        if self._adopt(call, file):
+            return None
+        return MissingFile(file=file, offset=self._offset(call, file))
 
     def _check_names(self, files: Sequence[WeightsFile]) -> None:
         if not all(stays_inside(file.name) for file in files):
@@ -117,8 +129,9 @@ class WeightsStore:
         if size_of(place) != file.size:
             return False
         with suppress(OSError):
-            if file.digest in self._checked_digests or matches_digest(place, file.digest):
-                self._checked_digests.add(file.digest)
+            checked_file = _checked_file(place, file.digest)
+            if checked_file in self._checked_files or matches_digest(place, file.digest):
+                self._checked_files.add(checked_file)
                 if place is blob:
                     self._link(path, blob)
                 return True
@@ -167,10 +180,10 @@ class WeightsStore:
         blob = self._blob(call, copy.file)
         try:
             copy.finish(blob)
+            self._checked_files.add(_checked_file(blob, copy.file.digest))
             self._link(self._disk.snapshot(call.repo, call.commit) / copy.file.name, blob)
         except OSError as error:
             raise _disk_error("written", blob, error) from None
-        self._checked_digests.add(copy.file.digest)
 
     def note_whole(self, call: CommitCall, files: Sequence[WeightsFile]) -> None:
         """Note that all of these files are here and were compared. Raises HostError."""
@@ -202,8 +215,8 @@ class CopyWriter:
             else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
         )
 
-    def read_beginning(self) -> None:
-        """Read the bytes of a former copy. Raises HostError."""
+    def read_beginning(self) -> Iterator[int]:
+        """Read the bytes of a former copy, by chunks with these sizes. Raises HostError."""
         position = 0
         while position < self.size:
             most_bytes = min(CHUNK_BYTES, self.size - position)
@@ -219,6 +232,7 @@ class CopyWriter:
                 )
             self._hash.update(chunk)
             position += len(chunk)
+            yield len(chunk)
 
     def write(self, chunk: bytes) -> None:
         """Append a chunk. Raises HostError where the disk is full, or the file is too long."""
@@ -276,20 +290,32 @@ class CopyWriter:
 def _open_exclusively(path: Path, offset: int) -> int:
     """The descriptor of a file, cut at the offset. Raises OSError: BlockingIOError while another
     copy writes to it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, offset)
-    except OSError:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another copy may have finished the file and renamed it before the lock.
+            if _is_file_of(path, descriptor):
+                os.ftruncate(descriptor, offset)
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
-        raise
-    return descriptor
 
 
-def read_chunk(descriptor: int, position: int) -> bytes:
+def _is_file_of(path: Path, descriptor: int) -> bool:
+    """Whether the path leads to the open file. Raises OSError."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def read_chunk(file: FileIO, position: int) -> bytes:
     """The next bytes; none at the end of the file. Raises HostError."""
     try:
-        return os.pread(descriptor, CHUNK_BYTES, position)
+        return os.pread(file.fileno(), CHUNK_BYTES, position)
     except OSError as error:
         raise HostError(
             f"A file of the model cannot be read: {error.strerror}.",
@@ -305,6 +331,12 @@ def _digest(path: Path, listed_digest: str | None) -> str:
         return path.readlink().name
     except OSError as error:
         raise ValueError from error
+
+
+def _checked_file(path: Path, digest: str) -> _CheckedFile:
+    """The file's present state. Raises OSError."""
+    status = path.stat()
+    return _CheckedFile(digest, status.st_ino, status.st_mtime_ns)
 
 
 def _make_listing(call: CommitCall, files: Sequence[WeightsFile]) -> Listing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,10 +23,14 @@ def size_of(path: Path) -> int | None:
         return None
 
 
-def check_disk_space(disk: HubCache, listing: Listing) -> None:
+def check_disk_space(
+    disk: HubCache, listing: Listing, partial_sizes: Mapping[str, int] | None = None
+) -> None:
     """Check that the disk has space for the missing files. Raises BadModel.
 
     Files that are unchanged since another commit in the cache are not missing.
+
+    partial_sizes: path -> bytes of an unfinished file that are on the disk.
     """
     folder = disk.snapshot(listing.repo, listing.commit)
     blobs = disk.repository(listing.repo) / "blobs"
@@ -37,7 +42,12 @@ def check_disk_space(disk: HubCache, listing: Listing) -> None:
             blob is not None and size_of(blobs / blob) == size
         )
 
-    missing_bytes = sum(size for path, size in listing.files.items() if not is_in_cache(path, size))
+    partial_sizes = partial_sizes or {}
+    missing_bytes = sum(
+        size - partial_sizes.get(path, 0)
+        for path, size in listing.files.items()
+        if not is_in_cache(path, size)
+    )
     if not missing_bytes:
         return
     try:

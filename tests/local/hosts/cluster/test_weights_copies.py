@@ -256,7 +256,7 @@ async def test_the_planner_learns_which_machines_have_weights(pair: Pair) -> Non
 async def test_a_start_names_the_cache_of_its_machine(pair: Pair, tmp_path: Path) -> None:
     folder = put_commit(pair.disks["two"], FILES)
     gateway = disk_of(tmp_path / "gateway")
-    host = ClusterHost(pair.link.root / "link.sock", "a", models=gateway.folder)
+    host = ClusterHost(pair.link.root / "link.sock", "a")
     argument = f"--model={gateway.snapshot(REPO, COMMIT)}"
     spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
     await host.start(spec.evolve(argv=("engine", argument, "--seed=1")))
@@ -271,7 +271,7 @@ async def test_a_gateway_asks_no_hub_for_weights_that_a_machine_has(
     files = sharded_model()
     put_commit(pair.disks["one"], files)
     cache = tmp_path / "gateway"
-    host = NodesHost(ClusterHost(pair.link.root / "link.sock", "a", models=cache))
+    host = NodesHost(ClusterHost(pair.link.root / "link.sock", "a"))
     monkeypatch.setattr(node_service, "probe", lambda _: cpu_machine())
     install(tmp_path / "data", "vllm-cpu-99.0.0")
     for world in pair.link.worlds.values():
