@@ -25,6 +25,7 @@ from gateway.hosts.cluster.host import ClusterHost
 from gateway.hosts.cluster.node_host import NodeHost
 from gateway.hosts.host import HubCommit
 from gateway.hosts.nodes_host import NodesHost
+from gateway.machine.environment import engine_dir
 from gateway.machine.probe import probe
 from gateway.models.catalog import commit_files
 from gateway.models.catalog.hub_cache import HubCache
@@ -262,6 +263,37 @@ async def test_a_start_names_the_cache_of_its_machine(pair: Pair, tmp_path: Path
     await host.start(spec.evolve(argv=("engine", argument, "--seed=1")))
     started_spec = pair.link.worlds["two"].engines["a1"].spec
     assert started_spec.argv == ("engine", f"--model={folder}", "--seed=1")
+
+
+async def test_a_start_keeps_the_path_of_a_shared_cache(pair: Pair, tmp_path: Path) -> None:
+    shared_disk = disk_of(tmp_path / "shared")
+    shared_folder = put_commit(shared_disk, FILES)
+    host = ClusterHost(pair.link.root / "link.sock", "a")
+    spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
+    argv = (
+        "engine",
+        f"--model={shared_folder}",
+        f'--speculative-config={{"model":"{shared_folder}","n":1}}',
+    )
+    await host.start(spec.evolve(argv=argv))
+    assert pair.link.worlds["two"].engines["a1"].spec.argv == argv
+    folder = put_commit(pair.disks["two"], FILES)
+    await host.start(spec.evolve(name="a2", argv=argv))
+    assert pair.link.worlds["two"].engines["a2"].spec.argv == tuple(
+        argument.replace(str(shared_folder), str(folder)) for argument in argv
+    )
+
+
+async def test_only_a_path_from_its_beginning_is_of_another_machine(pair: Pair) -> None:
+    data = Path("/data")
+    spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
+    environment = engine_dir(data, spec.engine)
+    argv = (f"{environment}/bin/python", f"/srv{environment}/bin/python", f"{environment}-copy")
+    host = ClusterHost(pair.link.root / "link.sock", "a", data=data)
+    await host.start(spec.evolve(argv=argv))
+    started_spec = pair.link.worlds["two"].engines["a1"].spec
+    node_environment = engine_dir(pair.link.root / "two", spec.engine)
+    assert started_spec.argv == (f"{node_environment}/bin/python", *argv[1:])
 
 
 async def test_a_gateway_asks_no_hub_for_weights_that_a_machine_has(
