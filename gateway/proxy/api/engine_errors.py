@@ -148,8 +148,8 @@ def _general_error(status: int) -> type[FitserveError]:
 def _anthropic_envelope(
     status: int, content: Any, error: dict[str, Any], endpoint: Endpoint
 ) -> dict[str, Any]:
-    inner_error = content.get("error") if isinstance(content, dict) else None
-    if inner_error is error and content.get("type") == "error" and "type" in error:
-        return content
+    is_envelope = isinstance(content, dict) and content.get("type") == "error"
+    if is_envelope and content.get("error") is error and "type" in error:
+        return dict(content)
     message, _ = _message(status, content, error, endpoint)
     return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}
