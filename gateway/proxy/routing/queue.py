@@ -96,14 +96,15 @@ class Queue:
         self._overtakings = 0 if is_oldest else self._overtakings + 1
         self.remove(wait)
 
-    def overtake(self, priority: int) -> bool:
+    def may_overtake(self, priority: int) -> bool:
         """Whether a request that arrives may take a place at once, because all others are of later
-        classes. Counts the place."""
-        may_overtake = self.oldest_in_turn is None and all(
+        classes."""
+        return self.oldest_in_turn is None and all(
             line_priority > priority for line_priority, _ in self._lines
         )
-        self._overtakings += may_overtake
-        return may_overtake
+
+    def note_overtaking(self) -> None:
+        self._overtakings += 1
 
     @property
     def oldest_in_turn(self) -> QueueWait | None:

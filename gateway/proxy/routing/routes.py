@@ -88,8 +88,10 @@ class Routes:
         ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
-        takes_turn = queue is None or call.is_light or queue.overtake(call.priority)
-        replica = self._choose(route, call, avoid) if takes_turn else None
+        can_begin = queue is None or call.is_light or queue.may_overtake(call.priority)
+        replica = self._choose(route, call, avoid) if can_begin else None
+        if queue is not None and replica is not None and not call.is_light:
+            queue.note_overtaking()
         if replica is None:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:
