@@ -52,12 +52,31 @@ class ScriptedLink:
         """Unset: calls of the machine get no answer yet."""
         for event in self.listens.values():
             event.set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.send_calls: list[dict[str, Any]] = []
         """Calls for the bytes of files, in order."""
         self.passed_bytes: int | None = None
         """Bytes after which the way between machines breaks; None: it does not."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all calls: an engine's log may have no end."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with AsyncExitStack() as stack:
+            stack.callback(writer.close)
+            await self._pass(reader, writer, stack)
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stack: AsyncExitStack
+    ) -> None:
         order = json.loads(await reader.readline())
         name = order["node"]
         if name:
@@ -66,6 +85,7 @@ class ScriptedLink:
             answers, calls = await asyncio.open_unix_connection(
                 node_socket(self.root / name), limit=MAX_BYTES_OF_ANSWER
             )
+            stack.callback(calls.close)
             calls.write(call)
             if source := order.get("source"):
                 await self._feed(calls, source, await reader.readline())
@@ -73,7 +93,6 @@ class ScriptedLink:
             while not is_last and (line := await answers.readline()):
                 writer.write(line)
                 is_last = json.loads(line)["answer"] in ("done", "failed")
-            calls.close()
         else:
             nodes = [
                 {"name": name, "address": "127.0.0.1", "state": "alive"} for name in self.names
@@ -82,7 +101,6 @@ class ScriptedLink:
         # The caller may have left.
         with suppress(OSError):
             await writer.drain()
-        writer.close()
 
     async def _feed(self, calls: asyncio.StreamWriter, source: str, line: bytes) -> None:
         """Pass the answer of another machine on, up to the bytes that the link passes."""
@@ -118,6 +136,7 @@ async def two_machines(root: Path) -> AsyncIterator[tuple[ClusterHost, ScriptedL
             service = NodeService(harness.host, membership, root / name, disk_of(root / name), 0)
             await stack.enter_async_context(service.running())
         server = await asyncio.start_unix_server(link.serve, root / "link.sock")
+        stack.push_async_callback(link.close)
         async with server:
             yield ClusterHost(root / "link.sock", "a"), link
 
