@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,7 @@ class Ledger:
         self._acknowledged: dict[Entry, Order | None] = {}
         self._unanswered: dict[Entry, Order | None] = {}
         self._changes: dict[Entry, int] = {}
+        self._asked_at: dict[Entry, float] = {}
         self.count = 0
         """Acknowledged changes."""
         self.denials: list[str] = []
@@ -45,8 +47,13 @@ class Ledger:
         """The number of changes that were asked for."""
         return self._changes.get(entry, 0)
 
+    def asked_at(self, entry: Entry) -> float:
+        """Unix time of the last change that was asked for."""
+        return self._asked_at.get(entry, 0.0)
+
     def begin(self, entry: Entry, order: Order | None) -> None:
         """A change was asked for."""
+        self._asked_at[entry] = time.time()
         self._unanswered[entry] = order
         self._changes[entry] = self.changes(entry) + 1
 

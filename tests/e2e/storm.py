@@ -452,8 +452,12 @@ class Storm:
             if self.target.ledger.is_unsure(("models", name)):
                 continue
             view = self._show(name)
+            # A change of a model that starts counts at once, and its next engine has it.
+            asked_at = self.target.ledger.asked_at(("models", name))
             live = [
-                attempt["instance"] for attempt in view["attempts"] if attempt["state"] == "ready"
+                attempt["instance"]
+                for attempt in view["attempts"]
+                if attempt["state"] == "ready" and attempt["started_at"] > asked_at
             ]
             if phase(view) == "serving" and len(live) == 1 and running.get(live[0]):
                 self._served[name] = Served(live[0], running[live[0]], changes[name])
