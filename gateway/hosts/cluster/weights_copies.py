@@ -7,7 +7,7 @@ gateway sees no byte of them. A copy that breaks off is continued, from another 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from weakref import WeakValueDictionary
 
@@ -111,14 +111,16 @@ class WeightsCopies:
         report(f"Checking {commit.repo} on {target.name}")
         missing_files = await self._request_missing(target, commit, files)
         progress = _Progress(commit.repo, source.name, target.name, total, report)
-        progress.begin(missing_files)
+        # Files with equal bytes are one blob, which is copied once and linked for all.
+        distinct_files = {row.file.digest: row for row in missing_files}.values()
+        progress.begin(distinct_files)
         places = asyncio.Semaphore(_MAX_CONCURRENT_FILES)
 
         async def copy(missing_file: MissingFile) -> None:
             async with places:
                 await self._copy_file(target, source, commit, missing_file, progress)
 
-        answers = await asyncio.gather(*map(copy, missing_files), return_exceptions=True)
+        answers = await asyncio.gather(*map(copy, distinct_files), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -129,7 +131,7 @@ class WeightsCopies:
             model=commit.repo,
             source=source.name,
             target=target.name,
-            bytes=sum(row.file.size - row.offset for row in missing_files),
+            bytes=sum(row.file.size - row.offset for row in distinct_files),
         )
 
     async def _request_missing(
@@ -196,7 +198,7 @@ class _Progress:
         self._sizes: dict[str, int] = {}
         self._present_bytes = 0
 
-    def begin(self, missing_files: Sequence[MissingFile]) -> None:
+    def begin(self, missing_files: Collection[MissingFile]) -> None:
         self._sizes = {row.file.name: row.offset for row in missing_files}
         self._present_bytes = self._total - sum(row.file.size for row in missing_files)
 

@@ -296,6 +296,16 @@ async def test_only_a_path_from_its_beginning_is_of_another_machine(pair: Pair) 
     assert started_spec.argv == (f"{node_environment}/bin/python", *argv[1:])
 
 
+async def test_files_with_equal_bytes_are_copied_once(pair: Pair) -> None:
+    files = sharded_model()
+    assert len(set(files.values())) == len(files) - 1
+    put_commit(pair.disks["one"], files)
+    await pair.bring()
+    assert pair.content("two") == files
+    assert pair.is_whole("two")
+    assert len(pair.link.send_calls) == len(files) - 1
+
+
 async def test_a_gateway_asks_no_hub_for_weights_that_a_machine_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
