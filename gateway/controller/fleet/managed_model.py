@@ -150,7 +150,7 @@ class ReplicaState:
     history: list[Attempt] = field(default_factory=list)
     watcher: Watcher | None = None
     retired_watcher: Watcher | None = None
-    """That of its last engine, which copies the end of the log."""
+    """The watcher of its last engine, which copies the end of the log."""
     task: asyncio.Task[None] | None = None
     is_stopping: bool = False
     progress: str = ""

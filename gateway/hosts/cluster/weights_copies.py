@@ -63,7 +63,7 @@ class WeightsCopies:
                 try:
                     files = await self.files(source, commit)
                 except FitserveError as error:
-                    # It may hang, or run an older fitserve.
+                    # The machine may hang, or run an older fitserve.
                     _log_silence(source, commit, error)
                     continue
                 if not files:

@@ -53,11 +53,6 @@ _CLOCK_LOOK_S = 3600.0
 _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
 
 
-def lasting_scopes(grant: Grant) -> frozenset[Scope]:
-    """The scopes that a key gives without an end."""
-    return frozenset() if grant.expires is not None else frozenset(grant.scopes)
-
-
 class Keyring:
     """Blocks for the time of a disk write, and may be called from any thread. `on_change` is called
     after each change of the valid keys."""
@@ -134,7 +129,8 @@ class Keyring:
                     f"The key {grant.name} exists already.",
                     hint="Remove it first, or use another name.",
                 )
-            if "admin" not in lasting_scopes(grant) | self._lasting_scopes(self.stored_keys):
+            grants = (grant, *(key.grant for key in self.stored_keys))
+            if "admin" not in self._lasting_scopes(grants):
                 raise Conflict(
                     "The first key must have the scope admin and no end: without such a key, keys"
                     " could not be created or removed.",
@@ -170,7 +166,7 @@ class Keyring:
                     hint="`fitserve keys ls` lists the keys.",
                 )
             has_keys = bool(remaining or self._keys.fixed_scopes)
-            if has_keys and "admin" not in self._lasting_scopes(remaining):
+            if has_keys and "admin" not in self._lasting_scopes(key.grant for key in remaining):
                 raise Conflict(
                     "This is the last key with the scope admin and no end: without it, keys could"
                     " not be created or removed.",
@@ -191,12 +187,10 @@ class Keyring:
             )
         return durable
 
-    def _lasting_scopes(self, keys: Iterable[StoredKey]) -> set[Scope]:
-        """The scopes that these keys and those of the settings give without an end."""
-        scopes = set(self._keys.fixed_scopes)
-        for key in keys:
-            scopes |= lasting_scopes(key.grant)
-        return scopes
+    def _lasting_scopes(self, grants: Iterable[Grant]) -> frozenset[Scope]:
+        """The scopes that keys with these grants and those of the settings have without an end."""
+        lasting_grants = (grant for grant in grants if grant.expires is None)
+        return self._keys.fixed_scopes.union(*(grant.scopes for grant in lasting_grants))
 
     def close(self) -> None:
         """End all retries."""
