@@ -130,12 +130,12 @@ def _show_nodes(decision: Any) -> None:
     if plan.span == 1:
         return
     say("\nFlags of each node, behind those of the engine")
-    for row in plan.nodes[:_MAX_ROWS]:
+    for node_ranks in plan.nodes[:_MAX_ROWS]:
         command_words = [
-            *(f"{name}={shlex.quote(value)}" for name, value in row.env.items()),
-            *row.argv,
+            *(f"{name}={shlex.quote(value)}" for name, value in node_ranks.env.items()),
+            *node_ranks.argv,
         ]
-        say(visible_line(f"{row.node}: {' '.join(command_words)}"))
+        say(visible_line(f"{node_ranks.node}: {' '.join(command_words)}"))
 
 
 _MAX_ROWS = 16

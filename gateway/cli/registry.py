@@ -174,8 +174,8 @@ def add_commands(app: typer.Typer, command_name: str = "") -> None:
         module, _, attribute = place.rpartition(".")
         command = getattr(import_module(f"gateway.cli.commands.{module}"), attribute)
         if isinstance(command, typer.Typer):
-            for part in command.registered_commands:
-                part.cls = PlainCommand
+            for subcommand in command.registered_commands:
+                subcommand.cls = PlainCommand
             app.add_typer(command, name=name, cls=PlainGroup)
         else:
             app.command(name, **{"cls": PlainCommand, **OPTIONS.get(name, {})})(command)

@@ -232,9 +232,13 @@ class Evictor:
     ) -> LoadedModel | None:
         """The model as eviction sees it; `models_by_instance` maps instance names to models."""
         name = model.wish.name
-        live = [replica.attempt for replica in model.replicas if replica.attempt is not None]
+        live_attempts = [
+            replica.attempt for replica in model.replicas if replica.attempt is not None
+        ]
         if model.is_deleting:
-            is_running = live or self._is_busy(model) or name in models_by_instance.values()
+            is_running = (
+                live_attempts or self._is_busy(model) or name in models_by_instance.values()
+            )
             return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
         copies = tuple(
             replace(
@@ -265,7 +269,9 @@ class Evictor:
             is_pinned=policy.pinned,
             priority=policy.priority,
             used_at=self._times.steady(name, model.used_at or model.created_at),
-            requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
+            requests=sum(
+                self._routes.in_flight(attempt.instance_name) for attempt in live_attempts
+            ),
             waited_s=demand.get(name),
             has_plan=any(replica.planning.blocked_reason is None for replica in absent_replicas),
             must_evict=model.needs,

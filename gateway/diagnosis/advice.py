@@ -184,7 +184,7 @@ def advice_of_message(
     """
     message = message[:_MAX_MESSAGE_CHARACTERS]
     limits = [*_limits(message, flags)]
-    named_limits = {change.name for change in limits}
+    named_limits = {limit.name for limit in limits}
     changes = [
         flag_change
         for flag_change in _changes(message, flags)

@@ -69,9 +69,9 @@ def code_versions(
     ordered_versions = sorted(versions, key=release)
     newest_version = next(
         (
-            candidate
-            for candidate in reversed(ordered_versions)
-            if release(candidate) > release(version)
+            known_version
+            for known_version in reversed(ordered_versions)
+            if release(known_version) > release(version)
         ),
         None,
     )
@@ -129,9 +129,9 @@ def _older(
 ) -> str | None:
     """The newest older version with other code in the innermost frame, or without the message."""
     older_versions = [
-        candidate
-        for candidate in reversed(versions)
-        if release(candidate) < release(version) and history.covers(candidate)
+        known_version
+        for known_version in reversed(versions)
+        if release(known_version) < release(version) and history.covers(known_version)
     ]
     frame = frames[0] if frames else None
     for older_version in older_versions:

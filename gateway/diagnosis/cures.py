@@ -338,8 +338,12 @@ class Cures:
         if not version:
             return dict.fromkeys(("newest", "others"), f"{engine}=={ordered_versions[-1]}")
         now = release(version)
-        newer_versions = [candidate for candidate in ordered_versions if release(candidate) > now]
-        older_versions = [candidate for candidate in ordered_versions if release(candidate) < now]
+        newer_versions = [
+            other_version for other_version in ordered_versions if release(other_version) > now
+        ]
+        older_versions = [
+            other_version for other_version in ordered_versions if release(other_version) < now
+        ]
         values: dict[str, Scalar] = {"engine_version": f"{engine} {version}"}
         # The next version may have the fault too; the newest one is the least likely to.
         values |= {"newer": f"{engine}=={newer_versions[-1]}"} if newer_versions else {}
@@ -407,7 +411,9 @@ def _nearest_version(version: str, described_versions: Iterable[str]) -> str:
     versions = sorted(described_versions, key=release)
     if version in versions or not version:
         return version or versions[-1]
-    older_versions = [candidate for candidate in versions if release(candidate) < release(version)]
+    older_versions = [
+        other_version for other_version in versions if release(other_version) < release(version)
+    ]
     return older_versions[-1] if older_versions else versions[0]
 
 

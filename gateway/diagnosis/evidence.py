@@ -250,7 +250,7 @@ class LogEvidence:
             errors = [
                 trace.serving_error or trace.thread_error for trace in self.processes.values()
             ]
-            for candidate in sorted(filter(None, errors), key=lambda trace: trace.number):
+            for candidate in sorted(filter(None, errors), key=lambda candidate: candidate.number):
                 self.add(candidate)
         self.is_ending = True
 
@@ -312,7 +312,7 @@ class LogEvidence:
             return None
         starts = last.message.startswith(_WAITS) and not last.message.startswith(_RARE_WAITS)
         records = list(self._records)[-_REPEATS if starts else -2 :]
-        are_equal = len({_DIGITS.sub("", line.message) for line in records}) == 1 < len(records)
+        are_equal = len({_DIGITS.sub("", record.message) for record in records}) == 1 < len(records)
         are_consecutive = last.number - records[0].number == len(records) - 1 == _REPEATS - 1
         if not ((are_equal and (are_consecutive or not starts)) or is_healthy or not last.is_quiet):
             return None
@@ -327,7 +327,7 @@ class LogEvidence:
         if forms.WRAPPER.match(message):
             self.add_death(line.text, line.number)
         elif self.add_hint(message, line.text, line.number, line.process) or self._records:
-            return  # beside records it may be the rest of item
+            return  # beside records the line may be the rest of one
         elif worded := forms.PYTHON.match(message.strip()):
             shape = Shape(worded.lastgroup or "", message.strip(), (), phase)
             self.add(FailureCandidate.unproven(line.text, line.number, shape))

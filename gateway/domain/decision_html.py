@@ -32,8 +32,8 @@ def decision_html(decision: Decision) -> str:
         parts += [f"<p>{_text(line)}</p>" for line in decision.refusal or ("No plan.",)]
     if decision.rejected:
         rows = [
-            (str(row.engine), _layout(row), row.verdict, row.reasons[0])
-            for row in decision.rejected[:_MAX_REFUSALS]
+            (str(rejection.engine), _layout(rejection), rejection.verdict, rejection.reasons[0])
+            for rejection in decision.rejected[:_MAX_REFUSALS]
         ]
         table = _table(("engine", "layout", "refused by", "reason"), rows)
         title = f"{len(decision.rejected)} rejected{_limit_words(decision.rejected, len(rows))}"
@@ -46,11 +46,11 @@ def _limit_words(rows: Sequence[object], count: int) -> str:
     return f", of which {count} are shown" if len(rows) > count else ""
 
 
-def _layout(row: Rejected) -> str:
+def _layout(rejection: Rejected) -> str:
     """`TP=2 PP=2`: ranks of a layer, stages, and groups of ranks."""
-    parts = (("PP", row.pipeline_parallel), ("DP", row.data_parallel))
+    parts = (("PP", rejection.pipeline_parallel), ("DP", rejection.data_parallel))
     further = [f"{name}={count}" for name, count in parts if count > 1]
-    return " ".join([f"TP={row.tensor_parallel}", *further])
+    return " ".join([f"TP={rejection.tensor_parallel}", *further])
 
 
 def _plan_rows(plans: Sequence[Plan]) -> list[tuple[object, ...]]:
@@ -85,14 +85,18 @@ def _choices_table(plan: Plan) -> str:
     choices += list(plan.variables.items())
     rows = [(name, choice.value, f"{choice.reason} ({choice.source})") for name, choice in choices]
     backends = Counter(
-        (f"attention {row.kind}", f"{row.backend or row.status} {row.version or ''}", row.reason)
-        for row in plan.attention
-        for _ in range(row.layers)
+        (
+            f"attention {layer_attention.kind}",
+            f"{layer_attention.backend or layer_attention.status} {layer_attention.version or ''}",
+            layer_attention.reason,
+        )
+        for layer_attention in plan.attention
+        for _ in range(layer_attention.layers)
     )
     kernels = Counter(
-        ("kernel", row.kernel or row.status, row.reason)
-        for row in plan.kernels
-        for _ in range(row.count)
+        ("kernel", layer_kernel.kernel or layer_kernel.status, layer_kernel.reason)
+        for layer_kernel in plan.kernels
+        for _ in range(layer_kernel.count)
     )
     for (name, value, reason), count in (backends + kernels).items():
         rows.append((f"{name} x{count}", value, reason))

@@ -364,7 +364,7 @@ class Plan(Value):
     @property
     def span(self) -> int:
         """Nodes of one copy."""
-        return max((row.node_rank + 1 for row in self.nodes), default=1)
+        return max((node_ranks.node_rank + 1 for node_ranks in self.nodes), default=1)
 
     @property
     def quantizes_weights(self) -> bool:
@@ -384,7 +384,7 @@ class Plan(Value):
             sorted(self.env.items()),
             # A plan without adapters keeps the fingerprint that it had before adapters existed.
             *([adapter.model_dump() for adapter in self.adapters]),
-            *([row.model_dump() for row in self.nodes]),
+            *([node_ranks.model_dump() for node_ranks in self.nodes]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -93,4 +93,4 @@ class PlanResult(NamedTuple):
     @property
     def engines_to_ask(self) -> tuple[str, ...]:
         """The engines of `questions`, by name."""
-        return tuple(str(row.engine) for row in self.questions)
+        return tuple(str(questions.engine) for questions in self.questions)

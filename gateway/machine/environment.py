@@ -23,11 +23,13 @@ def engine_dir(data: Path, engine: Engine | EngineRef) -> Path:
 def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
     """Whether the engine is installed. A foreign environment must still have its first version."""
     try:
-        _, *foreign_lines = (engine_dir(data, engine) / COMPLETE).read_text().splitlines()
+        _, *required_paths = (engine_dir(data, engine) / COMPLETE).read_text().splitlines()
     except (OSError, ValueError):
         # An empty file still marks a complete installation.
         return (engine_dir(data, engine) / COMPLETE).is_file()
-    return not foreign_lines or all(Path(path).exists() for path in foreign_lines)
+    return not required_paths or all(
+        Path(required_path).exists() for required_path in required_paths
+    )
 
 
 def installed_engines(data: Path) -> frozenset[str]:

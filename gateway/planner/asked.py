@@ -66,11 +66,11 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
             refused_questions.setdefault(rejection.engine, []).append(rejection.question)
     questions = []
     for engine in dict.fromkeys([*questions_by_engine, *refused_questions]):
-        plans = questions_by_engine.get(engine, [])
-        if plans and plans[0] is None:
+        plan_questions = questions_by_engine.get(engine, [])
+        if plan_questions and plan_questions[0] is None:
             break
         unanswered = [
-            *[question for question in plans if question is not None][:_MAX_QUESTIONS],
+            *[question for question in plan_questions if question is not None][:_MAX_QUESTIONS],
             *refused_questions.get(engine, [])[:_MAX_QUESTIONS],
         ]
         open_ones = tuple(dict.fromkeys(unanswered))
@@ -86,67 +86,87 @@ def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvide
     loaded_as = answer.settled.quantization if answer.settled else ""
     return VariantEvidence(
         kernels=tuple(
-            _kernel(row, forecast.kernels, loaded_as or "unquantized") for row in answer.kernels
+            _kernel(asked_kernel, forecast.kernels, loaded_as or "unquantized")
+            for asked_kernel in answer.kernels
         ),
-        attention=tuple(_attention(row, forecast.attention) for row in answer.attention),
+        attention=tuple(
+            _attention(asked_attention, forecast.attention) for asked_attention in answer.attention
+        ),
         memory=forecast.memory,
         method=loaded_as,
         answer=answer,
     )
 
 
-def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> LayerAttention:
-    """The row, with refusals that only happen after the Python code of the start, by the rules."""
+def _attention(
+    asked_attention: AskedAttention, forecast: Sequence[LayerAttention]
+) -> LayerAttention:
+    """The attention as the engine answered, with refusals that only happen after the Python code of
+    the start, by the rules."""
     for group in forecast:
         is_refused = group.status == "none" and any(
-            refusal.at_start and refusal.kernel == row.backend for refusal in group.refused
+            refusal.at_start and refusal.kernel == asked_attention.backend
+            for refusal in group.refused
         )
-        if is_refused and (group.kind, group.head_dim) == (row.kind, row.head_dim):
-            return group.evolve(layers=row.layers)
+        if is_refused and (group.kind, group.head_dim) == (
+            asked_attention.kind,
+            asked_attention.head_dim,
+        ):
+            return group.evolve(layers=asked_attention.layers)
     # Engines give recurrent layers no size of heads.
-    head_dim = next((group.head_dim for group in forecast if group.kind == row.kind), 0)
+    head_dim = next((group.head_dim for group in forecast if group.kind == asked_attention.kind), 0)
     return LayerAttention(
-        kind=row.kind,
-        layers=row.layers,
-        head_dim=row.head_dim or head_dim,
-        backend=row.backend,
+        kind=asked_attention.kind,
+        layers=asked_attention.layers,
+        head_dim=asked_attention.head_dim or head_dim,
+        backend=asked_attention.backend,
         status="ok",
-        version=row.version or None,
+        version=asked_attention.version or None,
         reason=_confirmed_reason(
             group.reason
             for group in forecast
-            if (group.kind, group.backend) == (row.kind, row.backend)
+            if (group.kind, group.backend) == (asked_attention.kind, asked_attention.backend)
         ),
     )
 
 
-def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded_as: str) -> LayerKernel:
-    """The row, with flaws of its kernel by the rules: a crash at the first request, or slowness."""
-    same_layer = [candidate for candidate in forecast if _name(candidate.layer) == _name(row.layer)]
+def _kernel(
+    asked_kernel: AskedKernel, forecast: Sequence[LayerKernel], loaded_as: str
+) -> LayerKernel:
+    """The kernel as the engine answered, with flaws by the rules: a crash at the first request, or
+    slowness."""
+    same_layer = [
+        layer_kernel
+        for layer_kernel in forecast
+        if _name(layer_kernel.layer) == _name(asked_kernel.layer)
+    ]
     # The answer is of Python code alone: refusals at a start still hold for this kernel.
-    for candidate in same_layer:
-        is_refused = candidate.status == "none" and any(
-            refusal.at_start and refusal.kernel == row.kernel for refusal in candidate.refused
+    for layer_kernel in same_layer:
+        is_refused = layer_kernel.status == "none" and any(
+            refusal.at_start and refusal.kernel == asked_kernel.kernel
+            for refusal in layer_kernel.refused
         )
-        if is_refused and (candidate.k, candidate.n) == (row.k, row.n):
-            return candidate.evolve(layer=row.layer, count=row.count)
-    same_kernel = [candidate for candidate in same_layer if candidate.kernel == row.kernel]
+        if is_refused and (layer_kernel.k, layer_kernel.n) == (asked_kernel.k, asked_kernel.n):
+            return layer_kernel.evolve(layer=asked_kernel.layer, count=asked_kernel.count)
+    same_kernel = [
+        layer_kernel for layer_kernel in same_layer if layer_kernel.kernel == asked_kernel.kernel
+    ]
     # Of the two products of experts, which are one row here, the one that fails counts.
     known_kernel = next(
-        (candidate for candidate in same_kernel if candidate.status != "ok"),
+        (layer_kernel for layer_kernel in same_kernel if layer_kernel.status != "ok"),
         same_kernel[0] if same_kernel else None,
     )
     return LayerKernel(
-        layer=row.layer,
-        count=row.count,
-        k=row.k,
-        n=row.n,
+        layer=asked_kernel.layer,
+        count=asked_kernel.count,
+        k=asked_kernel.k,
+        n=asked_kernel.n,
         scheme=same_layer[0].scheme if same_layer else loaded_as,
-        kernel=row.kernel,
+        kernel=asked_kernel.kernel,
         status=known_kernel.status if known_kernel else "ok",
-        padded_to=known_kernel.padded_to if known_kernel and not row.experts else None,
+        padded_to=known_kernel.padded_to if known_kernel and not asked_kernel.experts else None,
         note=known_kernel.note if known_kernel else "",
-        reason=_confirmed_reason(candidate.reason for candidate in same_kernel),
+        reason=_confirmed_reason(layer_kernel.reason for layer_kernel in same_kernel),
     )
 
 
@@ -187,20 +207,34 @@ def _differences(
 ) -> Iterator[tuple[str, str, str]]:
     """Rows of subject, forecast of the rules, answer of the engine."""
     evidence = candidate.evidence
-    no_kernels = [f"no kernel for {row.layer}" for row in evidence.kernels if row.status == "none"]
+    no_kernels = [
+        f"no kernel for {layer_kernel.layer}"
+        for layer_kernel in evidence.kernels
+        if layer_kernel.status == "none"
+    ]
     no_kernels += [
-        f"no backend for {row.kind} attention" for row in evidence.attention if row.status == "none"
+        f"no backend for {layer_attention.kind} attention"
+        for layer_attention in evidence.attention
+        if layer_attention.status == "none"
     ]
     ruled_out = str(refusal) if refusal else "; ".join(no_kernels)
     if ruled_out or answer.refused:
         if bool(ruled_out) != bool(answer.refused):
             yield "refusal", ruled_out or "loads", answer.refused or "loads"
         return
-    known_layers = {_layer(row.layer) for row in evidence.kernels if row.status != "unknown"}
+    known_layers = {
+        _layer(layer_kernel.layer)
+        for layer_kernel in evidence.kernels
+        if layer_kernel.status != "unknown"
+    }
     yield from _contradictions(
         "kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known_layers
     )
-    known_kinds = {_kind(row) for row in evidence.attention if row.status != "unknown"}
+    known_kinds = {
+        _kind(layer_attention)
+        for layer_attention in evidence.attention
+        if layer_attention.status != "unknown"
+    }
     yield from _contradictions(
         "attention", _backends(evidence.attention), _backends(answer.attention), known_kinds
     )
@@ -252,10 +286,10 @@ def _contradictions(
             )
 
 
-def _kernels(rows: Iterable[LayerKernel | AskedKernel]) -> dict[str, set[str]]:
+def _kernels(kernels: Iterable[LayerKernel | AskedKernel]) -> dict[str, set[str]]:
     kernels_by_layer: dict[str, set[str]] = {}
-    for row in rows:
-        kernels_by_layer.setdefault(_layer(row.layer), set()).add(row.kernel or "none")
+    for kernel in kernels:
+        kernels_by_layer.setdefault(_layer(kernel.layer), set()).add(kernel.kernel or "none")
     return kernels_by_layer
 
 
@@ -263,15 +297,17 @@ def _layer(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _backends(rows: Iterable[LayerAttention | AskedAttention]) -> dict[str, set[str]]:
+def _backends(attention: Iterable[LayerAttention | AskedAttention]) -> dict[str, set[str]]:
     backends_by_group: dict[str, set[str]] = {}
-    for row in rows:
-        backends_by_group.setdefault(_kind(row), set()).add(f"{row.backend}{row.version or ''}")
+    for group in attention:
+        backends_by_group.setdefault(_kind(group), set()).add(
+            f"{group.backend}{group.version or ''}"
+        )
     return backends_by_group
 
 
-def _kind(row: LayerAttention | AskedAttention) -> str:
-    return f"{row.kind} layers of head size {row.head_dim}"
+def _kind(group: LayerAttention | AskedAttention) -> str:
+    return f"{group.kind} layers of head size {group.head_dim}"
 
 
 def signature(candidate: Candidate) -> str:

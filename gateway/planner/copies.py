@@ -111,8 +111,8 @@ def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> Ste
     if candidate.stage_candidates:
         return _joint_clock(
             [
-                _clock(stage, sizes, has_direct_links=has_direct_links)
-                for stage in candidate.stage_candidates
+                _clock(stage_candidate, sizes, has_direct_links=has_direct_links)
+                for stage_candidate in candidate.stage_candidates
             ]
         )
     engine, batch = candidate.engine, sizes.batch

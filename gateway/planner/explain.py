@@ -100,8 +100,8 @@ def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
     last `BUDGET_ROWS` rows are no parts, but limits."""
     rows = [("W weights", gib(memory.weights_bytes), "")]
     for letter, name in (("a", "activations"), ("g", "graphs"), ("o", "overhead")):
-        count = getattr(memory, _PARTS[letter])
-        rows += [(f"{letter} {name}", gib(count), "estimate")] if count else []
+        part_bytes = getattr(memory, _PARTS[letter])
+        rows += [(f"{letter} {name}", gib(part_bytes), "estimate")] if part_bytes else []
     tokens = f"{memory.kv_tokens:,} tokens of {memory.kv_bytes_per_token:,} bytes"
     requests = (
         f": {memory.full_requests:,.10g} times the planned context" if memory.full_requests else ""
@@ -290,14 +290,20 @@ def _candidates(engines: dict[EngineRef, list[str]], *, has_one_rank: bool) -> s
 
 def _reasons(rejection: Rejected) -> tuple[str, ...]:
     """The reasons; a line for each kernel or backend if all of them refuse."""
-    rows = [
-        row.refused
-        for row in rejection.kernels
-        if row.status == "none" and row.layer == rejection.layer
+    refusals = [
+        layer_kernel.refused
+        for layer_kernel in rejection.kernels
+        if layer_kernel.status == "none" and layer_kernel.layer == rejection.layer
     ]
-    rows += [row.refused for row in rejection.attention if row.status == "none"]
+    refusals += [
+        layer_attention.refused
+        for layer_attention in rejection.attention
+        if layer_attention.status == "none"
+    ]
     reasons = (
-        passed_over(rows[0]) if rows and rejection.verdict in ("no_kernel", "no_backend") else []
+        passed_over(refusals[0])
+        if refusals and rejection.verdict in ("no_kernel", "no_backend")
+        else []
     )
     if not reasons:
         # A profile's rules are the engine version's own, which is named anyway.
@@ -426,14 +432,20 @@ _MAX_MISSING_ROWS = 3
 def unavailable_gains(decision: Decision) -> list[str]:
     """The gains of engines that cannot start here, best first, without useless ones."""
     is_first = not decision.plans
-    worth = [row for row in decision.engines if not row.here and row.gives not in ("", "no plan")]
-    worth = [row for row in worth if is_first or (row.gain or 0) >= _MIN_GAIN]
-    worth.sort(key=lambda row: -(row.gain or 0))
+    gaining_engines = [
+        engine
+        for engine in decision.engines
+        if not engine.here and engine.gives not in ("", "no plan")
+    ]
+    gaining_engines = [
+        engine for engine in gaining_engines if is_first or (engine.gain or 0) >= _MIN_GAIN
+    ]
+    gaining_engines.sort(key=lambda engine: -(engine.gain or 0))
     lines = []
-    for row in worth[:_MAX_MISSING_ROWS]:
-        action = f"`{row.do}`" if row.do.startswith("fitserve") else row.do
+    for engine in gaining_engines[:_MAX_MISSING_ROWS]:
+        action = f"`{engine.do}`" if engine.do.startswith("fitserve") else engine.do
         cure = f"{action}: " if action else ""
-        lines.append(f"{row.engine}: {row.why}; {cure}{row.gives}")
+        lines.append(f"{engine.engine}: {engine.why}; {cure}{engine.gives}")
     return lines
 
 

@@ -173,13 +173,13 @@ def launch_spec(
     env = {**engine.env, **expert_warmups.drop_skips(plan).env}
     nodes = tuple(
         NodeLaunch(
-            node=row.node,
-            argv=_command(plan, engine, inputs, last, row),
-            env={**env, **row.env},
-            gpus=row.gpus,
+            node=node_ranks.node,
+            argv=_command(plan, engine, inputs, last, node_ranks),
+            env={**env, **node_ranks.env},
+            gpus=node_ranks.gpus,
         )
-        for row in (plan.nodes if plan.span > 1 else ())
-        if row.copy_number == inputs.copy_number
+        for node_ranks in (plan.nodes if plan.span > 1 else ())
+        if node_ranks.copy_number == inputs.copy_number
     )
     return LaunchSpec(
         name=name,

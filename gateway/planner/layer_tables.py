@@ -20,26 +20,49 @@ class LayerTable(NamedTuple):
     notes: list[str]
 
 
-def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
+def kernel_table(kernels: tuple[LayerKernel, ...]) -> LayerTable:
     """The kernel of each layer with its reason; plain matrix products are one row."""
-    shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
-    common_path = _common_path([row.layer for row in shown_rows])
+    shown_kernels = [
+        layer_kernel
+        for layer_kernel in kernels
+        if layer_kernel.scheme != "unquantized" or layer_kernel.kernel != "torch"
+    ]
+    common_path = _common_path([layer_kernel.layer for layer_kernel in shown_kernels])
     display: list[tuple[str, ...]] = []
     notes: list[str] = []
-    for row in shown_rows:
-        size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
-        texts = [_SUFFIX.sub("", row.reason)] if row.reason else []
+    for layer_kernel in shown_kernels:
+        size = (
+            f"{layer_kernel.k} x {layer_kernel.n}"
+            if layer_kernel.k is not None
+            else "cannot be cut"
+        )
+        texts = [_SUFFIX.sub("", layer_kernel.reason)] if layer_kernel.reason else []
         texts += (
-            [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
+            [f"{'it would crash: ' if layer_kernel.status == 'crash' else ''}{layer_kernel.note}"]
+            if layer_kernel.note
+            else []
         )
-        texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
-        kernel = _short_name(row.kernel or _STATUS[row.status])
-        kernel += _note_reference(texts + passed_over(row.refused), notes)
+        texts += (
+            [f"padded to {layer_kernel.padded_to[0]} x {layer_kernel.padded_to[1]}"]
+            if layer_kernel.padded_to
+            else []
+        )
+        kernel = _short_name(layer_kernel.kernel or _STATUS[layer_kernel.status])
+        kernel += _note_reference(texts + passed_over(layer_kernel.refused), notes)
         display.append(
-            (f"{row.layer.removeprefix(f'{common_path}.')} x{row.count}", size, row.scheme, kernel)
+            (
+                f"{layer_kernel.layer.removeprefix(f'{common_path}.')} x{layer_kernel.count}",
+                size,
+                layer_kernel.scheme,
+                kernel,
+            )
         )
-    plain_reason = next((row.reason for row in rows if row not in shown_rows), "")
-    if plain_count := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
+    plain_reason = next(
+        (layer_kernel.reason for layer_kernel in kernels if layer_kernel not in shown_kernels), ""
+    )
+    if plain_count := sum(layer_kernel.count for layer_kernel in kernels) - sum(
+        layer_kernel.count for layer_kernel in shown_kernels
+    ):
         display.append(
             (
                 f"{plain_count} other layers" if display else f"all {plain_count} layers",
@@ -54,14 +77,21 @@ def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
 _STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
 
 
-def attention_table(rows: tuple[LayerAttention, ...]) -> LayerTable:
+def attention_table(attention: tuple[LayerAttention, ...]) -> LayerTable:
     """The backend of each kind of attention layers, with its reason and the passed-over ones."""
     notes: list[str] = []
     display: list[tuple[str, ...]] = []
-    for row in rows:
-        texts = [row.reason] if row.reason else []
-        cell = f"{_backend_name(row)}{_note_reference(texts + passed_over(row.refused), notes)}"
-        display.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
+    for layer_attention in attention:
+        texts = [layer_attention.reason] if layer_attention.reason else []
+        texts += passed_over(layer_attention.refused)
+        cell = f"{_backend_name(layer_attention)}{_note_reference(texts, notes)}"
+        display.append(
+            (
+                f"{layer_attention.kind} x{layer_attention.layers}",
+                str(layer_attention.head_dim),
+                cell,
+            )
+        )
     return LayerTable("", display, notes)
 
 
@@ -69,8 +99,14 @@ def kernel_words(kernels: tuple[LayerKernel, ...], attention: tuple[LayerAttenti
     """`Kernels: Marlin x240, torch x91. Attention: FLASH_ATTN 2 x36.`: layers by kernel; "" without
     any."""
     groups = {
-        "Kernels": [(_short_name(row.kernel or _STATUS[row.status]), row.count) for row in kernels],
-        "Attention": [(_backend_name(row), row.layers) for row in attention],
+        "Kernels": [
+            (_short_name(layer_kernel.kernel or _STATUS[layer_kernel.status]), layer_kernel.count)
+            for layer_kernel in kernels
+        ],
+        "Attention": [
+            (_backend_name(layer_attention), layer_attention.layers)
+            for layer_attention in attention
+        ],
     }
     sentences = []
     for title, pairs in groups.items():
@@ -83,8 +119,12 @@ def kernel_words(kernels: tuple[LayerKernel, ...], attention: tuple[LayerAttenti
     return " ".join(sentences)
 
 
-def _backend_name(row: LayerAttention) -> str:
-    return f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
+def _backend_name(layer_attention: LayerAttention) -> str:
+    return (
+        f"{layer_attention.backend} {layer_attention.version or ''}".strip()
+        if layer_attention.backend
+        else _STATUS[layer_attention.status]
+    )
 
 
 def passed_over(refusals: tuple[Refusal, ...]) -> list[str]:

@@ -274,12 +274,12 @@ class GpuGroups:
             for gpu in self._hardware.gpus
             if gpu.total_bytes and gpu.capability
         }
-        candidates = [
+        dedicated_gpus = [
             gpu
             for gpu in self._hardware.gpus
             if gpu.uuid in room and gpu.memory_kind == "dedicated"
         ]
-        roomy_gpus = sorted(candidates, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
+        roomy_gpus = sorted(dedicated_gpus, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
         return (
             tuple(sorted(roomy_gpus, key=lambda gpu: gpu.index))
             if len(roomy_gpus) == size

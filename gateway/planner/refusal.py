@@ -23,7 +23,7 @@ def held_by(holders: Iterable[Promise], machine: Hardware) -> tuple[Promise, ...
     """The promises with the numbers of the GPUs, or RAM where there are none; the largest first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
     sentences = []
-    for holder in sorted(holders, key=lambda candidate: -sum(candidate.gives.values())):
+    for holder in sorted(holders, key=lambda holder: -sum(holder.gives.values())):
         parts = ", ".join(
             f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
             for uuid, count in sorted(

@@ -290,11 +290,14 @@ class Search:
         """
         if not (variant.disabled or variant.backends):
             return False
-        kernel_rows = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
+        kernel_rows = tuple(
+            (layer_kernel.layer, layer_kernel.scheme, layer_kernel.kernel)
+            for layer_kernel in kernels
+        )
         key = (
             replace(variant, disabled=(), backends=()),
             kernel_rows,
-            tuple(row.backend for row in attention),
+            tuple(layer_attention.backend for layer_attention in attention),
         )
         return bool(kernel_rows) and self._first_by_kernels.setdefault(key, variant) != variant
 

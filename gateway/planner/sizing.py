@@ -192,13 +192,17 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
     if candidate.has_unified_memory:
         usual_length = min(context, PROMPT_TOKENS + ANSWER_TOKENS)
         kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual_length, batched))
-    count = (
+    needed_bytes = (
         used_bytes
         + used_bytes // UNCERTAINTY_PARTS
         + kv_bytes
         + min(gpu.total_bytes or 0 for gpu in candidate.gpus) // KEPT_BACK
     )
-    return rules.narrow_budget(footprint, bounds, count) if count < bounds.bytes else bounds
+    return (
+        rules.narrow_budget(footprint, bounds, needed_bytes)
+        if needed_bytes < bounds.bytes
+        else bounds
+    )
 
 
 def _content(candidate: Candidate) -> int:
@@ -214,7 +218,9 @@ def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
     (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
     """
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
-    footprints = [_footprint(stage, batch) for stage in candidate.stage_candidates]
+    footprints = [
+        _footprint(stage_candidate, batch) for stage_candidate in candidate.stage_candidates
+    ]
     budgets = _stage_budgets(candidate, footprints, batch)
     best_sizes: Sizes | None = None
     for budget, cap in budgets:

@@ -139,13 +139,13 @@ def cache_bytes(plan: Plan) -> int | None:
     if not plan.gpus or not memory.kv_bytes_per_token:
         return None
     if plan.grade == "verified" and memory.measured_bytes is not None:
-        count = memory.budget_bytes - memory.measured_bytes - _ROUNDING_BYTES
+        kv_bytes = memory.budget_bytes - memory.measured_bytes - _ROUNDING_BYTES
     elif plan.cap is None and memory.promised_bytes > _SHARED_PART * memory.gpu_bytes:
         return None
     else:
-        count = memory.kv_bytes - memory.gpu_bytes // KEPT_BACK
+        kv_bytes = memory.kv_bytes - memory.gpu_bytes // KEPT_BACK
     whole_bytes = plan.max_model_len.value * memory.kv_bytes / max(1, memory.kv_tokens)
-    return count if count >= max(whole_bytes, memory.kv_bytes / 2) else None
+    return kv_bytes if kv_bytes >= max(whole_bytes, memory.kv_bytes / 2) else None
 
 
 def shape(plan: Plan) -> str:
@@ -185,11 +185,11 @@ def blocked_by(
             return Blocked(engine.model, _ACTIVITIES[engine.phase], min(shared_uuids))
     # The first of several copies proves the plan, so a plan that fails, fails once.
     copies = [
-        engine
-        for engine in neighbours
-        if (engine.model, engine.shape) == (start.model, start.shape) and engine.phase != "stopping"
+        copy
+        for copy in neighbours
+        if (copy.model, copy.shape) == (start.model, start.shape) and copy.phase != "stopping"
     ]
-    if copies and not start.is_proved and not any(engine.is_proved for engine in copies):
+    if copies and not start.is_proved and not any(copy.is_proved for copy in copies):
         return Blocked(start.model, "is started for the first time with this plan")
     for earlier_start in sorted(waiting_starts, key=lambda start: start.order):
         if earlier_start.order >= start.order:

@@ -84,7 +84,7 @@ class ProfileTables:
     def _snapshot(self, name: str) -> Path | None:
         """The file of a snapshot; None: there is none of this name."""
         paths = (root / "hardware" / f"{name}.json" for root in self.roots)
-        return next((file for file in paths if file.is_file()), None)
+        return next((path for path in paths if path.is_file()), None)
 
     def hardware(self, name: str) -> Hardware:
         """A snapshot by name (`2x3090`) or by path."""

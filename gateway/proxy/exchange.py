@@ -237,7 +237,7 @@ class Exchange:
         if (
             b"via" in self.request_head.headers
             and hops(self.request_head.headers) >= MAX_HOPS
-            and any(candidate.is_remote for candidate in route.replicas)
+            and any(replica.is_remote for replica in route.replicas)
         ):
             raise refusals.loop_error(route.name, MAX_HOPS)
         if self.key.limit is not None:

@@ -203,15 +203,15 @@ class UpstreamConnection(asyncio.Protocol):
         first, sent_bytes = self._is_first, self.sent_bytes
         if first:
             self._is_first = False
-            is_known = self._previous_head
+            known_head = self._previous_head
             if (
-                is_known is not None
+                known_head is not None
                 and exchange.keep_alive
                 and not exchange.answer.has_sent_sse_head
-                and (body := is_known.body(data)) is not None
+                and (body := known_head.body(data)) is not None
             ):
                 self.is_over = True
-                exchange.take_answer(self, is_known.status, is_known.forwarded_headers, body)
+                exchange.take_answer(self, known_head.status, known_head.forwarded_headers, body)
                 return
         try:
             self._parser.feed_data(data)

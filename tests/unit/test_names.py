@@ -312,3 +312,109 @@ def test_an_open_name_of_a_constant_is_found(name: str, *, is_open: bool) -> Non
 )
 def test_an_open_name_of_a_function_is_found(name: str, *, is_open: bool) -> None:
     assert is_open_function(name) is is_open
+
+
+# Things of the domain. A loop over some of them names one of them, not another thing.
+DOMAIN_NOUNS = """
+adapter answer attempt backend candidate change copy device engine event fact failure file flag gpu
+instance kernel layer limit link machine model node offer owner page plan process question rank
+record rejection replica request route rule slot stage start step task token variant version wish
+worker
+"""
+# Variables that say nothing of their thing.
+EMPTY_NOUNS = "item row"
+# The models of a table of routes are routes, answers are kept by their questions, and a replica is
+# a copy.
+LOOP_VARIABLES = "models:route answers:question replicas:copy"
+# Behind these words of a name stands a property of its things: `best_by_engine`.
+PROPERTY = re.compile(r"_(?:by|of)_.*")
+# Calls whose elements are those of their first argument.
+ORDERINGS = ("sorted", "reversed", "list", "tuple", "set", "filter", "min", "max")
+
+
+def singular(word: str) -> str:
+    if word.endswith("ies"):
+        return f"{word[:-3]}y"
+    return word[:-2] if word.endswith(("ches", "shes", "sses", "xes")) else word.removesuffix("s")
+
+
+def last_noun(name: str) -> str:
+    return PROPERTY.sub("", name.strip("_").lower()).rpartition("_")[2]
+
+
+def elements_name(iterable: ast.expr) -> str:
+    """The name of the things that an expression lists; "" for an expression without a name."""
+    match iterable:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=ast.Name(id=name), args=[*_, first]) if name == "filter":
+            return elements_name(first)
+        case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in ORDERINGS:
+            return elements_name(first)
+        case ast.Call(func=ast.Attribute(value=mapping, attr="values")):
+            return elements_name(mapping)
+        case ast.Call(func=function):
+            return elements_name(function)
+        case ast.Subscript(value=sequence, slice=ast.Slice()):
+            return elements_name(sequence)
+    return ""
+
+
+def loops(nodes: Iterator[ast.AST] | list[ast.AST]) -> Iterator[tuple[int, str, ast.expr]]:
+    """Line, variable and iterable of each loop, comprehension and key of an order."""
+    for node in nodes:
+        match node:
+            case (
+                ast.For(target=ast.Name(id=name, lineno=line), iter=iterable)
+                | ast.AsyncFor(target=ast.Name(id=name, lineno=line), iter=iterable)
+                | ast.comprehension(target=ast.Name(id=name, lineno=line), iter=iterable)
+            ):
+                yield line, name, iterable
+            case ast.Call(func=ast.Name(id=function), args=[iterable], keywords=keywords) if (
+                function in ORDERINGS
+            ):
+                for keyword in keywords:
+                    match keyword:
+                        case ast.keyword(arg="key", value=ast.Lambda(args=arguments)):
+                            yield node.lineno, arguments.args[0].arg, iterable
+
+
+def untrue_loops(nodes: Iterator[ast.AST] | list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and text of the loops whose variable names another thing than their elements are."""
+    nouns, empty_nouns = DOMAIN_NOUNS.split(), EMPTY_NOUNS.split()
+    for line, variable, iterable in loops(nodes):
+        elements = last_noun(elements_name(iterable))
+        element, noun = singular(elements), last_noun(variable)
+        is_plural = elements != element and element in nouns
+        is_other_noun = noun != element and noun in (*nouns, *empty_nouns)
+        if is_plural and is_other_noun and f"{elements}:{noun}" not in LOOP_VARIABLES.split():
+            yield line, f"for {variable} in {ast.unparse(iterable)}"
+
+
+def test_a_loop_names_the_thing_that_its_elements_are() -> None:
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in package_files()
+        for line, text in untrue_loops(nodes_of(path))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("[replica.id for replica in live_attempts]", 1),
+        ("for model in machine.gpus: pass", 1),
+        ("for row in plan.nodes[:2]: pass", 1),
+        ("sorted(candidates, key=lambda trace: trace.number)", 1),
+        ("max(plans.values(), key=lambda copy: copy.size)", 1),
+        ("for version in sorted(_kernels()): pass", 1),
+        ("for plan in best_plans_by_engine.values(): pass", 0),
+        ("for live_attempt in attempts: pass", 0),
+        ("for name in models: pass", 0),
+        ("for row in rows: pass", 0),
+        ("for gpu, link in links: pass", 0),
+        ("for copy in sorted(copies, key=lambda copy: copy.index): pass", 0),
+    ],
+)
+def test_an_untrue_loop_is_found(source: str, count: int) -> None:
+    assert len([*untrue_loops([*ast.walk(ast.parse(source))])]) == count

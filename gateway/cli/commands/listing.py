@@ -60,7 +60,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         say("")
         print_table(
             ("PREPARED", "PID", "MEMORY", "UP"),
-            [_prepared_row(process, now_s) for process in prepared_engines],
+            [_prepared_row(prepared_engine, now_s) for prepared_engine in prepared_engines],
         )
 
 

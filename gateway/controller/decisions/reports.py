@@ -503,9 +503,9 @@ def _earlier_replica(
     """The earlier state of the same replica."""
     replicas = former_model.replicas if former_model is not None else ()
     matches = (
-        candidate
-        for candidate in replicas
-        if candidate.index == replica.index and candidate.is_trial == replica.is_trial
+        former_replica
+        for former_replica in replicas
+        if former_replica.index == replica.index and former_replica.is_trial == replica.is_trial
     )
     return next(matches, ReportedReplica(replica.index))
 

@@ -62,9 +62,9 @@ class Fleet:
         model = self.models.get(name)
         if model is None:
             names = {
-                alias: candidate.wish.name
-                for candidate in self.models.values()
-                for alias in (candidate.wish.name, *candidate.wish.aliases)
+                alias: known_model.wish.name
+                for known_model in self.models.values()
+                for alias in (known_model.wish.name, *known_model.wish.aliases)
             }
             raise no_model_error(name, names)
         return model
@@ -511,7 +511,7 @@ class Fleet:
             for model in self.models.values()
             if model.change is not None and not model.change.refused
         ]
-        owners = {name: owner.name for owner in wishes for name in names(owner)}
+        owners = {name: other_wish.name for other_wish in wishes for name in names(other_wish)}
         wish_names = names(wish)
         if len(set(wish_names)) < len(wish_names):
             raise Conflict(

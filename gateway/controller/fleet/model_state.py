@@ -120,7 +120,7 @@ def route(
     replicas, frozen_names = _routed_replicas(model, running_instances)
     attempts = sorted(
         (replica.attempt for replica in model.replicas if replica.attempt is not None),
-        key=lambda replica: not replica.serves,
+        key=lambda attempt: not attempt.serves,
     )
     plan = attempts[0].plan if attempts else None
     abilities = model.abilities

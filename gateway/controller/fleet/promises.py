@@ -17,10 +17,10 @@ def attempts_of(model: ManagedModel, replica: ReplicaState | None = None) -> lis
     """All starts of the model, or of one replica, by its wanted wish, oldest first."""
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
     attempts = (
-        live_attempt
+        attempt
         for replica in replicas
-        for live_attempt in replica.attempts
-        if live_attempt.generation == model.wanted_generation
+        for attempt in replica.attempts
+        if attempt.generation == model.wanted_generation
     )
     return sorted(attempts, key=lambda attempt: attempt.id)
 

@@ -78,7 +78,7 @@ class PlanTurns:
         waiter = (
             waiters[0]
             if next(self._turns) % _FAIR_TURN_INTERVAL == 0
-            else min(waiters, key=lambda candidate: (candidate.urgency(), candidate.number))
+            else min(waiters, key=lambda waiter: (waiter.urgency(), waiter.number))
         )
         self._waiters.remove(waiter)
         waiter.beginning.set_result(None)

@@ -151,10 +151,10 @@ class StartGate:
         `sizes`: the engine can be given its KV cache in bytes. Returns the bytes, or None if it has
         to measure. Raises WithdrawnError.
         """
-        count = (
+        kv_bytes = (
             cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
         )
-        start = start_of(attempt, is_sized=count is not None)
+        start = start_of(attempt, is_sized=kv_bytes is not None)
         try:
             self._waiting_starts[start.instance] = start
             if not self._was_seen_once:
@@ -192,7 +192,7 @@ class StartGate:
             phase_since=now,
             is_sized=is_sized,
         )
-        return count
+        return kv_bytes
 
     async def wakes(self, attempt: Attempt) -> None:
         """Wait until no engine measures its GPUs. From then on the waking engine counts as

@@ -155,9 +155,9 @@ class StartSteps:
             return False
         identity = await self._launcher.host.identity(engine)
         old_questions = [
-            engine_ref
-            for engine_ref, answer in model.answers.items()
-            if engine_ref.engine == name and answer.source != identity
+            question
+            for question, answer in model.answers.items()
+            if question.engine == name and answer.source != identity
         ]
         for question in old_questions:
             del model.answers[question]

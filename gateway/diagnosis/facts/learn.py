@@ -254,26 +254,38 @@ def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str,
         else culprit.get("kernel") or culprit.get("backend")
     )
     scopes: list[dict[str, str]] = []
-    for row in plan.kernels:
-        if row.kernel is None or not all(getattr(row, key) == size for key, size in sizes.items()):
+    for layer_kernel in plan.kernels:
+        if layer_kernel.kernel is None or not all(
+            getattr(layer_kernel, key) == size for key, size in sizes.items()
+        ):
             continue
-        if not (_is_same_kernel(str(name), row.kernel) if name else sizes):
+        if not (_is_same_kernel(str(name), layer_kernel.kernel) if name else sizes):
             continue
-        scope = {**base, "kernel": row.kernel} | (_row_scope(row) if sizes else {})
+        scope = {**base, "kernel": layer_kernel.kernel} | (
+            _row_scope(layer_kernel) if sizes else {}
+        )
         if scope not in scopes:
             scopes.append(scope)
-            turned_away = failure.kind == "no_kernel" and sizes and ".experts" not in row.layer
+            turned_away = (
+                failure.kind == "no_kernel" and sizes and ".experts" not in layer_kernel.layer
+            )
             yield "kernel_refuses" if turned_away else "kernel_fails", scope
-    for layers in plan.attention:
-        scope = {**base, "kernel": layers.backend or "", "head_dim": str(layers.head_dim)}
-        is_named = layers.backend and name and _is_same_kernel(str(name), layers.backend)
+    for layer_attention in plan.attention:
+        scope = {
+            **base,
+            "kernel": layer_attention.backend or "",
+            "head_dim": str(layer_attention.head_dim),
+        }
+        is_named = (
+            layer_attention.backend and name and _is_same_kernel(str(name), layer_attention.backend)
+        )
         if is_named and scope not in scopes:
             scopes.append(scope)
             yield "kernel_fails", scope
 
 
-def _row_scope(row: LayerKernel) -> dict[str, str]:
-    return {"scheme": row.scheme, "k": str(row.k), "n": str(row.n)}
+def _row_scope(layer_kernel: LayerKernel) -> dict[str, str]:
+    return {"scheme": layer_kernel.scheme, "k": str(layer_kernel.k), "n": str(layer_kernel.n)}
 
 
 def _is_same_kernel(first: str, second: str) -> bool:

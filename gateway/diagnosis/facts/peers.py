@@ -22,10 +22,10 @@ P2P_SWITCH = ("NCCL_P2P_DISABLE", "1")
 
 def failing_links(facts: KnownFacts, engine: Engine, gpus: Iterable[Gpu]) -> Mapping[str, Fact]:
     """The links that fail between some GPUs of this group, each with its fact."""
-    failures = facts.select_kind("peers_fail")
-    uuids = {gpu.uuid for gpu in gpus} if failures else set()
+    failure_facts = facts.select_kind("peers_fail")
+    uuids = {gpu.uuid for gpu in gpus} if failure_facts else set()
     links: dict[str, Fact] = {}
-    for fact in failures:
+    for fact in failure_facts:
         scope = fact.scope
         if scope.get("engine", engine.ref) == engine.ref and uuids.issuperset(
             scope.get("gpus", "").split(",")

@@ -211,7 +211,9 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         if answer is not None and not shrunk:
             return answer.weights + self.speculation.weights_bytes
         rows = {
-            (row.layer, row.scheme): row.padded_to for row in self.evidence.kernels if row.padded_to
+            (layer_kernel.layer, layer_kernel.scheme): layer_kernel.padded_to
+            for layer_kernel in self.evidence.kernels
+            if layer_kernel.padded_to
         }
         padded_sizes = {
             layer: rows[key]
@@ -236,11 +238,11 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     def kept_bytes(self) -> int:
         """Bytes of weights on one rank that the chosen kernels add while they prepare them: scales
         that stay though a kernel reads a copy, and scales that a kernel spreads."""
-        rows = self.evidence.kernels
-        spread = {row.layer for row in rows if row.kernel in _SPREADING_KERNELS}
+        kernels = self.evidence.kernels
+        spread = {kernel.layer for kernel in kernels if kernel.kernel in _SPREADING_KERNELS}
         total = spread_scale_bytes(self.stage, self.rank, spread) if spread else 0
         if KEPT_SCALES in self.engine.traits:
-            names = {row.layer for row in rows if row.kernel == "TRITON"}
+            names = {kernel.layer for kernel in kernels if kernel.kernel == "TRITON"}
             total += kept_scale_bytes(self.stage, self.rank, names)
         return total
 

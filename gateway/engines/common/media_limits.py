@@ -13,7 +13,7 @@ from gateway.domain import Scalar
 from gateway.engines.common.flag_object import flag_object
 
 MEDIA_FLAGS = ("language-model-only", "limit-mm-per-prompt", "limit-mm-data-per-request")
-_TEXT_ONLY, *_LIMITS = MEDIA_FLAGS
+_TEXT_ONLY, *_LIMIT_FLAGS = MEDIA_FLAGS
 
 
 def media_limit(args: Mapping[str, Scalar], kind: str) -> int | None:
@@ -23,6 +23,6 @@ def media_limit(args: Mapping[str, Scalar], kind: str) -> int | None:
     """
     if str(args.get(_TEXT_ONLY, False)).lower() == "true":
         return 0
-    limits = [flag_object(args.get(flag)).get(kind) for flag in _LIMITS]
+    limits = [flag_object(args.get(flag)).get(kind) for flag in _LIMIT_FLAGS]
     counts = [limit.get("count") if isinstance(limit, Mapping) else limit for limit in limits]
     return min((count for count in counts if type(count) is int), default=None)

@@ -137,8 +137,8 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
 def join_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One answer from the answers of all stages: all kernels and backends, bytes of the largest
     stage, and the cache of the stage with the most per request, since all keep the same tokens."""
-    largest_stage = max(stages, key=lambda item: int(item["weights"]))
-    caches = [item["kv"] for item in stages if item["kv"] and item["kv"]["needed"]]
+    largest_stage = max(stages, key=lambda stage: int(stage["weights"]))
+    caches = [stage["kv"] for stage in stages if stage["kv"] and stage["kv"]["needed"]]
     largest_cache = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest_stage["kv"])
     return {
         **largest_stage,

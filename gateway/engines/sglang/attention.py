@@ -87,9 +87,12 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
             reason := backend.when_named.refusal(model)
         ):
             refusals.append(Refusal(kernel=name, reason=reason))
-    for item in rules.replacements:
-        if chosen_names["attention"] == item.backend and item.where.refusal(model) is None:
-            chosen_names["attention"] = item.by
+    for replacement in rules.replacements:
+        if (
+            chosen_names["attention"] == replacement.backend
+            and replacement.where.refusal(model) is None
+        ):
+            chosen_names["attention"] = replacement.by
     refusals += _limit_refusals(rules.last_limits, chosen_names, page, model)
     prefill, decode = _chosen_parts(chosen_names)
     for name, conditions in (

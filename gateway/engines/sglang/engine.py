@@ -178,7 +178,10 @@ class SglangRules(SglangKind):
             "disable-hybrid-swa-memory"
         )
         attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
-        page = max((row.block or 1 for row in candidate.evidence.attention), default=1)
+        page = max(
+            (layer_attention.block or 1 for layer_attention in candidate.evidence.attention),
+            default=1,
+        )
         pool = TokenPool(
             rules,
             _pool_groups(rules, candidate, attention),

@@ -73,8 +73,8 @@ class TokenPool(FrozenRecord, frozen=True):
         srt/mem_cache/kv_cache_configurator.py."""
         if self.most_states is not None:
             return self.most_states
-        ratio, item = self.rules.mamba_ratio, max(1, self.state_bytes)
-        return max(0, int(kv_bytes * ratio / (1 + ratio)) // item - 1)
+        ratio, state_bytes = self.rules.mamba_ratio, max(1, self.state_bytes)
+        return max(0, int(kv_bytes * ratio / (1 + ratio)) // state_bytes - 1)
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         return length * self.bytes_per_token

@@ -172,8 +172,8 @@ def static_memory(
 
 def graph_batch(rules: MemoryRules, gpu_mib: float, *, tp: int, seqs: int | None) -> int:
     """The largest batch of decoding that gets a CUDA graph by the engine's own choice."""
-    size = _size(rules, gpu_mib)
-    graphs = size.graph_batch if tp < 4 else size.graph_batch_from_tp4
+    memory_class = _size(rules, gpu_mib)
+    graphs = memory_class.graph_batch if tp < 4 else memory_class.graph_batch_from_tp4
     return min(graphs, seqs) if rules.graph_batch_within_seqs and seqs is not None else graphs
 
 
@@ -216,8 +216,8 @@ def prefill_graph_sizes(largest_size: int) -> tuple[int, ...]:
 def _vision_factor(model: ModelTraits) -> float:
     layers = _VIT_LAYERS if model.vision_layers is None else model.vision_layers
     hidden = _VIT_HIDDEN_SIZE if model.vision_hidden is None else model.vision_hidden
-    size = layers * hidden**2 / (_VIT_LAYERS * _VIT_HIDDEN_SIZE**2)
-    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
+    relative_size = layers * hidden**2 / (_VIT_LAYERS * _VIT_HIDDEN_SIZE**2)
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (relative_size - 1.0)))
 
 
 def process_bytes(ranks: int, capability: str, *, copies_through_host: bool = False) -> int:

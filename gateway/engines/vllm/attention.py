@@ -290,17 +290,21 @@ def _step(
 ) -> OverrideStep | None:
     """The backend or block that this version sets for the architecture before selection; None:
     nothing."""
-    model = next((item for item in rules.models if architecture in item.architectures), None)
+    model_override = next(
+        (override for override in rules.models if architecture in override.architectures), None
+    )
     decoders = [query for query in queries if query.kind in ("full", "sliding")]
-    if model is None or not decoders:
+    if model_override is None or not decoders:
         return None
     largest_query = max(decoders, key=lambda query: query.head_dim)
-    if largest_query.head_dim <= model.above_head or (
-        model.mixed_heads and len({query.head_dim for query in decoders}) == 1
+    if largest_query.head_dim <= model_override.above_head or (
+        model_override.mixed_heads and len({query.head_dim for query in decoders}) == 1
     ):
         return None
     subject = Subject(capability, frozenset(rules.packages), attention=largest_query)
-    step = next((step for step in model.steps if step.match.refusal(subject) is None), None)
+    step = next(
+        (step for step in model_override.steps if step.match.refusal(subject) is None), None
+    )
     return (
         step
         if step is not None and (forced_name is None or forced_name in step.with_forced)

@@ -224,13 +224,20 @@ class VllmRules(VllmKind):
     def cache(self, candidate: Candidate) -> Cache:
         """The cache of all layers. Raises Refused for layers that one cache cannot hold."""
         prefixes = candidate.args.get("enable-prefix-caching")
-        rows = candidate.evidence.attention
-        latent = next((row.backend for row in rows if row.kind == "mla" and row.backend), "")
+        attention_layers = candidate.evidence.attention
+        latent = next(
+            (
+                layer_attention.backend
+                for layer_attention in attention_layers
+                if layer_attention.kind == "mla" and layer_attention.backend
+            ),
+            "",
+        )
         # The user's block, or the least that the engine and every backend take:
         # update_block_size_for_backend in vllm/platforms/interface.py.
         block = (
             _block_size(candidate.args)
-            or max((row.block or 0 for row in rows), default=0)
+            or max((layer_attention.block or 0 for layer_attention in attention_layers), default=0)
             or candidate.engine.block_size
         )
         drafted = candidate.speculation.tokens
@@ -375,20 +382,21 @@ class VllmRules(VllmKind):
         """The budget with a cache of the user's size. The engine compares its share with the free
         memory before that, so it gets a share that fits."""
         candidate = footprint.candidate
-        count = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
+        needed_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
         free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
         capacity = free_bytes - _unshared_bytes(footprint)
-        if count > capacity:
+        if needed_bytes > capacity:
             reason = (
-                f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(count)} with what the engine"
+                f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(needed_bytes)} with what the"
+                " engine"
                 f" needs beside its KV cache, and {gib(capacity)} are available"
             )
             raise Refused("no_memory", reason, "your flag")
         flags: dict[str, Scalar] = {}
         if "gpu-memory-utilization" not in candidate.args:
-            share = math.ceil(count * 100 / max(1, candidate.devices.visible_bytes))
+            share = math.ceil(needed_bytes * 100 / max(1, candidate.devices.visible_bytes))
             flags = {"gpu-memory-utilization": min(share, math.floor(_MAX_UTILIZATION * 100)) / 100}
-        return Budget(count, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
+        return Budget(needed_bytes, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
 
     def largest_budget(self, footprint: Footprint, usual_budget: Budget) -> Budget | None:
         candidate = footprint.candidate
@@ -503,12 +511,14 @@ class VllmRules(VllmKind):
                 )
                 raise Refused("no_memory", text, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
-        item = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
+        context_bytes = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
         if used_bytes > free_bytes:
             return Budget(max(0, free_bytes), {}, "of RAM, beside other engines")
         half = available_ram(hardware, {}) // 2 - used_bytes
-        least_bytes = -(-item // _RAM_STEP_BYTES) * _RAM_STEP_BYTES
-        kv = _round_down(min(max(least_bytes, min(4 * item, half)), free_bytes - used_bytes))
+        least_bytes = -(-context_bytes // _RAM_STEP_BYTES) * _RAM_STEP_BYTES
+        kv = _round_down(
+            min(max(least_bytes, min(4 * context_bytes, half)), free_bytes - used_bytes)
+        )
         return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
 
 
@@ -531,8 +541,8 @@ def _replace_state_dtypes(
 def _cache_of_user(candidate: Candidate) -> tuple[int, str] | None:
     """Bytes of KV cache that the user set for a CPU, and how. Raises BadFlag."""
     if "kv-cache-memory-bytes" in candidate.args:
-        count = int(candidate.args["kv-cache-memory-bytes"])
-        return count, f"--kv-cache-memory-bytes={count} was set"
+        cache_bytes = int(candidate.args["kv-cache-memory-bytes"])
+        return cache_bytes, f"--kv-cache-memory-bytes={cache_bytes} was set"
     if space := candidate.inputs.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
         if not space.isdecimal():
             raise BadFlag(

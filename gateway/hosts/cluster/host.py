@@ -292,7 +292,7 @@ class ClusterHost:
         if not commits:
             return
         targets = (
-            [self.node(row.node) for row in spec.nodes]
+            [self.node(node_launch.node) for node_launch in spec.nodes]
             if spec.nodes
             else [await self._choose(spec)]
         )

@@ -232,7 +232,9 @@ class NodeService(HostServer):
         if instances:
             names = [instance.name for instance in instances]
             log.warning("no gateway claims the engines; stopping them", engines=names)
-        await asyncio.gather(*(self._host.stop(engine.name, self._grace_s) for engine in instances))
+        await asyncio.gather(
+            *(self._host.stop(instance.name, self._grace_s) for instance in instances)
+        )
 
     def _write_owner(self) -> None:
         try:

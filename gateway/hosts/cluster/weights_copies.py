@@ -112,7 +112,9 @@ class WeightsCopies:
         missing_files = await self._request_missing(target, commit, files)
         progress = _Progress(commit.repo, source.name, target.name, total, report)
         # Files with equal bytes are one blob, which is copied once and linked for all.
-        distinct_files = {row.file.digest: row for row in missing_files}.values()
+        distinct_files = {
+            missing_file.file.digest: missing_file for missing_file in missing_files
+        }.values()
         progress.begin(distinct_files)
         places = asyncio.Semaphore(_MAX_CONCURRENT_FILES)
 
@@ -131,7 +133,9 @@ class WeightsCopies:
             model=commit.repo,
             source=source.name,
             target=target.name,
-            bytes=sum(row.file.size - row.offset for row in distinct_files),
+            bytes=sum(
+                distinct_file.file.size - distinct_file.offset for distinct_file in distinct_files
+            ),
         )
 
     async def _request_missing(
@@ -199,8 +203,12 @@ class _Progress:
         self._present_bytes = 0
 
     def begin(self, missing_files: Collection[MissingFile]) -> None:
-        self._sizes = {row.file.name: row.offset for row in missing_files}
-        self._present_bytes = self._total - sum(row.file.size for row in missing_files)
+        self._sizes = {
+            missing_file.file.name: missing_file.offset for missing_file in missing_files
+        }
+        self._present_bytes = self._total - sum(
+            missing_file.file.size for missing_file in missing_files
+        )
 
     def note(self, name: str, size: int) -> None:
         self._sizes[name] = size

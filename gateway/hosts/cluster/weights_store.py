@@ -247,11 +247,11 @@ class CopyWriter:
         while unwritten_bytes:
             try:
                 with self._open_descriptor() as descriptor:
-                    count = os.pwrite(descriptor, unwritten_bytes, self.size)
+                    written_bytes = os.pwrite(descriptor, unwritten_bytes, self.size)
             except OSError as error:
                 raise _disk_error("written", self._path, error) from None
-            self.size += count
-            unwritten_bytes = unwritten_bytes[count:]
+            self.size += written_bytes
+            unwritten_bytes = unwritten_bytes[written_bytes:]
 
     def finish(self, blob: Path) -> None:
         """Give the file its name. Raises OSError, and HostError for a file that is not whole or

@@ -124,7 +124,7 @@ def facts_of(
     last = {(number.what, number.gpus, number.bytes): number for number in measurement.numbers}
     facts: list[Fact] = []
     problems = [*measurement.problems]
-    for number in sorted(last.values(), key=lambda row: (len(row.gpus), row.gpus)):
+    for number in sorted(last.values(), key=lambda number: (len(number.gpus), number.gpus)):
         if not number.is_steady:
             gpus = ", ".join(str(gpu_set.gpus[index].index) for index in number.gpus)
             problems.append(

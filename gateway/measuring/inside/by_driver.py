@@ -80,16 +80,16 @@ class DriverMeasurer:
 
     def single_gpu(self, group: list[int]) -> Iterator[dict[str, Any]]:
         """Bytes/s of memory: a copy within the GPU reads and writes each byte."""
-        size = self.question["copy_bytes"]
-        source, target = self.allocate(size), self.allocate(size)
+        copy_bytes = self.question["copy_bytes"]
+        source, target = self.allocate(copy_bytes), self.allocate(copy_bytes)
         time_s, spread = time_runs(
-            lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(size)),
+            lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(copy_bytes)),
             self.wait,
             self.question["sample_s"],
         )
         for memory in (source, target):
             self.call("cuMemFree_v2", memory)
-        yield number("memory", [self.rank], 2 * size / time_s, spread)
+        yield number("memory", [self.rank], 2 * copy_bytes / time_s, spread)
 
     def reduce(self, group: list[int]) -> Iterator[dict[str, Any]]:
         """The driver has no all-reduce."""
@@ -105,11 +105,11 @@ class DriverMeasurer:
         self.call(
             "cuDeviceCanAccessPeer", ctypes.byref(can), self.device(pair[0]), self.device(pair[1])
         )
-        size = self.question["copy_bytes"]
+        copy_bytes = self.question["copy_bytes"]
         target_context = self.use(pair[1])
-        target = self.allocate(size)
+        target = self.allocate(copy_bytes)
         source_context = self.use(pair[0])
-        source = self.allocate(size)
+        source = self.allocate(copy_bytes)
         if can.value:
             self.call("cuCtxEnablePeerAccess", target_context, 0, fine=_ACCESS_ENABLED_CODE)
 
@@ -124,7 +124,7 @@ class DriverMeasurer:
                 None,
             )
 
-        checked = min(size, _CHECKED_BYTES)
+        checked = min(copy_bytes, _CHECKED_BYTES)
         copy(checked)
         self.wait()
         sent_buffer = ctypes.create_string_buffer(checked)
@@ -136,12 +136,15 @@ class DriverMeasurer:
         is_equal = sent_buffer.raw == received_buffer.raw
         yield number("peer_access", pair, float(bool(can.value)), 0.0)
         if is_equal:
-            for quantity, count in (("peer_latency", min(size, _SMALL_COPY)), ("peer", size)):
+            for quantity, size in (
+                ("peer_latency", min(copy_bytes, _SMALL_COPY)),
+                ("peer", copy_bytes),
+            ):
                 time_s, spread = time_runs(
-                    partial(copy, count), self.wait, self.question["sample_s"]
+                    partial(copy, size), self.wait, self.question["sample_s"]
                 )
                 yield number(
-                    quantity, pair, size / time_s if quantity == "peer" else time_s, spread
+                    quantity, pair, copy_bytes / time_s if quantity == "peer" else time_s, spread
                 )
         else:
             yield number("peer_broken", pair, float(bool(can.value)), 0.0)

@@ -61,13 +61,13 @@ class TorchMeasurer:
 
     def memory(self) -> tuple[float, float]:
         """Bytes/s, counting reads and writes."""
-        size = self.question["copy_bytes"]
-        source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=self.device)
+        copy_bytes = self.question["copy_bytes"]
+        source = torch.randint(-128, 127, (copy_bytes,), dtype=torch.int8, device=self.device)
         target = torch.empty_like(source)
         time_s, spread = time_runs(
             lambda: target.copy_(source), self.wait, self.question["sample_s"]
         )
-        return 2 * size / time_s, spread
+        return 2 * copy_bytes / time_s, spread
 
     def launch(self) -> tuple[float, float]:
         """Seconds of Python for the launch of one short operation."""
@@ -108,10 +108,10 @@ class TorchMeasurer:
 
     def random(self, dtype: Any) -> Any:
         """A random matrix: zeros need less power, so the GPU would multiply them faster."""
-        size = (self.question["matmul"],) * 2
+        shape = (self.question["matmul"],) * 2
         if dtype == torch.int8:
-            return torch.randint(-128, 127, size, dtype=dtype, device=self.device)
-        return torch.randn(size, dtype=dtype, device=self.device)
+            return torch.randint(-128, 127, shape, dtype=dtype, device=self.device)
+        return torch.randn(shape, dtype=dtype, device=self.device)
 
     def flops(self, run: Callable[[], object]) -> tuple[float, float]:
         time_s, spread = time_runs(run, self.wait, self.question["sample_s"])

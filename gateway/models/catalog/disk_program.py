@@ -70,9 +70,15 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
             continue
         # The library names revisions by commit alone, and copies of a repository share commits.
         copies = frozenset(
-            row for row in info.repos if (row.repo_type, row.repo_id) == ("model", repo)
+            repository
+            for repository in info.repos
+            if (repository.repo_type, repository.repo_id) == ("model", repo)
         )
-        if not any(revision.commit_hash == commit for row in copies for revision in row.revisions):
+        if not any(
+            revision.commit_hash == commit
+            for repository in copies
+            for revision in repository.revisions
+        ):
             continue
         strategy = dataclasses.replace(info, repos=copies).delete_revisions(commit)
         disk.forget(repo, commit)

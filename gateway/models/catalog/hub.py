@@ -210,9 +210,9 @@ class Hub:
             "limit": _MAX_VARIANTS,
         }
         return [
-            row
-            for row in self.list_models(query)
-            if isinstance(row.get("id"), str) and REPOSITORY.fullmatch(row["id"])
+            model
+            for model in self.list_models(query)
+            if isinstance(model.get("id"), str) and REPOSITORY.fullmatch(model["id"])
         ]
 
     def list_models(self, query: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ class Hub:
         if not isinstance(rows, list):
             raise self._foreign_answer_error()
         models = [row | {"tags": _texts(row.get("tags"))} for row in rows if isinstance(row, dict)]
-        return [row for row in models if not _FOREIGN_FORMATS.intersection(row["tags"])]
+        return [model for model in models if not _FOREIGN_FORMATS.intersection(model["tags"])]
 
     def _foreign_answer_error(self) -> HubUnreachable:
         return HubUnreachable(

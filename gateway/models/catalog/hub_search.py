@@ -151,8 +151,8 @@ def quantized_variants(hub: Hub, name: str) -> list[FoundModel]:
 
 def cached_models(hub: Hub, words: str) -> list[FoundModel]:
     """Models in the cache of the Hub on this machine, with all these words in their names."""
-    candidates = (FoundModel(name, str(folder)) for name, folder in hub.disk.newest_folders())
-    return [model for model in candidates if _has_words(model, words)]
+    cached_models = (FoundModel(name, str(folder)) for name, folder in hub.disk.newest_folders())
+    return [model for model in cached_models if _has_words(model, words)]
 
 
 def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
@@ -169,10 +169,10 @@ def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
             " or bytes that are no text.",
             hint="Rename the folder.",
         )
-    candidates = (
+    found_models = (
         FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)
     )
-    return [model for model in candidates if _has_words(model, words)]
+    return [model for model in found_models if _has_words(model, words)]
 
 
 def _absolute(folder: Path) -> Path:

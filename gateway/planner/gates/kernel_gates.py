@@ -18,35 +18,43 @@ def gate_kernels(
     The order matters: an engine refuses a missing kernel in any case, and other changes cure it.
     """
     source = f"profile {engine.ref}"
-    for row in evidence.kernels:
-        if row.status == "none":
+    for layer_kernel in evidence.kernels:
+        if layer_kernel.status == "none":
             refusal_words = "; ".join(
-                f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused
+                f"{refusal.kernel}: {refusal.reason}".removeprefix(": ")
+                for refusal in layer_kernel.refused
             )
             raise Refused(
                 "no_kernel",
-                f"no kernel for {row.layer}{_size(row)}: {refusal_words}",
+                f"no kernel for {layer_kernel.layer}{_size(layer_kernel)}: {refusal_words}",
                 source,
-                layer=row.layer,
+                layer=layer_kernel.layer,
             )
-        if row.status == "crash":
+        if layer_kernel.status == "crash":
             reason = (
-                f"it loads, but {row.kernel} would crash at the first request in"
-                f" {row.layer}{_size(row)}: {row.note}"
+                f"it loads, but {layer_kernel.kernel} would crash at the first request in"
+                f" {layer_kernel.layer}{_size(layer_kernel)}: {layer_kernel.note}"
             )
-            raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
+            raise Refused(
+                "runtime_fail", reason, source, layer=layer_kernel.layer, kernel=layer_kernel.kernel
+            )
     # Most machines have no such fact. This question is asked once, before the loop over the layers.
     may_fail = facts.may_hold("kernel_fails", "engine", engine.ref) and facts.may_hold(
         "kernel_fails", "capability", capability
     )
-    for row in evidence.kernels if may_fail else ():
-        suspected = row.kernel is not None and facts.may_hold("kernel_fails", "kernel", row.kernel)
-        if suspected and (fact := _failure_fact(row, engine, facts, capability)):
+    for layer_kernel in evidence.kernels if may_fail else ():
+        suspected = layer_kernel.kernel is not None and facts.may_hold(
+            "kernel_fails", "kernel", layer_kernel.kernel
+        )
+        if suspected and (fact := _failure_fact(layer_kernel, engine, facts, capability)):
             reason = (
-                f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here:"
+                f"{layer_kernel.kernel}, which {layer_kernel.layer}{_size(layer_kernel)} would get,"
+                " is known to fail here:"
                 f" {fact.source}"
             )
-            raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
+            raise Refused(
+                "known_bad", reason, "fact", layer=layer_kernel.layer, kernel=layer_kernel.kernel
+            )
     _gate_attention(evidence, engine, facts, capability, may_fail=bool(may_fail))
 
 
@@ -63,49 +71,51 @@ def _gate_attention(
     may_fail: facts about failing kernels exist.
     """
     source = f"profile {engine.ref}"
-    for layers in evidence.attention:
-        if layers.status == "none":
+    for layer_attention in evidence.attention:
+        if layer_attention.status == "none":
             refusal_words = "; ".join(
                 f"{refusal.kernel}: {refusal.reason}".removeprefix(": ")
-                for refusal in layers.refused
+                for refusal in layer_attention.refused
             )
             reason = (
-                f"no attention backend for the {layers.layers} {layers.kind} layers of head size"
-                f" {layers.head_dim}: {refusal_words}"
+                f"no attention backend for the {layer_attention.layers} {layer_attention.kind}"
+                " layers of head size"
+                f" {layer_attention.head_dim}: {refusal_words}"
             )
             raise Refused("no_backend", reason, source)
         if not may_fail:
             continue
         scope = {
-            "kernel": layers.backend,
+            "kernel": layer_attention.backend,
             "engine": engine.ref,
             "capability": capability,
-            "head_dim": str(layers.head_dim),
+            "head_dim": str(layer_attention.head_dim),
         }
-        if facts.may_hold("kernel_fails", "head_dim", str(layers.head_dim)) and (
+        if facts.may_hold("kernel_fails", "head_dim", str(layer_attention.head_dim)) and (
             fact := matching_fact(facts, "kernel_fails", scope)
         ):
             reason = (
-                f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to"
+                f"{layer_attention.backend}, which heads of size {layer_attention.head_dim} would"
+                " get, is known to"
                 f" fail here: {fact.source}"
             )
             raise Refused("known_bad", reason, "fact")
 
 
-def _size(row: LayerKernel) -> str:
-    return f" (K={row.k}, N={row.n} per rank)" if row.k else ""
+def _size(layer_kernel: LayerKernel) -> str:
+    return f" (K={layer_kernel.k}, N={layer_kernel.n} per rank)" if layer_kernel.k else ""
 
 
 def _failure_fact(
-    row: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None
+    layer_kernel: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None
 ) -> Fact | None:
     scope = {
-        "kernel": row.kernel,
+        "kernel": layer_kernel.kernel,
         "engine": engine.ref,
         "capability": capability,
-        "scheme": row.scheme,
+        "scheme": layer_kernel.scheme,
     }
-    scope |= {"k": str(row.k), "n": str(row.n)}
+    scope |= {"k": str(layer_kernel.k), "n": str(layer_kernel.n)}
     return matching_fact(facts, "kernel_fails", scope)
 
 

@@ -96,7 +96,7 @@ def _decide(
             networks_used += [(plan, network) for plan in placed_plans]
     whole_input = inputs.replace_fields(hardware=_all_gpus(nodes), alike_nodes=1)
     best_plans = rank_plans(whole_input, plans, engine_order(engines))
-    rejections = tuple(row for decision in decisions for row in decision.rejected)
+    rejections = tuple(rejection for decision in decisions for rejection in decision.rejected)
     rejections += tuple(_unlike(kinds, engines))
     return Decision(
         model=inputs.spec.source,
@@ -224,13 +224,13 @@ def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[s
     """The GPUs with too little free memory for this plan, in words."""
     bytes_per_gpu, shortages = plan.memory.promised_bytes, []
     gpu_by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
-    used_uuids = {uuid for row in plan.nodes for uuid in row.gpus}
+    used_uuids = {uuid for node_ranks in plan.nodes for uuid in node_ranks.gpus}
     for uuid in sorted(used_uuids, key=list(gpu_by_uuid).index):
         node, gpu = gpu_by_uuid[uuid]
         free_bytes = available_bytes(gpu, promised_bytes)
         if free_bytes < bytes_per_gpu:
             shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free_bytes)}")
-    names = list(dict.fromkeys(row.node for row in plan.nodes))
+    names = list(dict.fromkeys(node_ranks.node for node_ranks in plan.nodes))
     suffix = f" and {len(shortages) - _MAX_NAMES} more" if len(shortages) > _MAX_NAMES else ""
     return (
         f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(bytes_per_gpu)} of each GPU at"

@@ -32,13 +32,14 @@ def pod_plan(plan: Plan, leader: str, place: str) -> Plan:
         name: value if value == third[name] else _times(place, value)
         for name, value in second.items()
     }
-    rows = (row for row in plan.nodes if row.copy_number == 0)
+    first_copy_nodes = (node_ranks for node_ranks in plan.nodes if node_ranks.copy_number == 0)
     return plan.evolve(
         nodes=tuple(
-            row.evolve(
-                argv=arguments(later_values if row.node_rank else flags(pod_address, 0)), env={}
+            node_ranks.evolve(
+                argv=arguments(later_values if node_ranks.node_rank else flags(pod_address, 0)),
+                env={},
             )
-            for row in rows
+            for node_ranks in first_copy_nodes
         )
     )
 

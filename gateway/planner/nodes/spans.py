@@ -140,19 +140,19 @@ def _merge_nodes(
 ) -> NodeGroups:
     """The nodes of a group as one machine, whose GPUs are numbered node by node."""
     used_indices = [gpu.index for gpu in machine.gpus]
-    place = {index: number for number, index in enumerate(used_indices)}
+    position_by_index = {index: number for number, index in enumerate(used_indices)}
     gpus, links, promised_bytes = [], [], dict[str, int]()
     for number, node in enumerate(groups[0]):
-        gpu_by_index = {gpu.index: gpu for gpu in node.hardware.gpus}
-        for model in machine.gpus:
-            uuid = gpu_by_index[model.index].uuid
-            index = number * len(used_indices) + place[model.index]
-            gpus.append(model.evolve(index=index, uuid=uuid))
-            promised_bytes[uuid] = kind.promised_bytes.get(model.uuid, 0)
+        gpu_by_index = {node_gpu.index: node_gpu for node_gpu in node.hardware.gpus}
+        for gpu in machine.gpus:
+            uuid = gpu_by_index[gpu.index].uuid
+            index = number * len(used_indices) + position_by_index[gpu.index]
+            gpus.append(gpu.evolve(index=index, uuid=uuid))
+            promised_bytes[uuid] = kind.promised_bytes.get(gpu.uuid, 0)
         links += [
             link.evolve(
-                a=number * len(used_indices) + place[link.a],
-                b=number * len(used_indices) + place[link.b],
+                a=number * len(used_indices) + position_by_index[link.a],
+                b=number * len(used_indices) + position_by_index[link.b],
             )
             for link in machine.links
         ]

@@ -27,7 +27,7 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
     best_plan = plans[0]
     text = network_words(network)
     if best_plan.span == 1:
-        nodes = len({row.node for row in best_plan.nodes})
+        nodes = len({node_ranks.node for node_ranks in best_plan.nodes})
         place_words = "one node" if nodes == 1 else f"{nodes} nodes, each copy on one"
         return f"{place_words}: {_figures(best_plan)}{_span_figures(plans)}"
     single_plan = next((plan for plan in plans if plan.span == 1), None)
@@ -68,13 +68,13 @@ def node_rows(plan: Plan) -> list[tuple[str, ...]]:
     """The node of every rank: copy, node, ranks, GPUs, ports."""
     return [
         (
-            str(row.copy_number + 1),
-            row.node,
-            _range(row.ranks),
-            _first_gpu(row.gpus),
-            ", ".join(f"{use} {port}" for use, port in row.ports.items()),
+            str(node_ranks.copy_number + 1),
+            node_ranks.node,
+            _range(node_ranks.ranks),
+            _first_gpu(node_ranks.gpus),
+            ", ".join(f"{use} {port}" for use, port in node_ranks.ports.items()),
         )
-        for row in plan.nodes
+        for node_ranks in plan.nodes
     ]
 
 

@@ -61,14 +61,15 @@ def kv_offload(
     if copy_s > _MAX_COPY_PART * computing.value:
         return number_choice(0, f"too little is gained by it: {gain}", "speed model")
     free_bytes, memory_name = _free_ram(candidate)
-    size = min(free_bytes // copies, _MAX_BYTES)
-    if size < _MIN_TIMES_CACHE * memory.kv_bytes:
+    offload_bytes = min(free_bytes // copies, _MAX_BYTES)
+    if offload_bytes < _MIN_TIMES_CACHE * memory.kv_bytes:
         reason = (
-            f"the machine has {gib(max(0, size))} of {memory_name} for it, hardly more than copies"
+            f"the machine has {gib(max(0, offload_bytes))} of {memory_name} for it, hardly more"
+            " than copies"
             f" of the GPU's {gib(memory.kv_bytes)}"
         )
         return number_choice(0, reason, "memory model")
-    return number_choice(size // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
+    return number_choice(offload_bytes // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
 
 
 def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:

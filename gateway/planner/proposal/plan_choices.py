@@ -142,9 +142,9 @@ def loras(candidate: Candidate) -> Choice[str]:
     adapters, engine = candidate.inputs.adapters, candidate.engine
     if not adapters:
         return str_choice("none", "none was requested", "user")
-    size = candidate.adapter_bytes
+    adapter_bytes = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
-    room = f"room for rank {rank} in every layer: {format_bytes(size)} on each rank"
+    room = f"room for rank {rank} in every layer: {format_bytes(adapter_bytes)} on each rank"
     return str_choice(
         ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters), room, "user"
     )

@@ -95,14 +95,14 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
 def _count_skipped_layers(candidate: Candidate, kernel: str) -> int:
     """The number of layers that lose this kernel because its switch is for the whole model."""
     passed_kernels = [
-        row
-        for row in candidate.evidence.kernels
+        layer_kernel
+        for layer_kernel in candidate.evidence.kernels
         if any(
             refusal.kernel == kernel and refusal.reason == DISABLED_REASON
-            for refusal in row.refused
+            for refusal in layer_kernel.refused
         )
     ]
-    return sum(row.count for row in passed_kernels)
+    return sum(layer_kernel.count for layer_kernel in passed_kernels)
 
 
 def replacement_reason(candidate: Candidate) -> str:
@@ -114,7 +114,11 @@ def replacement_reason(candidate: Candidate) -> str:
 def _kernel_warnings(candidate: Candidate) -> list[str]:
     """The warnings about kernels and speculation."""
     evidence = candidate.evidence
-    warnings = [f"{row.layer}: {row.note}." for row in evidence.kernels if row.note]
+    warnings = [
+        f"{layer_kernel.layer}: {layer_kernel.note}."
+        for layer_kernel in evidence.kernels
+        if layer_kernel.note
+    ]
     warnings += (
         [f"Not the kernel that the engine would choose: {reason}."]
         if (reason := replacement_reason(candidate))
@@ -127,13 +131,19 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
         if (count := _count_skipped_layers(candidate, kernel)) > 1
     ]
     warnings += candidate.speculation.warnings
-    if unknown_layers := [row.layer for row in evidence.kernels if row.status == "unknown"]:
+    if unknown_layers := [
+        layer_kernel.layer for layer_kernel in evidence.kernels if layer_kernel.status == "unknown"
+    ]:
         warnings.append(
             f"Which kernel computes {', '.join(unknown_layers[:3])} is not known; the start will"
             " tell."
         )
     if unknown_layers := sorted(
-        {row.kind for row in evidence.attention if row.status == "unknown"}
+        {
+            layer_attention.kind
+            for layer_attention in evidence.attention
+            if layer_attention.status == "unknown"
+        }
     ):
         warnings.append(
             f"Which backend computes {', '.join(unknown_layers)} attention is not known; the start"

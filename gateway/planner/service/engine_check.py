@@ -92,9 +92,9 @@ class EngineCheck:
 
     async def ask(self, questions: Sequence[OpenQuestions]) -> bool:
         """Ask the first of these engines that can be asked; False: none has a new answer."""
-        for row in questions:
-            name = str(row.engine)
-            if name not in self.problems and await self._ask_engine(name, row):
+        for open_questions in questions:
+            name = str(open_questions.engine)
+            if name not in self.problems and await self._ask_engine(name, open_questions):
                 return True
         return False
 
@@ -102,19 +102,19 @@ class EngineCheck:
         """Record where answers contradict the rules."""
         await self._inquirer.note_contradictions(gaps)
 
-    async def _ask_engine(self, name: str, row: OpenQuestions) -> bool:
+    async def _ask_engine(self, name: str, open_questions: OpenQuestions) -> bool:
         """Ask an engine. Returns whether an answer is new; if not, `problems` says why."""
-        capability = row.questions[0].capability
+        capability = open_questions.questions[0].capability
         try:
             gpus = StatedGpus.match_machine(self._machine, capability) if capability else None
-            engine = await self._inquirer.exact(exact(row.engine, self.pins))
+            engine = await self._inquirer.exact(exact(open_questions.engine, self.pins))
             answers = await self._inquirer.answers(
                 engine=engine,
                 gpus=gpus,
                 model=self._model,
-                questions=row.questions,
+                questions=open_questions.questions,
                 limit_s=max(0, self._end - time.monotonic()),
-                starts=dict(row.starts),
+                starts=dict(open_questions.starts),
                 unproven_questions=self.answers,
             )
         except HostError as error:

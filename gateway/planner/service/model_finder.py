@@ -155,16 +155,18 @@ class ModelFinder:
         self._report = report
         self._end_s = time.monotonic() + _LIMIT_S
 
-    def judge(self, candidates: Sequence[FoundModel], *, sorts_by_size: bool) -> list[JudgedModel]:
+    def judge(
+        self, found_models: Sequence[FoundModel], *, sorts_by_size: bool
+    ) -> list[JudgedModel]:
         """The models and their quantized variants: of each base model the best form first.
 
         sorts_by_size: base models as `_sort_suggestions` orders them, else in the order given.
         Models that do not fit come last. Models of another use are left out.
         """
-        names = {model.name for model in candidates}
-        listed_variants = self._variants([model for model in candidates if not model.base])
+        names = {model.name for model in found_models}
+        listed_variants = self._variants([model for model in found_models if not model.base])
         models = [
-            *candidates,
+            *found_models,
             *(
                 variant
                 for variants in listed_variants
@@ -178,8 +180,8 @@ class ModelFinder:
         for model in usable_models:
             self._report("planning", len(judged_models), len(usable_models))
             judged_models.append(self._judge_one(model, specs[model.name]))
-        everything = {model.name: model for variants in listed_variants for model in variants}
-        everything |= {model.name: model for model in candidates}
+        everything = {variant.name: variant for variants in listed_variants for variant in variants}
+        everything |= {model.name: model for model in found_models}
         groups, refused_models = _group(judged_models)
         if sorts_by_size:
             groups = _sort_suggestions(groups, list(everything.values()), self._use)
@@ -347,7 +349,11 @@ def _weight_blocks(block: dict[str, Any]) -> list[dict[str, Any]]:
         for name, value in block.items()
         if isinstance(value, dict) and "activation" not in name and "kv_cache" not in name
     ]
-    return [item for value in inner_blocks for item in (value, *_weight_blocks(value))]
+    return [
+        nested_block
+        for inner_block in inner_blocks
+        for nested_block in (inner_block, *_weight_blocks(inner_block))
+    ]
 
 
 _Group = list[JudgedModel]

@@ -222,7 +222,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         engines = self.engines if engines is None else engines
         inputs = self.base.replace_fields(**changes)
         decision = self._decide(inputs, engines)
-        verdicts = {row.verdict for row in decision.rejected}
+        verdicts = {rejection.verdict for rejection in decision.rejected}
         if (
             not decision.plans
             and "untrusted_code" in verdicts
@@ -281,7 +281,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             and self._decide_with(self.base.promised_bytes).plans
         ):
             decision = decision.evolve(holders=held_by(sharing.promises, self.base.hardware))
-        lacks_device = {row.verdict for row in decision.rejected} == {"no_device"}
+        lacks_device = {rejection.verdict for rejection in decision.rejected} == {"no_device"}
         if self.request.include_uninstalled or lacks_device:
             decision = self._add_alternatives(decision)
         if not self.request.include_uninstalled:

@@ -34,8 +34,8 @@ class _Seat:
         if not self.decision.plans:
             return iter(())
         plan = self.decision.plans[0]
-        size = plan.memory.promised_bytes if self.kept_bytes is None else self.kept_bytes
-        return plan.promises(lambda _: size)
+        promised_bytes = plan.memory.promised_bytes if self.kept_bytes is None else self.kept_bytes
+        return plan.promises(lambda _: promised_bytes)
 
     @property
     def offers(self) -> tuple[Offer, ...]:

@@ -72,6 +72,6 @@ def _drop_sizes(plan: Plan) -> object:
     }
     return (
         choices,
-        [(row.layer, row.kernel) for row in plan.kernels],
-        [(row.kind, row.backend) for row in plan.attention],
+        [(layer_kernel.layer, layer_kernel.kernel) for layer_kernel in plan.kernels],
+        [(layer_attention.kind, layer_attention.backend) for layer_attention in plan.attention],
     )

@@ -50,20 +50,22 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
     ):
         tokens = context * at_once
         # The next plan of the giver reserves this for errors of its estimates and for rounding.
-        spare = (
+        spare_bytes = (
             memory.budget_bytes - memory.kv_bytes
         ) // UNCERTAINTY_PARTS + memory.gpu_bytes // _STEP * 2
-        count = memory.kv_bytes - math.ceil(memory.kv_bytes * tokens / memory.kv_tokens) - spare
-        if count < max(_MIN_OFFER_BYTES, memory.gpu_bytes // _MIN_SHARE):
+        offered_bytes = (
+            memory.kv_bytes - math.ceil(memory.kv_bytes * tokens / memory.kv_tokens) - spare_bytes
+        )
+        if offered_bytes < max(_MIN_OFFER_BYTES, memory.gpu_bytes // _MIN_SHARE):
             continue
         offer = Offer(
             model=wish.name,
             how="surplus",
-            gives=dict.fromkeys(plan.gpus, count),
+            gives=dict.fromkeys(plan.gpus, offered_bytes),
             replica=replica,
-            keeps=memory.promised_bytes - count,
+            keeps=memory.promised_bytes - offered_bytes,
             tokens=math.floor(
-                (memory.kv_bytes - count - memory.gpu_bytes // _STEP)
+                (memory.kv_bytes - offered_bytes - memory.gpu_bytes // _STEP)
                 * memory.kv_tokens
                 / memory.kv_bytes
             ),

@@ -152,9 +152,13 @@ def _machine_documents(
         )
     leader, worker = (
         engine_start(
-            spec.evolve(argv=kind.serve_command(row.argv), env=row.env, gpus=row.gpus),
+            spec.evolve(
+                argv=kind.serve_command(node_launch.argv),
+                env=node_launch.env,
+                gpus=node_launch.gpus,
+            ),
             is_in_container=True,
         )
-        for row in spec.nodes[:2]
+        for node_launch in spec.nodes[:2]
     )
     return leader_worker_set(leader, worker, kind.address_env, plan.span, plan.replicas.value)

@@ -140,7 +140,7 @@ class LinearRules(RuleFile):
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for path in self.paths:
-            if unknown_names := [name for name in path.kernels if name not in self.kernels]:
+            if unknown_names := [kernel for kernel in path.kernels if kernel not in self.kernels]:
                 raise ValueError(
                     f"a path lists {', '.join(unknown_names)}, which `kernels` does not describe"
                 )
@@ -157,7 +157,7 @@ class LinearRules(RuleFile):
 
 def disabling(kernels: Iterable[str]) -> frozenset[str]:
     """The items of `variables` that disable these kernels."""
-    return frozenset(f"{_DISABLES}{name}" for name in kernels if name)
+    return frozenset(f"{_DISABLES}{kernel}" for kernel in kernels if kernel)
 
 
 def disabled_kernels(variables: Iterable[str]) -> frozenset[str]:

@@ -181,32 +181,32 @@ def _layers_by_scheme(
 ) -> tuple[Linear, ...]:
     """One Linear for each scheme of a layer."""
     result: list[Linear] = []
-    for item, numbers_by_scheme in zip(layers, schemes, strict=True):
-        is_plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
-        numbers_of_scheme = {UNQUANTIZED_SCHEME: item.numbers} if is_plain else numbers_by_scheme
+    for layer, numbers_by_scheme in zip(layers, schemes, strict=True):
+        is_plain = PLAIN_ROUTERS in traits and layer.name.rpartition(".")[2] in _ROUTERS
+        numbers_of_scheme = {UNQUANTIZED_SCHEME: layer.numbers} if is_plain else numbers_by_scheme
         is_whole = (
             WHOLE_GATES in traits
-            and item.modules == ("in_proj_b", "in_proj_a")
+            and layer.modules == ("in_proj_b", "in_proj_a")
             and quantization.is_integer_checkpoint
         )
-        shard: Shard = "replicated" if is_whole else item.shard
-        size = (item.k, sum(item.parts), shard, item.parts)
+        shard: Shard = "replicated" if is_whole else layer.shard
+        size = (layer.k, sum(layer.parts), shard, layer.parts)
         for scheme, numbers in numbers_of_scheme.items():
             is_packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
-            is_mixer = item.shard == "qkv" and item.modules == ("in_proj",)
-            heads = 1 if is_packed and is_mixer and CUT_PACKED_MIXERS not in traits else item.heads
+            is_mixer = layer.shard == "qkv" and layer.modules == ("in_proj",)
+            heads = 1 if is_packed and is_mixer and CUT_PACKED_MIXERS not in traits else layer.heads
             result.append(
                 Linear(
-                    item.name,
+                    layer.name,
                     len(numbers),
                     *size,
                     scheme,
                     heads=heads,
-                    kv_heads=item.kv_heads,
-                    units=item.units,
-                    experts=item.experts,
-                    bias=item.bias,
-                    is_exact=item.is_exact,
+                    kv_heads=layer.kv_heads,
+                    units=layer.units,
+                    experts=layer.experts,
+                    bias=layer.bias,
+                    is_exact=layer.is_exact,
                     numbers=numbers,
                 )
             )

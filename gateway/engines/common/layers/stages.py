@@ -239,11 +239,11 @@ def _size(
 ) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""
     stacked_bits, towers, ends = _bits(built_model)
-    size = towers if stage_index == 0 or "towers" in repeated_parts else 0
+    total_bits = towers if stage_index == 0 or "towers" in repeated_parts else 0
     for numbers, bits in stacked_bits:
-        size += bits * len(_numbers_of_stage(numbers, layers, stage_index))
+        total_bits += bits * len(_numbers_of_stage(numbers, layers, stage_index))
     tied = _has_tied_head(built_model)
-    return size + sum(
+    return total_bits + sum(
         bits
         for tensor, bits in ends
         if _is_at_end(tensor, layers, stage_index, repeated_parts, tied)

@@ -184,7 +184,7 @@ def linear_bytes(
         else cut_sizes
     )
     is_narrow = not layer.is_exact or rank.capability in _EXACT_KERNELS
-    size = _matrix_bytes(
+    matrix_bytes = _matrix_bytes(
         layer=layer,
         scheme=scheme,
         k=k,
@@ -193,7 +193,9 @@ def linear_bytes(
         traits=traits,
     )
     return (
-        size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
+        matrix_bytes
+        * layer.count
+        * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
     )
 
 
@@ -287,30 +289,35 @@ def _matrix_bytes(
         and not _uses_marlin(layer, scheme, k, n, traits)
     ):
         return k * n * scheme.bits // 8 + _repacked_bytes(layer, scheme, k, n, item_bytes)
-    size = n * item_bytes if _has_bias(layer, scheme, traits) else 0
+    matrix_bytes = n * item_bytes if _has_bias(layer, scheme, traits) else 0
     if kind == "unquantized":
-        return size + k * n * item_bytes
-    size += k * n * scheme.bits // 8
+        return matrix_bytes + k * n * item_bytes
+    matrix_bytes += k * n * scheme.bits // 8
     if kind in ("wna16", "w4a8"):
         # Where the order of inputs is free, every rank holds the scales of all
         # (marlin_repeat_scales_on_all_ranks).
         rows_of_matrix = layer.k if scheme.act_order else k
         groups = rows_of_matrix // group_size if group_size > 0 else 1
-        size += groups * n * item_bytes
-        size += n * _FLOAT_SCALE if expert and kind == "w4a8" and CHANNEL_SCALES in traits else 0
+        matrix_bytes += groups * n * item_bytes
+        matrix_bytes += (
+            n * _FLOAT_SCALE if expert and kind == "w4a8" and CHANNEL_SCALES in traits else 0
+        )
         return (
-            size
+            matrix_bytes
             + _zeros(scheme, groups * n, item_bytes, expert, traits)
             + _order(scheme, k, expert, traits)
         )
     if kind in ("fp8_token", "int8"):
-        return size + n * _FLOAT_SCALE
+        return matrix_bytes + n * _FLOAT_SCALE
     if kind == "fp8_block":
         block = _block(layer, scheme, k, n, traits)
-        return size + round_up(k, block) // block * (round_up(n, block) // block) * _FLOAT_SCALE
+        return (
+            matrix_bytes
+            + round_up(k, block) // block * (round_up(n, block) // block) * _FLOAT_SCALE
+        )
     if kind == "bnb":
-        return size + (k * n // _BNB_BLOCK if scheme.bits == 4 else n) * _FLOAT_SCALE
-    return size + (k // group_size * n if group_size > 0 else 0)
+        return matrix_bytes + (k * n // _BNB_BLOCK if scheme.bits == 4 else n) * _FLOAT_SCALE
+    return matrix_bytes + (k // group_size * n if group_size > 0 else 0)
 
 
 def _uses_marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> bool:

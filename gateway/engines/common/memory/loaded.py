@@ -83,15 +83,15 @@ def _parameters(built_model: BuiltModel, rank: Rank) -> Iterator[int]:
 
 def _blocks(layer: Linear, rank: Rank) -> tuple[int, int]:
     """The bytes of the weights, and of scales and biases, in one layer of this kind."""
-    size = (linear_bytes(layer, rank) or 0) // max(1, layer.count)
+    layer_bytes = (linear_bytes(layer, rank) or 0) // max(1, layer.count)
     shape = rank_shape(layer, parts(layer, rank))
     if shape is None or not isinstance(layer.scheme, Scheme):
-        return size, 0
+        return layer_bytes, 0
     is_plain = layer.scheme.kind == "unquantized"
     bits = 8 * ITEM_BYTES[rank.dtype] if is_plain else layer.scheme.bits
     experts = round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1
-    weights = min(size, math.prod(shape) * bits // 8 * experts)
-    return weights, size - weights
+    weights = min(layer_bytes, math.prod(shape) * bits // 8 * experts)
+    return weights, layer_bytes - weights
 
 
 def _segments(sizes: list[int]) -> int:

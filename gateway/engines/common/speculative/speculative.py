@@ -145,7 +145,7 @@ def _layer_speculation(
         )
     if refusals:
         return _refuse_speculation("mtp", engine, refusals)
-    size = drafting_bytes(spec, layers, target.rank, target.build)
+    weights_bytes = drafting_bytes(spec, layers, target.rank, target.build)
     choice_reason = (
         "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
     )
@@ -157,10 +157,13 @@ def _layer_speculation(
         ),
         tokens=tokens,
         config={"method": "mtp", "num_speculative_tokens": tokens.value},
-        weights_bytes=size or 0,
+        weights_bytes=weights_bytes or 0,
         groups=groups,
         attention=rows,
-        warnings=(*_own_layer_warnings(spec, tokens.value, layers, size), *_backend_warnings(rows)),
+        warnings=(
+            *_own_layer_warnings(spec, tokens.value, layers, weights_bytes),
+            *_backend_warnings(rows),
+        ),
     )
 
 

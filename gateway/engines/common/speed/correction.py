@@ -96,7 +96,10 @@ def measurement_scope(
         "device": scope.get("device", ""),
         "engine": scope.get("engine", ""),
         "kernel": "+".join(_main_kernels(kernels)),
-        "attention": next((row.backend for row in attention if row.backend), "unknown"),
+        "attention": next(
+            (layer_attention.backend for layer_attention in attention if layer_attention.backend),
+            "unknown",
+        ),
         "basis": _basis(source),
         "ranks": f"{scope.get('tensor_parallel', '1')}x{scope.get('pipeline_parallel', '1')}",
     }
@@ -317,9 +320,9 @@ def _base(speed: Speed | None) -> dict[str, float]:
         return {}
     estimates = ((figure, getattr(speed, figure)) for figure in FIGURES)
     return {
-        figure: item.value / speed.ratios.get(figure, 1.0)
-        for figure, item in estimates
-        if item is not None and item.value
+        figure: estimate.value / speed.ratios.get(figure, 1.0)
+        for figure, estimate in estimates
+        if estimate is not None and estimate.value
     }
 
 

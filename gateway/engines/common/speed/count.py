@@ -44,14 +44,19 @@ def work_with(
     spec: ModelSpec,
     stage: BuiltModel,
     rank: Rank,
-    rows: Iterable[LayerKernel],
+    layer_kernels: Iterable[LayerKernel],
     gpus: GpuTable | None,
     traits: Iterable[str],
     table: SpeedTable,
 ) -> Work:
     """The work of a model with the kernels of a plan. Plans with equal work share one object, also
     across engine versions with equally fast kernels."""
-    kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
+    kernels = tuple(
+        [
+            (layer_kernel.layer, layer_kernel.scheme, layer_kernel.kernel or "")
+            for layer_kernel in layer_kernels
+        ]
+    )
     formats = gpus.native_formats(rank.capability) if gpus else frozenset()
     model, known_traits = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
     return work_of(
@@ -208,11 +213,11 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item_bytes
 
 
 def _head(model: Model, tp: int, item_bytes: int) -> Product:
-    size = padded_vocab(model.vocab) // tp * model.hidden
+    elements = padded_vocab(model.vocab) // tp * model.hidden
     return Product(
         layers=1,
-        bytes=size * item_bytes,
-        flops=2.0 * size,
+        bytes=elements * item_bytes,
+        flops=2.0 * elements,
         passed_bytes=0,
         multiplied="bfloat16",
         kernel="",

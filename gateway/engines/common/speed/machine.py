@@ -246,10 +246,10 @@ def machine_of(
     peaks = [
         _peaks(gpu, pace, measured_rates) for gpu in (gpus if measured_rates else kinds.values())
     ]
-    known_peaks = [item for item in peaks if item is not None]
+    known_peaks = [peak for peak in peaks if peak is not None]
     if len(known_peaks) < max(1, len(peaks)):
         return None
-    slowest = min(known_peaks, key=lambda item: item.memory)
+    slowest = min(known_peaks, key=lambda peak: peak.memory)
     is_joined = all(
         link is not None and link.nvlinks
         for link in (links.get(_ends(*pair)) for pair in combinations(gpus, 2))

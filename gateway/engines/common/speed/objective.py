@@ -96,7 +96,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
     if goal in ("balanced", "agents"):
         gains = (stream, total, max(1, outcome.useful_tokens))
         gain = math.exp(
-            sum(part * math.log(item) for part, item in zip(_BALANCE, gains, strict=True))
+            sum(part * math.log(gain) for part, gain in zip(_BALANCE, gains, strict=True))
         )
     else:
         gain = stream if goal == "latency" else total

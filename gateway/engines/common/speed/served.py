@@ -76,16 +76,16 @@ def highest(text: bytes, name: str) -> float | None:
 def _values(text: bytes, name: bytes) -> list[float]:
     """The values of a metric in the text. Raises ValueError."""
     values: list[float] = []
-    time_s = text.find(name)
-    while time_s >= 0:
-        end = text.find(b"\n", time_s + 1)
-        number_text = text[time_s + len(name) : end if end >= 0 else None]
+    position = text.find(name)
+    while position >= 0:
+        end = text.find(b"\n", position + 1)
+        number_text = text[position + len(name) : end if end >= 0 else None]
         if number_text[:1] in (b"{", b" "):
             value = float(number_text.rpartition(b" ")[2])
             if not 0 <= value <= _MAX_VALUE or len(values) >= _MAX_SERIES:
                 raise ValueError
             values.append(value)
-        time_s = text.find(name, time_s + 1)
+        position = text.find(name, position + 1)
     return values
 
 
@@ -160,12 +160,12 @@ def clock_of(
     built_model = build(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
-    item = stage(built_model, engine, kind, spec.architecture, pp)
+    model_stage = stage(built_model, engine, kind, spec.architecture, pp)
     work = work_with(
         spec=spec,
-        stage=item,
+        stage=model_stage,
         rank=rank,
-        rows=plan.kernels,
+        layer_kernels=plan.kernels,
         gpus=gpu_table,
         traits=engine.traits,
         table=pace.table,

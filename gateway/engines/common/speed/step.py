@@ -103,8 +103,8 @@ class StepClock:
         clocks = (self, *self.other_stages)
         seconds = [clock.batch_s(batch, logits, is_launched=is_launched) for clock in clocks]
         computed_s = max(
-            batches * item + count * clock.pairs_s(length)
-            for item, clock in zip(seconds, clocks, strict=True)
+            batches * stage_s + count * clock.pairs_s(length)
+            for stage_s, clock in zip(seconds, clocks, strict=True)
         )
         crossed_s = self._crossing_time_s(batch)
         if crossed_s:
@@ -181,18 +181,20 @@ class StepClock:
         """
         work, table = self.work, self.table
         seconds, gathered_tokens = 0.0, self._tokens_of_all_groups(tokens)
-        for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
+        for product, (memory, flops, least_s) in zip(
+            work.products, self._product_rates, strict=True
+        ):
             # A layer that costs all tokens the same needs no question: most layers are such, and
             # this is the innermost loop of planning.
-            count, read_bytes, limit = tokens, item.bytes, 1.0
-            if item.experts:
+            count, read_bytes, limit = tokens, product.bytes, 1.0
+            if product.experts:
                 count = gathered_tokens
-                read_bytes = item.bytes_of_step(gathered_tokens)
-                limit = item.busiest(gathered_tokens)
+                read_bytes = product.bytes_of_step(gathered_tokens)
+                limit = product.busiest(gathered_tokens)
             seconds += max(
-                (read_bytes + item.passed_bytes * count) / memory,
-                item.flops * count * limit / flops,
-                item.layers * least_s,
+                (read_bytes + product.passed_bytes * count) / memory,
+                product.flops * count * limit / flops,
+                product.layers * least_s,
             )
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp

@@ -26,10 +26,10 @@ def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dic
     of so many tokens."""
     page = int(resolve_argument(configuration.arguments, "page_size"))
     longest_context = int(configuration.model.context_len)
-    count = _counter(configuration, built_model, memory_bytes)
+    counter = _counter(configuration, built_model, memory_bytes)
 
     def bytes_for(tokens: int) -> int:
-        return _min_bytes(lambda size: _pool_tokens(count, size) >= tokens)
+        return _min_bytes(lambda pool_bytes: _pool_tokens(counter, pool_bytes) >= tokens)
 
     pages = max(1, -(-longest_context // page))
     # Of two long pools, so that windows are full and fixed costs are paid.
@@ -43,33 +43,35 @@ def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dic
         "block_bytes": block,
         "fixed": fixed_bytes,
         "needed": [(n, max(bytes_for(n) - fixed_bytes, 1)) for n in doubled],
-        **_states(count, pages * block + fixed_bytes),
+        **_states(counter, pages * block + fixed_bytes),
     }
 
 
-def pool_tokens(configuration: Configured, built_model: Any, memory_bytes: int, size: int) -> int:
-    """Tokens of a pool of `size` bytes. Raises the engine's errors where it is too small."""
-    return _counter(configuration, built_model, memory_bytes)(size)
+def pool_tokens(
+    configuration: Configured, built_model: Any, memory_bytes: int, pool_bytes: int
+) -> int:
+    """Tokens of a pool of `pool_bytes`. Raises the engine's errors where it is too small."""
+    return _counter(configuration, built_model, memory_bytes)(pool_bytes)
 
 
-def _states(count: _Counted, size: int) -> dict[str, int]:
+def _states(counter: _Counted, pool_bytes: int) -> dict[str, int]:
     """Bytes of the pool for each state of recurrent layers, and states for each request, as a pool
     of some such size has them; {}: no layer has one."""
-    size = max(size, _GIB) * 64
-    if count(size) <= 0:
+    pool_bytes = max(pool_bytes, _GIB) * 64
+    if counter(pool_bytes) <= 0:
         return {}
-    states, per_request = count.slots()
+    states, per_request = counter.slots()
     if not states:
         return {}
-    return {"state_bytes": -(-size // states), "states_per_request": per_request}
+    return {"state_bytes": -(-pool_bytes // states), "states_per_request": per_request}
 
 
-def _pool_tokens(count: Callable[[int], int], size: int) -> int:
+def _pool_tokens(count: Callable[[int], int], pool_bytes: int) -> int:
     """Tokens that a pool of these bytes has; none, where the engine says that it is too small."""
     try:
-        return count(size)
+        return count(pool_bytes)
     except _SIZE_ERRORS:
-        if size >= _MAX_BYTES:
+        if pool_bytes >= _MAX_BYTES:
             raise
         return 0
 
@@ -92,8 +94,8 @@ class _Counted:
     def __init__(self, count: Callable[[int], int], slots: Callable[[], tuple[int, int]]) -> None:
         self._count, self.slots = count, slots
 
-    def __call__(self, size: int) -> int:
-        return self._count(size)
+    def __call__(self, pool_bytes: int) -> int:
+        return self._count(pool_bytes)
 
 
 def _counter(configuration: Configured, built_model: Any, memory_bytes: int) -> _Counted:

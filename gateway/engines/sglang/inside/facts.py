@@ -75,11 +75,12 @@ def _method(name: str, kind: Any) -> dict[str, Any]:
 
     Some classes answer only as instances: of an uninitialised one that stands for `name`.
     """
-    item = object.__new__(kind)
-    item.use_mxfp8 = name == "mxfp8"
-    minimum = _call(kind.get_min_capability, item)
+    instance = object.__new__(kind)
+    instance.use_mxfp8 = name == "mxfp8"
+    minimum = _call(kind.get_min_capability, instance)
     dtypes = sorted(
-        str(dtype).removeprefix("torch.") for dtype in _call(kind.get_supported_act_dtypes, item)
+        str(dtype).removeprefix("torch.")
+        for dtype in _call(kind.get_supported_act_dtypes, instance)
     )
     limits: dict[str, Any] = (
         {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}

@@ -370,11 +370,11 @@ def plan_cache(
 
 def block_bytes(groups: Any) -> int:
     """Bytes of one block of the pool: a page in every layer of a group."""
-    item = groups[0]
+    first_group = groups[0]
     # The page of such a group is that of all its layers.
-    is_mixed = type(item.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
+    is_mixed = type(first_group.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
     layers = 1 if is_mixed else max(len(group.layer_names) for group in groups)
-    return int(item.kv_cache_spec.page_size_bytes * layers)
+    return int(first_group.kv_cache_spec.page_size_bytes * layers)
 
 
 def bytes_needed(plans: Any, engine_config: Any, groups: Any, length: int) -> int:

@@ -261,16 +261,16 @@ class PreparedEngines:
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
         self._children = [process for process in self._children if process.poll() is None]
         due = self._due(identities)
-        missing_keys = due if available_bytes() >= FREE_TO_KEEP else []
+        missing_slots = due if available_bytes() >= FREE_TO_KEEP else []
         for slot in self._slots():
             client = self._connect(slot)
-            if slot not in missing_keys:
+            if slot not in missing_slots:
                 self._drop(slot)
                 if slot not in due:
                     shutil.rmtree(self._folder / slot, ignore_errors=True)
             elif client is not None and is_calm and self._has_learned(slot):
                 self._drop(slot)
-        for slot in missing_keys:
+        for slot in missing_slots:
             is_due = (
                 slot not in self._clients
                 and slot not in self._broken
