@@ -171,8 +171,8 @@ def _hide_parts(text: str, value: str, label: str) -> str:
         part = lower_text[start : start + _PART]
         if part in forms_text and part not in lower_label:
             hidden[start : start + _PART] = b"x" * _PART
-    pieces, place = [], 0
+    pieces, position = [], 0
     for match in re.finditer(b"x+", hidden):
-        pieces += [text[place : match.start()], label]
-        place = match.end()
-    return "".join([*pieces, text[place:]])
+        pieces += [text[position : match.start()], label]
+        position = match.end()
+    return "".join([*pieces, text[position:]])

@@ -601,7 +601,7 @@ def _read_file(environment: Mapping[str, str]) -> dict[str, Any]:
     # ValueError: an impossible date. RecursionError: endless brackets.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(
-            f"The file named by FITSERVE_CONFIG is not YAML{_place(error)}.",
+            f"The file named by FITSERVE_CONFIG is not YAML{_yaml_position(error)}.",
             hint="Correct the file and start again.",
         ) from None
     if document is not None and not (
@@ -614,7 +614,7 @@ def _read_file(environment: Mapping[str, str]) -> dict[str, Any]:
     return document or {}
 
 
-def _place(error: Exception) -> str:
+def _yaml_position(error: Exception) -> str:
     """The problem with line and column. PyYAML repeats the line, which may hold a secret."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     position_words = (

@@ -138,7 +138,7 @@ class Places(Protocol):
 
     def admit(self, address: str) -> Any: ...
 
-    def release(self, address: str, place: Any) -> None: ...
+    def release(self, address: str, admission: Any) -> None: ...
 
 
 class Handshake(asyncio.Protocol):
@@ -163,18 +163,18 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         address = peer_address(transport)
-        place = self._limiter.admit(address)
-        if place != "out":
+        admission = self._limiter.admit(address)
+        if admission != "out":
             # Nothing was read yet. The connection starts again with TLS, as another descriptor.
             connection = transport.get_extra_info("socket").dup()
             self._task = asyncio.get_running_loop().create_task(
-                self._shake(connection, address, place)
+                self._shake(connection, address, admission)
             )
         transport.abort()
 
-    async def _shake(self, connection: socket.socket, address: str, place: object) -> None:
+    async def _shake(self, connection: socket.socket, address: str, admission: object) -> None:
         protocol = self._make()
-        protocol.place = place
+        protocol.admission = admission
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
@@ -185,7 +185,7 @@ class Handshake(asyncio.Protocol):
             )
         except OSError:
             # The client speaks no TLS, speaks another version, or is too slow.
-            self._limiter.release(address, place)
+            self._limiter.release(address, admission)
             connection.close()
 
 

@@ -88,7 +88,7 @@ def show_decisions(
     head = ("MODEL", "ENGINE", "DEVICES", "CONTEXT", "MEMORY")
     models = [decision.model for decision in decisions]
     rows = [
-        (_short_name(decision.model, models), *explain.place_row(decision, machine))
+        (_short_name(decision.model, models), *explain.placement_row(decision, machine))
         for decision in decisions
     ]
     print_table(head, rows)

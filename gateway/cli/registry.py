@@ -165,13 +165,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def add_commands(app: typer.Typer, command_name: str = "") -> None:
     """Add the command with this name to the program, or all where none has it."""
-    commands = {name: place for section in SECTIONS.values() for name, place in section.items()}
+    commands = {
+        name: location for section in SECTIONS.values() for name, location in section.items()
+    }
     # Completion lists every command.
     is_single = command_name in commands and command_name != "completion"
-    for name, place in (
+    for name, location in (
         {command_name: commands[command_name]}.items() if is_single else commands.items()
     ):
-        module, _, attribute = place.rpartition(".")
+        module, _, attribute = location.rpartition(".")
         command = getattr(import_module(f"gateway.cli.commands.{module}"), attribute)
         if isinstance(command, typer.Typer):
             for subcommand in command.registered_commands:

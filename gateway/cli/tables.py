@@ -31,10 +31,12 @@ def drop_column(
     usual_values: Collection[object],
 ) -> tuple[tuple[str, ...], Sequence[tuple[object, ...]]]:
     """The table without this column, where every row has one of the usual values there."""
-    place = head.index(name)
-    if any(row[place] not in usual_values for row in rows):
+    column = head.index(name)
+    if any(row[column] not in usual_values for row in rows):
         return head, rows
-    return (*head[:place], *head[place + 1 :]), [(*row[:place], *row[place + 1 :]) for row in rows]
+    return (*head[:column], *head[column + 1 :]), [
+        (*row[:column], *row[column + 1 :]) for row in rows
+    ]
 
 
 def print_table(

@@ -154,7 +154,7 @@ class StreamedText:
     def write(self, piece: str, *, is_dim: bool = False) -> None:
         text = visible(piece)
         if self._columns:
-            text = "".join(map(self._place, text))
+            text = "".join(map(self._wrap_word, text))
             text = f"\x1b[2m{text}\x1b[0m" if is_dim and self._dims and text else text
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -163,7 +163,7 @@ class StreamedText:
         """Print a line end."""
         self.write("\n")
 
-    def _place(self, char: str) -> str:
+    def _wrap_word(self, char: str) -> str:
         """The character, and before it the moves that bring its word to the next line."""
         if char == "\n":
             self._at, self._word = 0, ""

@@ -14,11 +14,11 @@ from dataclasses import replace
 from gateway.controller.decisions.eviction import (
     MIN_S,
     Copy,
+    CopyId,
     Eviction,
     EvictionCause,
     LoadedModel,
     Moves,
-    Place,
     decide_evictions,
     eviction_order,
     is_loadable,
@@ -125,8 +125,8 @@ class Evictor:
             loaded_model.name for loaded_model in loaded_models if loaded_model.is_in_transition
         }
         self.is_making_room = bool(transitions or moves.evictions or moves.first)
-        for place, eviction in moves.evictions.items():
-            self._evict(place, eviction)
+        for copy_id, eviction in moves.evictions.items():
+            self._evict(copy_id, eviction)
         for loaded_model in loaded_models:
             model = self._fleet.models[loaded_model.name]
             model.hold = moves.hold_reasons.get(loaded_model.name, "")
@@ -146,9 +146,9 @@ class Evictor:
         last = (True, 101, 0.0)
         return sorted(awake_models, key=lambda model: self._order.get(model.wish.name, last))
 
-    def _evict(self, place: Place, eviction: Eviction) -> None:
+    def _evict(self, copy_id: CopyId, eviction: Eviction) -> None:
         """Evict a copy: it gets no more requests, nor does a trial in its place."""
-        name, index = place
+        name, index = copy_id
         replicas = [
             evicted_replica
             for evicted_replica in self._fleet.models[name].all_replicas

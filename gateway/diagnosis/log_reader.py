@@ -427,10 +427,10 @@ class LogReader:
         evidence = self._evidence
         line_proof = evidence.prove_exception(line.text, process)
         proof = line_proof if candidate.row is None else None
-        place = text, self._lines.number
+        line_and_number = text, self._lines.number
         is_clearer = False
         if proof is None and may_be_broken:
-            place = candidate.line, candidate.number
+            line_and_number = candidate.line, candidate.number
             joined_text, spaced_text = candidate.join(line.text.strip(), len(text))
             proof = evidence.prove_exception(joined_text, process) or evidence.prove_exception(
                 spaced_text, process
@@ -443,7 +443,7 @@ class LogReader:
                 and (line_proof is None or line_proof[0] is not proof[0])
             )
         if proof is not None and candidate.row is None:
-            candidate.line, candidate.number = place
+            candidate.line, candidate.number = line_and_number
             if proof is line_proof:
                 candidate.set_message(line.text, len(text))
                 candidate.shape = candidate.shape._replace(message=line.text.strip())

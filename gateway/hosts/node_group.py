@@ -1,7 +1,8 @@
 """The parts of an engine over several nodes as one instance. Pure.
 
-Each node's host knows its part by a name with place and number of the parts, so that hosts without
-a word of each other, listed after a restart of the gateway, tell which belong together.
+Each node's host knows its part by a name with the number of the part and of all parts, so that
+hosts without a word of each other, listed after a restart of the gateway, tell which belong
+together.
 
 parts                                   the engine
 all run                                 running, at the address of the first
@@ -17,28 +18,28 @@ from typing import NamedTuple
 
 from gateway.domain import Instance, LaunchSpec
 
-_PART = re.compile(r"(?P<name>.+)-n(?P<place>\d{1,4})of(?P<count>\d{1,4})")
+_PART = re.compile(r"(?P<name>.+)-n(?P<number>\d{1,4})of(?P<count>\d{1,4})")
 
 
 class PartName(NamedTuple):
     """The name of a part.
 
-    place: 0 is the node that answers requests.
+    number: 0 is the node that answers requests.
     parts: how many there are.
     """
 
     name: str
-    place: int
+    number: int
     parts: int
 
     def __str__(self) -> str:
-        return f"{self.name}-n{self.place}of{self.parts}"
+        return f"{self.name}-n{self.number}of{self.parts}"
 
 
 def part_name(text: str) -> PartName | None:
     """The name read; None: of an engine on one node."""
     match = _PART.fullmatch(text)
-    return match and PartName(match["name"], int(match["place"]), int(match["count"]))
+    return match and PartName(match["name"], int(match["number"]), int(match["count"]))
 
 
 def part_specs(spec: LaunchSpec) -> list[LaunchSpec]:
@@ -46,14 +47,14 @@ def part_specs(spec: LaunchSpec) -> list[LaunchSpec]:
     count = len(spec.nodes)
     return [
         spec.evolve(
-            name=str(PartName(spec.name, place, count)),
+            name=str(PartName(spec.name, number, count)),
             argv=row.argv,
             env=row.env,
             gpus=row.gpus,
             node=row.node,
             nodes=(),
         )
-        for place, row in enumerate(spec.nodes)
+        for number, row in enumerate(spec.nodes)
     ]
 
 
@@ -66,7 +67,7 @@ def join_parts(instances: Sequence[Instance]) -> list[Instance]:
         if part is None:
             engines.append(instance)
         else:
-            groups.setdefault((part.name, part.parts), {})[part.place] = instance
+            groups.setdefault((part.name, part.parts), {})[part.number] = instance
     return [*engines, *(_engine(*group, parts) for group, parts in groups.items())]
 
 

@@ -136,7 +136,7 @@ class NodesHost:
 def _mark(name: str, node: str) -> bytes:
     """The beginning of each line of a part, in the form in which engines name a process."""
     part = part_name(name)
-    return f"({node} pid={part.place}) ".encode() if part is not None and part.place else b""
+    return f"({node} pid={part.number}) ".encode() if part is not None and part.number else b""
 
 
 async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -61,12 +61,15 @@ def packages_identity(folder: Path) -> str:
     except IndexError:
         return ""
     # Pure packages and others can be in two folders.
-    place = Path(package).parent
-    kinds = [place.parents[2] / lib / place.parent.name / place.name for lib in ("lib", "lib64")]
-    places = {path.resolve() for path in (place, *kinds) if path.is_dir()}
+    package_folder = Path(package).parent
+    kinds = [
+        package_folder.parents[2] / lib / package_folder.parent.name / package_folder.name
+        for lib in ("lib", "lib64")
+    ]
+    folders = {path.resolve() for path in (package_folder, *kinds) if path.is_dir()}
     records = [
         (entry.name, _record_time(Path(entry.path)))
-        for path in sorted(places)
+        for path in sorted(folders)
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
         if entry.name.endswith((".dist-info", ".egg-info", ".egg-link", ".pth"))
     ]

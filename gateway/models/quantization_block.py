@@ -43,19 +43,19 @@ def quant_of(top: Fields, text: Fields, files: Files | None = None) -> Quant | N
         return _config_quant("quantization_config", top, files)
     if FILE in files:
         return _file_quant(files[FILE], top.source)
-    places: tuple[tuple[QuantPlace, Fields], ...] = (
+    locations: tuple[tuple[QuantPlace, Fields], ...] = (
         ("compression_config", top),
         ("text_config.quantization_config", text),
         ("text_config.compression_config", text),
     )
-    for place, fields in places:
-        if fields.config.get(place.rpartition(".")[2]) is not None:
-            return _config_quant(place, fields, files)
+    for location, fields in locations:
+        if fields.config.get(location.rpartition(".")[2]) is not None:
+            return _config_quant(location, fields, files)
     return next((_old_file_quant(name, files[name]) for name in _OLD_FILES if name in files), None)
 
 
-def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
-    name = place.rpartition(".")[2]
+def _config_quant(location: QuantPlace, fields: Fields, files: Files) -> Quant:
+    name = location.rpartition(".")[2]
     block = fields.mapping(name, {})
     method = _method(block)
     if method is None:
@@ -71,7 +71,7 @@ def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
     )
     if FILE in files and _lacks_layers(block):
         inner_block = _inner_block(files[FILE])
-        place = "quantization_config and hf_quant_config.json"
+        location = "quantization_config and hf_quant_config.json"
         field_names = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
         block = {
             **block,
@@ -81,7 +81,7 @@ def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
                 if old_name in inner_block
             },
         }
-    return Quant(method=method, config={**experts, **block}, place=place)
+    return Quant(method=method, config={**experts, **block}, place=location)
 
 
 def _lacks_layers(block: Mapping[str, Any]) -> bool:

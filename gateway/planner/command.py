@@ -169,8 +169,8 @@ def _drop_adapter_flags(engine: Engine, flags: tuple[str, ...], folder: str) -> 
     that is not below `folder`."""
     at = next(
         (
-            place
-            for place, argument in enumerate(flags)
+            position
+            for position, argument in enumerate(flags)
             if argument.removeprefix("--") in LIST_FLAGS
         ),
         None,

@@ -377,18 +377,18 @@ def headline(decision: Decision) -> str:
         return f"No plan for {decision.model} on {decision.hardware}."
     best_plan = decision.plans[0]
     count, copies = len(best_plan.gpus), best_plan.replicas.value
-    place = f"{plural(count, 'GPU')}{' each' if copies > 1 else ''}" if count else "the CPU"
+    device_words = f"{plural(count, 'GPU')}{' each' if copies > 1 else ''}" if count else "the CPU"
     engine = f"{copies} copies of {best_plan.engine}" if copies > 1 else str(best_plan.engine)
     context = f"{best_plan.max_model_len.value:,} tokens of context"
     grade_words = ", ".join(word for word in (best_plan.grade, best_plan.verdict) if word != "ok")
     drop_words = f"Without {', '.join(best_plan.drops)}: " if best_plan.drops else ""
     return (
-        f"{drop_words}{decision.model} on {decision.hardware}: {engine} on {place}, {context}"
-        f" ({grade_words})."
+        f"{drop_words}{decision.model} on {decision.hardware}: {engine} on {device_words},"
+        f" {context} ({grade_words})."
     )
 
 
-def place_row(decision: Decision, hardware: Hardware) -> tuple[str, ...]:
+def placement_row(decision: Decision, hardware: Hardware) -> tuple[str, ...]:
     """A model's engine, devices, context, and its memory of each device."""
     if not decision.plans:
         return "no plan", "-", "-", "-"

@@ -30,8 +30,8 @@ class ObservedRefusals:
         self._refusals = tuple(refusals)
         self._hash = hash(self._refusals)
         # Of equal scopes the first counts.
-        self._places = {
-            scope: place for place, (scope, _) in reversed(list(enumerate(self._refusals)))
+        self._numbers_by_scope = {
+            scope: number for number, (scope, _) in reversed(list(enumerate(self._refusals)))
         }
 
     def refusal_text(self, layer: tuple[tuple[str, str], ...]) -> str | None:
@@ -39,8 +39,11 @@ class ObservedRefusals:
         parts = (
             frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size)
         )
-        place = min((self._places[part] for part in parts if part in self._places), default=None)
-        return None if place is None else self._refusals[place][1]
+        number = min(
+            (self._numbers_by_scope[part] for part in parts if part in self._numbers_by_scope),
+            default=None,
+        )
+        return None if number is None else self._refusals[number][1]
 
     def __bool__(self) -> bool:
         return bool(self._refusals)

@@ -35,7 +35,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
     most."""
     cells_found = []
     for engine in engines:
-        place = {"model": decision.model, "hardware": decision.hardware}
+        pair_fields = {"model": decision.model, "hardware": decision.hardware}
         plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
         if plan is not None:
             reason = " ".join(plan.warnings)
@@ -45,7 +45,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
             }
             cells_found.append(
                 Cell(
-                    **place,
+                    **pair_fields,
                     **sizes,
                     engine=plan.engine,
                     state=plan.verdict,
@@ -60,7 +60,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
             worst = _main_refusal(rejections)
             cells_found.append(
                 Cell(
-                    **place,
+                    **pair_fields,
                     engine=worst.engine,
                     state="failing",
                     verdict=worst.verdict,

@@ -88,13 +88,16 @@ def _replace_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> Model
             hint="Correct the flag, or leave it out.",
             param="args",
         ) from None
-    place = f"config.json or --{flag}"
+    source_words = f"config.json or --{flag}"
     changed_spec = spec.evolve(
         **{name: getattr(read, name) for name in _CONFIG_FIELDS},
         quant=read.quant or spec.quant,
         sources={
-            "config": place,
-            **{name: source.replace("config.json", place) for name, source in read.sources.items()},
+            "config": source_words,
+            **{
+                name: source.replace("config.json", source_words)
+                for name, source in read.sources.items()
+            },
         },
     )
     return changed_spec if changed_spec.generates else drop_head(changed_spec)

@@ -250,13 +250,13 @@ class GpuGroups:
         least_rooms = [min(map(self._room.__getitem__, group)) for group in groups]
         max_room = max(least_rooms, default=0)
 
-        def preference(place: int) -> tuple[bool, int, int, list[int]]:
-            group = groups[place]
+        def preference(number: int) -> tuple[bool, int, int, list[int]]:
+            group = groups[number]
             nvlinks = sum(map(self._links.__getitem__, combinations(group, 2)))
             return (
-                2 * least_rooms[place] >= max_room,
+                2 * least_rooms[number] >= max_room,
                 nvlinks,
-                least_rooms[place],
+                least_rooms[number],
                 sorted(map(int.__neg__, group), reverse=True),
             )
 

@@ -109,11 +109,11 @@ def refusal_lines(decision: Decision) -> list[str]:
 
 
 def _form_words(form: ModelForm) -> str:
-    place = f"on {plural(form.gpus, 'GPU')}" if form.gpus else "on the CPU"
+    device_words = f"on {plural(form.gpus, 'GPU')}" if form.gpus else "on the CPU"
     name = f"{form.source} ({form.what})" if form.source else form.what
     return (
         f"{name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context,"
-        f" {form.engine} {place}"
+        f" {form.engine} {device_words}"
     )
 
 

@@ -45,11 +45,11 @@ class RuleSets:
         sources = folder / f"{SOURCES}.yaml"
         if sources not in self._sources:
             self._sources[sources] = self._documents.first(sources) if sources.is_file() else None
-        places = self._sources[sources]
-        if not places or name not in places:
+        source_names = self._sources[sources]
+        if not source_names or name not in source_names:
             return rules
         try:
-            rule_set: Mapping[str, Any] = _add_sources(rules, places[name])
+            rule_set: Mapping[str, Any] = _add_sources(rules, source_names[name])
         except (KeyError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"{sources} has a source of {name} for a rule that does not exist ({error}).",

@@ -73,12 +73,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_turns",
         "_unsent",
         "address",
+        "admission",
         "app_state",
         "config",
         "deadline",
         "is_discarding",
         "is_reading_paused",
-        "place",
         "plane",
         "server_state",
         "transport",
@@ -112,7 +112,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.is_reading_paused = False  # reading is paused, for the body or for a pipelined request
         self.address = ""
         # a TLS handshake has already admitted the connection
-        self.place: limits.Place | None = None
+        self.admission: limits.Admission | None = None
 
     def twin(self) -> ClientConnection:
         """A connection for a request that the gateway makes in this client's name."""
@@ -120,7 +120,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.plane, self.config, self.server_state, self.app_state, self._loop
         )
         connection.address = self.address
-        connection.place = "twin"
+        connection.admission = "twin"
         return connection
 
     # --- called by the transport ---
@@ -131,15 +131,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.address = self.address or peer_address(transport)
         self.plane.add_connection(self, self._loop)
         self.deadline = self._loop.time() + limits.FIRST_BYTE_S
-        if self.place is None:
-            self.place = self.plane.connection_limiter.admit(self.address)
-        if self.place == "refused":
+        if self.admission is None:
+            self.admission = self.plane.connection_limiter.admit(self.address)
+        if self.admission == "refused":
             self.refuse_and_close(refusals.connection_limit_error())
-        elif self.place == "out":
+        elif self.admission == "out":
             transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.plane.connection_limiter.release(self.address, self.place or "out")
+        self.plane.connection_limiter.release(self.address, self.admission or "out")
         self.plane.connections.discard(self)
         self.server_state.connections.discard(self)
         for request in (self._current_exchange, self._reader.incoming, *self._turns):

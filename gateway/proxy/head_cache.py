@@ -26,16 +26,18 @@ _VARYING_HEADERS = frozenset(
 )
 
 # Positions: begin and end of the digits of content-length, end of the head.
-Places = tuple[int, int, int]
+LengthRange = tuple[int, int, int]
 
 
 class KnownRequestHead:
     """The bytes of a request's head and their meaning. `keys`: the keys in force when the head was
     read; other keys make it invalid."""
 
-    __slots__ = ("_head", "_places", "keys", "meaning")
+    __slots__ = ("_head", "_length_range", "keys", "meaning")
 
-    def __init__(self, head: RequestHead, keys: object, data: bytes, places: Places) -> None:
+    def __init__(
+        self, head: RequestHead, keys: object, data: bytes, length_range: LengthRange
+    ) -> None:
         headers: dict[bytes, bytes] = {
             name: head.headers[name]
             for name in (b"content-type", b"origin", b"via")
@@ -45,13 +47,13 @@ class KnownRequestHead:
             head.endpoint, headers, head.key, head.forwarded_headers, head.priority
         )
         self.keys = keys
-        start, stop, end = self._places = places
+        start, stop, end = self._length_range = length_range
         self._head = data[:start] + data[stop:end]
 
     def body(self, data: bytes) -> bytes | None:
         """The body of a complete request with this same head; None: the request has to be
         parsed."""
-        start, stop, end = self._places
+        start, stop, end = self._length_range
         equal = data[start:stop] == b"%d" % (len(data) - end) and hmac.compare_digest(
             data[:start] + data[stop:end], self._head
         )
@@ -61,17 +63,25 @@ class KnownRequestHead:
 class KnownAnswerHead:
     """The head of an engine's answer. `forwarded_headers`: the header lines that are passed on."""
 
-    __slots__ = ("_head_after_date", "_head_before_date", "_places", "forwarded_headers", "status")
+    __slots__ = (
+        "_head_after_date",
+        "_head_before_date",
+        "_length_range",
+        "forwarded_headers",
+        "status",
+    )
 
-    def __init__(self, status: int, forwarded_headers: bytes, data: bytes, places: Places) -> None:
+    def __init__(
+        self, status: int, forwarded_headers: bytes, data: bytes, length_range: LengthRange
+    ) -> None:
         self.status = status
         self.forwarded_headers = forwarded_headers
-        start, stop, end = self._places = places
+        start, stop, end = self._length_range = length_range
         self._head_before_date, self._head_after_date = data[:start], data[stop:end]
 
     def body(self, data: bytes) -> bytes | None:
         """The body of a complete answer with this same head; None: the answer has to be parsed."""
-        start, stop, end = self._places
+        start, stop, end = self._length_range
         equal = (
             data[start:stop] == b"%d" % (len(data) - end)
             and data[stop:end] == self._head_after_date
@@ -83,16 +93,16 @@ class KnownAnswerHead:
 def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead | None:
     """The head of `exchange`, where `data` is this head and the body. None where the head cannot
     repeat, or is not simple."""
-    places = _find(data, exchange.request_head.headers.get(b"content-length"))
+    length_range = _find(data, exchange.request_head.headers.get(b"content-length"))
     if (
-        places is None
+        length_range is None
         or not exchange.keep_alive
         or not exchange.answer.accepts_chunked
         or exchange.key.ends_at is not None
         or not _VARYING_HEADERS.isdisjoint(exchange.request_head.headers)
     ):
         return None
-    return KnownRequestHead(exchange.request_head, keys, data, places)
+    return KnownRequestHead(exchange.request_head, keys, data, length_range)
 
 
 def remember_answer(
@@ -100,17 +110,17 @@ def remember_answer(
 ) -> KnownAnswerHead | None:
     """The head of an answer that leaves its connection reusable, or None. `read`: the bytes of the
     body that the parser found in `data`."""
-    places = _find(data, length)
+    length_range = _find(data, length)
     # Some answers have no body, whatever length their head announces (RFC 9112, 6.3), and only the
     # parser knows them. So the parser must have found a body of exactly that length.
-    if places is None or not read or read != len(data) - places[2]:
+    if length_range is None or not read or read != len(data) - length_range[2]:
         return None
     forwarded_headers, events = client_lines(headers)
     # Event streams are framed anew, so their heads are not cached.
-    return KnownAnswerHead(status, forwarded_headers, data, places) if not events else None
+    return KnownAnswerHead(status, forwarded_headers, data, length_range) if not events else None
 
 
-def _find(data: bytes, length: bytes | None) -> Places | None:
+def _find(data: bytes, length: bytes | None) -> LengthRange | None:
     end = data.find(b"\r\n\r\n") + 4
     match = _LENGTH(data, 0, min(end, _MAX_BYTES))
     if match is None or match[1] != length or int(match[1]) != len(data) - end:

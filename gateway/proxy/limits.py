@@ -203,9 +203,9 @@ def refusal_capacity(connections: int) -> int:
     return min(MAX_REFUSED_CONNECTIONS, 1 + connections // 8)
 
 
-Place = Literal["in", "refused", "out", "twin"]
-"""Place of a connection: `in` stays, `refused` receives a refusal, `out` is closed at once. `twin`
-takes no place, because another connection has one for both."""
+Admission = Literal["in", "refused", "out", "twin"]
+"""The admission of a connection: `in` stays, `refused` receives a refusal, `out` is closed at once.
+`twin` takes no place, because another connection has one for both."""
 
 
 class Stall:
@@ -244,7 +244,7 @@ class ConnectionLimiter:
         self._refused_count = 0
         self.admitted_count = 0
 
-    def admit(self, address: str) -> Place:
+    def admit(self, address: str) -> Admission:
         """The place of one more connection from `address`. Each call needs one call of `release`
         with its result."""
         network = client_network(address)
@@ -260,10 +260,10 @@ class ConnectionLimiter:
             return "refused"
         return "out"
 
-    def release(self, address: str, place: Place) -> None:
-        if place == "refused":
+    def release(self, address: str, admission: Admission) -> None:
+        if admission == "refused":
             self._refused_count -= 1
-        elif place == "in":
+        elif admission == "in":
             network = client_network(address)
             self.admitted_count -= 1
             self._by_network[network] -= 1

@@ -50,7 +50,7 @@ class SharedTable:
 
     def get(self, key: bytes) -> tuple[int, int]:
         """Number and time of a key; 0, 0 for an unknown key."""
-        tag, offset = self._place(key)
+        tag, offset = self._tag_and_offset(key)
         slots = _SET.unpack_from(self._slots, offset)
         for slot in range(0, len(slots), 3):
             if slots[slot] == tag:
@@ -59,13 +59,13 @@ class SharedTable:
 
     def store(self, key: bytes, number: int, time: int) -> None:
         """Write the slot of the key. A new key takes the oldest slot of its set."""
-        tag, offset = self._place(key)
+        tag, offset = self._tag_and_offset(key)
         slots = _SET.unpack_from(self._slots, offset)
         tags, times = slots[::3], slots[2::3]
         slot = tags.index(tag) if tag in tags else times.index(min(times))
         _SLOT.pack_into(self._slots, offset + slot * _SLOT.size, tag, number, time)
 
-    def _place(self, key: bytes) -> tuple[bytes, int]:
+    def _tag_and_offset(self, key: bytes) -> tuple[bytes, int]:
         digest = hashlib.blake2b(key, digest_size=20).digest()
         return digest[:16], int.from_bytes(digest[16:]) % self._sets * _SET.size
 

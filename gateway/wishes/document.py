@@ -26,31 +26,31 @@ class Position(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    place: Position
+    position: Position
     text: str
 
     def describe_in(self, file: Path) -> str:
-        return f"{file}:{self.place.line}:{self.place.column}: {self.text}"
+        return f"{file}:{self.position.line}:{self.position.column}: {self.text}"
 
 
 class Document(NamedTuple):
-    """The data of a YAML document, with places and mistakes.
+    """The data of a YAML document, with positions and mistakes.
 
-    `places` is by the keys that lead to a value: the place of the key, or of an entry of a
+    `positions` is by the keys that lead to a value: the position of the key, or of an entry of a
     list.
     """
 
     data: Any
-    places: dict[Keys, Position]
+    positions: dict[Keys, Position]
     mistakes: list[Mistake]
 
-    def place(self, keys: Keys) -> Position:
+    def position_of(self, keys: Keys) -> Position:
         """The place of the value, or of the innermost one around it in the file."""
         return next(
             (
-                self.places[keys[:end]]
+                self.positions[keys[:end]]
                 for end in range(len(keys), -1, -1)
-                if keys[:end] in self.places
+                if keys[:end] in self.positions
             ),
             Position(1, 1),
         )
@@ -61,24 +61,28 @@ def read(text: str) -> Document:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        places: dict[Keys, Position] = {}
+        positions: dict[Keys, Position] = {}
         mistakes = (
-            list(_walk(node, (), places))
+            list(_walk(node, (), positions))
             if node is not None and _values(node, {}) <= _MAX_VALUES
             else []
         )
-        if node is not None and not places:
+        if node is not None and not positions:
             return Document(
                 None,
                 {},
-                [Mistake(_place(node), f"with its aliases this is more than {_MAX_VALUES} values")],
+                [
+                    Mistake(
+                        _position(node), f"with its aliases this is more than {_MAX_VALUES} values"
+                    )
+                ],
             )
         data = loader.construct_document(node) if node is not None and not mistakes else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Position(mark.line + 1, mark.column + 1) if mark is not None else Position(1, 1)
+        position = Position(mark.line + 1, mark.column + 1) if mark is not None else Position(1, 1)
         return Document(
-            None, {}, [Mistake(place, f"this is not YAML: {error.problem or error.context}")]
+            None, {}, [Mistake(position, f"this is not YAML: {error.problem or error.context}")]
         )
     except yaml.reader.ReaderError as error:
         line, last = text.count("\n", 0, error.position) + 1, text.rfind("\n", 0, error.position)
@@ -96,7 +100,7 @@ def read(text: str) -> Document:
     finally:
         if loader is not None:
             loader.dispose()
-    return Document(data, places, mistakes)
+    return Document(data, positions, mistakes)
 
 
 def _values(node: yaml.Node, counts: dict[int, int]) -> int:
@@ -116,14 +120,14 @@ def _values(node: yaml.Node, counts: dict[int, int]) -> int:
     return count
 
 
-def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Position]) -> Iterator[Mistake]:
-    place = _place(node)
-    places.setdefault(keys, place)
+def _walk(node: yaml.Node, keys: Keys, positions: dict[Keys, Position]) -> Iterator[Mistake]:
+    position = _position(node)
+    positions.setdefault(keys, position)
     if len(keys) > _MAX_DEPTH:
-        yield Mistake(place, "this is nested too deeply")
+        yield Mistake(position, "this is nested too deeply")
     elif isinstance(node, yaml.SequenceNode):
         for number, entry in enumerate(node.value):
-            yield from _walk(entry, (*keys, number), places)
+            yield from _walk(entry, (*keys, number), positions)
     elif isinstance(node, yaml.MappingNode):
         anchors: set[str] = set()
         for key, value in node.value:
@@ -132,15 +136,15 @@ def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Position]) -> Iterator
                 continue
             if not name or name in anchors:
                 yield Mistake(
-                    _place(key),
+                    _position(key),
                     f"the key {name!r} stands here twice" if name else "a key has to be a word",
                 )
             anchors.add(name)
             # As it is written: `no` and `1.10` are names, not False and 1.1.
             key.tag = "tag:yaml.org,2002:str"
-            places[(*keys, name)] = _place(key)
-            yield from _walk(value, (*keys, name), places)
+            positions[(*keys, name)] = _position(key)
+            yield from _walk(value, (*keys, name), positions)
 
 
-def _place(node: yaml.Node) -> Position:
+def _position(node: yaml.Node) -> Position:
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)

@@ -140,9 +140,11 @@ def _top_mistakes(document: Document) -> list[Mistake]:
     if document.mistakes:
         return []
     if data is not None and not isinstance(data, dict):
-        return [Mistake(document.place(()), "the file has to be a mapping with the key `models`")]
+        return [
+            Mistake(document.position_of(()), "the file has to be a mapping with the key `models`")
+        ]
     wrong_keys = [
-        Mistake(document.place((str(key),)), _unknown_key(str(key), {"models"}))
+        Mistake(document.position_of((str(key),)), _unknown_key(str(key), {"models"}))
         for key in data or {}
         if str(key) != "models" and not str(key).startswith(_EXTENSION_PREFIX)
     ]
@@ -150,20 +152,21 @@ def _top_mistakes(document: Document) -> list[Mistake]:
     if models is None:
         # An unfinished or cut-off file looks like this: no model may be removed for it.
         no_models = Mistake(
-            document.place(("models",)), "there are no models; a file without any says `models: {}`"
+            document.position_of(("models",)),
+            "there are no models; a file without any says `models: {}`",
         )
         return wrong_keys or [no_models]
     if not isinstance(models, dict):
         return [
             *wrong_keys,
             Mistake(
-                document.place(("models",)),
+                document.position_of(("models",)),
                 "`models` has to be a mapping: a name, and below it what the model is",
             ),
         ]
     unquoted_keys = [
         Mistake(
-            document.place(("models", str(name))),
+            document.position_of(("models", str(name))),
             f"{name} has to be a mapping, as `source: org/name`",
         )
         for name, fields in models.items()
@@ -171,7 +174,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
     ]
     names = [
         Mistake(
-            document.place(("models", str(name))),
+            document.position_of(("models", str(name))),
             f"{str(name)!r} cannot be a model's name: {_NAME}",
         )
         for name in models
@@ -194,7 +197,7 @@ def _wish(
         try:
             references.resolve(text)
         except Unresolved as problem:
-            mistakes.append(Mistake(document.place(keys), f"{problem}"))
+            mistakes.append(Mistake(document.position_of(keys), f"{problem}"))
     if mistakes:
         return mistakes
     resolved_fields = references.resolve({str(key): value for key, value in fields.items()})
@@ -208,7 +211,7 @@ def _wish(
             # No path has such a character, or the home is unknown.
             mistakes.append(
                 Mistake(
-                    document.place(at),
+                    document.position_of(at),
                     f"this cannot be a folder: {references.hide_values(str(error))}",
                 )
             )
@@ -220,7 +223,9 @@ def _wish(
         return _field_mistakes(document, top, error, references)
     except BadRequest as error:
         return [
-            Mistake(document.place((*top, error.param or "")), references.hide_values(str(error)))
+            Mistake(
+                document.position_of((*top, error.param or "")), references.hide_values(str(error))
+            )
         ]
     return wish
 
@@ -238,12 +243,12 @@ def _field_mistakes(
     messages: dict[Keys, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         keys, field = (*top, *problem["loc"]), problem["loc"][-1] if problem["loc"] else ""
-        place = next(
+        value_keys = next(
             keys[:end]
             for end in range(len(keys), 0, -1)
-            if keys[:end] in document.places or end == 1
+            if keys[:end] in document.positions or end == 1
         )
-        texts = messages.setdefault(place, [])
+        texts = messages.setdefault(value_keys, [])
         if problem["type"] == "extra_forbidden":
             field_names = (
                 _NESTED_FIELDS.get(str(problem["loc"][0]), set())
@@ -252,10 +257,10 @@ def _field_mistakes(
             )
             texts.append(_unknown_key(str(field), field_names))
         else:
-            prefix = "" if texts else ".".join(map(str, place[1:])) + ": "
+            prefix = "" if texts else ".".join(map(str, value_keys[1:])) + ": "
             texts.append(prefix + problem["msg"].removeprefix("Value error, "))
     return [
-        Mistake(document.place(keys), references.hide_values("; or: ".join(texts)))
+        Mistake(document.position_of(keys), references.hide_values("; or: ".join(texts)))
         for keys, texts in messages.items()
     ]
 
@@ -271,7 +276,8 @@ def _name_mistakes(document: Document, wishes: dict[str, Wish]) -> list[Mistake]
     ]
     return [
         Mistake(
-            document.place(("models", name)), f"{name} and {owner} are both called {name_of_model}"
+            document.position_of(("models", name)),
+            f"{name} and {owner} are both called {name_of_model}",
         )
         for name, name_of_model, owner in names
     ]

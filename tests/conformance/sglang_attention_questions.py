@@ -233,7 +233,7 @@ def _selection_answer(args: Any, q: Question) -> list[Any]:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     try:
         sglang_model.publish(args)
-        sglang_model.place(args)
+        sglang_model.set_groups(args)
         model = models.ModelConfig.from_server_args(args)
         backends = sglang_attention.backends_of(args, model)
         return [

@@ -221,10 +221,10 @@ def engine_warm(
         result = {"engine": engine, "gpu": gpu_name, "ready_s": ready_s, "phases": phases}
         say(json.dumps(result, indent=2))
         return
-    place = f" on {gpu_name}" if gpu_name is not None else ""
+    gpu_words = f" on {gpu_name}" if gpu_name is not None else ""
     print_paragraph(
-        f"{engine} answered after {ready_s:g} s{place}, and keeps the compiled kernels. Run this"
-        " again to measure a warm start."
+        f"{engine} answered after {ready_s:g} s{gpu_words}, and keeps the compiled kernels. Run"
+        " this again to measure a warm start."
     )
 
 

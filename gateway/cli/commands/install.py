@@ -262,9 +262,7 @@ def package_sources() -> dict[str, str]:
 
 def _has_torch(find_links: str) -> bool:
     return any(
-        list(Path(place).glob("torch-*.whl"))
-        for place in find_links.split()
-        if Path(place).is_dir()
+        list(Path(link).glob("torch-*.whl")) for link in find_links.split() if Path(link).is_dir()
     )
 
 

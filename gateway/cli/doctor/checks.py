@@ -382,7 +382,7 @@ def hub(answer: HubAnswer) -> list[MachineCheck]:
             MachineCheck(
                 "Hugging Face Hub",
                 "warn",
-                f"{answer.place} cannot be reached ({answer.problem})",
+                f"{answer.hub_address} cannot be reached ({answer.problem})",
                 cure,
             ),
             MachineCheck("clock", "unknown", "no time source was reached"),
@@ -392,10 +392,13 @@ def hub(answer: HubAnswer) -> list[MachineCheck]:
 
 def _hub_check(answer: HubAnswer) -> MachineCheck:
     if answer.status is not None and (answer.status < 400 or answer.status == 401):
-        return MachineCheck("Hugging Face Hub", "ok", f"{answer.place} answers")
+        return MachineCheck("Hugging Face Hub", "ok", f"{answer.hub_address} answers")
     cure = "Correct FITSERVE_HF_ENDPOINT, or try again later: status 429 is a rate limit."
     return MachineCheck(
-        "Hugging Face Hub", "warn", f"{answer.place} answers with status {answer.status}", cure
+        "Hugging Face Hub",
+        "warn",
+        f"{answer.hub_address} answers with status {answer.status}",
+        cure,
     )
 
 

@@ -60,7 +60,7 @@ class HubAnswer(NamedTuple):
     is_gated: whether a fine-grained token may read gated repositories.
     """
 
-    place: str
+    hub_address: str
     status: int | None = None
     problem: str = ""
     skew_s: float | None = None
@@ -262,7 +262,7 @@ def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
     import httpx
 
     address = (endpoint.reveal() if endpoint is not None else _PUBLIC_HUB).rstrip("/")
-    place = shown_address(address)
+    hub_address = shown_address(address)
     url, headers = (
         (f"{address}/api/whoami-v2", {"authorization": f"Bearer {token.reveal()}"})
         if token is not None
@@ -273,7 +273,7 @@ def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
         account = answer.json() if token is not None and answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         problem = Secret(address).hidden_in(short_reason(error))
-        return HubAnswer(place, problem=problem, was_asked_with_token=token is not None)
+        return HubAnswer(hub_address, problem=problem, was_asked_with_token=token is not None)
     skew_s = None
     if date := answer.headers.get("date"):
         try:
@@ -282,7 +282,7 @@ def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
             skew_s = None
     name = account.get("name") if isinstance(account, dict) else None
     return HubAnswer(
-        place=place,
+        hub_address=hub_address,
         status=answer.status_code,
         problem="",
         skew_s=skew_s,

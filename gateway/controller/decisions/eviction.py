@@ -52,7 +52,7 @@ _STATE_RANK: tuple[State, ...] = ("serves", "leaves", "loads", "asleep")
 EvictionCause = Literal["idle", "room", "owner"]
 
 
-Place = tuple[str, int]
+CopyId = tuple[str, int]
 """A copy of a model: its name, and the number of the copy."""
 
 
@@ -96,9 +96,9 @@ class LoadedModel:
     """How long the oldest queued request has waited."""
     has_plan: bool = True
     """There is a plan for the missing copies."""
-    must_evict: tuple[Place, ...] = ()
+    must_evict: tuple[CopyId, ...] = ()
     """The copies that leave before the model starts."""
-    must_stop: tuple[Place, ...] = ()
+    must_stop: tuple[CopyId, ...] = ()
     """Those of `must_evict` whose engine ends, as sleep frees too little."""
     is_promised_memory: bool = False
     """Other models give the missing memory, and stay."""
@@ -170,7 +170,7 @@ class Moves:
     loaded next: its start is prepared while others leave.
     """
 
-    evictions: Mapping[Place, Eviction] = field(default_factory=dict)
+    evictions: Mapping[CopyId, Eviction] = field(default_factory=dict)
     hold_reasons: Mapping[str, str] = field(default_factory=dict)
     first: str = field(default="", compare=False)
 
@@ -178,7 +178,7 @@ class Moves:
 def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     """The evictions and holds for all models now."""
     models = list(models)
-    evictions: dict[Place, Eviction] = {}
+    evictions: dict[CopyId, Eviction] = {}
     for model in models:
         evictions |= _evictions_of(model, now)
     hold_reasons = {model.name: STOP_REASON for model in models if model.is_stopped}
@@ -205,7 +205,7 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     return Moves(evictions, hold_reasons, first.name if first is not None else "")
 
 
-def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
+def _evictions_of(model: LoadedModel, now: float) -> dict[CopyId, Eviction]:
     """The copies that leave for no other model: their owner stops them, or nobody uses them."""
     eviction: Eviction | None = None
     if model.is_stopped:
@@ -214,16 +214,16 @@ def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
         eviction = Eviction("owner", "its owner unloads it", ends=True)
     if eviction is not None:
         return {
-            place: eviction
-            for place, copy in _places(model)
+            copy_id: eviction
+            for copy_id, copy in _copies_by_id(model)
             if copy.state in ("serves", "loads", "asleep")
         }
     if not _is_expired(model, now):
         return {}
     eviction = Eviction("idle", f"no request for {duration_text(model.idle_s(now))}")
     return {
-        place: eviction
-        for place, copy in _places(model)
+        copy_id: eviction
+        for copy_id, copy in _copies_by_id(model)
         if copy.state in ("serves", "loads") and not copy.is_watched
     }
 
@@ -254,23 +254,23 @@ def _hold_of_idle_model(model: LoadedModel, now: float, *, is_moving: bool) -> s
     return "other models load first" if waits else ""
 
 
-def _places(model: LoadedModel) -> Iterator[tuple[Place, Copy]]:
+def _copies_by_id(model: LoadedModel) -> Iterator[tuple[CopyId, Copy]]:
     return (((model.name, copy.index), copy) for copy in model.copies)
 
 
 def _evictions_for(
     model: LoadedModel, models: Iterable[LoadedModel], now: float
-) -> dict[Place, Eviction]:
+) -> dict[CopyId, Eviction]:
     """The copies that must be evicted now for a waiting model.
 
     The result is empty until the residence of each is over and no engine measures its memory.
     """
-    candidates: dict[Place, Eviction] = {}
+    candidates: dict[CopyId, Eviction] = {}
     for neighbour in models:
-        for place, copy in _places(neighbour):
-            ends = place in model.must_stop
+        for copy_id, copy in _copies_by_id(neighbour):
+            ends = copy_id in model.must_stop
             is_serving = (
-                copy.state == "serves" and place in model.must_evict and not neighbour.is_pinned
+                copy.state == "serves" and copy_id in model.must_evict and not neighbour.is_pinned
             )
             if not is_serving and not (copy.state == "asleep" and ends):
                 continue
@@ -281,7 +281,7 @@ def _evictions_for(
             )
             if must_stay or copy.is_watched:
                 return {}
-            candidates[place] = Eviction("room", f"it makes room for {model.name}", ends=ends)
+            candidates[copy_id] = Eviction("room", f"it makes room for {model.name}", ends=ends)
     return candidates
 
 
@@ -290,14 +290,14 @@ def load_order(model: LoadedModel) -> tuple[bool, int, float]:
     return not model.is_pinned, -model.priority, -model.used_at
 
 
-def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
+def eviction_order(models: Iterable[LoadedModel], now: float) -> list[CopyId]:
     """The copies that may be evicted for another model, in this order.
 
     Copies of models without requests come first, then copies whose residence is over, then low
     priority, then copies that are not their model's last. Last comes the cost: idle time by the
     seconds of its last load. Of equal loads the least recently used goes first.
     """
-    candidates: list[tuple[tuple[bool, bool, int, bool, float, str, int], Place]] = []
+    candidates: list[tuple[tuple[bool, bool, int, bool, float, str, int], CopyId]] = []
     for model in models:
         if model.is_pinned or model.is_stopped:
             continue
@@ -317,7 +317,7 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
                 -copy.index,
             )
             candidates.append((order, (model.name, copy.index)))
-    return [place for _, place in sorted(candidates)]
+    return [copy_id for _, copy_id in sorted(candidates)]
 
 
 def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:

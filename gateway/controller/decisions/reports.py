@@ -209,13 +209,13 @@ def _replica_events(
     reported_milestones: ReportedMilestones,
     now: float,
 ) -> Iterator[Event]:
-    for place, attempt in enumerate(new_replica.attempts):
+    for position, attempt in enumerate(new_replica.attempts):
         is_watched = new_replica.watched == attempt.id
         former_milestone = reported_milestones.milestone(attempt)
         present_milestone = milestone_of_attempt(attempt, is_watched=is_watched)
         if _MILESTONE_ORDER.index(former_milestone) < _MILESTONE_ORDER.index(present_milestone):
             reported_milestones.note(attempt.id, present_milestone)
-            earlier_attempt = new_replica.attempts[place - 1] if place else None
+            earlier_attempt = new_replica.attempts[position - 1] if position else None
             yield from _start_events(
                 model, new_replica, earlier_attempt, attempt, former_milestone, now
             )
@@ -382,8 +382,8 @@ def _plan_event(
         "kv_tokens": plan.memory.kv_tokens,
         "warnings": list(plan.warnings),
     }
-    place = plural(len(plan.gpus), "GPU") if plan.gpus else "the CPU"
-    cause = f"{plan.engine} on {place}, context {plan.max_model_len.value}"
+    device_words = plural(len(plan.gpus), "GPU") if plan.gpus else "the CPU"
+    cause = f"{plan.engine} on {device_words}, context {plan.max_model_len.value}"
     if earlier_attempt is not None and earlier_attempt.failure is not None:
         differences = _differences(diff_plans(earlier_attempt.plan, plan))
         data |= {

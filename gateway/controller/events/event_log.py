@@ -116,7 +116,8 @@ class EventLog:
             # Numbers have no holes.
             first = number + 1 - recent[0].number
             window = [
-                recent[place] for place in range(first, min(first + _PAGE_EVENTS, len(recent)))
+                recent[position]
+                for position in range(first, min(first + _PAGE_EVENTS, len(recent)))
             ]
             return EventBatch(
                 [recorded for recorded in window if model in (None, recorded.model)],
@@ -205,12 +206,12 @@ class EventLog:
     def _add(self, batches: list[Iterable[Event]]) -> list[RecordedEvent]:
         """Write events, in a thread. `batches` then holds the events made, for the next try. Raises
         StoreError."""
-        for place, events in enumerate(batches):
+        for position, events in enumerate(batches):
             try:
-                batches[place] = [*events]
+                batches[position] = [*events]
             except Exception:
                 log.exception("an event could not be made")
-                batches[place] = ()
+                batches[position] = ()
         events_to_add = [event for events in batches for event in events]
         return _records(self._table.add(events_to_add, time.time())) if events_to_add else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from gateway.controller.decisions.eviction import Place
+from gateway.controller.decisions.eviction import CopyId
 from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.planning_context import PlanningContext
@@ -43,7 +43,7 @@ class Fleet:
         self._keep_alive = keep_alive
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs that are being measured: nothing is started on them."""
-        self.eviction_order: Sequence[Place] = ()
+        self.eviction_order: Sequence[CopyId] = ()
         """The copies that may be evicted for another model, first to last."""
         self.unasked_models: Collection[str] = ()
         """The models without requests now."""
@@ -137,12 +137,14 @@ class Fleet:
             sharing = sharing._replace(offers=tuple(offers), plan_to_restore=restorable)
             wish = wish.evolve(replicas=1, **_copy_size(wish, sibling_plan))
             return PlanningContext(wish, promised_bytes, sharing, is_copy=True)
-        places = [
+        copy_ids = [
             (name, replica.index)
             for name, neighbour in self.models.items()
             for replica in reversed(neighbour.replicas)
         ]
-        if_asked = () if model.has_pending_changes else tuple(self._eviction_offers(model, places))
+        if_asked = (
+            () if model.has_pending_changes else tuple(self._eviction_offers(model, copy_ids))
+        )
         sharing = (
             sharing._replace(offers=())
             if is_trial
@@ -171,9 +173,9 @@ class Fleet:
             (model, index) for model in neighbours.values() for index in range(len(model.replicas))
         )
         surplus = [
-            (place, offer)
+            (position, offer)
             for model, index in givers
-            for place, offer in enumerate(self._surplus(model, index))
+            for position, offer in enumerate(self._surplus(model, index))
         ]
         # Replicas that give most come first, so that few have to give. The second offer of a copy
         # follows after the first offers of all copies.
@@ -205,7 +207,7 @@ class Fleet:
             model.wish.name: sum_promises(self._promises(model.replicas)) for model in neighbours
         }
 
-    def evictable_copies(self, requester: ManagedModel | None) -> list[Place]:
+    def evictable_copies(self, requester: ManagedModel | None) -> list[CopyId]:
         """The copies of others that may be evicted for a model now.
 
         Without requests there are none. A second copy evicts only models without requests.
@@ -215,14 +217,16 @@ class Fleet:
         if not requester.serving:
             return [*self.eviction_order] if requester.asks else []
         return (
-            [place for place in self.eviction_order if place[0] in self.unasked_models]
+            [copy_id for copy_id in self.eviction_order if copy_id[0] in self.unasked_models]
             if requester.has_requests
             else []
         )
 
-    def _eviction_offers(self, requester: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
-        """The offers of others by eviction. `may`: the copies to evict while they serve, in
-        this order.
+    def _eviction_offers(
+        self, requester: ManagedModel | None, evictable_ids: Iterable[CopyId]
+    ) -> list[Offer]:
+        """The offers of others by eviction. `evictable_ids`: the copies to evict while they serve,
+        in this order.
 
         Pinned models are never evicted.
         """
@@ -238,9 +242,11 @@ class Fleet:
             for replica in model.replicas
         }
         awake_replicas = [
-            replicas[place]
-            for place in may
-            if place in replicas and place[0] not in pinned_names and not replicas[place].is_asleep
+            replicas[copy_id]
+            for copy_id in evictable_ids
+            if copy_id in replicas
+            and copy_id[0] not in pinned_names
+            and not replicas[copy_id].is_asleep
         ]
         asleep_replicas = [
             replica

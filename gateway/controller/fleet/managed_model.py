@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from gateway.controller.decisions.eviction import STOP_REASON, Eviction, Place
+from gateway.controller.decisions.eviction import STOP_REASON, CopyId, Eviction
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.plan_inputs import FailedPlanning
 from gateway.controller.fleet.preparation import Preparation
@@ -396,7 +396,7 @@ class ManagedModel:
     """The model is the first of those that wait for a place."""
     has_requests: bool = False
     """A request waits for it."""
-    offered_copies: frozenset[Place] = frozenset()
+    offered_copies: frozenset[CopyId] = frozenset()
     """The copies of others that might have been evicted when it was last planned."""
     was_evicted: bool = False
     """The model was evicted, and not loaded since."""
@@ -449,7 +449,7 @@ class ManagedModel:
         )
 
     @property
-    def needs(self) -> tuple[Place, ...]:
+    def needs(self) -> tuple[CopyId, ...]:
         """The copies of other models that must be evicted before it can be loaded."""
         offers = (offer for replica in self.replicas for offer in replica.planning.awaited_offers)
         return tuple(
@@ -457,7 +457,7 @@ class ManagedModel:
         )
 
     @property
-    def ends(self) -> tuple[Place, ...]:
+    def ends(self) -> tuple[CopyId, ...]:
         """The needed copies that must stop, as sleep would free too little."""
         offers = (offer for replica in self.replicas for offer in replica.planning.awaited_offers)
         return tuple(

@@ -51,7 +51,7 @@ Turn = Callable[[bool], Awaitable[int | None]]
 """Waits for the engine's turn. The argument: can the engine be given its KV cache in bytes? Returns
 the bytes, or None."""
 
-_Place = Literal["container", "process", "cluster"]
+_Site = Literal["container", "process", "cluster"]
 """Where an engine runs: other machines reach the port of one in a cluster."""
 
 
@@ -143,7 +143,7 @@ class Launcher:
                 files=files,
                 templates=None,
                 cache_bytes=None,
-                place=self._place,
+                site=self._site,
                 remote_code=allow_remote_code,
             )
             await self.host.expect(spec)
@@ -178,7 +178,7 @@ class Launcher:
             files,
             templates,
             cache_bytes,
-            self._place,
+            self._site,
             remote_code=allow_remote_code,
         )
         start_conditions = await self.conditions(plan, allow_remote_code=allow_remote_code)
@@ -218,32 +218,33 @@ class Launcher:
         self,
         attempt: Attempt,
         port: int,
-        place: Callable[[str, str], Path],
+        commit_folder: Callable[[str, str], Path],
         *,
         is_in_container: bool,
         remote_code: bool,
     ) -> LaunchSpec:
         """The launch of an engine on another port, which measures its memory itself.
 
-        `place` gives the folder of a repository at a commit, present or not. Raises BadModel.
+        `commit_folder` gives the folder of a repository at a commit, present or not. Raises
+        BadModel.
         """
         plan = attempt.plan
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
-        files = _launch_files(plan, place)
+        files = _launch_files(plan, commit_folder)
         exported = attempt.evolve(port=port, plan=drop_skips(drop_dev_endpoints(plan)))
-        kind: _Place = "container" if is_in_container else "process"
+        site: _Site = "container" if is_in_container else "process"
         return self._spec(
             engine=engine,
             attempt=exported,
             files=files,
             templates=templates,
             cache_bytes=None,
-            place=kind,
+            site=site,
             remote_code=remote_code,
         )
 
     @property
-    def _place(self) -> _Place:
+    def _site(self) -> _Site:
         if self.host.kind == "docker":
             return "container"
         return "process" if self.host.machines is None else "cluster"
@@ -291,7 +292,7 @@ class Launcher:
                 files=files,
                 templates=None,
                 cache_bytes=None,
-                place=self._place,
+                site=self._site,
                 remote_code=allow_remote_code,
             )
             await machines.bring_weights(spec, commits, report)
@@ -303,13 +304,13 @@ class Launcher:
         files: LaunchFiles,
         templates: Path | None,
         cache_bytes: int | None,
-        place: _Place,
+        site: _Site,
         *,
         remote_code: bool,
     ) -> LaunchSpec:
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
-        if place == "container":
+        if site == "container":
             folders = [
                 folder
                 for folder in (files.weights, files.drafter, *files.adapters.values())
@@ -334,7 +335,7 @@ class Launcher:
                 allows_remote_code=remote_code,
                 cache_bytes=cache_bytes,
                 media_hosts=self.settings.engine_media_hosts,
-                is_exposed=place == "cluster",
+                is_exposed=site == "cluster",
             ),
             name=attempt.instance_name,
             model=attempt.model,
@@ -392,11 +393,16 @@ class Launcher:
         return [Mount(source=str(folder), target=str(folder)) for folder in folders]
 
 
-def _launch_files(plan: Plan, place: Callable[[str, str], Path]) -> LaunchFiles:
-    """The files of a start, present or not. `place` gives the folder of a repository's commit."""
+def _launch_files(plan: Plan, commit_folder: Callable[[str, str], Path]) -> LaunchFiles:
+    """The files of a start, present or not. `commit_folder` gives the folder of a repository's
+    commit."""
 
     def folder(model: ModelRef | AdapterRef) -> Path:
-        return Path(model.source) if model.revision is None else place(model.source, model.revision)
+        return (
+            Path(model.source)
+            if model.revision is None
+            else commit_folder(model.source, model.revision)
+        )
 
     drafter = folder(plan.drafter) if plan.drafter is not None else None
     adapters = {adapter.name: folder(adapter) for adapter in plan.adapters}

@@ -75,12 +75,12 @@ class EngineClient:
     """Makes calls, at most `at_once` at a time. The time of a call begins with its turn."""
 
     def __init__(self, at_once: int | asyncio.Semaphore, key: Secret | None = None) -> None:
-        self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
+        self._permits = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
         self._key_line = bearer_line(key)
 
     def keyed_client(self, key: Secret | None) -> EngineClient:
         """A client for an engine that needs this key. The client shares the limit on calls."""
-        return EngineClient(self._places, key)
+        return EngineClient(self._permits, key)
 
     async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineResponse:
         """GET a URL. Raises NoAnswerError."""
@@ -128,7 +128,7 @@ class EngineClient:
         request += self._key_line + lines
         if body:
             request += b"content-type: %b\r\ncontent-length: %d\r\n" % (kind, len(body))
-        async with self._places:
+        async with self._permits:
             loop = asyncio.get_running_loop()
             call = _HttpCall(b"%b\r\n%b" % (request, body), most_bytes, loop.create_future())
             try:

@@ -13,8 +13,8 @@ def replace_program(
     """
     python, *arguments = argv
     for module in modules:
-        place = 1 + len(module)
-        if tuple(arguments[:place]) == ("-m", *module):
+        length = 1 + len(module)
+        if tuple(arguments[:length]) == ("-m", *module):
             folder, slash, _ = python.rpartition("/")
-            return f"{folder}{slash}{program[0]}", *program[1:], *arguments[place:]
+            return f"{folder}{slash}{program[0]}", *program[1:], *arguments[length:]
     return argv

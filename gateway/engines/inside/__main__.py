@@ -115,7 +115,7 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
     files = {name: base64.b64decode(text) for name, text in model["files"].items()}
     package = answers.__package__.split(".")[-2]
     for number, question in enumerate(model["questions"]):
-        place = {"model": index, "question": number}
+        numbers = {"model": index, "question": number}
         forget_touches()
         try:
             answer = answers.answer_of(files, question["argv"])
@@ -123,7 +123,7 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
                 starts = importlib.import_module(f"{answers.__package__}.start")
                 rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], error_text)
                 answer["start"] = {"asked": start, **rehearsal}
-            say(output, **place, answer=answer)
+            say(output, **numbers, answer=answer)
         except Exception as error:
             # The engine did not say this. So the inquiry ends, and the forecast stays.
             if is_of_this_package(error):
@@ -136,7 +136,7 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
                 if crash
                 else ""
             )
-            say(output, **place, refused=f"{error_text(error)}{at}")
+            say(output, **numbers, refused=f"{error_text(error)}{at}")
 
 
 def error_text(error: BaseException) -> str:

@@ -28,7 +28,7 @@ class Start:
         self.package, self.error_text = package, error_text
         self.ran: list[str] = []
         self.left_out: list[str] = []
-        self.refusal = self.stage = self.place = ""
+        self.refusal = self.stage = self.location = ""
         self.has_crashed = False
         self.results: dict[str, Any] = {}
 
@@ -56,18 +56,18 @@ class Start:
             self.ran.append(stage)
         return result
 
-    def refuse(self, stage: str, refusal_text: str, place: str) -> None:
+    def refuse(self, stage: str, refusal_text: str, location: str) -> None:
         """The start ends at this stage, for an error that the engine would meet in a request."""
         if not self.refusal:
-            self.refusal, self.stage, self.place = refusal_text, stage, place
+            self.refusal, self.stage, self.location = refusal_text, stage, location
 
     def _note_error(self, stage: str, error: Exception) -> None:
-        place = raised_at(error, self.package)
-        if place:
-            self.refusal, self.stage, self.place = self.error_text(error), stage, place
+        location = raised_at(error, self.package)
+        if location:
+            self.refusal, self.stage, self.location = self.error_text(error), stage, location
         elif (crash := crashed_in(error, self.package)) is not None:
             file = _package_path(crash.filename, self.package)
-            self.place, self.has_crashed = f"{file}:{crash.lineno}", True
+            self.location, self.has_crashed = f"{file}:{crash.lineno}", True
             self.stage, self.refusal = stage, f"{self.error_text(error)} (line: {crash.line})"
         else:
             self.left_out.append(f"{stage or 'engine'}: {self.error_text(error)[:200]}")
@@ -79,7 +79,7 @@ class Start:
             "left_out": self.left_out,
             "refused": self.refusal,
             "stage": self.stage,
-            "place": self.place,
+            "place": self.location,
             "crashed": self.has_crashed,
             **self.results,
         }
@@ -89,7 +89,7 @@ def raised_at(error: BaseException, package: str) -> str:
     """File and line whose statement raised this error; "" if no code of the engine's package did,
     and no check of a configuration by the libraries that it reads config.json with.
 
-    Of an error that a parser made of another one: the place of that one.
+    Of an error that a parser made of another one: the location of that one.
     """
     # pydantic wraps the error of a configuration's validator.
     for wrapped in error.errors() if hasattr(error, "errors") else ():
@@ -107,11 +107,11 @@ def raised_at(error: BaseException, package: str) -> str:
     is_statement = _package_path(last.filename, package) and text.startswith(_STATEMENTS)
     if not is_statement and type(error).__name__ != "ValidationError":
         return ""
-    place = f"{part}:{last.lineno}"
+    location = f"{part}:{last.lineno}"
     is_parser_error = part.startswith("inside/") or type(error).__name__ == "ArgumentTypeError"
     if is_parser_error and made_of is not None:
-        return raised_at(made_of, package) or place
-    return place
+        return raised_at(made_of, package) or location
+    return location
 
 
 def _package_path(filename: str, package: str) -> str:

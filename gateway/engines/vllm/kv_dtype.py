@@ -68,12 +68,12 @@ def _modelopt(config: Mapping[str, Any]) -> str:
     """get_kv_cache_quant_algo_string in vllm/utils/torch_utils.py."""
     quantization = config.get("quantization", config)
     quantization = quantization if isinstance(quantization, Mapping) else config
-    places = [
+    named_blocks = [
         (block, name)
         for name in ("kv_cache_scheme", "kv_cache_quant_algo")
         for block in (quantization, config)
     ]
-    algorithm = next((block[name] for block, name in places if block.get(name)), None)
+    algorithm = next((block[name] for block, name in named_blocks if block.get(name)), None)
     if isinstance(algorithm, Mapping):
         if (
             algorithm.get("dynamic") is False

@@ -75,9 +75,9 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
     try:
         membership = Membership.model_validate(fields)
     except ValidationError as error:
-        places = ", ".join(str(fault["loc"][0]) for fault in error.errors())
+        field_names = ", ".join(str(fault["loc"][0]) for fault in error.errors())
         raise BadRequest(
-            f"The membership is not valid: {places}.",
+            f"The membership is not valid: {field_names}.",
             hint="A name has lower-case letters, digits and `-`; the head is ADDRESS:PORT.",
         ) from None
     check_ray()

@@ -52,7 +52,7 @@ _CONNECT_S = 0.5
 # A raylet that ended is back within this time.
 _RETURN_S = 60.0
 # Logs of ended engines are asked for soon, or never.
-_MAX_PLACES = 10_000
+_MAX_NODE_NAMES = 10_000
 # A start follows its port within this time, or never.
 _RESERVATION_S = 1800.0
 
@@ -98,7 +98,7 @@ class ClusterHost:
         """Times of the event loop, by machine."""
         self._gpus: dict[str, str] = {}
         """Machines by the UUIDs of their GPUs."""
-        self._places: dict[str, str] = {}
+        self._node_names: dict[str, str] = {}
         """Machines by instance, as last listed or started."""
         self._ports: dict[int, _Reserved] = {}
         """Ports of engines that have not been started yet."""
@@ -131,7 +131,7 @@ class ClusterHost:
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._names.setdefault(spec.name, asyncio.Lock()):
             node = await self._choose(spec)
-            self._places[spec.name] = node.name
+            self._node_names[spec.name] = node.name
             try:
                 started_instance = await node.start(self._portable(spec))
             finally:
@@ -329,15 +329,15 @@ class ClusterHost:
 
     async def _candidates(self, name: str) -> Sequence[NodeHost]:
         """The machine of an instance, or all where it is unknown."""
-        place = self._places.get(name)
-        return [self.node(place)] if place is not None else await self._alive_nodes()
+        node_name = self._node_names.get(name)
+        return [self.node(node_name)] if node_name is not None else await self._alive_nodes()
 
     async def _choose(self, spec: LaunchSpec) -> NodeHost:
         """The machine of a start: a running instance's, the named one, that of its GPUs or port, or
         the one with the fewest engines. Raises HostError."""
         running_nodes = {instance.name: instance.node for instance in await self.list()}
-        if place := running_nodes.get(spec.name):
-            return self.node(place)
+        if node_name := running_nodes.get(spec.name):
+            return self.node(node_name)
         if spec.node:
             if spec.node not in self._machines:
                 raise HostError(
@@ -348,13 +348,13 @@ class ClusterHost:
         if spec.gpus:
             if not set(spec.gpus) <= self._gpus.keys():
                 await self.views()
-            places = {self._gpus.get(uuid) for uuid in spec.gpus}
-            if len(places) != 1 or None in places:
+            node_names = {self._gpus.get(uuid) for uuid in spec.gpus}
+            if len(node_names) != 1 or None in node_names:
                 raise HostError(
                     f"No machine of the cluster has all of the GPUs {', '.join(spec.gpus)}.",
                     hint="`fitserve cluster status` shows lost machines.",
                 )
-            return self.node(str(places.pop()))
+            return self.node(str(node_names.pop()))
         nodes = {node.name: node for node in await self._open_nodes()}
         if (reserved := self._ports.get(spec.port)) is not None and reserved.node in nodes:
             return nodes[reserved.node]
@@ -456,13 +456,17 @@ class ClusterHost:
                 if (first := merged_instances.get(instance.name)) is None:
                     merged_instances[instance.name] = instance
                     continue
-                remaining_instance = first if self._places.get(instance.name) != node else instance
+                remaining_instance = (
+                    first if self._node_names.get(instance.name) != node else instance
+                )
                 merged_instances[instance.name] = remaining_instance
                 twin = instance if remaining_instance is first else first
                 self._stop_twin(twin)
-        self._places.update((name, instance.node) for name, instance in merged_instances.items())
-        for name in [*self._places][:-_MAX_PLACES]:
-            del self._places[name]
+        self._node_names.update(
+            (name, instance.node) for name, instance in merged_instances.items()
+        )
+        for name in [*self._node_names][:-_MAX_NODE_NAMES]:
+            del self._node_names[name]
         return [*merged_instances.values()]
 
     def _stop_twin(self, twin: Instance) -> None:
@@ -503,7 +507,7 @@ def _read_failure(call: asyncio.Task[Instances]) -> None:
 def _has_no_port(instance: Instance) -> bool:
     """Whether the instance is a part of an engine that answers no requests."""
     part = part_name(instance.name)
-    return part is not None and part.place > 0
+    return part is not None and part.number > 0
 
 
 async def node_states(link: Path) -> dict[str, str]:

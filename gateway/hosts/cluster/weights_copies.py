@@ -116,10 +116,10 @@ class WeightsCopies:
             missing_file.file.digest: missing_file for missing_file in missing_files
         }.values()
         progress.begin(distinct_files)
-        places = asyncio.Semaphore(_MAX_CONCURRENT_FILES)
+        permits = asyncio.Semaphore(_MAX_CONCURRENT_FILES)
 
         async def copy(missing_file: MissingFile) -> None:
-            async with places:
+            async with permits:
                 await self._copy_file(target, source, commit, missing_file, progress)
 
         answers = await asyncio.gather(*map(copy, distinct_files), return_exceptions=True)

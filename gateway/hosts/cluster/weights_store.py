@@ -125,17 +125,17 @@ class WeightsStore:
         """Make a blob or a file of the folder a part of the commit. Returns whether it is one."""
         path = self._disk.snapshot(call.repo, call.commit) / file.name
         blob = self._blob(call, file)
-        place = path if size_of(path) == file.size else blob
-        if size_of(place) != file.size:
+        path_of_bytes = path if size_of(path) == file.size else blob
+        if size_of(path_of_bytes) != file.size:
             return False
         with suppress(OSError):
-            checked_file = _checked_file(place, file.digest)
-            if checked_file in self._checked_files or matches_digest(place, file.digest):
+            checked_file = _checked_file(path_of_bytes, file.digest)
+            if checked_file in self._checked_files or matches_digest(path_of_bytes, file.digest):
                 self._checked_files.add(checked_file)
-                if place is blob:
+                if path_of_bytes is blob:
                     self._link(path, blob)
                 return True
-            place.unlink()
+            path_of_bytes.unlink()
         return False
 
     def _link(self, path: Path, blob: Path) -> None:

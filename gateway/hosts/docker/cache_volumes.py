@@ -137,8 +137,8 @@ def _sizes(client: APIClient) -> dict[str, int]:
 
     try:
         # `df` of the SDK would count images too, which may take long.
-        place = f"{client.base_url}/v{client.api_version}/system/df"
-        answer = client.get(place, params={"type": "volume"}, timeout=client.timeout)
+        endpoint = f"{client.base_url}/v{client.api_version}/system/df"
+        answer = client.get(endpoint, params={"type": "volume"}, timeout=client.timeout)
         answer.raise_for_status()
         volumes = answer.json()["Volumes"] or []
         return {volume["Name"]: max(0, volume["UsageData"]["Size"]) for volume in volumes}

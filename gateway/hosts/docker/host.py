@@ -194,8 +194,8 @@ class DockerHost:
         container, version = await self._docker.call(
             partial(_make_inquiry, image, self._owner, gpus), _SLOW_CALL_TIMEOUT_S
         )
-        path, place = self._docker.path, f"POST /v{version}/containers/{container}"
-        attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+        path, endpoint = self._docker.path, f"POST /v{version}/containers/{container}"
+        attach = f"{endpoint}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         try:
             async with (
                 conversation(path, attach, head_s=self._docker.timeout_s) as (
@@ -203,7 +203,7 @@ class DockerHost:
                     log_stream,
                 ),
                 conversation(
-                    path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s
+                    path, f"{endpoint}/wait?condition=next-exit", head_s=self._docker.timeout_s
                 ) as (ended_reader, _),
             ):
                 await self._docker.call(

@@ -20,13 +20,13 @@ from gateway.machine.environment import variables
 
 async def ask(python: Path, folder: Path, document: bytes) -> AsyncGenerator[bytes, None]:
     """The lines that `python` answers. The program writes below `folder` only. Raises HostError."""
-    with _temporary_folder(folder) as place:
-        environment = {**variables(str(python), Path(place)), "TMPDIR": place}
+    with _temporary_folder(folder) as work_dir:
+        environment = {**variables(str(python), Path(work_dir)), "TMPDIR": work_dir}
         async with aclosing(
             child.lines_of(
                 script.command(str(python)),
                 script.input_bytes(document),
-                cwd=Path(place),
+                cwd=Path(work_dir),
                 env=environment,
             )
         ) as lines:

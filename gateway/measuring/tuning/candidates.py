@@ -223,25 +223,27 @@ def _batches(base: BasePlan) -> Iterator[PlanChange]:
 
 def _requests(base: BasePlan) -> Iterator[PlanChange]:
     plan, now = base.plan, base.plan.max_num_seqs.value
-    places = concurrent_requests(base.owner, plan)
+    concurrency = concurrent_requests(base.owner, plan)
     if plan.data_parallel.value > 1 or _open_flag(base, _SEQS) is None:
         return
-    if now < places:
-        text = f"{min(places, now * 2):,} requests at once"
-        yield _flag_change(base, _SEQS, min(places, now * 2), text, "no request waits for a place")
-    fewer = max(_FEW_SEQS, 1 << (places - 1).bit_length())
+    if now < concurrency:
+        text = f"{min(concurrency, now * 2):,} requests at once"
+        yield _flag_change(
+            base, _SEQS, min(concurrency, now * 2), text, "no request waits for a place"
+        )
+    fewer = max(_FEW_SEQS, 1 << (concurrency - 1).bit_length())
     if now >= 2 * fewer:
         reason = "no more are expected, and places take memory"
         yield _flag_change(base, _SEQS, fewer, f"{fewer:,} requests at once", reason)
 
 
 def _graphs(base: BasePlan) -> Iterator[PlanChange]:
-    plan, places = base.plan, concurrent_requests(base.owner, base.plan)
+    plan, concurrency = base.plan, concurrent_requests(base.owner, base.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(base, _EAGER):
         yield _flag_change(base, _EAGER, False, "compiled graphs", "steps start with less work")
     size = next((name for name in _GRAPH_SIZE if _open_flag(base, name)), None)
-    max_batch = min(places, plan.max_num_seqs.value)
+    max_batch = min(concurrency, plan.max_num_seqs.value)
     if not eager.value and size is not None and max_batch > _OWN_GRAPHS:
         text = f"graphs for {max_batch:,} requests"
         yield _flag_change(base, size, max_batch, text, "larger batches run without graphs else")

@@ -121,9 +121,13 @@ def load_adapter(name: str, source: str, *, hub: Hub) -> Adapter:
                 ),
             )
     (header,) = files.headers([ADAPTER_WEIGHTS])
-    place = str(files.path) if isinstance(files, Folder) else source.partition("@")[0]
+    repository = str(files.path) if isinstance(files, Folder) else source.partition("@")[0]
     return read_adapter(
-        name, place, commit, _json_object(files, ADAPTER_CONFIG, MAX_CONFIG_BYTES), header.tensors
+        name,
+        repository,
+        commit,
+        _json_object(files, ADAPTER_CONFIG, MAX_CONFIG_BYTES),
+        header.tensors,
     )
 
 
@@ -364,16 +368,16 @@ def _sentence_limit(files: Files) -> tuple[str, int] | None:
 
 
 def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
-    places = ["auto_map in config.json"] if config.get("auto_map") else []
+    locations = ["auto_map in config.json"] if config.get("auto_map") else []
     if "tokenizer_config.json" in files.names and _json_object(
         files, "tokenizer_config.json", MAX_CONFIG_BYTES
     ).get("auto_map"):
-        places.append(TOKENIZER_CODE)
-    return (*places, *sorted(printable(name) for name in files.names if name.endswith(".py")))
+        locations.append(TOKENIZER_CODE)
+    return (*locations, *sorted(printable(name) for name in files.names if name.endswith(".py")))
 
 
 def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
-    place, hint = files.location(name), "Repair it, or download or copy it again."
+    location, hint = files.location(name), "Repair it, or download or copy it again."
     try:
         # The standard library's parser takes the Infinity and NaN of configs, which are not JSON.
         text = files.read(name, limit)
@@ -383,19 +387,19 @@ def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise BadModel(
-            f"{place} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.",
+            f"{location} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.",
             hint=hint,
         ) from None
     except UnicodeDecodeError as error:
         raise BadModel(
-            f"{place} is not JSON: byte {error.start} is not UTF-8.", hint=hint
+            f"{location} is not JSON: byte {error.start} is not UTF-8.", hint=hint
         ) from None
     except (ValueError, RecursionError) as error:
         raise BadModel(
-            f"{place} uses JSON features that are not supported: {error}.", hint=hint
+            f"{location} uses JSON features that are not supported: {error}.", hint=hint
         ) from None
     if not isinstance(value, dict):
-        raise BadModel(f"{place} is not a JSON object.", hint=hint)
+        raise BadModel(f"{location} is not a JSON object.", hint=hint)
     return value
 
 

@@ -81,21 +81,21 @@ class Folder:
 
     @contextmanager
     def _open_file(self, name: str) -> Iterator[tuple[int, int]]:
-        place = self.location(name)
+        location = self.location(name)
         try:
             # Without O_NONBLOCK a named pipe would block.
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
-                    raise BadModel(f"{place} is not a file.", hint="Download or copy it again.")
-                check_reach(descriptor, self.path, place)
+                    raise BadModel(f"{location} is not a file.", hint="Download or copy it again.")
+                check_reach(descriptor, self.path, location)
                 yield descriptor, status.st_size
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise BadModel(
-                f"{place} cannot be read: {error.strerror}.",
+                f"{location} cannot be read: {error.strerror}.",
                 hint="Let the gateway's user read it, or copy it again.",
             ) from None
 
@@ -147,8 +147,8 @@ class Repository:
         return Header(size, read_header(self.location(name), size, read))
 
 
-def _size_error(place: str, size: int, limit: int) -> BadModel:
+def _size_error(location: str, size: int, limit: int) -> BadModel:
     return BadModel(
-        f"{place} has {size} bytes, over the limit of {limit}.",
+        f"{location} has {size} bytes, over the limit of {limit}.",
         hint="A file of this name is never so large; download or copy it again.",
     )

@@ -61,9 +61,9 @@ def list_folder(path: str, roots: Sequence[Path]) -> FolderList:
     outer_roots = [root for root in roots if folder.is_relative_to(root)]
     root = max(outer_roots, key=lambda root: len(root.parts), default=None)
     if root is None or ".." in folder.parts or "\0" in path:
-        places = ", ".join(map(str, roots)) or "none"
+        root_words = ", ".join(map(str, roots)) or "none"
         raise BadRequest(
-            f"{path[:200]!r} is not below a folder that may be browsed: {places}.",
+            f"{path[:200]!r} is not below a folder that may be browsed: {root_words}.",
             hint="FITSERVE_MODEL_FOLDERS names these folders.",
             param="path",
         )

@@ -178,14 +178,15 @@ class Hub:
             raise self._foreign_answer_error()
         if COMMIT.fullmatch(revision or "") and commit[0] != revision:
             raise BadModel(
-                f"{self.place} returned {repo} at commit {commit[0]} instead of {revision}.",
+                f"{self.shown_address} returned {repo} at commit {commit[0]} instead of"
+                f" {revision}.",
                 hint="The Hub returned another commit than requested; check FITSERVE_HF_ENDPOINT.",
             )
         outside_paths = [path for path in sizes if not stays_inside(path)]
         if outside_paths:
             raise BadModel(
-                f"{self.place} lists a file {str(outside_paths[0])[:200]!a} of {repo}, whose path"
-                " can leave the repository's folder.",
+                f"{self.shown_address} lists a file {str(outside_paths[0])[:200]!a} of {repo},"
+                " whose path can leave the repository's folder.",
                 hint="Nothing was downloaded. Choose another repository, or another Hub.",
             )
         return Listing(
@@ -238,7 +239,7 @@ class Hub:
 
     def _foreign_answer_error(self) -> HubUnreachable:
         return HubUnreachable(
-            f"{self.place} does not answer as a Hugging Face Hub does.",
+            f"{self.shown_address} does not answer as a Hugging Face Hub does.",
             hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
         )
 
@@ -254,7 +255,7 @@ class Hub:
         if len(data) != size:
             amount_words = "more" if len(data) > size else f"only {len(data)}"
             raise BadModel(
-                f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends"
+                f"{self.shown_address} lists {listing.repo}/{name} with {size} bytes and sends"
                 f" {amount_words}.",
                 hint="Try again later.",
             )
@@ -309,7 +310,7 @@ class Hub:
         return (self.endpoint.reveal().rstrip("/") or None) if self.endpoint is not None else None
 
     @property
-    def place(self) -> str:
+    def shown_address(self) -> str:
         """The Hub's address for messages, without path and credentials."""
         from huggingface_hub import constants
 
@@ -348,30 +349,30 @@ class Hub:
             return BadModel(
                 f"{repo} is gated: its files are only for accounts that accepted its licence.",
                 hint=(
-                    f"Accept it at {self.place}/{repo} and set FITSERVE_HF_TOKEN to a token of that"
-                    " account."
+                    f"Accept it at {self.shown_address}/{repo} and set FITSERVE_HF_TOKEN to a token"
+                    " of that account."
                 ),
             )
         if isinstance(error, errors.RevisionNotFoundError):
             return BadModel(
                 f"{repo} has no revision {revision}.",
-                hint=f"{self.place}/{repo} lists its branches, tags and commits.",
+                hint=f"{self.shown_address}/{repo} lists its branches, tags and commits.",
             )
         if isinstance(error, errors.RemoteEntryNotFoundError):
             return BadModel(
-                f"A file of {repo} was removed from {self.place}.",
+                f"A file of {repo} was removed from {self.shown_address}.",
                 hint="The repository changed during the download. Try again.",
             )
         if isinstance(error, errors.HfHubHTTPError):
             return self._status_error(error.response.status_code, error, repo)
         if isinstance(error, errors.OfflineModeIsEnabled):
             return HubUnreachable(
-                f"{self.place} gets no request, because HF_HUB_OFFLINE is set.",
+                f"{self.shown_address} gets no request, because HF_HUB_OFFLINE is set.",
                 hint="Unset HF_HUB_OFFLINE, or give a model folder.",
             )
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return BadModel(
-                f"{self.place} sends more of {repo} than it lists.",
+                f"{self.shown_address} sends more of {repo} than it lists.",
                 hint="Choose another Hub, or try again later.",
             )
         if isinstance(error, OSError) and error.errno is not None:
@@ -379,7 +380,8 @@ class Hub:
             disk_error = unwritten_error(f"{path} cannot be written", path.parent, error, "")
             return BadModel(disk_error.message, hint=disk_error.hint)
         return HubUnreachable(
-            f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
+            f"The Hugging Face Hub at {self.shown_address} cannot be reached, or the connection"
+            " broke"
             f" ({short_reason(error)}).",
             hint=f"Check the network, or give a model folder on this machine; {repo} is none.",
         )
@@ -389,12 +391,12 @@ class Hub:
 
         if status == 401 and self.token and not isinstance(error, errors.RepositoryNotFoundError):
             return BadModel(
-                f"{self.place} refuses the token in FITSERVE_HF_TOKEN.",
+                f"{self.shown_address} refuses the token in FITSERVE_HF_TOKEN.",
                 hint="Set a valid token, or unset FITSERVE_HF_TOKEN.",
             )
         if status in (401, 404):
             return BadModel(
-                f"There is no model repository {repo} at {self.place}, or it is private.",
+                f"There is no model repository {repo} at {self.shown_address}, or it is private.",
                 hint=(
                     "Check the spelling. For a private repository set FITSERVE_HF_TOKEN. A folder"
                     " begins with / or ./."
@@ -402,17 +404,17 @@ class Hub:
             )
         if status == 403:
             return BadModel(
-                f"{self.place} refuses access to {repo}.",
+                f"{self.shown_address} refuses access to {repo}.",
                 hint="Set FITSERVE_HF_TOKEN to a token that may read it.",
             )
         if status == 429:
             return BadModel(
-                f"{self.place} limits the rate of requests from this address (status 429).",
+                f"{self.shown_address} limits the rate of requests from this address (status 429).",
                 hint="Wait some minutes, or set FITSERVE_HF_TOKEN.",
             )
         kind = HubUnreachable if status >= 500 else BadModel
         return kind(
-            f"{self.place} answered {status} for {repo}.",
+            f"{self.shown_address} answered {status} for {repo}.",
             hint="Try again later, or give a model folder.",
         )
 

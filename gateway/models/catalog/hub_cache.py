@@ -130,7 +130,11 @@ class HubCache(NamedTuple):
             return None
         files = {
             str(path.relative_to(folder)): path.stat().st_size
-            for path in (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+            for path in (
+                Path(folder_path, name)
+                for folder_path, _, names in os.walk(folder)
+                for name in names
+            )
             if path.is_file()
         }
         return Listing(repo, commit, files) if files else None

@@ -239,16 +239,19 @@ def _interleave(lists: Sequence[Sequence[FoundModel]]) -> list[FoundModel]:
     """The firsts of all lists, then the seconds, each model once."""
     max_length = max(map(len, lists), default=0)
     turns = (
-        models[place] for place in range(max_length) for models in lists if place < len(models)
+        models[position]
+        for position in range(max_length)
+        for models in lists
+        if position < len(models)
     )
     return list({model.name: model for model in turns}.values())
 
 
 def _model_folders(start: Path) -> Iterator[Path]:
     """Folders with a config.json, at most three levels below `start`, in the order of names."""
-    for place, names, files in islice(os.walk(start), _MAX_FOLDERS):
-        depth = len(Path(place).relative_to(start).parts)
+    for folder_path, names, files in islice(os.walk(start), _MAX_FOLDERS):
+        depth = len(Path(folder_path).relative_to(start).parts)
         names[:] = sorted(filter(is_readable, names)) if depth < _DEPTH else []
         if "config.json" in files:
             names[:] = []
-            yield Path(place)
+            yield Path(folder_path)

@@ -55,7 +55,7 @@ def _is_folder(blobs: Path) -> bool:
     return blobs.is_dir() and not blobs.is_symlink()
 
 
-def check_reach(descriptor: int, folder: Path, place: str) -> None:
+def check_reach(descriptor: int, folder: Path, location: str) -> None:
     """Check that a file opened in the model folder is within the folder's reach. Raises BadModel.
 
     The kernel knows the path of the open file, so a link that changes in between has no effect.
@@ -67,7 +67,7 @@ def check_reach(descriptor: int, folder: Path, place: str) -> None:
         or (shared_folder is not None and open_path.is_relative_to(shared_folder))
     ):
         raise BadModel(
-            f"{place} is a link to a file outside of {root}, which an engine cannot read.",
+            f"{location} is a link to a file outside of {root}, which an engine cannot read.",
             hint="Replace the link by the file itself.",
         )
 

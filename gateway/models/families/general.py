@@ -87,9 +87,9 @@ def decoder(fields: Fields, path: str) -> Blueprint:
         # A second attention, and two dense MLPs beside the experts: FlashDecoderLayer in
         # vllm/model_executor/models/longcat_flash.py.
         linears += _attention(fields, f"{layer}.self_attn.1", attends, hidden)[0]
-        for place in range(2):
+        for number in range(2):
             linears += _mlp(
-                f"{layer}.mlps.{place}",
+                f"{layer}.mlps.{number}",
                 range(layers),
                 hidden,
                 _width(fields, hidden),

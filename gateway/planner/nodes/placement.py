@@ -24,39 +24,39 @@ def place_on_nodes(plan: Plan, kind: NodeKind) -> Plan:
     """The plan with its copies on the nodes of this kind, node by node."""
     if not plan.gpus:
         return plan.evolve(nodes=(NodeRanks(node=kind.nodes[0].name, ranks=(0,), gpus=()),))
-    places = list(_places(plan, kind.hardware, kind.promised_bytes))
-    rows: list[NodeRanks] = []
+    copies = list(_gpus_of_copies(plan, kind.hardware, kind.promised_bytes))
+    nodes: list[NodeRanks] = []
     for node in kind.nodes:
         uuid_by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
-        for place in places:
-            if len(rows) < plan.replicas.value:
-                row = NodeRanks(
+        for gpu_indices in copies:
+            if len(nodes) < plan.replicas.value:
+                node_ranks = NodeRanks(
                     node=node.name,
-                    copy_number=len(rows),
-                    ranks=tuple(range(len(place))),
-                    gpus=tuple(uuid_by_index[index] for index in place),
+                    copy_number=len(nodes),
+                    ranks=tuple(range(len(gpu_indices))),
+                    gpus=tuple(uuid_by_index[index] for index in gpu_indices),
                 )
-                rows.append(row)
-    return plan.evolve(nodes=tuple(rows))
+                nodes.append(node_ranks)
+    return plan.evolve(nodes=tuple(nodes))
 
 
-def _places(
+def _gpus_of_copies(
     plan: Plan, machine: Hardware, promised_bytes: Mapping[str, int]
 ) -> Iterator[tuple[int, ...]]:
     """The GPUs of each copy on one node, by their indices; those of the plan come first."""
     index_by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
-    place = tuple(index_by_uuid[uuid] for uuid in plan.gpus)
-    yield place
+    gpu_indices = tuple(index_by_uuid[uuid] for uuid in plan.gpus)
+    yield gpu_indices
     free_hardware = machine.usable().select_gpus(
         lambda gpu: available_bytes(gpu, promised_bytes) >= plan.memory.budget_bytes
     )
     while plan.replicas.value > 1:
-        free_hardware = _remove_gpus(free_hardware, place)
-        group = GpuGroups(free_hardware, promised_bytes).best(len(place))
+        free_hardware = _remove_gpus(free_hardware, gpu_indices)
+        group = GpuGroups(free_hardware, promised_bytes).best(len(gpu_indices))
         if group is None:
             return
-        place = tuple(gpu.index for gpu in group)
-        yield place
+        gpu_indices = tuple(gpu.index for gpu in group)
+        yield gpu_indices
 
 
 def _remove_gpus(machine: Hardware, indices: Collection[int]) -> Hardware:
@@ -64,15 +64,15 @@ def _remove_gpus(machine: Hardware, indices: Collection[int]) -> Hardware:
 
 
 def place_on_groups(
-    plan: Plan, places: NodeGroups, ports_in_use: Mapping[str, Collection[int]]
+    plan: Plan, node_groups: NodeGroups, ports_in_use: Mapping[str, Collection[int]]
 ) -> Plan:
     """The plan with each copy on a group of nodes. ports_in_use: by node."""
-    size, machine = places.span.gpus_each, places.machine
+    size, machine = node_groups.span.gpus_each, node_groups.machine
     used_uuids = [gpu.uuid for gpu in machine.gpus[:size]]
-    first = {gpu.uuid: gpu.index for gpu in places.groups[0][0].hardware.gpus}
+    first = {gpu.uuid: gpu.index for gpu in node_groups.groups[0][0].hardware.gpus}
     indices = [first[uuid] for uuid in used_uuids]
-    kind, rows = engine_kind(plan.engine.kind), []
-    for number, group in enumerate(places.groups[: plan.replicas.value]):
+    kind, nodes = engine_kind(plan.engine.kind), []
+    for number, group in enumerate(node_groups.groups[: plan.replicas.value]):
         ports = _ports(ports_in_use.get(group[0].name, ()))
         meeting = Meeting(
             len(group),
@@ -83,7 +83,7 @@ def place_on_groups(
         )
         for node_rank, node in enumerate(group):
             uuid_by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
-            row = NodeRanks(
+            node_ranks = NodeRanks(
                 node=node.name,
                 copy_number=number,
                 node_rank=node_rank,
@@ -93,8 +93,8 @@ def place_on_groups(
                 argv=arguments(kind.node_flags(meeting, node_rank)),
                 env=_variables(node, kind.address_env),
             )
-            rows.append(row)
-    return plan.evolve(nodes=tuple(rows))
+            nodes.append(node_ranks)
+    return plan.evolve(nodes=tuple(nodes))
 
 
 def _ports(ports_in_use: Collection[int]) -> dict[str, int]:

@@ -9,11 +9,11 @@ from gateway.planner.flags import arguments
 from gateway.planner.nodes.placement import GROUPS, RENDEZVOUS
 
 
-def pod_plan(plan: Plan, leader: str, place: str) -> Plan:
+def pod_plan(plan: Plan, leader: str, pod_index: str) -> Plan:
     """The first copy of a plan over nodes, whose later nodes have equal flags.
 
     leader: the address of the first pod, for the others.
-    place: of a pod in its group.
+    pod_index: the index of a pod in its group.
 
     Both are variables, `$(NAME)`. The first pod names itself by the variable of its own address,
     since sockets listen at no name.
@@ -29,7 +29,7 @@ def pod_plan(plan: Plan, leader: str, place: str) -> Plan:
 
     second, third = flags(leader, 1), flags(leader, 2)
     later_values = {
-        name: value if value == third[name] else _times(place, value)
+        name: value if value == third[name] else _times(pod_index, value)
         for name, value in second.items()
     }
     first_copy_nodes = (node_ranks for node_ranks in plan.nodes if node_ranks.copy_number == 0)
@@ -44,6 +44,6 @@ def pod_plan(plan: Plan, leader: str, place: str) -> Plan:
     )
 
 
-def _times(place: str, factor: Scalar) -> str:
-    """The product, by a shell where it is not the place itself."""
-    return place if factor == 1 else f"$(({place[2:-1]}*{factor}))"
+def _times(pod_index: str, factor: Scalar) -> str:
+    """The product, by a shell where it is not the index itself."""
+    return pod_index if factor == 1 else f"$(({pod_index[2:-1]}*{factor}))"

@@ -216,8 +216,9 @@ def _first_plan(unplanned_model: Unplanned, wish: Wish) -> Plan | None:
 
 def _plan_words(plan: Plan) -> str:
     count = len(plan.gpus)
-    place = plural(count, "GPU") if count else "the CPU"
-    return f"{plan.engine} then runs on {place} with {plan.max_model_len.value:,} tokens of context"
+    device_words = plural(count, "GPU") if count else "the CPU"
+    context = f"{plan.max_model_len.value:,} tokens of context"
+    return f"{plan.engine} then runs on {device_words} with {context}"
 
 
 def _best_shorter_plan(unplanned_model: Unplanned) -> Plan | None:

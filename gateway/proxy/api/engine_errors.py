@@ -120,15 +120,15 @@ def _message(
     problems = [_problem(match) for match in _PROBLEM.finditer(text)]
     if not problems:
         return text, param
-    words = "; ".join(f"{place}: {problem}" for place, problem in problems[:_MAX_PROBLEMS])
+    words = "; ".join(f"{location}: {problem}" for location, problem in problems[:_MAX_PROBLEMS])
     return f"{words}.", param or problems[0][0]
 
 
 def _problem(match: re.Match[str]) -> tuple[str, str]:
     """The field of one of pydantic's problems, and its words."""
     names = [name or number for name, number in _PLACES.findall(match["place"])]
-    place = ".".join(names).removeprefix("body.").removeprefix("body") or "body"
-    return place, plain_problem(match["text"]).rstrip(".")
+    location = ".".join(names).removeprefix("body.").removeprefix("body") or "body"
+    return location, plain_problem(match["text"]).rstrip(".")
 
 
 _ROUTE_HINT = "Another kind of model has it; GET /v1/models lists the task of each model."

@@ -44,13 +44,13 @@ _COUNT_LIMIT = 10**12
 
 
 def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
-    """Tokens of the prompt, of the answer and of the prompt from a cache, by the place of the usage
+    """Tokens of the prompt, of the answer and of the prompt from a cache, by the start of the usage
     block in the JSON at the end of `data`, of which the beginning may be missing."""
-    places = [match.start() for match in _NAME.finditer(data)][-_MAX_NAMES:]
+    starts = [match.start() for match in _NAME.finditer(data)][-_MAX_NAMES:]
     for prefix in _BLOCK_PREFIXES:
-        for place in reversed(places):
-            end = _EVENT_END.search(data, place)
-            block_text = data[place : end.start() if end else len(data)]
+        for start in reversed(starts):
+            end = _EVENT_END.search(data, start)
+            block_text = data[start : end.start() if end else len(data)]
             try:
                 answer = msgspec.json.decode(prefix + block_text)
             except DECODE_ERRORS:

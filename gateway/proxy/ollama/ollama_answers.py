@@ -120,8 +120,8 @@ class StreamedAnswer:
         }
 
     def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
-        for place, piece in enumerate(calls):
-            index, call_count = piece.get("index", place), len(self._calls)
+        for position, piece in enumerate(calls):
+            index, call_count = piece.get("index", position), len(self._calls)
             call = self._calls.setdefault(index, ToolCall([], []))
             self._calls_length += _CALL_LENGTH * (len(self._calls) - call_count)
             function = piece.get("function") or {}

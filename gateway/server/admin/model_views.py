@@ -187,7 +187,7 @@ def view(
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(
-            _attempt(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts)
+            _attempt(attempt, attempts[position + 1 :]) for position, attempt in enumerate(attempts)
         ),
         change=_change(model),
     )

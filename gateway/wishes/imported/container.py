@@ -114,9 +114,11 @@ class HostPaths:
                 self.used_mounts.add(mount)
                 if mount.is_folder:
                     return f"{mount.source.rstrip('/')}{path[len(mount.target) :]}"
-                place = f"the volume {mount.source[:100]}"
+                location = f"the volume {mount.source[:100]}"
                 break
         else:
-            place = "the container"
-        self.notices.append(f"{field}: {path[:200]} is a path in {place}. Write the host's path.")
+            location = "the container"
+        self.notices.append(
+            f"{field}: {path[:200]} is a path in {location}. Write the host's path."
+        )
         return path

@@ -141,18 +141,18 @@ def _parse_container(words: Sequence[str]) -> tuple[list[str], int | None]:
 def engine_command(command: Sequence[str]) -> EngineCommand | None:
     """The start of an engine in a command line; None: the command starts no engine of ours."""
     words = _script_words(command)
-    _, place = _parse_container(words) if "run" in words[:4] else ([], None)
-    image = "" if place is None else words[place]
+    _, image_index = _parse_container(words) if "run" in words[:4] else ([], None)
+    image = "" if image_index is None else words[image_index]
     for kind, start in _STARTS:
         for index in range(len(words) - len(start) + 1):
             part = tuple(word.rpartition("/")[2] for word in words[index : index + len(start)])
             if part == start:
                 flags = _first_command_words(words[index + len(start) :])
                 return EngineCommand(kind, image, tuple(words[:index]), flags)
-    if place is None or not (kind := image_kind(image)):
+    if image_index is None or not (kind := image_kind(image)):
         return None
-    flags = _first_command_words(words[place + 1 :])
-    return EngineCommand(kind, image, tuple(words[:place]), flags)
+    flags = _first_command_words(words[image_index + 1 :])
+    return EngineCommand(kind, image, tuple(words[:image_index]), flags)
 
 
 def image_kind(image: str) -> str:

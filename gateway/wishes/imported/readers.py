@@ -151,9 +151,9 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     if any(instruction == "from" and value for _, instruction, value in _instructions(text)):
         return _accepted_models(_read_modelfile(text, name), knowledge)
     if document.mistakes and re.search(r"^(models|services):", text, re.MULTILINE):
-        place, reason = document.mistakes[0]
+        position, reason = document.mistakes[0]
         raise BadRequest(
-            f"Line {place.line}, column {place.column}: {reason}.", hint="Correct the file."
+            f"Line {position.line}, column {position.column}: {reason}.", hint="Correct the file."
         )
     return None
 
@@ -165,13 +165,15 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadMod
     pinned_names, is_group_lost = _persistent_members(data.get("groups"))
     for key in data:
         if key == "groups" and is_group_lost:
-            problems.append(_Problem(document.place((key,)).line, "", f"groups: {_GROUPS}."))
+            problems.append(_Problem(document.position_of((key,)).line, "", f"groups: {_GROUPS}."))
         elif key not in ("models", "macros", "globalTTL", "groups"):
             reason = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
-            problems.append(_Problem(document.place((str(key),)).line, "", f"{key}: {reason}."))
+            problems.append(
+                _Problem(document.position_of((str(key),)).line, "", f"{key}: {reason}.")
+            )
     macros = _texts(data.get("macros"))
     for name, entry in data["models"].items():
-        line = document.place(("models", str(name))).line
+        line = document.position_of(("models", str(name))).line
         entry_fields = entry if isinstance(entry, dict) else {}
         texts = macros | _texts(entry_fields.get("macros")) | {"MODEL_ID": str(name)}
         fields, texts_of_problems = _swap_model(entry_fields, texts, knowledge)
@@ -257,7 +259,7 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> _ReadModels
     models: dict[str, dict[str, Any]] = {}
     problems: list[_Problem] = []
     for service, entry in document.data["services"].items():
-        line = document.place(("services", str(service))).line
+        line = document.position_of(("services", str(service))).line
         entry_fields = entry if isinstance(entry, dict) else {}
         words = [
             _interpolate(word)

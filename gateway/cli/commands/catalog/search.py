@@ -121,8 +121,8 @@ def _judge(
         def report(phase: str, count: int, total: int) -> None:
             # In a pipe each phase is one line.
             if total and (changes or not count):
-                place = f"{count} of " if changes else ""
-                show_status(f"{phase.capitalize()} {place}{plural(total, 'model')}")
+                count_words = f"{count} of " if changes else ""
+                show_status(f"{phase.capitalize()} {count_words}{plural(total, 'model')}")
 
         judged_models = ModelFinder(planner, machine, use, report).judge(
             models, sorts_by_size=not words

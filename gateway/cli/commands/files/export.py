@@ -63,9 +63,9 @@ def export(
     from gateway.wishes.export.engine_start import EngineStart
     from gateway.wishes.export.kubernetes import kubernetes
 
-    place = "machine" if form is Format.ARGV else "container"
+    site = "machine" if form is Format.ARGV else "container"
     start = EngineStart.model_validate(
-        call("GET", model_path(name, f"/launch?port={port}&place={place}"))
+        call("GET", model_path(name, f"/launch?port={port}&place={site}"))
     )
     if form is Format.ARGV:
         say(json.dumps(command_line(start), indent=2) if as_json else text(start))

@@ -29,8 +29,8 @@ def sort_by_preference(names: Sequence[str], moves: Iterable[Move], subject: Sub
     for move in moves:
         if move.when.refusal(subject) is None:
             ordered_names.remove(move.name)
-            place = {"front": 0, "back": len(ordered_names)}.get(move.to)
+            index = {"front": 0, "back": len(ordered_names)}.get(move.to)
             ordered_names.insert(
-                ordered_names.index(move.before) if place is None else place, move.name
+                ordered_names.index(move.before) if index is None else index, move.name
             )
     return ordered_names

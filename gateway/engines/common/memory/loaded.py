@@ -101,8 +101,8 @@ def _segments(sizes: list[int]) -> int:
         block = -(-size // _BLOCK_STEP) * _BLOCK_STEP
         is_small = block <= _SMALL_BLOCK
         blocks = free_blocks[is_small]
-        if (place := bisect_left(blocks, block)) < len(blocks):
-            block_bytes = blocks.pop(place)
+        if (index := bisect_left(blocks, block)) < len(blocks):
+            block_bytes = blocks.pop(index)
         else:
             large_segment = (
                 _LARGE_SEGMENT if block < _LARGE_BLOCK else -(-block // (2 * MIB)) * 2 * MIB

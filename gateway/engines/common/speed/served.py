@@ -277,8 +277,8 @@ def _is_steady(values: list[float]) -> bool:
 
 def _quarter(values: list[float], quarters: int) -> float:
     """The value that so many quarters of all do not exceed, between two of them by its distance."""
-    ordered_values, place = sorted(values), quarters * (len(values) - 1) / 4
-    low = int(place)
-    return ordered_values[low] + (place - low) * (
+    ordered_values, position = sorted(values), quarters * (len(values) - 1) / 4
+    low = int(position)
+    return ordered_values[low] + (position - low) * (
         ordered_values[min(low + 1, len(ordered_values) - 1)] - ordered_values[low]
     )

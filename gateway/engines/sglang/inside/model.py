@@ -94,7 +94,7 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
     model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(
         server_args
     )
-    place(server_args, stage)
+    set_groups(server_args, stage)
     initialize_backends(server_args)
     # This call imports the models.
     importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(model)
@@ -116,7 +116,7 @@ def initialize_backends(server_args: Any) -> None:
             start(*[server_args] * len(inspect.signature(start).parameters))
 
 
-def place(server_args: Any, stage: int = 0) -> None:
+def set_groups(server_args: Any, stage: int = 0) -> None:
     """Give the engine's code the groups of these arguments, of which only the size is real."""
     _ranks(
         tp=resolve_argument(server_args, "tp_size"),

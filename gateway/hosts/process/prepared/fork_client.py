@@ -127,11 +127,11 @@ def connect(folder: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(PATIENCE_S)
     try:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            connection.connect(f"/proc/self/fd/{place}/socket")
+            connection.connect(f"/proc/self/fd/{folder_fd}/socket")
         finally:
-            os.close(place)
+            os.close(folder_fd)
         user = peer_user(connection)
     except BaseException:
         connection.close()
