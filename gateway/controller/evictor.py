@@ -197,7 +197,7 @@ class Evictor:
         )
         may_evict = has_requests or model.wish.policy.pinned
         # A copy may be evicted now that could not when the model was planned.
-        has_candidate = (
+        has_evictable_copy = (
             may_evict
             and not stops
             and bool(set(self._fleet.evictable_copies(model)) - model.offered_copies)
@@ -205,7 +205,7 @@ class Evictor:
         # Requests for serving copies come and go: they change nothing unless a copy is evicted for
         # them.
         is_first = has_requests and not (model.has_requests or model.serving)
-        if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
+        if is_first or has_evictable_copy or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
                 replica.planning.blocked_reason = None
                 replica.planning.awaited_offers = ()

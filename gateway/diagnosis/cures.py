@@ -152,11 +152,11 @@ class Cures:
 
     def line_circumstances(self, text: str) -> dict[str, Scalar]:
         """The circumstances that a line of a start shows."""
-        return _read_groups(self._lines.candidates(text), text)
+        return _read_groups(self._lines.possible_rows(text), text)
 
     def reads_line(self, text: str) -> bool:
         """Whether a line may show a circumstance."""
-        return self._lines.has_candidates(text)
+        return self._lines.has_possible_rows(text)
 
     def shape_circumstances(self, shape: Shape, libraries: Sequence[str] = ()) -> dict[str, Scalar]:
         """The circumstances that the traceback and the message of a failure show.
@@ -259,8 +259,8 @@ class Cures:
         for kind in sorted({*self.rows.versions} & {*ENGINES}):
             names = self._names_by_version(kind, "architectures", version if kind == engine else "")
             versions = [
-                candidate
-                for candidate, architectures in names.items()
+                other_version
+                for other_version, architectures in names.items()
                 if architecture in architectures
             ]
             # An engine that has the architecture failed for another reason.

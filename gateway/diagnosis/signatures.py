@@ -71,8 +71,8 @@ class Signatures:
         """Whether a line has a part that a row of known texts, of progress or of circumstances asks
         for."""
         return (
-            self._texts.has_candidates(text)
-            or self._progress.has_candidates(text)
+            self._texts.has_possible_rows(text)
+            or self._progress.has_possible_rows(text)
             or self.cures.reads_line(text)
         )
 
@@ -80,7 +80,7 @@ class Signatures:
         self, text: str, engine: str | None, frames: frozenset[str], *, is_line: bool
     ) -> tuple[TextSignature, dict[str, Scalar]] | None:
         """The failure that `text` proves: a whole line (`is_line`), or a part of a message."""
-        for row, pattern in self._texts.candidates(text):
+        for row, pattern in self._texts.possible_rows(text):
             if row.line_start is not is_line or (row.frame and row.frame not in frames):
                 continue
             if row.engines and engine is not None and engine not in row.engines:
@@ -140,7 +140,7 @@ class Signatures:
 
     def match_progress(self, text: str) -> Iterator[tuple[ProgressLine, dict[str, Scalar]]]:
         """Rows that a line of a start matches, with their groups."""
-        for row, pattern in self._progress.candidates(text):
+        for row, pattern in self._progress.possible_rows(text):
             if match := pattern.search(text):
                 yield row, parse_groups(match.groupdict())
 

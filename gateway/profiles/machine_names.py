@@ -56,19 +56,19 @@ def terms_of(
     terms = []
     for part in text.lower().split("+"):
         counts, words = _split_counts(part.strip())
-        candidates = _fitting_cards(words, cards)
-        if not candidates:
+        fitting_cards = _fitting_cards(words, cards)
+        if not fitting_cards:
             _refuse_other_makers(text)
             return None
         best_card = min(
-            candidates,
+            fitting_cards,
             key=lambda card: (
                 _compact_name(card.name.lower()) != _compact_name(words),
                 -preference(card),
                 len(_card_words(card)),
             ),
         )
-        alternatives = tuple(card.name for card in candidates if card is not best_card)
+        alternatives = tuple(card.name for card in fitting_cards if card is not best_card)
         terms.append(Term(count=math.prod(counts), card=best_card, alternatives=alternatives))
     if not 0 < sum(term.count for term in terms) <= _MAX_GPUS:
         raise BadRequest(

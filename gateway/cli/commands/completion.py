@@ -41,7 +41,7 @@ class CommandNode(NamedTuple):
     options: tuple[Option, ...]
 
     @property
-    def candidates(self) -> list[str]:
+    def completions(self) -> list[str]:
         return [*self.commands, *(name for option in self.options for name in option.names)]
 
 
@@ -131,7 +131,7 @@ def fish(nodes: list[CommandNode]) -> str:
 
 def _word_entries(nodes: list[CommandNode], form: str) -> str:
     return " ".join(
-        form.format(shlex.quote(" ".join(node.path)), shlex.quote(" ".join(node.candidates)))
+        form.format(shlex.quote(" ".join(node.path)), shlex.quote(" ".join(node.completions)))
         for node in nodes
     )
 

@@ -265,7 +265,7 @@ def _evictions_for(
 
     The result is empty until the residence of each is over and no engine measures its memory.
     """
-    candidates: dict[CopyId, Eviction] = {}
+    evictions: dict[CopyId, Eviction] = {}
     for neighbour in models:
         for copy_id, copy in _copies_by_id(neighbour):
             ends = copy_id in model.must_stop
@@ -281,8 +281,8 @@ def _evictions_for(
             )
             if must_stay or copy.is_watched:
                 return {}
-            candidates[copy_id] = Eviction("room", f"it makes room for {model.name}", ends=ends)
-    return candidates
+            evictions[copy_id] = Eviction("room", f"it makes room for {model.name}", ends=ends)
+    return evictions
 
 
 def load_order(model: LoadedModel) -> tuple[bool, int, float]:
@@ -297,7 +297,7 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[CopyId]:
     priority, then copies that are not their model's last. Last comes the cost: idle time by the
     seconds of its last load. Of equal loads the least recently used goes first.
     """
-    candidates: list[tuple[tuple[bool, bool, int, bool, float, str, int], CopyId]] = []
+    ordered_copies: list[tuple[tuple[bool, bool, int, bool, float, str, int], CopyId]] = []
     for model in models:
         if model.is_pinned or model.is_stopped:
             continue
@@ -316,8 +316,8 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[CopyId]:
                 model.name,
                 -copy.index,
             )
-            candidates.append((order, (model.name, copy.index)))
-    return [copy_id for _, copy_id in sorted(candidates)]
+            ordered_copies.append((order, (model.name, copy.index)))
+    return [copy_id for _, copy_id in sorted(ordered_copies)]
 
 
 def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:

@@ -185,7 +185,7 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
     file = file_name.removesuffix(".py")
     names = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in (file, function)]
     words = {folder.rpartition("/")[2], *file.split("_"), *function.split("_")}
-    candidates: list[tuple[int, str, str]] = []
+    named_settings: list[tuple[int, str, str]] = []
     for flag, spec in code.settings.flags.items():
         match = _VERB.match(flag)
         if match is None or match["part"] in _WRAPPERS:
@@ -200,9 +200,9 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
         if is_word and not setting.startswith("omit "):
             continue
         if setting and code.settings.takes(FeatureSwitch(setting=setting), code.options):
-            candidates.append((len(part), match["part"], setting))
-    candidates += _variable_by_name(file, function, code)
-    for _, name, setting in sorted(candidates, key=_rank):
+            named_settings.append((len(part), match["part"], setting))
+    named_settings += _variable_by_name(file, function, code)
+    for _, name, setting in sorted(named_settings, key=_rank):
         yield name, setting
 
 

@@ -46,7 +46,7 @@ class PatternIndex:
         # The reader asks several times about one line.
         self._last: tuple[str, Sequence[int]] = "", self.unindexed
 
-    def candidates(self, text: str) -> Sequence[int]:
+    def possible_matches(self, text: str) -> Sequence[int]:
         """The numbers of the expressions that may match, in order."""
         if text != self._last[0]:
             self._last = text, self._find(*_shared_grams.read(text))
@@ -72,13 +72,13 @@ class IndexedRows(Generic[Row]):
         self._rows = [(row, re.compile(pattern)) for row, pattern in rows]
         self._index = PatternIndex([pattern.pattern for _, pattern in self._rows])
 
-    def candidates(self, text: str) -> list[tuple[Row, re.Pattern[str]]]:
+    def possible_rows(self, text: str) -> list[tuple[Row, re.Pattern[str]]]:
         """The rows whose expression may match, in order."""
-        return [self._rows[at] for at in self._index.candidates(text)]
+        return [self._rows[at] for at in self._index.possible_matches(text)]
 
-    def has_candidates(self, text: str) -> bool:
+    def has_possible_rows(self, text: str) -> bool:
         """Whether a text has a part that a row asks for. Rows that ask for none do not count."""
-        return self._index.candidates(text) is not self._index.unindexed
+        return self._index.possible_matches(text) is not self._index.unindexed
 
 
 class IndexedPattern:
@@ -90,7 +90,7 @@ class IndexedPattern:
 
     def search(self, text: str) -> re.Match[str] | None:
         """The first match in a text."""
-        return self._pattern.search(text) if self._index.candidates(text) else None
+        return self._pattern.search(text) if self._index.possible_matches(text) else None
 
 
 class _AskedGrams:

@@ -170,11 +170,11 @@ class ClusterHost:
         return self._merge()
 
     async def stop(self, name: str, grace_s: float) -> None:
-        nodes = await self._candidates(name)
+        nodes = await self._possible_nodes(name)
         await asyncio.gather(*(node.stop(name, grace_s) for node in nodes))
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        nodes = await self._candidates(name)
+        nodes = await self._possible_nodes(name)
         families = await asyncio.gather(*(node.processes(name) for node in nodes))
         return next((processes for processes in families if processes), ())
 
@@ -189,7 +189,7 @@ class ClusterHost:
         return tuple(view for answer in views if isinstance(answer, tuple) for view in answer)
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        for node in await self._candidates(name):
+        for node in await self._possible_nodes(name):
             async with aclosing(node.follow(name)) as lines:
                 async for line in lines:
                     yield line
@@ -327,7 +327,7 @@ class ClusterHost:
             raise _no_machine_error()
         return [self.node(name) for name in sorted(names)]
 
-    async def _candidates(self, name: str) -> Sequence[NodeHost]:
+    async def _possible_nodes(self, name: str) -> Sequence[NodeHost]:
         """The machine of an instance, or all where it is unknown."""
         node_name = self._node_names.get(name)
         return [self.node(node_name)] if node_name is not None else await self._alive_nodes()

@@ -107,14 +107,16 @@ def _volumes(client: APIClient, owner: str) -> list[Attributes]:
     return [*(volumes or ())]
 
 
-def _make_room(client: APIClient, volume: str, candidates: list[Attributes]) -> None:
+def _make_room(client: APIClient, volume: str, unused_volumes: list[Attributes]) -> None:
     """Remove the oldest unused other volumes until all are small enough together."""
     from docker.errors import APIError
 
-    sizes = _sizes(client) if candidates else {}
+    sizes = _sizes(client) if unused_volumes else {}
     names = [
-        candidate["Name"]
-        for candidate in sorted(candidates, key=lambda candidate: str(candidate["CreatedAt"]))
+        unused_volume["Name"]
+        for unused_volume in sorted(
+            unused_volumes, key=lambda unused_volume: str(unused_volume["CreatedAt"])
+        )
     ]
     for name in (*names,):
         if (

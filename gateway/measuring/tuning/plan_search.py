@@ -2,7 +2,7 @@
 
     served plan        measured where it serves
     engine's defaults  started and measured, to compare with
-    candidates         planned, started and measured: changes of the best plan so far
+    plan changes       planned, started and measured: changes of the best plan so far
 
 The best plan is proposed. Nothing of the model changes. The gateway begins the same search for an
 idle model by itself where it is allowed to: `automatic_tuning`.
@@ -26,7 +26,9 @@ from gateway.engines.common.speed.expectation import scale_speed
 from gateway.engines.common.speed.rival import MEASURED_GAIN
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
-from gateway.measuring.tuning.candidates import (
+from gateway.measuring.tuning.engine_load import measure
+from gateway.measuring.tuning.figures import measured_speed, rebase, worth_of
+from gateway.measuring.tuning.plan_changes import (
     BasePlan,
     PlanChange,
     concurrent_requests,
@@ -39,8 +41,6 @@ from gateway.measuring.tuning.candidates import (
     pin_layout,
     speculation,
 )
-from gateway.measuring.tuning.engine_load import measure
-from gateway.measuring.tuning.figures import measured_speed, rebase, worth_of
 from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuning_report import SearchOptions, TriedPlan, TuningReport
 
@@ -52,9 +52,9 @@ log = Logger("fitserve.tuning")
 _POLL_S = 0.1
 # Seconds for each number of concurrent requests.
 _MEASUREMENT_S = 5.0
-# Of a better plan, which the next candidates are made from.
+# Of a better plan, which the next changes are made from.
 _GAIN = 1.03
-# So many candidates in a row without a gain end the search.
+# So many changes in a row without a gain end the search.
 _PATIENCE = 6
 # Measurements of one plan that requests of clients may interrupt.
 _TRIES = 3
@@ -192,15 +192,15 @@ class PlanSearch:
 
     async def _compare_defaults(self, served_plan: BasePlan) -> None:
         """Measure the engine's own defaults, where they are another plan."""
-        for candidate in engine_defaults(served_plan):
-            plan = await self._plan(candidate)
+        for plan_change in engine_defaults(served_plan):
+            plan = await self._plan(plan_change)
             if plan is not None:
                 self._shapes_tried.add(_fingerprint_without_gpus(plan))
                 is_other = _fingerprint_without_gpus(plan) != _fingerprint_without_gpus(
                     served_plan.plan
                 )
                 if is_other and self._has_time():
-                    await self._measure_trial(candidate.change, candidate.reason, plan)
+                    await self._measure_trial(plan_change.change, plan_change.reason, plan)
                 return
 
     async def _climb(self, best_plan: BasePlan) -> str:
@@ -208,9 +208,9 @@ class PlanSearch:
         first, without_gain = best_plan, 0
         other_engine_plans = other_engines(self.wish, await self._alternatives(), first.plan)
         forecast = forecast_best(self.wish, self._model.rival)
-        candidates = iter((*forecast, *neighbours(best_plan), *other_engine_plans))
-        while (candidate := next(candidates, None)) is not None:
-            plan = await self._plan(candidate)
+        plan_changes = iter((*forecast, *neighbours(best_plan), *other_engine_plans))
+        while (plan_change := next(plan_changes, None)) is not None:
+            plan = await self._plan(plan_change)
             if plan is None or _fingerprint_without_gpus(plan) in self._shapes_tried:
                 continue
             if not (keeps_quality(plan, first) and may_win(plan, best_plan)):
@@ -218,15 +218,15 @@ class PlanSearch:
             if not self._has_time():
                 return "the time is over"
             self._shapes_tried.add(_fingerprint_without_gpus(plan))
-            worth = await self._measure_trial(candidate.change, candidate.reason, plan)
+            worth = await self._measure_trial(plan_change.change, plan_change.reason, plan)
             if worth is not None and worth > _GAIN * self._best_worth():
-                self._record_best(candidate)
+                self._record_best(plan_change)
                 engine = await asyncio.to_thread(self._tools.engine, plan.engine)
                 best_plan = BasePlan(
-                    self.wish, candidate.wish, plan, engine, allows_lossy=best_plan.allows_lossy
+                    self.wish, plan_change.wish, plan, engine, allows_lossy=best_plan.allows_lossy
                 )
                 best_plan = self._add_last_speed(best_plan)
-                candidates, without_gain = iter((*neighbours(best_plan), *other_engine_plans)), 0
+                plan_changes, without_gain = iter((*neighbours(best_plan), *other_engine_plans)), 0
                 continue
             without_gain += 1
             if without_gain >= _PATIENCE:
@@ -261,17 +261,17 @@ class PlanSearch:
             return base
         return replace(base, plan=base.plan.evolve(speed=speed))
 
-    def _record_best(self, candidate: PlanChange) -> None:
+    def _record_best(self, plan_change: PlanChange) -> None:
         """Note that the last tried plan is the best."""
         index = len(self._report.tried) - 1
         is_better = (self._report.tried[index].worth or 0) >= MEASURED_GAIN
-        self._report = self._report.evolve(best=index, wish=candidate.wish if is_better else None)
+        self._report = self._report.evolve(best=index, wish=plan_change.wish if is_better else None)
 
     def _best_worth(self) -> float:
         return self._report.tried[self._report.best].worth or 1.0
 
     async def _can_speculate(self, base: BasePlan) -> bool:
-        """Whether a plan that drafts tokens is among the candidates."""
+        """Whether a plan that drafts tokens is among the changes."""
         plans = [await self._plan(change) for change in speculation(base)]
         return any(plan is not None and plan.speculation.value != "none" for plan in plans)
 
@@ -282,19 +282,19 @@ class PlanSearch:
         )
         return (await asyncio.to_thread(Decision.model_validate_json, result.decision)).plans
 
-    async def _plan(self, candidate: PlanChange) -> Plan | None:
-        """The plan of a candidate as it would serve; None: none is possible."""
-        self._set_phase(f"{candidate.change}: planning")
+    async def _plan(self, plan_change: PlanChange) -> Plan | None:
+        """The plan of a change as it would serve; None: none is possible."""
+        self._set_phase(f"{plan_change.change}: planning")
         preview = self._tools.plan_preview
         try:
-            result = await preview.plan_trial(self._model, candidate.wish, keeps_model=False)
+            result = await preview.plan_trial(self._model, plan_change.wish, keeps_model=False)
             placed_result = (
                 result
                 if self._options.may_be_away
-                else await preview.plan_trial(self._model, candidate.wish, keeps_model=True)
+                else await preview.plan_trial(self._model, plan_change.wish, keeps_model=True)
             )
         except FitserveError as error:
-            log.info("a candidate was refused", change=candidate.change, reason=str(error))
+            log.info("a plan was refused", change=plan_change.change, reason=str(error))
             return None
         plan = placed_result.plan
         if plan is None or result.plan is None or not is_as_good(plan, result.plan):

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.domain import Decision, Hardware, Plan, Wish
 from gateway.errors import FitserveError
-from gateway.measuring.tuning.candidates import (
+from gateway.measuring.tuning.plan_changes import (
     BasePlan,
     PlanChange,
     concurrent_requests,

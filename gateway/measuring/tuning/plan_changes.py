@@ -1,12 +1,12 @@
 """Changed wishes that an expert would try for a served model, each with its reason. Pure.
 
 pin_layout(wish, plan)       -> the wish for the engine version and layout of a plan
-neighbours(about)            -> differences from a plan in one respect, most promising first
+neighbours(base)             -> differences from a plan in one respect, most promising first
 other_engines(owner, plans)  -> the best plan of each other engine
 forecast_best(owner, rival)  -> the plan that should beat the served one by its forecast
-engine_defaults(about)       -> plans by the engine's defaults, to compare with; the first that fits
-keeps_quality(plan, about)   -> whether nothing but the speed may get worse
-may_win(plan, about)         -> whether a trial could pay
+engine_defaults(base)        -> plans by the engine's defaults, to compare with; the first that fits
+keeps_quality(plan, base)    -> whether nothing but the speed may get worse
+may_win(plan, base)          -> whether a trial could pay
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pin_layout(wish: Wish, plan: Plan) -> Wish:
 
 
 def neighbours(base: BasePlan) -> tuple[PlanChange, ...]:
-    """The candidates that differ from the plan in one respect. The planner may refuse some."""
+    """The changes that differ from the plan in one respect. The planner may refuse some."""
     return (
         *_layouts(base),
         *_cache_dtypes(base),
