@@ -22,8 +22,8 @@ from gateway.controller.fleet.route_table import route_table
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.loop_health import LoopHealth
 from gateway.controller.memory_gifts import MemoryGifts
-from gateway.controller.orders import Orders
 from gateway.controller.orphan_engines import OrphanEngines
+from gateway.controller.owner_commands import OwnerCommands
 from gateway.controller.plan_input_watch import PlanInputWatch
 from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.attempts import Attempts
@@ -77,8 +77,8 @@ _GATEWAY_END = Failure(
 class Loop:
     """Owns the state.
 
-    Others read `fleet` and `health`, give `orders`, and use `plan_preview`. All other work happens
-    in `run`.
+    Others read `fleet` and `health`, and use `owner_commands` and `plan_preview`. All other work
+    happens in `run`.
     """
 
     def __init__(
@@ -137,7 +137,9 @@ class Loop:
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
         self.evictor = Evictor(self.fleet, routes, store, settings, measures, ended_counts)
         self.plan_preview = PlanPreview(planner, self.fleet)
-        self.orders = Orders(store, self.fleet, wishes, self._publish_new_model, self.wake)
+        self.owner_commands = OwnerCommands(
+            store, self.fleet, wishes, self._publish_new_model, self.wake
+        )
         routes.on_demand = self.wake
 
     def _effects(

@@ -141,12 +141,12 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
 
 
 def engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
-    """Per engine version: published weaknesses, and the place in the list, newest first."""
+    """Per engine version: published weaknesses, and the position in the list, newest first."""
     return {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
 
 
 def rank_plans(
-    inputs: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
+    inputs: PlanningInput, plans: list[Plan], age_by_engine: Mapping[str, tuple[bool, int]]
 ) -> list[Plan]:
     """The plans, best first.
 
@@ -155,8 +155,8 @@ def rank_plans(
     """
     wish = inputs.wish
     longest_context = wanted_context(inputs.spec, wish, {})
-    context_wanted = _attainable_context(plans, order, longest_context)
-    useful = _attainable_context(plans, order, min(MIN_USEFUL, longest_context))
+    context_wanted = _attainable_context(plans, age_by_engine, longest_context)
+    useful = _attainable_context(plans, age_by_engine, min(MIN_USEFUL, longest_context))
     cost, tokens_needed = gpu_discount(wish), needed_tokens(wish, inputs.spec)
     gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
     restored = (
@@ -183,7 +183,7 @@ def rank_plans(
             goal,
             cost,
         )
-        weak, age = order.get(str(plan.engine), (False, 0))
+        weak, age = age_by_engine.get(str(plan.engine), (False, 0))
         value = value / _LONGER_CONTEXT_RATIO if weak and goal == "context" else value
         rated = rating(value, Penalties(weak, plan.cost, age, count > 1))
         return (
@@ -207,7 +207,7 @@ def rank_plans(
 
 
 def _attainable_context(
-    plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], context_wanted: int
+    plans: Iterable[Plan], age_by_engine: Mapping[str, tuple[bool, int]], context_wanted: int
 ) -> int:
     """Tokens of context that count as all that was wished for.
 
@@ -216,7 +216,7 @@ def _attainable_context(
     """
     longest_contexts = dict.fromkeys((False, True), 0)
     for plan in plans:
-        weak, _ = order.get(str(plan.engine), (False, 0))
+        weak, _ = age_by_engine.get(str(plan.engine), (False, 0))
         longest_contexts[weak] = max(longest_contexts[weak], plan.max_model_len.value)
     sound_context = longest_contexts[False]
     return (

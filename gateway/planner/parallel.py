@@ -135,13 +135,13 @@ def _groups(
 ) -> Iterable[tuple[int, ...]]:
     """The groups of so many of these GPUs that may be the best: where each two are linked alike,
     those with the most room alone."""
-    order = sorted(gpus, key=lambda index: (-room[index], index))[: max(_MAX_GPUS, size)]
-    if len(order) < size or (
-        size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1
+    roomiest_gpus = sorted(gpus, key=lambda index: (-room[index], index))[: max(_MAX_GPUS, size)]
+    if len(roomiest_gpus) < size or (
+        size > 1 and len(set(map(links.__getitem__, combinations(roomiest_gpus, 2)))) > 1
     ):
-        return combinations(order, size)
-    least_room = room[order[size - 1]]
-    return [tuple(sorted(index for index in order if room[index] >= least_room)[:size])]
+        return combinations(roomiest_gpus, size)
+    least_room = room[roomiest_gpus[size - 1]]
+    return [tuple(sorted(index for index in roomiest_gpus if room[index] >= least_room)[:size])]
 
 
 def drop_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:

@@ -295,7 +295,7 @@ def _build_tuning(
         engine=profile,
         measurements=measurements,
     )
-    tunings = Tunings(loop.fleet, loop.orders, tools)
+    tunings = Tunings(loop.fleet, loop.owner_commands, tools)
     settings = front.settings
     return Tuning(
         measurements,

@@ -81,8 +81,8 @@ class LinkServer:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        order = json.loads(await reader.readuntil(b"\n"))
-        name, source = str(order["node"]), str(order.get("source", ""))
+        message = json.loads(await reader.readuntil(b"\n"))
+        name, source = str(message["node"]), str(message.get("source", ""))
         if not name:
             writer.write(json.dumps([*self._nodes.values()]).encode() + b"\n")
             await writer.drain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.orders import Orders
+from gateway.controller.owner_commands import OwnerCommands
 from gateway.errors import Conflict, NotFound
 from gateway.measuring.tuning.plan_search import PlanSearch, SearchTools
 from gateway.measuring.tuning.tuning_report import SearchOptions, TuningReport
@@ -14,9 +14,9 @@ from gateway.measuring.tuning.tuning_report import SearchOptions, TuningReport
 class Tunings:
     """Begins, shows, ends and applies searches. The last search of each model is kept."""
 
-    def __init__(self, fleet: Fleet, orders: Orders, tools: SearchTools) -> None:
+    def __init__(self, fleet: Fleet, owner_commands: OwnerCommands, tools: SearchTools) -> None:
         self._fleet = fleet
-        self._orders = orders
+        self._owner_commands = owner_commands
         self._tools = tools
         self._searches: dict[str, PlanSearch] = {}
         self._current_run: tuple[str, asyncio.Task[None]] | None = None
@@ -64,7 +64,7 @@ class Tunings:
                 f"There is no better plan of {name} to take.",
                 hint=f"`fitserve tune {name}` searches for one.",
             )
-        await self._orders.change(model, search.wish, report.wish, restarts=True)
+        await self._owner_commands.change(model, search.wish, report.wish, restarts=True)
         search.note_application()
         return search.report
 

@@ -99,7 +99,8 @@ class OtherLoads(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Order to take no more connections, and to end after the present ones or after `within_s`."""
+    """The command to take no more connections, and to end after the present ones or after
+    `within_s`."""
 
     within_s: float
 
@@ -189,7 +190,7 @@ class Channel:
         """Bytes sent and not yet read by the other end."""
         return self._writer.transport.get_write_buffer_size()
 
-    async def read_order(self) -> ToWorker:
+    async def read_command(self) -> ToWorker:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
         return _WORKER_DECODER.decode(await self._receive())
 

@@ -90,7 +90,7 @@ class Worker:
         self.routes.on_demand = partial(self._send_report, channel)
         try:
             while True:
-                match await channel.read_order():
+                match await channel.read_command():
                     case RouteTableMessage() as table:
                         self.routes.table = table_from(table)
                         self._tables += 1

@@ -20,12 +20,12 @@ async def calibrate(request: Request) -> Calibrated:
     more, and no engine starts on these GPUs meanwhile."""
     gateway = gateway_of(request)
     plan_preview = gateway.loop.plan_preview
-    orders = gateway.loop.orders
+    owner_commands = gateway.loop.owner_commands
     store = gateway.store
     calibrator = gateway.calibrator
     store.changeable()
     hardware = await plan_preview.hardware()
-    with orders.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
+    with owner_commands.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
         calibrated = await calibrator.measure(hardware, holders)
         await asyncio.to_thread(store.keep_measurements, calibrated.facts)
     return calibrated

@@ -113,9 +113,12 @@ async def disk(request: Request) -> DiskView:
         for entry in usage.pop("engines")
     ]
     unused_bytes = sum(entry.bytes for entry in revisions if not entry.models)
-    order = sorted(revisions, key=lambda entry: -entry.bytes)
+    sorted_revisions = sorted(revisions, key=lambda entry: -entry.bytes)
     return DiskView(
-        **usage, unused_bytes=unused_bytes, revisions=tuple(order), engines=tuple(engines)
+        **usage,
+        unused_bytes=unused_bytes,
+        revisions=tuple(sorted_revisions),
+        engines=tuple(engines),
     )
 
 
@@ -157,10 +160,10 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     needs."""
     gateway = gateway_of(request)
     fleet = gateway.loop.fleet
-    orders = gateway.loop.orders
+    owner_commands = gateway.loop.owner_commands
     model = fleet.model(name)
     own_revisions = revisions(model)
-    await orders.remove(name)
+    await owner_commands.remove(name)
     while fleet.models.get(name) is model:  # noqa: ASYNC110 - its engines stop, which takes seconds
         await asyncio.sleep(_POLL_S)
     users = _users(fleet.models)

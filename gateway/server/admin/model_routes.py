@@ -88,12 +88,12 @@ async def add_model(
     runs."""
     gateway = gateway_of(request)
     plan_preview = gateway.loop.plan_preview
-    orders = gateway.loop.orders
+    owner_commands = gateway.loop.owner_commands
     wish = body.wish()
     _check_name(wish.name)
     wish = await plan_preview.resolve(wish)
     # Nothing is awaited between the look for the key and that for the name.
-    added = None if dry_run else orders.model_of_key(idempotency_key, wish.name)
+    added = None if dry_run else owner_commands.model_of_key(idempotency_key, wish.name)
     if added is not None:
         return await _show(request, added, 202)
     gateway.loop.fleet.check_new(wish)
@@ -104,7 +104,7 @@ async def add_model(
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         result = await plan_preview.plan(wish)
         wish = wish.evolve(commits=dict(result.commits))
-    return await _show(request, await orders.add(wish, idempotency_key), 202)
+    return await _show(request, await owner_commands.add(wish, idempotency_key), 202)
 
 
 @router.get("/models", response_model=ModelList)
@@ -184,7 +184,7 @@ async def remove_model(
     have ended and its weights are deleted, except those that other models need."""
     if weights:
         return await remove_with_weights(request, name)
-    await gateway_of(request).loop.orders.remove(name)
+    await gateway_of(request).loop.owner_commands.remove(name)
     return {"name": name, "state": "stopping"}
 
 
@@ -206,7 +206,7 @@ async def change_model(
     gateway = gateway_of(request)
     fleet = gateway.loop.fleet
     plan_preview = gateway.loop.plan_preview
-    orders = gateway.loop.orders
+    owner_commands = gateway.loop.owner_commands
     model = fleet.model(name)
     old_wish = model.wish
     wish = await plan_preview.resolve(_patch(old_wish, body))
@@ -249,7 +249,7 @@ async def change_model(
             no_effect=why_no_effect(changed_fields, running_plan, result.plan),
         )
     if not dry_run:
-        await orders.change(model, old_wish, wish, restarts=restarts)
+        await owner_commands.change(model, old_wish, wish, restarts=restarts)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = result.decision if dry_run and result is not None else b"null"
     return _json(
@@ -267,7 +267,7 @@ async def change_model(
 async def retry_model(request: Request, name: str) -> Any:
     """Lift quarantine and back-off: earlier failures no longer count, and the next start follows at
     once, from the current images of their names."""
-    return await _show(request, await gateway_of(request).loop.orders.retry(name), 202)
+    return await _show(request, await gateway_of(request).loop.owner_commands.retry(name), 202)
 
 
 @router.post(
@@ -279,7 +279,7 @@ async def retry_model(request: Request, name: str) -> Any:
 async def stop_model(request: Request, name: str) -> Any:
     """End the engines after their current requests, and keep the model unloaded, also after a
     restart, until it is started."""
-    return await _show(request, await gateway_of(request).loop.orders.stop(name), 202)
+    return await _show(request, await gateway_of(request).loop.owner_commands.stop(name), 202)
 
 
 @router.post(
@@ -290,7 +290,7 @@ async def stop_model(request: Request, name: str) -> Any:
 )
 async def unload_model(request: Request, name: str) -> Any:
     """End the engines after their current requests. The next request loads the model again."""
-    return await _show(request, await gateway_of(request).loop.orders.unload(name), 202)
+    return await _show(request, await gateway_of(request).loop.owner_commands.unload(name), 202)
 
 
 @router.post(
@@ -301,7 +301,7 @@ async def unload_model(request: Request, name: str) -> Any:
 )
 async def start_model(request: Request, name: str) -> Any:
     """Load a stopped model again."""
-    return await _show(request, await gateway_of(request).loop.orders.start(name), 202)
+    return await _show(request, await gateway_of(request).loop.owner_commands.start(name), 202)
 
 
 @router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))

@@ -40,10 +40,10 @@ class EngineStart(Value):
     @property
     def variables(self) -> dict[str, str]:
         """The environment, with the order of GPUs, and the GPUs of a process."""
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.gpus else {}
+        gpu_order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.gpus else {}
         return {
             **self.env,
-            **order,
+            **gpu_order,
             **(
                 {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
                 if self.gpus and self.image is None

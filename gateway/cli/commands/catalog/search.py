@@ -77,7 +77,7 @@ def fits(
         _show(models, as_json=as_json)
         return
     use = use or "chat"
-    _show(_judge("", use, hardware, folder, limit), as_json=as_json, order=_USE_ORDERS[use])
+    _show(_judge("", use, hardware, folder, limit), as_json=as_json, order_words=_USE_ORDERS[use])
 
 
 def _judge(
@@ -133,16 +133,20 @@ def _judge(
     return judged_models
 
 
-def _show(models: list[Any], *, as_json: bool, order: str = "") -> None:
-    """Print the models; exit code 3 where none fits. order: why they stand so; with it, each base
-    model has one row, its best form."""
+def _show(models: list[Any], *, as_json: bool, order_words: str = "") -> None:
+    """Print the models; exit code 3 where none fits. order_words: why they stand so; with it, each
+    base model has one row, its best form."""
     fitting_models = [model for model in models if model.fits]
     if as_json:
         say(json.dumps([model.fields() for model in models], indent=2))
     else:
         best_by_base = {model.base: model for model in reversed(fitting_models)}
-        rows = [model for model in fitting_models if not order or best_by_base[model.base] is model]
-        _show_table(rows, [model for model in models if not model.fits], order)
+        rows = [
+            model
+            for model in fitting_models
+            if not order_words or best_by_base[model.base] is model
+        ]
+        _show_table(rows, [model for model in models if not model.fits], order_words)
     if not fitting_models:
         raise typer.Exit(3)
 
@@ -151,7 +155,7 @@ _WORDS_HINT = "Other words find others"
 _FOLDER_HINT = "`fitserve fits FOLDER` plans the models of a folder"
 
 
-def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str) -> None:
+def _show_table(fitting_models: list[Any], refused_models: list[Any], order_words: str) -> None:
     rows = [
         (
             model.name,
@@ -166,7 +170,7 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str
     head = ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM")
     print_table(
         *drop_column(head, rows, "GPUS", ("CPU",)),
-        empty=f"No model was found that fits. {_FOLDER_HINT if order else _WORDS_HINT}, and"
+        empty=f"No model was found that fits. {_FOLDER_HINT if order_words else _WORDS_HINT}, and"
         " `--hardware` plans for another machine.",
         optional=("FORM", "SIZE"),
     )
@@ -183,5 +187,5 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order: str
             f"`fitserve run {source}` serves the first, and `fitserve plan` shows why a model fits"
             " or not. TOK/S is the expected speed of one request alone."
         )
-        if order:
-            print_paragraph(f"{order} `fitserve search NAME` shows every form of a model.")
+        if order_words:
+            print_paragraph(f"{order_words} `fitserve search NAME` shows every form of a model.")

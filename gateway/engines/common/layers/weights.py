@@ -305,7 +305,7 @@ def _matrix_bytes(
         return (
             matrix_bytes
             + _zeros(scheme, groups * n, item_bytes, expert, traits)
-            + _order(scheme, k, expert, traits)
+            + _order_bytes(scheme, k, expert, traits)
         )
     if kind in ("fp8_token", "int8"):
         return matrix_bytes + n * _FLOAT_SCALE
@@ -363,7 +363,7 @@ def _zeros(
     return scales * scheme.bits // 8
 
 
-def _order(scheme: Scheme, k: int, is_expert: bool, traits: Collection[str]) -> int:
+def _order_bytes(scheme: Scheme, k: int, is_expert: bool, traits: Collection[str]) -> int:
     """Bytes of the order of the inputs (g_idx), of which experts keep two."""
     if NO_GROUP_INDEX in traits or scheme.layout == "awq" or scheme.kind == "w4a8":
         return 0

@@ -62,8 +62,8 @@ _BEGIN = (
 log = Logger("fitserve.prepared")
 
 
-class Order(Value):
-    """The order of a prepared process, kept in its folder."""
+class PreparedSpec(Value):
+    """The specification of a prepared process, kept in its folder."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -146,7 +146,7 @@ class PreparedEngines:
                 self._connect(slot)
             return tuple(
                 PreparedView(
-                    engine=order.engine,
+                    engine=spec.engine,
                     pid=client.pid,
                     since=client.started_at,
                     modules=client.modules,
@@ -154,14 +154,14 @@ class PreparedEngines:
                     pss_bytes=client.pss_bytes,
                 )
                 for slot, client in sorted(self._clients.items())
-                if client.lives and (order := self._order(slot)) is not None
+                if client.lives and (spec := self._read_spec(slot)) is not None
             )
 
     def engines(self) -> frozenset[str]:
         """The engines whose next start may be forked."""
         with self._lock:
-            orders = (self._order(slot) for slot in self._slots() if self._connect(slot))
-            return frozenset(order.engine for order in orders if order is not None)
+            specs = (self._read_spec(slot) for slot in self._slots() if self._connect(slot))
+            return frozenset(spec.engine for spec in specs if spec is not None)
 
     def close(self) -> None:
         """Leave the processes. The processes end by themselves if no gateway comes."""
@@ -197,21 +197,21 @@ class PreparedEngines:
         wanted_slot = start.slot(program_identity())
         slots = [wanted_slot, *(slot for slot in self._slots() if slot != wanted_slot)]
         for slot in slots:
-            order, client = self._order(slot), self._connect(slot)
+            spec, client = self._read_spec(slot), self._connect(slot)
             if (
-                order is not None
+                spec is not None
                 and client is not None
-                and (order.engine, order.identity, order.code, order.python)
+                and (spec.engine, spec.identity, spec.code, spec.python)
                 == (start.engine, start.identity, program_identity(), start.argv[0])
                 and client.cgroup == _cgroup()
-                and agrees(order.env, start, client.read)
+                and agrees(spec.env, start, client.read)
             ):
                 return slot
         return None
 
     def _note(self, start: ProcessStart) -> None:
         """Remember the start, so that the next one like it is forked."""
-        order = Order(
+        spec = PreparedSpec(
             engine=start.engine,
             identity=start.identity,
             code=program_identity(),
@@ -219,14 +219,14 @@ class PreparedEngines:
             modules=(start.module,) if start.module else (),
             env=start.open_env,
         )
-        slot = start.slot(order.code)
+        slot = start.slot(spec.code)
         with suppress(OSError):
             (self._folder / slot).mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._order(slot) != order:
+            if self._read_spec(slot) != spec:
                 self._drop(slot)
                 self._broken.discard(slot)
                 path = self._folder / slot / "order.json"
-                atomic_file.write(path, order.model_dump_json().encode())
+                atomic_file.write(path, spec.model_dump_json().encode())
         self._touch(slot)
 
     def _judge(self, records: Iterable[Record]) -> bool:
@@ -311,18 +311,20 @@ class PreparedEngines:
             return []
 
     def _due(self, identities: Mapping[str, str]) -> list[str]:
-        orders = {slot: self._order(slot) for slot in self._slots()}
+        specs = {slot: self._read_spec(slot) for slot in self._slots()}
         return [
             slot
-            for slot, order in orders.items()
-            if order is not None
-            and order.code == program_identity()
-            and identities.get(order.engine) == order.identity
+            for slot, spec in specs.items()
+            if spec is not None
+            and spec.code == program_identity()
+            and identities.get(spec.engine) == spec.identity
         ][: self._limit]
 
-    def _order(self, slot: str) -> Order | None:
+    def _read_spec(self, slot: str) -> PreparedSpec | None:
         try:
-            return Order.model_validate_json((self._folder / slot / "order.json").read_bytes())
+            return PreparedSpec.model_validate_json(
+                (self._folder / slot / "order.json").read_bytes()
+            )
         except (OSError, ValueError):
             return None
 
@@ -343,14 +345,14 @@ class PreparedEngines:
         return self._clients[slot]
 
     def _begin(self, slot: str) -> None:
-        order, folder = self._order(slot), self._folder / slot
-        if order is None:
+        spec, folder = self._read_spec(slot), self._folder / slot
+        if spec is None:
             return
         names = _learned_modules(folder)
         (folder / "learned").write_text("".join(f"{name}\n" for name in names))
         (folder / "used").write_text(str(len(names)))
         (folder / "socket").unlink(missing_ok=True)
-        command = [order.python, "-c", _BEGIN, str(_INSIDE), str(folder), "0"]
+        command = [spec.python, "-c", _BEGIN, str(_INSIDE), str(folder), "0"]
         with (folder / "log").open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -358,13 +360,13 @@ class PreparedEngines:
                 stdout=output,
                 stderr=output,
                 cwd=folder,
-                env=order.env,
+                env=spec.env,
                 start_new_session=True,
             )
         open_files.restore_fd_limit(process.pid)
         self._importing[slot] = process
         self._begin_times[slot] = time.monotonic()
-        log.info("prepared.begun", engine=order.engine, pid=process.pid)
+        log.info("prepared.begun", engine=spec.engine, pid=process.pid)
 
     def _drop(self, slot: str) -> None:
         """End the process of a slot."""

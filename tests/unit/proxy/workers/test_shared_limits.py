@@ -226,11 +226,11 @@ async def test_messages_arrive_as_they_were_sent() -> None:
     for message in down:
         near.send(message)
     far.send(up)
-    assert [await far.read_order() for _ in down] == down
+    assert [await far.read_command() for _ in down] == down
     assert await near.read_report() == up
     near.close()
     with pytest.raises((EOFError, OSError)):
-        await asyncio.wait_for(far.read_order(), HANG_S)
+        await asyncio.wait_for(far.read_command(), HANG_S)
     far.close()
 
 
@@ -240,7 +240,7 @@ async def test_a_malformed_message_is_an_error() -> None:
     data = msgspec.msgpack.encode({"type": "OtherLoads", "in_flight": {"m-0-1": "three"}})
     parent_end.sendall(len(data).to_bytes(4, "big") + data)
     with pytest.raises(msgspec.ValidationError):
-        await far.read_order()
+        await far.read_command()
     far.close()
     parent_end.close()
 

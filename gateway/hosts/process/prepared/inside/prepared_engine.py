@@ -4,7 +4,7 @@
 
 Any Python from 3.10 on, standard library only. FOLDER (0700) holds:
 
-    order.json    of the gateway: {"modules": [...], "env": {...}, "idle_s": 300}
+    order.json    spec of the gateway: {"modules": [...], "env": {...}, "idle_s": 300}
     learned, refused.json    of import_watch.py
     socket        where the gateway asks (0600); only processes of this user are answered
 
@@ -52,18 +52,18 @@ _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def main(folder: Path, restarts: int) -> None:
-    """Import the modules of the order, then serve requests until nobody needs them."""
-    order = json.loads((folder / "order.json").read_text())
+    """Import the modules of the spec, then serve requests until nobody needs them."""
+    spec = json.loads((folder / "order.json").read_text())
     watch = ImportWatch(folder)
     try:
-        watch.import_all(order["modules"])
+        watch.import_all(spec["modules"])
     except Unforkable as error:
         print(f"A module is left to the fork: {error}.", file=sys.stderr)  # noqa: T201
         begin_anew(restarts)
     gc.collect()
     gc.freeze()
-    server = ForkServer(folder, watch, changes(order["env"], os.environ))
-    argv = server.serve(float(order["idle_s"]))
+    server = ForkServer(folder, watch, changes(spec["env"], os.environ))
+    argv = server.serve(float(spec["idle_s"]))
     if argv is None:
         exit_codes.become_writer(server.engines)
     else:

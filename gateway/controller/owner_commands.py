@@ -1,6 +1,6 @@
-"""Orders of owners: add, change, stop, unload or remove a model, set GPUs apart.
+"""Commands of owners: add, change, stop, unload or remove a model, set GPUs apart.
 
-An order is on disk before it is answered, except an unload, which the next gateway does not know.
+A command is on disk before it is answered, except an unload, which the next gateway does not know.
 The loop carries it out.
 """
 
@@ -20,7 +20,7 @@ from gateway.errors import BadRequest, Conflict
 from gateway.store.store import Store
 
 
-class Orders:
+class OwnerCommands:
     def __init__(
         self,
         store: Store,
