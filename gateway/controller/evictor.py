@@ -68,7 +68,7 @@ class Evictor:
         self._counted_at = self._noted_at = 0.0
         self._noted_use: dict[str, float] = {}
         self._times = SteadyTimes()
-        self.is_making_room = False
+        self.is_freeing_memory = False
         """Whether room for a model is being made, or awaited."""
         self._order: dict[str, tuple[bool, int, float]] = {}
 
@@ -124,7 +124,7 @@ class Evictor:
         transitions = {
             loaded_model.name for loaded_model in loaded_models if loaded_model.is_in_transition
         }
-        self.is_making_room = bool(transitions or moves.evictions or moves.first)
+        self.is_freeing_memory = bool(transitions or moves.evictions or moves.first)
         for copy_id, eviction in moves.evictions.items():
             self._evict(copy_id, eviction)
         for loaded_model in loaded_models:

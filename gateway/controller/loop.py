@@ -306,9 +306,9 @@ class Loop:
     ) -> None:
         """Show the engines of this pass to all that follow them. Raises StoreError."""
         # First of all, engines that are gone or evicted get no more requests.
-        was_making_room = self.evictor.is_making_room
+        was_freeing_memory = self.evictor.is_freeing_memory
         await self.evictor.decide_evictions(instances, awake_models, demand)
-        if self.evictor.is_making_room != was_making_room:
+        if self.evictor.is_freeing_memory != was_freeing_memory:
             self.wake()
         self._publish_routes(instances)
         self._gate.note_engines(instances)
@@ -338,7 +338,7 @@ class Loop:
         models = self.fleet.models
         names = {instance.model for instance in instances} | demand.keys()
         awake_models = self._resting.awake(
-            models.values(), names, self.evictor.is_making_room, time.monotonic()
+            models.values(), names, self.evictor.is_freeing_memory, time.monotonic()
         )
         for model in awake_models:
             self._resting_routes.pop(model.wish.name, None)
@@ -350,7 +350,7 @@ class Loop:
         self._resting.retain(models.keys())
         self._resting.note(
             (model for model in awake_models if model.wish.name in models),
-            self.evictor.is_making_room,
+            self.evictor.is_freeing_memory,
             time.monotonic(),
         )
         for model in awake_models:

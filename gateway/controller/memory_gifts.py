@@ -115,6 +115,6 @@ def _is_larger_engine_running(
 def _is_any_replaced(copies: Iterable[ReplicaState]) -> bool:
     return any(
         copy.succession.unrouted_at is not None
-        or (copy.succession.has_made_room and copy.attempt is not None)
+        or (copy.succession.awaits_successor and copy.attempt is not None)
         for copy in copies
     )

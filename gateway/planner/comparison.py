@@ -79,9 +79,11 @@ def gains(plan: Plan, base: Plan) -> str:
     context, base_context = plan.max_model_len.value, base.max_model_len.value
     if context != base_context:
         sentences.append(f"{context:,} tokens of context instead of {base_context:,}")
-    elif (room := _request_capacity(plan)) != (base_room := _request_capacity(base)):
-        requests = "request" if room == "1" else "requests"
-        sentences.append(f"room for {room} {requests} of {context:,} tokens instead of {base_room}")
+    elif (capacity := _request_capacity(plan)) != (base_capacity := _request_capacity(base)):
+        requests = "request" if capacity == "1" else "requests"
+        sentences.append(
+            f"room for {capacity} {requests} of {context:,} tokens instead of {base_capacity}"
+        )
     if plan.drops != base.drops:
         sentences.append(f"without {', '.join(plan.drops)}" if plan.drops else "with all inputs")
     return ", ".join(sentences) or "no difference that is known"

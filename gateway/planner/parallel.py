@@ -131,17 +131,26 @@ def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:
 
 
 def _groups(
-    gpus: Sequence[int], size: int, room: Mapping[int, int], links: Mapping[tuple[int, int], int]
+    gpus: Sequence[int],
+    size: int,
+    free_bytes: Mapping[int, int],
+    links: Mapping[tuple[int, int], int],
 ) -> Iterable[tuple[int, ...]]:
     """The groups of so many of these GPUs that may be the best: where each two are linked alike,
-    those with the most room alone."""
-    roomiest_gpus = sorted(gpus, key=lambda index: (-room[index], index))[: max(_MAX_GPUS, size)]
-    if len(roomiest_gpus) < size or (
-        size > 1 and len(set(map(links.__getitem__, combinations(roomiest_gpus, 2)))) > 1
+    those with the most free bytes alone."""
+    freest_gpus = sorted(gpus, key=lambda index: (-free_bytes[index], index))[
+        : max(_MAX_GPUS, size)
+    ]
+    if len(freest_gpus) < size or (
+        size > 1 and len(set(map(links.__getitem__, combinations(freest_gpus, 2)))) > 1
     ):
-        return combinations(roomiest_gpus, size)
-    least_room = room[roomiest_gpus[size - 1]]
-    return [tuple(sorted(index for index in roomiest_gpus if room[index] >= least_room)[:size])]
+        return combinations(freest_gpus, size)
+    least_free_bytes = free_bytes[freest_gpus[size - 1]]
+    return [
+        tuple(
+            sorted(index for index in freest_gpus if free_bytes[index] >= least_free_bytes)[:size]
+        )
+    ]
 
 
 def drop_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
@@ -213,7 +222,9 @@ class GpuGroups:
         }
         self._links = defaultdict(int, groups)
         self._by_index = {gpu.index: gpu for gpu in hardware.gpus}
-        self._room = {gpu.index: available_bytes(gpu, promised_bytes) for gpu in hardware.gpus}
+        self._free_bytes = {
+            gpu.index: available_bytes(gpu, promised_bytes) for gpu in hardware.gpus
+        }
         self._kinds: dict[tuple[str, str | None, int | None], list[int]] = {}
         for gpu in hardware.gpus:
             self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(
@@ -234,8 +245,8 @@ class GpuGroups:
         """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then
         lowest index. None: there are not so many of one kind.
 
-        A group has room when its fullest GPU has at least half of the best group's room: links
-        between GPUs that are in use are worth less than memory.
+        A group counts when its fullest GPU has at least half of the free bytes of the best group:
+        links between GPUs that are in use are worth less than memory.
         """
         if size not in self._best_groups:
             self._best_groups[size] = self._group_of_size(size)
@@ -245,18 +256,18 @@ class GpuGroups:
         groups = [
             group
             for same_kind in self._kinds.values()
-            for group in _groups(same_kind, size, self._room, self._links)
+            for group in _groups(same_kind, size, self._free_bytes, self._links)
         ]
-        least_rooms = [min(map(self._room.__getitem__, group)) for group in groups]
-        max_room = max(least_rooms, default=0)
+        least_free_bytes = [min(map(self._free_bytes.__getitem__, group)) for group in groups]
+        max_free_bytes = max(least_free_bytes, default=0)
 
         def preference(number: int) -> tuple[bool, int, int, list[int]]:
             group = groups[number]
             nvlinks = sum(map(self._links.__getitem__, combinations(group, 2)))
             return (
-                2 * least_rooms[number] >= max_room,
+                2 * least_free_bytes[number] >= max_free_bytes,
                 nvlinks,
-                least_rooms[number],
+                least_free_bytes[number],
                 sorted(map(int.__neg__, group), reverse=True),
             )
 
@@ -268,8 +279,8 @@ class GpuGroups:
         )
 
     def unlike(self, size: int) -> tuple[Gpu, ...] | None:
-        """The GPUs with the most room, of any kind, for stages; None: too few GPUs."""
-        room = {
+        """The GPUs with the most free bytes, of any kind, for stages; None: too few GPUs."""
+        free_bytes = {
             gpu.uuid: available_bytes(gpu, self._promised_bytes)
             for gpu in self._hardware.gpus
             if gpu.total_bytes and gpu.capability
@@ -277,11 +288,13 @@ class GpuGroups:
         dedicated_gpus = [
             gpu
             for gpu in self._hardware.gpus
-            if gpu.uuid in room and gpu.memory_kind == "dedicated"
+            if gpu.uuid in free_bytes and gpu.memory_kind == "dedicated"
         ]
-        roomy_gpus = sorted(dedicated_gpus, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
+        freest_gpus = sorted(dedicated_gpus, key=lambda gpu: (-free_bytes[gpu.uuid], gpu.index))[
+            :size
+        ]
         return (
-            tuple(sorted(roomy_gpus, key=lambda gpu: gpu.index))
-            if len(roomy_gpus) == size
+            tuple(sorted(freest_gpus, key=lambda gpu: gpu.index))
+            if len(freest_gpus) == size
             else None
         )

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.errors import FitserveError
 from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room_error
+from gateway.proxy.bodies.body_budget import SMALL_BYTES, full_budget_error
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
@@ -128,14 +128,14 @@ class AsgiRequest(RequestResponseCycle):
             self.is_in_budget = True
             self._budget.keep(self, self._received_bytes)
 
-    def has_room(self) -> bool:
+    def takes_more_bytes(self) -> bool:
         """Always True, because FastAPI takes all pieces and its bodies are small. Raises Busy."""
         if (
             self._received_bytes > SMALL_BYTES
             and not self.is_in_budget
             and self._budget.is_crowded(self.account)
         ):
-            raise no_room_error()
+            raise full_budget_error()
         self.keep_body()
         return True
 

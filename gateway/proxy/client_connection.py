@@ -256,7 +256,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._run(request)
                 if request.state in ("connecting", "queued"):
                     self.pause_upload()
-            elif not request.has_room():
+            elif not request.takes_more_bytes():
                 self.pause_upload()
         except FitserveError as error:
             self.refuse_and_close(error, request.shape, request.id)

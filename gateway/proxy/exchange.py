@@ -61,7 +61,7 @@ from gateway.proxy.access import rate_limits
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.bodies import request_body
-from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room_error
+from gateway.proxy.bodies.body_budget import SMALL_BYTES, full_budget_error
 from gateway.proxy.client_answer import ClientAnswer
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.engine_request import engine_request
@@ -291,9 +291,9 @@ class Exchange:
         """Whether an engine can be asked now, before the body is complete."""
         return self.state == "reading" and self.upload.may_start()
 
-    def has_room(self) -> bool:
+    def takes_more_bytes(self) -> bool:
         """Whether more of the body may come now. Raises Busy."""
-        return self.state != "reading" or self.upload.has_room()
+        return self.state != "reading" or self.upload.takes_more_bytes()
 
     def abandon(self) -> None:
         """End the request of a client that closed its connection."""
@@ -351,7 +351,7 @@ class Exchange:
             self.ask(replica)
         else:
             if self.upload.is_crowded():
-                raise no_room_error()
+                raise full_budget_error()
             self.upload.keep_body()
             self.state = "queued"
             self._wait = QueueWait(self, avoid)

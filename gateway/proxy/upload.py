@@ -113,7 +113,7 @@ class Upload:
             else -self._upstream.transport.get_write_buffer_size()
         )
 
-    def has_room(self) -> bool:
+    def takes_more_bytes(self) -> bool:
         """Whether more of the body may come now. Otherwise `continue_body` is called later. Raises
         Busy."""
         if len(self.body) <= SMALL_BYTES:

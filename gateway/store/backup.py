@@ -204,14 +204,14 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 def _unpack(archive: Path, draft: Path) -> _Manifest:
     """Unpack the archive into `draft`. Returns its manifest."""
     manifest: _Manifest | None = None
-    room = _Room(draft)
+    disk_space = _DiskSpace(draft)
     try:
         with (
             archive.open("rb") as file,
             tarfile.open(fileobj=file, mode="r|gz", tarinfo=_ArchiveEntry) as entries,
         ):
             for entry in entries:
-                is_good = _belongs(entry) and room.take(entry)
+                is_good = _belongs(entry) and disk_space.take(entry)
                 content = entries.extractfile(entry) if is_good else None
                 if content is None or (manifest is None) != (entry.name == _MANIFEST):
                     raise _no_backup_error(archive, f"{entry.name[:100]!r} does not belong in one")
@@ -255,8 +255,8 @@ def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
         ) from None
 
 
-class _Room:
-    """The room for the files of an archive. A few bytes of it can stand for gigabytes."""
+class _DiskSpace:
+    """The disk space for the files of an archive. A few bytes of it can stand for gigabytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -107,7 +107,7 @@ class ReplicaStatus:
     failure: str = ""
 
 
-TrialState = Literal["starts", "ready", "no_room", "failed", "stops", "unrelated"]
+TrialState = Literal["starts", "ready", "no_memory", "failed", "stops", "unrelated"]
 """"unrelated": the trial has another reason than a changed wish."""
 
 
@@ -161,7 +161,7 @@ def _trial_step(target: int, is_new: bool, trial: TrialStatus) -> Step | None:
     match trial.state:
         case "ready":
             return Adopt()
-        case "no_room":
+        case "no_memory":
             return GoInPlace(trial.index)
         case "failed":
             return GiveUp(trial.reason) if is_new else GoInPlace(trial.index)

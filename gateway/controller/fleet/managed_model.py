@@ -130,13 +130,13 @@ class Succession:
 
     seeks_plan: bool = False
     """A trial of a changed wish, which gets another plan where one fails."""
-    lacks_room: bool = False
+    lacks_memory: bool = False
     """The trial does not fit beside the serving engine."""
     must_be_replaced: bool = False
     """Its successor takes its place, as nothing fits beside it."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
-    has_made_room: bool = False
+    awaits_successor: bool = False
     """Its serving engine stopped for a successor that does not serve yet."""
 
 
@@ -269,7 +269,7 @@ class ReplicaState:
 
     def end_change(self) -> None:
         """Note that its engine serves the changed wish."""
-        self.succession.must_be_replaced = self.succession.has_made_room = False
+        self.succession.must_be_replaced = self.succession.awaits_successor = False
         self.succession.unrouted_at = self.planning.blocked_reason = None
 
     def end_preparation(self) -> None:

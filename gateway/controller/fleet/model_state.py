@@ -134,7 +134,7 @@ def route(
         )
     # No request fails during a change: requests between two engines wait for the next one.
     is_between = model.has_pending_changes or any(
-        replica.succession.has_made_room or replica.succession.unrouted_at is not None
+        replica.succession.awaits_successor or replica.succession.unrouted_at is not None
         for replica in model.replicas
     )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if is_between else 0.0)

@@ -54,10 +54,10 @@ class PlanInputs(NamedTuple):
         )
 
 
-class Room(NamedTuple):
-    """The room that a model was planned in: a digest of offers and wish, and the neighbours.
+class ContextState(NamedTuple):
+    """The context that a model was planned in: a digest of offers and wish, and the neighbours.
 
-    inputs_digest: of offers and wish; None if the room changed while the plan was made, so any
+    inputs_digest: of offers and wish; None if the context changed while the plan was made, so any
         other may help.
     """
 
@@ -65,7 +65,7 @@ class Room(NamedTuple):
     promised_bytes: dict[str, int]
     holders: frozenset[str]
 
-    def may_help(self, former_state: Room) -> bool:
+    def may_help(self, former_state: ContextState) -> bool:
         """Whether a plan may be possible that was not. More promised bytes never allow one."""
         return (
             self.inputs_digest != former_state.inputs_digest
@@ -81,14 +81,14 @@ class PlanBasis(NamedTuple):
     """All that the plan of one replica was made of. answers: those of engines, and its pins."""
 
     inputs: PlanInputs
-    room: Room
+    context_state: ContextState
     answers: tuple[object, ...]
 
     def may_help(self, former_state: PlanBasis) -> bool:
         """Whether a replica without a plan by the former basis may have one by this one."""
         return (
             self.answers != former_state.answers
-            or self.room.may_help(former_state.room)
+            or self.context_state.may_help(former_state.context_state)
             or self.inputs.may_help(former_state.inputs)
         )
 
@@ -121,11 +121,11 @@ def machine_and_memory(hardware: Hardware) -> tuple[tuple[Any, ...], FreeMemory]
     return fixed_fields, free_memory
 
 
-def room_of(context: PlanningContext) -> Room:
-    """The room that a context gives."""
+def context_state(context: PlanningContext) -> ContextState:
+    """The state of a context."""
     sharing = context.sharing
     values = (context.wish, sharing.cap, *sharing.offers, *context.if_asked)
-    return Room(
+    return ContextState(
         hash(
             (
                 *(value.model_dump_json() if value is not None else "" for value in values),

@@ -98,7 +98,7 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
     replica = ReplicaState(
         name, index, live[0] if live else None, generation=_generation(model, past)
     )
-    replica.succession.has_made_room = _has_made_room(past)
+    replica.succession.awaits_successor = _awaits_successor(past)
     if (
         len(live) > 1
         and model.trial is None
@@ -121,12 +121,12 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
 
 def _generation(model: ManagedModel, past: list[Attempt]) -> int:
     """The generation of a replica, by its attempts."""
-    if not past or _has_made_room(past):
+    if not past or _awaits_successor(past):
         return model.wanted_generation
     return next((attempt for attempt in past if attempt.is_live), past[-1]).generation
 
 
-def _has_made_room(past: list[Attempt]) -> bool:
+def _awaits_successor(past: list[Attempt]) -> bool:
     """Whether the last serving engine was stopped for one of the wanted wish."""
     return (
         bool(past)

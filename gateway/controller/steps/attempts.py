@@ -87,7 +87,7 @@ class Attempts:
         await asyncio.to_thread(
             self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, memory_bytes)
         )
-        replica.attempt, replica.succession.has_made_room = ready, False
+        replica.attempt, replica.succession.awaits_successor = ready, False
         if phases:
             await self._starts.add(ready, replica.conditions)
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)

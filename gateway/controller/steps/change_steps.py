@@ -109,7 +109,7 @@ class ChangeSteps:
                 replica.task.cancel()
             return False
         attempt, replica.attempt = replica.attempt, None
-        replica.succession.has_made_room |= attempt is not None and attempt.state == "ready"
+        replica.succession.awaits_successor |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
         replica.generation = generation
@@ -181,11 +181,11 @@ def _trial_state(model: ManagedModel, trial: ReplicaState) -> tuple[TrialState, 
         return ("stops", "") if attempt is None else ("unrelated", "")
     if attempt is not None:
         return ("ready", "") if attempt.state == "ready" else ("starts", "")
-    if trial.succession.lacks_room:
+    if trial.succession.lacks_memory:
         # Its engines had room, and failed: no serving engine stops for another try.
         failure = _last_failure(model, trial)
         if failure is None:
-            return "no_room", ""
+            return "no_memory", ""
         return "failed", f"{failure.kind}: {failure.message}"
     if not trial.is_busy and trial.status.state in ("quarantined", "no_plan"):
         return "failed", trial.status.reason

@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.controller.decisions.changes import diff_plans, is_as_good
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.plan_inputs import FailedPlanning, PlanBasis, room_of
+from gateway.controller.fleet.plan_inputs import FailedPlanning, PlanBasis, context_state
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_input_reader import PlanInputReader
@@ -44,13 +44,13 @@ class PlanSteps:
         self,
         model: ManagedModel,
         replica: ReplicaState,
-        room: CurrentContext,
-        in_place: CurrentContext,
+        context: CurrentContext,
+        context_in_place: CurrentContext,
     ) -> None:
         """Plan the replica, or note why there is no plan now.
 
-        in_place: the room in the place of the serving engine. A plan beside that engine has to be
-        as good as one for this room.
+        context_in_place: the context without the serving engine. A plan beside that engine has to
+        be as good as one for this context.
         """
         basis: PlanBasis | None = None
         try:
@@ -58,15 +58,15 @@ class PlanSteps:
             async with self._replica_planner.turns.turn(partial(_urgency, model, replica)):
                 # Changes during the wait are part of this plan.
                 replica.planning.is_outdated = False
-                basis = await self._basis(model, room)
+                basis = await self._basis(model, context)
                 if self._rests(model, replica, basis):
                     return
                 replica.planning.failed_planning = None
-                result = await self._replica_planner.decide(model, room)
+                result = await self._replica_planner.decide(model, context)
                 if replica is model.trial and not await self._fits_beside(
-                    model, result, room, in_place
+                    model, result, context, context_in_place
                 ):
-                    replica.succession.lacks_room = True
+                    replica.succession.lacks_memory = True
                     replica.planning.block("there is no room beside what serves")
                     return
                 if await self._take(model, replica, result):
@@ -74,14 +74,14 @@ class PlanSteps:
                 engines = set(result.engines_to_ask) - model.failed_inquiries.keys()
                 asks_engine = bool(engines) and model.wish_of(replica).check
                 if not asks_engine:
-                    await self._rest(model, replica, result, room)
+                    await self._rest(model, replica, result, context)
             if asks_engine:
-                await self._ask(model, replica, result.engines_to_ask[0], room)
+                await self._ask(model, replica, result.engines_to_ask[0], context)
         except FitserveError as error:
             replica.planning.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
-            self._note(model, replica, basis, room)
+            self._note(model, replica, basis, context)
             if (
                 replica.planning.is_outdated
                 and replica.attempt is None
@@ -89,9 +89,9 @@ class PlanSteps:
             ):
                 replica.planning.blocked_reason, replica.planning.looks_again = None, True
 
-    async def _basis(self, model: ManagedModel, room: CurrentContext) -> PlanBasis:
+    async def _basis(self, model: ManagedModel, context: CurrentContext) -> PlanBasis:
         inputs = await self._reader.read([model])
-        return PlanBasis(inputs[model.wish.name], room_of(room()), _answers(model))
+        return PlanBasis(inputs[model.wish.name], context_state(context()), _answers(model))
 
     @staticmethod
     def _rests(model: ManagedModel, replica: ReplicaState, basis: PlanBasis) -> bool:
@@ -113,19 +113,19 @@ class PlanSteps:
         model: ManagedModel,
         replica: ReplicaState,
         basis: PlanBasis | None,
-        room: CurrentContext,
+        context: CurrentContext,
     ) -> None:
         """Note the basis of a plan that found nothing, until the next plan."""
         is_vain = (
             replica.planning.blocked_reason is not None
             and not replica.planning.awaited_offers
-            and not replica.succession.lacks_room
+            and not replica.succession.lacks_memory
         )
         if basis is None or not is_vain or replica.planning.failed_planning is not None:
             return
-        if room_of(room()) != basis.room:
-            # An engine was asked meanwhile, and the last plan may be of either room.
-            basis = basis._replace(room=basis.room._replace(inputs_digest=None))
+        if context_state(context()) != basis.context_state:
+            # An engine was asked meanwhile, and the last plan may be of either context.
+            basis = basis._replace(context_state=basis.context_state._replace(inputs_digest=None))
         basis = basis._replace(answers=_answers(model))
         replica.planning.failed_planning = FailedPlanning(
             basis,
@@ -149,38 +149,42 @@ class PlanSteps:
         return result.plan is not None
 
     async def _ask(
-        self, model: ManagedModel, replica: ReplicaState, engine: str, room: CurrentContext
+        self, model: ManagedModel, replica: ReplicaState, engine: str, context: CurrentContext
     ) -> None:
         """Ask the engine, as its own code may allow a plan that the rules refuse."""
         replica.progress = f"checking: {engine} is asked about what its rules refuse"
-        async with self._replica_planner.plan_after_inquiry(model, room, engine, None) as result:
+        async with self._replica_planner.plan_after_inquiry(model, context, engine, None) as result:
             if result.plan is not None:
                 await self._record(model, replica, result.plan, result.template)
             else:
-                await self._rest(model, replica, result, room)
+                await self._rest(model, replica, result, context)
 
     async def _fits_beside(
         self,
         model: ManagedModel,
         result: PlanResult,
-        room: CurrentContext,
-        in_place: CurrentContext,
+        context: CurrentContext,
+        context_in_place: CurrentContext,
     ) -> bool:
-        if room().promised_bytes == in_place().promised_bytes:
+        if context().promised_bytes == context_in_place().promised_bytes:
             return True  # the serving engine was promised no memory
-        replacement = await self._replica_planner.decide(model, in_place)
+        replacement = await self._replica_planner.decide(model, context_in_place)
         if replacement.needed_offers or replacement.plan is None:
             # In its place others may give, or an engine may overrule a refusal of the rules.
             return not replacement.needed_offers and not replacement.engines_to_ask
         return result.plan is not None and is_as_good(result.plan, replacement.plan)
 
     async def _rest(
-        self, model: ManagedModel, replica: ReplicaState, result: PlanResult, room: CurrentContext
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        result: PlanResult,
+        context: CurrentContext,
     ) -> None:
         """Let the replica rest where others would leave for it at a request. Else raises NoPlan."""
         reason = "; ".join([result.reason, *self._gpus.lost_messages()])
-        if room().if_asked:
-            later_result = await self._replica_planner.decide(model, room, "leave")
+        if context().if_asked:
+            later_result = await self._replica_planner.decide(model, context, "leave")
             if later_result.needed_offers:
                 replica.planning.wait_for_request(
                     reason, later_result.needed_offers, needs_request=model.asks
@@ -188,11 +192,11 @@ class PlanSteps:
                 model.waits_for_request = True
                 if later_result.plan is not None and model.wish_of(replica).check:
                     # The engine is asked now, so that its turn begins with the start itself.
-                    replica.begin_inquiry(self._ask_early(model, room, later_result.plan))
+                    replica.begin_inquiry(self._ask_early(model, context, later_result.plan))
                 return
         raise NoPlan(reason)
 
-    async def _ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
+    async def _ask_early(self, model: ManagedModel, context: CurrentContext, plan: Plan) -> None:
         """Ask the engine of a resting model."""
         if plan.question is None or str(plan.engine) in model.failed_inquiries:
             return
@@ -200,7 +204,7 @@ class PlanSteps:
             await self._launcher.host.identity(plan.engine)
         except HostError:
             return  # The start fetches the engine first, and then asks it.
-        await self._replica_planner.ask_early(model, room, plan)
+        await self._replica_planner.ask_early(model, context, plan)
 
     async def _record(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str

@@ -41,7 +41,7 @@ class ReplicaPlanner:
     async def decide(
         self,
         model: ManagedModel,
-        room: CurrentContext,
+        context: CurrentContext,
         neighbours: NeighbourRole = "give",
     ) -> PlanResult:
         """The decision from present knowledge.
@@ -49,7 +49,7 @@ class ReplicaPlanner:
         neighbours: whether they give memory, stay as they are, or leave their GPUs. A decision with
         `leave` is not shown to users. Raises BadModel and its kin.
         """
-        now = room()
+        now = context()
         result = await self._planner.plan(_request(model, now, _request_sharing(now, neighbours)))
         if model.decision is None or not (now.is_copy or neighbours == "leave"):
             model.decision = result.decision
@@ -62,7 +62,7 @@ class ReplicaPlanner:
 
     @contextlib.asynccontextmanager
     async def plan_after_inquiry(
-        self, model: ManagedModel, room: CurrentContext, engine: str, plan: Plan | None
+        self, model: ManagedModel, context: CurrentContext, engine: str, plan: Plan | None
     ) -> AsyncGenerator[PlanResult]:
         """The plan after an inquiry. The turn to plan is held until the caller is done.
 
@@ -70,24 +70,24 @@ class ReplicaPlanner:
         other models in between. plan: the plan of this engine if the inquiry gives none.
         """
         async with model.inquiry_lock:
-            former_context, pins = room(), model.pins
+            former_context, pins = context(), model.pins
             result = await self._inquire(model, former_context, "stay", engine, plan)
         async with self.turns.turn():
-            if room() != former_context:
-                result = await self.decide(model, room, "stay")
+            if context() != former_context:
+                result = await self.decide(model, context, "stay")
             elif not former_context.is_copy:
                 model.decision = result.decision
             yield (
                 result._replace(plan=plan_for_images(result.plan, pins)) if result.plan else result
             )
 
-    async def ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
+    async def ask_early(self, model: ManagedModel, context: CurrentContext, plan: Plan) -> None:
         """Ask the engine of the plan for which others would leave, before the model's turn.
 
         The answers are kept, so the start at its turn needs no inquiry.
         """
         async with self._early_lock, model.inquiry_lock:
-            await self._inquire(model, room(), "leave", str(plan.engine), plan)
+            await self._inquire(model, context(), "leave", str(plan.engine), plan)
 
     async def _inquire(
         self,
@@ -114,16 +114,18 @@ class ReplicaPlanner:
         old_attempt: Attempt,
         offer: Offer,
         requester: Collection[str],
-        room: PlanningContext,
+        context: PlanningContext,
         held_bytes: dict[str, int],
     ) -> Plan | None:
         """The running plan with less KV cache: the same engine on the same GPUs.
 
         Raises BadModel and its kin.
         """
-        plan, former_cap = old_attempt.plan, room.sharing.cap
+        plan, former_cap = old_attempt.plan, context.sharing.cap
         near_models = {
-            holder.model for holder in room.sharing.promises if set(plan.gpus) & holder.gives.keys()
+            holder.model
+            for holder in context.sharing.promises
+            if set(plan.gpus) & holder.gives.keys()
         }
         cap = cap_after_giving(
             offer, plan, {*requester, *near_models, *(former_cap.models if former_cap else ())}
@@ -136,12 +138,12 @@ class ReplicaPlanner:
             "replicas": 1,
         }
         request = _request(
-            model, room, room.sharing._replace(cap=cap, offers=(), former_gpus=plan.gpus)
+            model, context, context.sharing._replace(cap=cap, offers=(), former_gpus=plan.gpus)
         )
         result = await self._planner.plan(
             replace(
                 request,
-                wish=room.wish.evolve(**fixed_choices),
+                wish=context.wish.evolve(**fixed_choices),
                 running=RunningPlan(plan, held_bytes),
             )
         )

@@ -108,9 +108,9 @@ class ReplicaSteps:
         """Have a serving model give its offer to the requesters, if nothing else is under way."""
         replica = model.replicas[offer.replica]
         if not replica.is_busy:
-            room = partial(self._fleet.planning_context, model, replica)
+            context = partial(self._fleet.planning_context, model, replica)
             effect = self._effects.shrinks.shrink(
-                model, offer, requester, room, self._fleet.held_bytes
+                model, offer, requester, context, self._fleet.held_bytes
             )
             self._start(replica, "Shrink", effect)
 
@@ -265,8 +265,10 @@ class ReplicaSteps:
             case reconcile.MakePlan():
                 if not replica.planning.looks_again:
                     replica.status = Rest("starting", "planning")
-                in_place = partial(context, is_in_place=True)
-                self._start(replica, name, effects.plans.plan(model, replica, context, in_place))
+                context_in_place = partial(context, is_in_place=True)
+                self._start(
+                    replica, name, effects.plans.plan(model, replica, context, context_in_place)
+                )
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
                 replica.launched_attempt, replica.conditions = attempt.id, StartConditions()

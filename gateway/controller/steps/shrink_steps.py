@@ -32,7 +32,7 @@ class ShrinkSteps:
         model: ManagedModel,
         offer: Offer,
         requester: Collection[str],
-        room: CurrentContext,
+        context: CurrentContext,
         held_bytes: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
         """Restart a replica with less KV cache, after its requests are answered.
@@ -50,7 +50,7 @@ class ShrinkSteps:
                     old_attempt=old_attempt,
                     offer=offer,
                     requester=requester,
-                    room=room(),
+                    room=context(),
                     held_bytes=held_bytes(model, replica),
                 )
             if new_plan is None or new_plan.memory.promised_bytes > offer.keeps:
@@ -62,7 +62,7 @@ class ShrinkSteps:
                 await self._attempts.drop(attempt)
                 return
             replica.attempt = attempt
-            replica.succession.has_made_room = True
+            replica.succession.awaits_successor = True
             replica.gave_to = frozenset(requester)
             # It may have become ready meanwhile.
             await self._attempts.end(replica, now)

@@ -47,7 +47,7 @@ class StartSteps:
         self._hardware = hardware
 
     async def launch(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: CurrentContext
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, context: CurrentContext
     ) -> None:
         reported_at = time.monotonic()
 
@@ -58,7 +58,7 @@ class StartSteps:
 
         has_started, patience_s = False, self._launcher.settings.start_timeout_s
         bringing = asyncio.ensure_future(
-            self._fetch_and_start(model, replica, attempt, room, report)
+            self._fetch_and_start(model, replica, attempt, context, report)
         )
         try:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[
@@ -98,7 +98,7 @@ class StartSteps:
         model: ManagedModel,
         replica: ReplicaState,
         attempt: Attempt,
-        room: CurrentContext,
+        context: CurrentContext,
         report: Callable[[str], None],
     ) -> None:
         """Check the plan while its weights come, and start the engine. Raises HostError, BadModel
@@ -116,7 +116,10 @@ class StartSteps:
             and (is_replaced or attempt.plan.question is not None)
             and str(attempt.plan.engine) not in model.failed_inquiries
         ):
-            attempt, is_replaced = await self._settle(model, replica, attempt, room, report), False
+            attempt, is_replaced = (
+                await self._settle(model, replica, attempt, context, report),
+                False,
+            )
             attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(
             wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt
@@ -185,7 +188,7 @@ class StartSteps:
         model: ManagedModel,
         replica: ReplicaState,
         attempt: Attempt,
-        room: CurrentContext,
+        context: CurrentContext,
         report: Callable[[str], None],
     ) -> Attempt:
         """The attempt with the best plan after an inquiry. The new plan may need an inquiry of
@@ -200,7 +203,7 @@ class StartSteps:
         await self._launcher.expect(attempt, allow_remote_code=remote_code)
         report(f"checking: {engine} checks the plan by its own code")
         async with self._replica_planner.plan_after_inquiry(
-            model, room, str(engine), attempt.plan
+            model, context, str(engine), attempt.plan
         ) as result:
             if result.plan is None:
                 raise NoPlan(result.reason)

@@ -214,8 +214,8 @@ def _burst(plan: Plan) -> tuple[int, int]:
     context, seqs, groups = plan.max_model_len.value, plan.at_once, plan.data_parallel.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
     fitting_requests = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
-    room = fitting_requests if plan.memory.kv_tokens else seqs
-    return max(1, min(seqs, room)), length
+    count = fitting_requests if plan.memory.kv_tokens else seqs
+    return max(1, min(seqs, count)), length
 
 
 def degenerate(answer: Completion) -> str | None:

@@ -107,7 +107,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     @property
     def usable_bytes(self) -> int:
         """Bytes that the engine may use on each GPU."""
-        return min(free_bytes for free_bytes, _ in self.devices.room)
+        return min(free_bytes for free_bytes, _ in self.devices.usable_and_total)
 
     @cached_property
     def copies_through_host(self) -> bool:

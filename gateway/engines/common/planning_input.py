@@ -58,13 +58,13 @@ class GroupMemory(NamedTuple):
 
     least_bytes: of the smallest GPU; on a CPU the RAM.
     visible_bytes: CUDA's total of the smallest GPU, which is below NVML's.
-    room: usable and total bytes of each; equal GPUs are listed once.
+    usable_and_total: usable and total bytes of each; equal GPUs are listed once.
     is_measured: the free bytes were measured, on dedicated memory.
     """
 
     least_bytes: int
     visible_bytes: int
-    room: set[tuple[int, int]]
+    usable_and_total: set[tuple[int, int]]
     is_measured: bool
 
 
@@ -144,14 +144,14 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
             seen_bytes = min(
                 (size - driver_bytes(gpu) for gpu in gpus if (size := gpu.total_bytes)), default=0
             )
-            room = {
+            memory_pairs = {
                 (self.available[gpu.uuid] - host_reserve_bytes(gpu), gpu.total_bytes or least_bytes)
                 for gpu in gpus
             }
             is_measured = all(
                 gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in gpus
             )
-            self._groups[key] = GroupMemory(least_bytes, seen_bytes, room, is_measured)
+            self._groups[key] = GroupMemory(least_bytes, seen_bytes, memory_pairs, is_measured)
         return self._groups[key]
 
     def links_between(self, gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:

@@ -449,7 +449,7 @@ class VllmRules(VllmKind):
         candidate, unshared_bytes = footprint.candidate, _unshared_bytes(footprint)
         capacity = min(
             (free_bytes - unshared_bytes) * 100 // total
-            for free_bytes, total in candidate.devices.room
+            for free_bytes, total in candidate.devices.usable_and_total
         )
         spared_percent = math.ceil(
             _spare_bytes(candidate) * 100 / max(1, candidate.devices.visible_bytes)

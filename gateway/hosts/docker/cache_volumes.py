@@ -55,7 +55,7 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
             _KEY: secrets.token_hex(32),
         }
         client.create_volume(name, labels=labels)
-    _make_room(client, name, other_volumes)
+    _remove_old_volumes(client, name, other_volumes)
     return name
 
 
@@ -107,7 +107,7 @@ def _volumes(client: APIClient, owner: str) -> list[Attributes]:
     return [*(volumes or ())]
 
 
-def _make_room(client: APIClient, volume: str, unused_volumes: list[Attributes]) -> None:
+def _remove_old_volumes(client: APIClient, volume: str, unused_volumes: list[Attributes]) -> None:
     """Remove the oldest unused other volumes until all are small enough together."""
     from docker.errors import APIError
 

@@ -96,7 +96,7 @@ class Networks:
 
 def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> Iterator[NodeGroups]:
     """All spans of the nodes of one kind."""
-    machine = _keep_roomy_gpus(kind.hardware.usable(), kind.promised_bytes)
+    machine = _keep_free_gpus(kind.hardware.usable(), kind.promised_bytes)
     gpus, limit = len(machine.gpus), inputs.wish.gpus
     if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
         return
@@ -128,7 +128,7 @@ def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
     return tuple(result)
 
 
-def _keep_roomy_gpus(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hardware:
+def _keep_free_gpus(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hardware:
     """The machine with the GPUs that have at least half of the room of its emptiest GPU."""
     free_bytes = {gpu.uuid: available_bytes(gpu, promised_bytes) for gpu in machine.gpus}
     max_free_bytes = max(free_bytes.values(), default=0)

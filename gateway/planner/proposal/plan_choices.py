@@ -144,9 +144,9 @@ def loras(candidate: Candidate) -> Choice[str]:
         return str_choice("none", "none was requested", "user")
     adapter_bytes = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
-    room = f"room for rank {rank} in every layer: {format_bytes(adapter_bytes)} on each rank"
+    reason = f"room for rank {rank} in every layer: {format_bytes(adapter_bytes)} on each rank"
     return str_choice(
-        ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters), room, "user"
+        ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters), reason, "user"
     )
 
 

@@ -64,15 +64,18 @@ def minimal_offers(
 
 
 def decide_with_offers(
-    offers: Sequence[Offer], decide: Decide, context: int, room: Mapping[str, int] | None = None
+    offers: Sequence[Offer],
+    decide: Decide,
+    context: int,
+    free_bytes: Mapping[str, int] | None = None,
 ) -> Decision:
     """The decision with the fewest offers that its best plan needs, in `takes`.
 
     context: tokens that were wished for. A plan that fits without offers takes none.
-    room: bytes by GPU UUID that an engine may take before anything is given; None: each surplus is
-    taken whole.
+    free_bytes: bytes by GPU UUID that an engine may take before anything is given; None: each
+    surplus is taken whole.
     """
-    search = _OfferSearch(decide, context, room)
+    search = _OfferSearch(decide, context, free_bytes)
     best_offers: tuple[Offer, ...] = ()
     if any(search.losses(best_offers)):
         surplus = [offer for offer in offers if offer.how == "surplus"]
@@ -86,11 +89,11 @@ def decide_with_offers(
 class _OfferSearch:
     """Decisions by the bytes that were given for them; each decision takes a part of a second."""
 
-    def __init__(self, decide: Decide, context: int, room: Mapping[str, int] | None) -> None:
+    def __init__(self, decide: Decide, context: int, free_bytes: Mapping[str, int] | None) -> None:
         """The parameters are those of `decide_with_offers`."""
         self._decide = decide
         self._context = context
-        self._room = room
+        self._free_bytes = free_bytes
         self._decisions: dict[tuple[tuple[str, int], ...], Decision] = {}
 
     def decision(self, offers: Iterable[Offer]) -> Decision:
@@ -115,9 +118,9 @@ class _OfferSearch:
         if goal >= self.losses(best_offers):
             return best_offers
         fewest = self.fewest(offers, goal)
-        if self._room is None or not fewest:
+        if self._free_bytes is None or not fewest:
             return fewest
-        return self.used_parts(fewest, self._room, self.losses(fewest))
+        return self.used_parts(fewest, self._free_bytes, self.losses(fewest))
 
     def fewest(self, offers: Sequence[Offer], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
         """The first offers that reach the goal, without those that it does not need."""
@@ -144,12 +147,12 @@ class _OfferSearch:
         return next(((offer,) for offer in leaving_offers if self.losses([offer]) <= goal), minimal)
 
     def used_parts(
-        self, best_offers: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]
+        self, best_offers: tuple[Offer, ...], free_bytes: Mapping[str, int], goal: tuple[bool, ...]
     ) -> tuple[Offer, ...]:
         """The part of each surplus that the plan uses; all of it if the plan would change."""
         plan = self.decision(best_offers).plans[0]
         need = plan.memory.promised_bytes + _ROUNDED_HUNDREDTHS * plan.memory.gpu_bytes // 100
-        missing_bytes = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
+        missing_bytes = {uuid: need - free_bytes.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
         for offer in sorted(best_offers, key=lambda offer: offer.how == "surplus"):
             count = max(
@@ -157,8 +160,8 @@ class _OfferSearch:
                 default=0,
             )
             if offer.how != "surplus" or count > 0:
-                room_bytes = max(0, min(room.get(uuid, 0) for uuid in offer.gives))
-                parts.append(partial_offer(offer, count).evolve(beside=room_bytes))
+                beside_bytes = max(0, min(free_bytes.get(uuid, 0) for uuid in offer.gives))
+                parts.append(partial_offer(offer, count).evolve(beside=beside_bytes))
                 missing_bytes = {
                     uuid: size - parts[-1].gives.get(uuid, 0)
                     for uuid, size in missing_bytes.items()

@@ -101,7 +101,7 @@ class BodyBudget:
             return True
         if self.is_crowded(owner.account):
             self.release(owner)
-            raise no_room_error()
+            raise full_budget_error()
         if self._owners_beyond_limit.setdefault(owner.account, owner) is owner:
             return True
         share.waits, share.checked_at = True, None
@@ -145,7 +145,7 @@ class BodyBudget:
                 share.checked_at, share.moved_bytes = time, owner.moved_bytes
             elif share.waits:
                 if time - share.checked_at >= self._wait_s:
-                    owner.reject(no_room_error())
+                    owner.reject(full_budget_error())
             elif time - share.checked_at >= PATIENCE_S:
                 moved_bytes = owner.moved_bytes
                 if moved_bytes - share.moved_bytes < PATIENCE_S * PRESSED_BYTES_S:
@@ -199,7 +199,7 @@ class BodyBudget:
                 owner.continue_body()
 
 
-def no_room_error() -> Busy:
+def full_budget_error() -> Busy:
     return Busy(
         "The gateway has no memory for this body now: other bodies are large too.",
         hint="Try again in a few seconds.",

@@ -84,7 +84,7 @@ class Routes:
             len(route.replicas) == 1
             and avoid is None
             and not self._queues
-            and self._has_room(route.replicas[0], call.priority)
+            and self._has_free_place(route.replicas[0], call.priority)
         ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
@@ -124,11 +124,11 @@ class Routes:
         priority = 0 if fills_reserve else call.priority
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
-            return maker if call.is_light or self._has_room(maker, priority) else None
+            return maker if call.is_light or self._has_free_place(maker, priority) else None
         free_replicas = [
             replica
             for replica in route.replicas
-            if (self._has_room(replica, priority) or call.is_light) and replica.id != avoid
+            if (self._has_free_place(replica, priority) or call.is_light) and replica.id != avoid
         ]
         if len(free_replicas) < 2:
             return free_replicas[0] if free_replicas else None
@@ -152,7 +152,7 @@ class Routes:
         self._last_pick[chosen_replica.id] = self._picks
         return chosen_replica
 
-    def _has_room(self, replica: RoutedReplica, priority: int) -> bool:
+    def _has_free_place(self, replica: RoutedReplica, priority: int) -> bool:
         return replica.capacity is None or self.in_flight(replica.id) < (
             capacity_for(priority, replica.capacity) if priority else replica.capacity
         )

@@ -36,7 +36,7 @@ class SharedRoutes(Routes):
     def _places(self, route: ModelRoute) -> int:
         return -(-super()._places(route) // self._workers)
 
-    def _has_room(self, replica: RoutedReplica, priority: int) -> bool:
+    def _has_free_place(self, replica: RoutedReplica, priority: int) -> bool:
         if replica.capacity is None:
             return True
         capacity = capacity_for(priority, replica.capacity)

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.plan_inputs import FailedPlanning, PlanBasis, Room
+from gateway.controller.fleet.plan_inputs import ContextState, FailedPlanning, PlanBasis
 from gateway.controller.plan_input_watch import PlanInputWatch
 from gateway.controller.steps.plan_input_reader import PlanInputReader
 from gateway.controller.steps.plan_steps import PlanSteps
@@ -56,7 +56,7 @@ class Scene:
         for replica in self.fleet.replicas():
             if replica.attempt is None and replica.planning.blocked_reason is None:
                 replica.planning.block("no room")
-                basis = PlanBasis(inputs[replica.model], Room(0, {}, frozenset()), ())
+                basis = PlanBasis(inputs[replica.model], ContextState(0, {}, frozenset()), ())
                 replica.planning.failed_planning = FailedPlanning(
                     basis, "no room", waits_for_request=False, at=0.0
                 )

@@ -50,7 +50,7 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
         ([replica()], trial("ready"), Adopt()),
         ([replica()], trial("stops", 0), None),
         ([replica()], trial("unrelated", 0), EndTrial()),
-        ([replica()], trial("no_room"), GoInPlace(0)),
+        ([replica()], trial("no_memory"), GoInPlace(0)),
         ([replica()], trial("failed", reason="why"), GiveUp("why")),
         ([replica(serves=False)], None, Replace(0)),
         ([replica(must_be_replaced=True)], None, StopRouting(0)),
@@ -110,7 +110,10 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                 fails = starts == fails_at and room and new
                 starts += room
                 trial = TrialStatus(
-                    index, generation, "failed" if fails else "ready" if room else "no_room", "why"
+                    index,
+                    generation,
+                    "failed" if fails else "ready" if room else "no_memory",
+                    "why",
                 )
             case Adopt():
                 assert trial is not None
