@@ -9,10 +9,10 @@ from gateway.domain import Hardware, ModelSpec, Plan, Wish
 from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.speed.count import work_with
+from gateway.engines.common.speed.count import rank_work_of_kernels
 from gateway.engines.common.speed.machine import Machine, SpeedTable, machine_of
 from gateway.engines.common.speed.step import StepClock
-from gateway.engines.common.speed.work import Work
+from gateway.engines.common.speed.work import RankWork
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
@@ -26,7 +26,7 @@ class Timed(NamedTuple):
     """A plan, and what its clock is made of."""
 
     plan: Plan
-    work: Work
+    work: RankWork
     machine: Machine
 
     def clock(self, table: SpeedTable, version: str | None = None) -> StepClock:
@@ -79,7 +79,7 @@ def _time_kernels(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | No
         spec.architecture,
         pp,
     )
-    work = work_with(
+    work = rank_work_of_kernels(
         spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table
     )
     links = {frozenset((link.a, link.b)): link for link in hardware.links}

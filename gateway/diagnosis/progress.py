@@ -18,9 +18,9 @@ class StartProgress:
         self.phase = "starting"
         self.settings: dict[str, Scalar] = {}
         self.reported_values: dict[str, str] = {}
-        self.is_standing = self.is_warm = False
-        """stands: the KV cache is made, so the engine has measured its memory. warm: graphs and
-        workspaces are made too."""
+        self.is_kv_cache_made = self.are_graphs_made = False
+        """A made KV cache: the engine has measured its memory. Made graphs: workspaces are made
+        too."""
         self.cache_bytes: int | None = None
         """The memory for the KV cache of the rank with the least, as the engine measured it."""
         self.kernels: deque[str] = deque(maxlen=_MAX_KERNELS)
@@ -40,9 +40,9 @@ class StartProgress:
             name: str(value) for name, value in groups.items() if name != "kernel"
         }
         self._is_sized = self._is_sized or row.phase == "kv"
-        self.is_standing = (
-            self.is_standing or (row.cache_ready and self._is_sized) or row.phase == "serving"
+        self.is_kv_cache_made = (
+            self.is_kv_cache_made or (row.cache_ready and self._is_sized) or row.phase == "serving"
         )
-        self.is_warm = self.is_warm or row.warmed_up or row.phase == "serving"
+        self.are_graphs_made = self.are_graphs_made or row.warmed_up or row.phase == "serving"
         self.phase = row.phase or self.phase
         return row.phase is not None

@@ -287,6 +287,11 @@ class Attempt(Value):
         """Whether the engine is proven and awake."""
         return self.state == "ready" and self.asleep is None
 
+    @property
+    def is_sleep_confirmed(self) -> bool:
+        """Whether the engine sleeps, and the freed memory is known."""
+        return self.asleep is not None and self.asleep.gave is not None
+
     def promised_bytes(self, uuid: str) -> int:
         """The bytes of a GPU that no other engine may use."""
         promised_total = self.plan.memory.promised_bytes
@@ -301,12 +306,12 @@ class Observation(Value):
     """The watcher's view of an attempt, since this process began."""
 
     phase: str = "starting"
-    answering: bool = Field(False, description="the engine's health endpoint said 200")
-    stands: bool = Field(
+    is_healthy: bool = Field(False, description="the engine's health endpoint said 200")
+    is_kv_cache_made: bool = Field(
         False,
         description="the log says that the engine's KV cache is made: it has measured its memory",
     )
-    warm: bool = Field(
+    are_graphs_made: bool = Field(
         False,
         description=(
             "the log says that graphs and workspaces are made too: its memory grows no more"
@@ -320,7 +325,7 @@ class Observation(Value):
     abilities: Abilities | None = Field(
         None, description="abilities that the engine showed after the proof; None: none new"
     )
-    frozen: str = Field(
+    freeze_reason: str = Field(
         "", description="why it gets no requests for now, though it runs; empty: it is not frozen"
     )
     log_ended: bool = Field(False, description="every line of the log was seen")

@@ -12,7 +12,7 @@ from gateway.domain import Choice, Speed, int_choice
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.correction import measurement_scope
-from gateway.engines.common.speed.count import work_with
+from gateway.engines.common.speed.count import rank_work_of_kernels
 from gateway.engines.common.speed.expectation import PlanLoad, expected_speed
 from gateway.engines.common.speed.machine import (
     Machine,
@@ -116,7 +116,7 @@ def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> Ste
             ]
         )
     engine, batch = candidate.engine, sizes.batch
-    work = work_with(
+    work = rank_work_of_kernels(
         inputs.spec,
         candidate.stage,
         candidate.rank,

@@ -256,7 +256,7 @@ def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     abilities = replica.observation.abilities
     if abilities is not None and abilities != attempt.abilities and not replica.is_busy:
         return NoteAbilities(attempt, abilities)
-    freeze_reason = replica.observation.frozen
+    freeze_reason = replica.observation.freeze_reason
     return Rest("unreachable", freeze_reason) if freeze_reason else Rest("ready")
 
 
@@ -271,14 +271,14 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         return Fail(attempt, _end_failure(replica, attempt, phase, was_ready=False))
     if replica.observation.verified:
         return Publish(attempt)
-    if replica.observation.answering and not replica.is_busy:
+    if replica.observation.is_healthy and not replica.is_busy:
         return Verify(attempt)
-    return Rest("verifying" if replica.observation.answering else "starting", phase)
+    return Rest("verifying" if replica.observation.is_healthy else "starting", phase)
 
 
 def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps, falls asleep or wakes up."""
-    is_settled = attempt.asleep is not None and attempt.asleep.gave is not None
+    is_settled = attempt.is_sleep_confirmed
     if (
         replica.instance is None
         or replica.instance.state != "running"
@@ -298,7 +298,7 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     if not is_settled:
         return (
             Wake(attempt)
-            if replica.observation.answering
+            if replica.observation.is_healthy
             else Rest("starting", replica.observation.phase)
         )
     if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.is_spare):

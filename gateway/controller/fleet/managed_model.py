@@ -220,11 +220,7 @@ class ReplicaState:
     @property
     def is_asleep(self) -> bool:
         """Whether the replica's engine sleeps, and the freed memory is known."""
-        return (
-            self.attempt is not None
-            and self.attempt.asleep is not None
-            and self.attempt.asleep.gave is not None
-        )
+        return self.attempt is not None and self.attempt.is_sleep_confirmed
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -322,12 +318,12 @@ class ReplicaState:
         ):
             return "loading"
         if (
-            observation.warm
-            or observation.answering
+            observation.are_graphs_made
+            or observation.is_healthy
             or (self.attempt is not None and self.attempt.state == "ready")
         ):
             return "settled"
-        return "capturing_graphs" if observation.stands else "loading"
+        return "capturing_graphs" if observation.is_kv_cache_made else "loading"
 
     @property
     def measures(self) -> bool:

@@ -200,7 +200,7 @@ def _routed_replicas(
     frozen_names = {
         instance.name
         for replica, instance in serving_replicas
-        if replica.watcher is not None and replica.watcher.observation.frozen
+        if replica.watcher is not None and replica.watcher.observation.freeze_reason
     }
     replicas = [
         RoutedReplica(

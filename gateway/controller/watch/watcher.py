@@ -226,8 +226,8 @@ class Watcher:
                 _REASONS_S, self._report_failure
             )
         readiness = {
-            "stands": self._reader.progress.is_standing,
-            "warm": self._reader.progress.is_warm,
+            "is_kv_cache_made": self._reader.progress.is_kv_cache_made,
+            "are_graphs_made": self._reader.progress.are_graphs_made,
         }
         if readiness != {name: getattr(self.observation, name) for name in readiness}:
             self.note(**readiness)
@@ -235,15 +235,19 @@ class Watcher:
 
     def _tell_phase(self) -> None:
         """Show the phase by the log, or by the compilers while the log is silent."""
-        if not self.observation.answering:
+        if not self.observation.is_healthy:
             self.clock.enter(self._reader.progress.phase, time.monotonic())
         phase = self._compiles or PHASE_LABELS.get(self._reader.progress.phase)
-        if phase is not None and phase != self.observation.phase and not self.observation.answering:
+        if (
+            phase is not None
+            and phase != self.observation.phase
+            and not self.observation.is_healthy
+        ):
             self.note(phase=phase)
 
     async def _look_for_compilers(self) -> float | None:
         """Look for compilers during the start. Returns the seconds until the next look."""
-        if self.observation.answering:
+        if self.observation.is_healthy:
             self._compiles = ""
             return None
         former_phase = self._compiles
@@ -264,12 +268,12 @@ class Watcher:
 
     async def _health(self) -> float:
         """Look once. Returns the seconds until the next look."""
-        is_serving = self.observation.verified and self.observation.answering
+        is_serving = self.observation.verified and self.observation.is_healthy
         if is_serving:
             self._freeze.note_processes(time.monotonic(), await self._processes())
             self._judge()
         healthy = await self._is_healthy(self._probe_s if is_serving else PROBE_TIMEOUT_S)
-        if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
+        if healthy and not self.observation.is_healthy and self.attempt.plan.sleep_mode.value:
             # A previous gateway may have put it to sleep.
             self.observation = self.observation.evolve(
                 sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
@@ -278,11 +282,11 @@ class Watcher:
         self._freeze.note_health(now, is_healthy=healthy)
         if healthy:
             self._note_answer(now)
-        elif self.observation.answering:
+        elif self.observation.is_healthy:
             self._note_silence(now)
         elif now - self._last_sign > self._settings.start_timeout_s:
             self._fail_start()
-        if not self.observation.answering:
+        if not self.observation.is_healthy:
             return _START_POLL_S
         if is_serving:
             self._judge()
@@ -292,10 +296,10 @@ class Watcher:
 
     def _note_answer(self, now: float) -> None:
         self._silent_since = None
-        if not self.observation.answering:
+        if not self.observation.is_healthy:
             self.clock.enter("serving", now)
             self.note(
-                answering=True,
+                is_healthy=True,
                 phase="verifying" if not self.observation.verified else "serving",
             )
 
@@ -350,7 +354,7 @@ class Watcher:
         self._freeze.note_metrics(
             time.monotonic(), await metrics_of(self.client, self.url, self._probe_s)
         )
-        doubtful = not self.observation.frozen and self._freeze.needs_probe(
+        doubtful = not self.observation.freeze_reason and self._freeze.needs_probe(
             time.monotonic(), waited_s, self._probe_s
         )
         if mute or doubtful:
@@ -370,13 +374,13 @@ class Watcher:
         again, or is replaced."""
         now = time.monotonic()
         freeze_reason = self._freeze.freeze_reason(now)
-        if bool(freeze_reason) is not bool(self.observation.frozen):
+        if bool(freeze_reason) is not bool(self.observation.freeze_reason):
             log.warning(
                 "frozen" if freeze_reason else "no longer frozen",
                 instance=self.name,
-                why=freeze_reason or self.observation.frozen,
+                why=freeze_reason or self.observation.freeze_reason,
             )
-            self.note(frozen=freeze_reason)
+            self.note(freeze_reason=freeze_reason)
         stopped_s, silent_seconds = self._freeze.stopped_s(now), self._freeze.silent_seconds(now)
         if stopped_s > self._settings.hang_after_s:
             self._hangs(

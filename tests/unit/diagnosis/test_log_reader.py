@@ -54,7 +54,11 @@ def test_the_log_says_when_the_kv_cache_stands(
     for line in (LOGS / f"{log}.log").read_bytes().splitlines():
         reader.read(line)
         states.append(
-            (reader.progress.is_standing, reader.progress.is_warm, line.decode(errors="replace"))
+            (
+                reader.progress.is_kv_cache_made,
+                reader.progress.are_graphs_made,
+                line.decode(errors="replace"),
+            )
         )
     assert not any(stands for stands, _, line in states if before in line)
     assert allocation_line in next(line for stands, _, line in states if stands)

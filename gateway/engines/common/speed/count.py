@@ -1,6 +1,6 @@
 """Bytes and operations of one rank of a plan for a token, layer by layer. Pure.
 
-work_of(model, stage, rank, kernels, ...) -> Work
+rank_work(model, stage, rank, kernels, ...) -> RankWork
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.engines.common.layers.built_model import (
 from gateway.engines.common.layers.weights import TRAITS, linears_bytes
 from gateway.engines.common.memory.kv_cache import stored_bytes
 from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
-from gateway.engines.common.speed.work import AttentionWork, Product, Work
+from gateway.engines.common.speed.work import AttentionWork, Product, RankWork
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
 
@@ -40,7 +40,7 @@ _MLA_HEAD = (192, 128)
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-def work_with(
+def rank_work_of_kernels(
     spec: ModelSpec,
     stage: BuiltModel,
     rank: Rank,
@@ -48,7 +48,7 @@ def work_with(
     gpus: GpuTable | None,
     traits: Iterable[str],
     table: SpeedTable,
-) -> Work:
+) -> RankWork:
     """The work of a model with the kernels of a plan. Plans with equal work share one object, also
     across engine versions with equally fast kernels."""
     kernels = tuple(
@@ -59,7 +59,7 @@ def work_with(
     )
     formats = gpus.native_formats(rank.capability) if gpus else frozenset()
     model, known_traits = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
-    return work_of(
+    return rank_work(
         model=model,
         stage=stage,
         rank=rank,
@@ -79,7 +79,7 @@ class Model(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def work_of(
+def rank_work(
     model: Model,
     stage: BuiltModel,
     rank: Rank,
@@ -87,7 +87,7 @@ def work_of(
     formats: frozenset[tuple[str, str]],
     traits: frozenset[str] = frozenset(),
     names: KernelNames = NO_NAMES,
-) -> Work:
+) -> RankWork:
     """The work of one rank.
 
     kernels: layer, scheme, kernel.
@@ -142,9 +142,9 @@ def _work(
     layers: int,
     hidden_bytes: int,
     ranks: tuple[int, int, int],
-) -> Work:
+) -> RankWork:
     """The work as an object, one for equal work. ranks: of tensor parallelism, stages, groups."""
-    work = Work(products, head, readings, layers, 2 * layers, hidden_bytes, *ranks)
+    work = RankWork(products, head, readings, layers, 2 * layers, hidden_bytes, *ranks)
     # Ranks of all groups exchange tokens for experts, instead of a sum within their own.
     return work if work.dp == 1 else work.evolve(reduces=2 * layers - work.expert_layers)
 
@@ -153,7 +153,7 @@ class _Multiplication(NamedTuple):
     """How one rank multiplies.
 
     kernels: by layer and scheme.
-    formats: as in `work_of`.
+    formats: as in `rank_work`.
     experts_per_token: 0 for a dense model.
     """
 

@@ -20,7 +20,7 @@ from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.build import build, loaded_as, relevant_traits
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.correction import clamp_ratio, measurement_scope
-from gateway.engines.common.speed.count import work_with
+from gateway.engines.common.speed.count import rank_work_of_kernels
 from gateway.engines.common.speed.machine import SpeedKnowledge, machine_of
 from gateway.engines.common.speed.measured import Measured
 from gateway.engines.common.speed.step import StepClock
@@ -161,7 +161,7 @@ def clock_of(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
     model_stage = stage(built_model, engine, kind, spec.architecture, pp)
-    work = work_with(
+    work = rank_work_of_kernels(
         spec=spec,
         stage=model_stage,
         rank=rank,

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from gateway.domain import Speed
 from gateway.engines.common.speed.machine import Graphs, Machine, SpeedTable
-from gateway.engines.common.speed.work import AttentionWork, Product, Work
+from gateway.engines.common.speed.work import AttentionWork, Product, RankWork
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class StepClock:
     """Duration of a rank's work on a machine. graphs: batches that need not wait for the CPU.
     other_stages: clocks of the other stages, if stages are unlike."""
 
-    work: Work
+    work: RankWork
     machine: Machine
     table: SpeedTable
     graphs: Graphs = Graphs()

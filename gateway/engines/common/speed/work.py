@@ -74,7 +74,9 @@ class AttentionWork(NamedTuple):
         return window * window / 2 + (prompt - window) * window
 
 
-class Work(FrozenRecord, frozen=True, eq=False, dict=True):  # compared by identity: plans share one
+class RankWork(
+    FrozenRecord, frozen=True, eq=False, dict=True
+):  # compared by identity: plans share one
     """Work of one rank of the fullest stage.
 
     head: the product for logits, only for the last token of a request.

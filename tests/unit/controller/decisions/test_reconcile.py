@@ -75,13 +75,13 @@ def test_a_start_goes_from_plan_to_route() -> None:
     assert act(attempt=start, is_busy=True) == Rest("starting", "starting")
     running = instance(start)
     assert act(attempt=start, instance=running) == Rest("starting", "starting")
-    answering = Observation(answering=True)
+    answering = Observation(is_healthy=True)
     assert act(attempt=start, instance=running, observation=answering) == Verify(start)
     assert act(attempt=start, instance=running, observation=answering, is_busy=True) == Rest(
         "verifying", "starting"
     )
     assert act(
-        attempt=start, instance=running, observation=Observation(answering=True, verified=True)
+        attempt=start, instance=running, observation=Observation(is_healthy=True, verified=True)
     ) == Publish(start)
     ready = attempt(state="ready", ready_at=NOW)
     assert act(attempt=ready, instance=instance(ready), observation=answering) == Rest("ready")
@@ -90,7 +90,7 @@ def test_a_start_goes_from_plan_to_route() -> None:
 def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> None:
     ready = attempt(state="ready", ready_at=NOW)
     abilities = Abilities()
-    observation = Observation(answering=True, verified=True, abilities=abilities)
+    observation = Observation(is_healthy=True, verified=True, abilities=abilities)
     assert act(attempt=ready, instance=instance(ready), observation=observation) == NoteAbilities(
         ready, abilities
     )
@@ -304,7 +304,7 @@ def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
     assert action.state == "quarantined"
 
 
-SEEN = Observation(answering=True, verified=True)
+SEEN = Observation(is_healthy=True, verified=True)
 
 
 def sleeper(gave: dict[str, int] | None) -> Attempt:

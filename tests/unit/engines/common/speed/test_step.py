@@ -7,11 +7,11 @@ import pytest
 
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.stages import stage
-from gateway.engines.common.speed.count import Model, work_of
+from gateway.engines.common.speed.count import Model, rank_work
 from gateway.engines.common.speed.expectation import lengths
 from gateway.engines.common.speed.machine import Graphs, Machine, Part, Wire
 from gateway.engines.common.speed.step import StepClock
-from gateway.engines.common.speed.work import Work
+from gateway.engines.common.speed.work import RankWork
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
@@ -25,9 +25,9 @@ WHOLE = Part(memory=1, flops=1)
 H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6), "")
 
 
-def work(name: str, tp: int = 1, pp: int = 1) -> Work:
+def work(name: str, tp: int = 1, pp: int = 1) -> RankWork:
     spec = published_model(name)
-    return work_of(
+    return rank_work(
         Model(spec.hidden, spec.vocab, spec.experts),
         stage(build(spec, frozenset()), VLLM, engine_kind(VLLM.kind), spec.architecture, pp),
         Rank(tp, pp, capability="9.0"),
@@ -193,7 +193,7 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
         model = Model(spec.hidden, spec.vocab, spec.experts)
         rank = Rank(kv_dtype=kv_dtype, capability="9.0")
         clock = StepClock(
-            work_of(model, build(spec, frozenset()), rank, (), frozenset()), H100, free
+            rank_work(model, build(spec, frozenset()), rank, (), frozenset()), H100, free
         )
         return clock.decode_s(64, 4096) - clock.decode_s(64, 0)
 
